@@ -1,0 +1,11 @@
+"""The CRDs as structs: decoding, defaults, cross-field checks, schema. No I/O.
+
+    service, pool, status     the two kinds; model, roles, kv, router, operation: the sections of a service's spec
+    base                      the root struct and the kinds of text that fields hold
+    quantity, durations, source   what such text means
+    walk, decode, load        from untyped data or YAML text to structs, with every fault and its path
+    checks, owned             rules across fields, each beside its CEL twin
+    schema, crds, reference   what is generated from the structs
+
+Does not belong here: what a service looks like as pods or processes (render), and reading files (cli).
+"""

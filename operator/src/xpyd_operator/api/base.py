@@ -1,0 +1,87 @@
+"""The root of the API's structs, and the kinds of text that their fields hold.
+
+A kind is a string with a meaning (a duration, a quantity …). It stays a string in the structs, so that what was written
+comes back unchanged; the modules beside this one give it its meaning. The schema and the decoder read ``Meta``: its
+constraints become OpenAPI, and ``extra`` says
+
+    kind        which kind of text this is, for errors that say what would be right
+    min, max    bounds of a duration, as text
+    preserve    a part of Kubernetes' own schema: unknown fields are kept, and the API server checks them
+    max_items, max_properties   bounds of lists and maps, which keep the cost of CEL rules bounded
+    merge_key   the field by which server-side apply merges a list's items
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+GROUP: Final = "xpyd.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = f"{GROUP}/{VERSION}"
+
+DURATION_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(h|m|s|ms))+$"
+QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]{1,2})?$"
+SIZE_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+SHARE_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?|[0-9]{1,2}%)$"
+OBJECT_NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+DATA_KEY_PATTERN: Final = r"^[-._a-zA-Z0-9]+$"
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Any object of the API. Fields are camelCase on the wire; ``None`` and an absent field are the same."""
+
+
+Count = Annotated[int, Meta(ge=0, le=1000)]
+Positive = Annotated[int, Meta(ge=1, le=1000)]
+Port = Annotated[int, Meta(ge=1024, le=65535)]
+Text = Annotated[str, Meta(min_length=1, max_length=512)]
+Argument = Annotated[str, Meta(min_length=1, max_length=2048)]
+ObjectName = Annotated[str, Meta(min_length=1, max_length=253, pattern=OBJECT_NAME_PATTERN, extra={"kind": "name"})]
+SecretKey = Annotated[str, Meta(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN, extra={"kind": "key"})]
+
+Duration = Annotated[
+    str, Meta(max_length=32, pattern=DURATION_PATTERN, extra={"kind": "duration", "min": "1s", "max": "168h"})
+]
+"""One second to a week."""
+ShortDuration = Annotated[
+    str, Meta(max_length=32, pattern=DURATION_PATTERN, extra={"kind": "duration", "min": "10ms", "max": "1h"})
+]
+"""Ten milliseconds to an hour."""
+Latency = Annotated[
+    str, Meta(max_length=32, pattern=DURATION_PATTERN, extra={"kind": "duration", "min": "1ms", "max": "1h"})
+]
+"""One millisecond to an hour."""
+Window = Annotated[
+    str, Meta(max_length=32, pattern=DURATION_PATTERN, extra={"kind": "duration", "min": "0s", "max": "24h"})
+]
+"""A duration that may be zero."""
+
+Size = Annotated[
+    Annotated[int, Meta(ge=0)] | Annotated[str, Meta(max_length=32, pattern=SIZE_PATTERN)], Meta(extra={"kind": "size"})
+]
+"""Bytes: ``2Gi``, ``500M``, or a plain number."""
+SizeOrShare = Annotated[
+    Annotated[int, Meta(ge=0)] | Annotated[str, Meta(max_length=32, pattern=SHARE_PATTERN)], Meta(extra={"kind": "share"})
+]
+"""Bytes, or a share of the device's memory: ``10%``."""
+Quantity = Annotated[
+    Annotated[int, Meta(ge=0)] | Annotated[str, Meta(max_length=32, pattern=QUANTITY_PATTERN)],
+    Meta(extra={"kind": "quantity"}),
+]
+"""A Kubernetes quantity: ``2``, ``500m``, ``16Gi``."""
+Quantities = Annotated[dict[str, Quantity], Meta(extra={"max_properties": 16})]
+Arguments = Annotated[tuple[Argument, ...], Meta(extra={"max_items": 64})]
+Preserved = Annotated[dict[str, Any], Meta(extra={"preserve": True})]
+"""An object of Kubernetes' own schema."""
+
+
+class SecretKeyRef(Part, frozen=True):
+    """One key of a Secret in the namespace of the service."""
+
+    name: ObjectName
+    """Name of the Secret."""
+    key: SecretKey
+    """The key inside it."""

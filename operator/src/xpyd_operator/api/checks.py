@@ -1,0 +1,63 @@
+"""Asking every rule about a service."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from xpyd_operator.api import rules_instances, rules_service
+from xpyd_operator.api.rule import Rule, Target
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.errors import Fault
+
+RULES: tuple[Rule, ...] = rules_instances.RULES + rules_service.RULES
+
+
+def faults(
+    service: DisaggService, target: Target | None, already: Collection[str] = ()
+) -> tuple[list[Fault], dict[Target, list[Fault]]]:
+    """What the rules find.
+
+    Args:
+        service: the document.
+        target: where it is to run; None: anywhere.
+        already: paths of fields that are faulty by themselves; rules that read one of them are not asked.
+
+    Returns:
+        What is wrong for ``target`` (None: for every target), and for None also what is wrong for one target only.
+    """
+    wrong: list[Fault] = []
+    notes: dict[Target, list[Fault]] = {}
+    for rule, at, section in sections(service):
+        if (rule.target not in (None, target) and target is not None) or _blocked(at, rule.reads, already):
+            continue
+        found = [Fault(f"{at}.{path}" if path else at, message) for path, message in rule.wrong(section)]
+        if rule.target in (None, target):
+            wrong += found
+        elif found and rule.target is not None:
+            notes.setdefault(rule.target, []).extend(found)
+    return wrong, notes
+
+
+def sections(service: DisaggService) -> Iterator[tuple[Rule, str, Any]]:
+    """Each rule with each section of the service that it holds for: its path and its value."""
+    for rule in RULES:
+        for at in rule.at:
+            section = _section(service, at)
+            if section is not None:
+                yield rule, at, section
+
+
+def _section(service: DisaggService, at: str) -> Any:
+    section: Any = service
+    for name in at.split("."):
+        if section is None:
+            return None
+        kind = type(section)
+        section = getattr(section, kind.__struct_fields__[kind.__struct_encode_fields__.index(name)])
+    return section
+
+
+def _blocked(at: str, reads: tuple[str, ...], already: Collection[str]) -> bool:
+    read = [f"{at}.{field}" for field in reads]
+    return any(path == bad or path.startswith(f"{bad}.") for path in (at, *read) for bad in already)

@@ -1,0 +1,164 @@
+"""YAML text to untyped documents that know their lines.
+
+Values are read as kubectl reads them (YAML 1.1: an unquoted ``off`` is false), but dates stay text, and a key that stands
+twice is a fault. Size and number of nodes are bounded, so that aliases cannot blow a small file up.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+import msgspec
+import yaml
+
+from xpyd_operator.api.walk import join
+from xpyd_operator.errors import Fault, SpecError
+
+MAX_CHARS = 1 << 20
+MAX_NODES = 50_000
+_SCALARS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str"))
+
+
+class Document(msgspec.Struct, frozen=True):
+    """One YAML document."""
+
+    value: Any
+    """What it says, as plain dicts, lists and scalars."""
+    line: int
+    """Where it begins, from 1."""
+    lines: dict[str, int]
+    """Line of each field, by its path (``spec.engine.args[2]``)."""
+
+    def line_of(self, path: str) -> int:
+        """The line of a field; where it is missing, of what it would be in."""
+        while path:
+            if path in self.lines:
+                return self.lines[path]
+            path = re.sub(r'(\.[^.\[\]]+|\[[0-9]+\]|\["(?:[^"\\]|\\.)*"\]|^[^.\[\]]+)$', "", path, count=1)
+        return self.line
+
+
+class LoadError(SpecError):
+    """The text is no YAML, or holds no document."""
+
+    def __init__(self, line: int, message: str) -> None:
+        super().__init__((Fault("document", message),))
+        self.line = line
+
+
+class _Loader(yaml.SafeLoader):
+    """Resolves scalars as YAML 1.1 does, except for dates."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def documents(text: str) -> list[Document]:
+    """All documents of a text; those that are empty (only comments) are left out.
+
+    Raises:
+        LoadError: the text is too large, no YAML, or has no document at all.
+    """
+    if len(text) > MAX_CHARS:
+        raise LoadError(1, f"has {len(text)} characters, at most {MAX_CHARS} are read")
+    try:
+        loader = _Loader(text)
+        try:
+            found = _all(loader)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise LoadError(mark.line + 1 if mark else 1, f"is not YAML: {_words(error)}") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise LoadError(line, f"is not YAML: the character {chr(error.character)!r} is not allowed") from None
+    except RecursionError:
+        raise LoadError(1, "is nested too deeply") from None
+    if not found:
+        raise LoadError(1, "is empty; a DisaggService begins with apiVersion: xpyd.dev/v1alpha1")
+    return found
+
+
+def _all(loader: _Loader) -> list[Document]:
+    found: list[Document] = []
+    while loader.check_node():
+        node = loader.get_node()
+        if node is None:  # only at the end of the stream, which check_node has ruled out
+            break
+        builder = _Builder(loader)
+        value = builder.build(node, "")
+        if value is not None:
+            found.append(Document(value=value, line=node.start_mark.line + 1, lines=builder.lines))
+    return found
+
+
+class _Builder:
+    """Nodes to values, with the line of every path."""
+
+    def __init__(self, loader: _Loader) -> None:
+        self.loader = loader
+        self.lines: dict[str, int] = {}
+        self.nodes = 0
+        self.open: set[int] = set()
+
+    def build(self, node: yaml.Node, path: str) -> Any:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            _fail(node, f"has more than {MAX_NODES} values")
+        if isinstance(node, yaml.ScalarNode):
+            if node.tag not in _SCALARS:
+                _fail(node, f"the tag {node.tag} is not known; write plain text")
+            return self._scalar(node)
+        if id(node) in self.open:
+            _fail(node, "an alias stands inside of what it repeats")
+        self.open.add(id(node))
+        try:
+            return self._mapping(node, path) if isinstance(node, yaml.MappingNode) else self._sequence(node, path)
+        finally:
+            self.open.discard(id(node))
+
+    def _scalar(self, node: yaml.ScalarNode) -> Any:
+        try:
+            return self.loader.construct_object(node)
+        except ValueError:
+            _fail(node, f"{node.value!r} is not a {node.tag.rpartition(':')[2]}")
+
+    def _sequence(self, node: yaml.Node, path: str) -> list[Any]:
+        items = []
+        for index, item in enumerate(node.value):
+            here = f"{path}[{index}]"
+            self.lines[here] = item.start_mark.line + 1
+            items.append(self.build(item, here))
+        return items
+
+    def _mapping(self, node: yaml.MappingNode, path: str) -> dict[Any, Any]:
+        written = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for index, (key, _) in enumerate(node.value):
+            if not isinstance(key, yaml.ScalarNode):
+                _fail(key, "a key must be text")
+            if key.value in written[:index] and key.value != "<<":
+                _fail(key, f"the key {key.value} stands twice in one section")
+        self.loader.flatten_mapping(node)
+        result: dict[Any, Any] = {}
+        for key, value in node.value:  # merged keys come first, so those written here win
+            name = self.build(key, path)
+            here = join(path, str(name))
+            self.lines[here] = key.start_mark.line + 1
+            result[name] = self.build(value, here)
+        return result
+
+
+def _fail(node: yaml.Node, problem: str) -> NoReturn:
+    raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+def _words(error: yaml.MarkedYAMLError) -> str:
+    problem = error.problem or "cannot be read"
+    if "cannot start any token" in problem and "\\t" in problem:
+        problem = "a line is indented with a tab; use spaces"
+    return f"{error.context}, {problem}" if error.context else problem

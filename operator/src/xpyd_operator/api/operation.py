@@ -1,0 +1,98 @@
+"""How a service changes: ``spec.drain``, ``rollout``, ``limits``, ``planner`` and ``networkPolicy``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from xpyd_operator.api.base import Count, Duration, Latency, Part, Positive, Preserved, Window
+from xpyd_operator.api.durations import seconds
+
+
+class Drain(Part, frozen=True):
+    """How an instance leaves."""
+
+    timeout: Duration = "10m"
+    """How long running requests may go on before the instance ends all the same."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds."""
+        return seconds(self.timeout)
+
+
+class Rollout(Part, frozen=True):
+    """How a new revision replaces the old one. Counts are per role."""
+
+    max_surge: Count = 1
+    """Instances above the wanted count while rolling. 0 where no device is spare; not together with
+    `maxUnavailable` 0."""
+    max_unavailable: Count = 0
+    """Instances below the wanted count while rolling."""
+    switch_window: Window = "30s"
+    """How long a surplus of one role waits for a deficit of the other, so that an instance switches its role
+    instead of being replaced. 0s: never switch."""
+
+    @property
+    def switch_window_s(self) -> float:
+        """Seconds."""
+        return seconds(self.switch_window)
+
+
+class Ratio(Part, frozen=True):
+    """A ratio of prefill to decode instances."""
+
+    prefill: Positive
+    """Prefill instances."""
+    decode: Positive
+    """Decode instances."""
+
+
+class Limits(Part, frozen=True):
+    """Bounds on the counts, whoever sets them."""
+
+    max_instances: Annotated[int, Meta(ge=1, le=2000)] | None = None
+    """Most instances, both roles together."""
+    min_ratio: Ratio | None = None
+    """Fewest prefill instances per decode instance."""
+    max_ratio: Ratio | None = None
+    """Most prefill instances per decode instance."""
+
+
+class Slo(Part, frozen=True):
+    """Service level that the planner works for."""
+
+    ttft_p95: Latency | None = None
+    """Time to the first token, 95th percentile."""
+    tpot_p95: Latency | None = None
+    """Time per output token, 95th percentile."""
+
+
+class Planner(Part, frozen=True):
+    """Sets the counts of roles that have `scaling`."""
+
+    mode: Literal["Off", "Observe", "Auto"] = "Off"
+    """`Observe` writes what it would do into the status; `Auto` does it."""
+    slo: Slo = Slo()
+    """Service level that the planner works for."""
+    interval: Duration = "30s"
+    """Time between two decisions."""
+    scale_down_delay: Window = "5m"
+    """How long fewer instances must have been enough before some are taken away."""
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds."""
+        return seconds(self.interval)
+
+
+class NetworkPolicy(Part, frozen=True):
+    """Who may reach the pods of a service."""
+
+    enabled: bool = True
+    """Make a NetworkPolicy: all ports among the pods of the service, clients to the router's port only."""
+    clients: Annotated[tuple[Preserved, ...], Meta(extra={"max_items": 32})] = ()
+    """Who may reach the router, as `from` of a NetworkPolicy. Default: everybody."""
+    egress: Annotated[tuple[Preserved, ...], Meta(extra={"max_items": 32})] = ()
+    """Further egress rules, as in a NetworkPolicy. Name resolution and HTTPS (model hub) are always allowed."""

@@ -1,0 +1,118 @@
+"""Engine arguments and environment that xpyd sets itself, and what to write instead.
+
+vLLM's parser reads an option as ``--x y`` and ``--x=y``, with ``_`` for ``-``, shortened as far as it stays unambiguous
+(``--tensor-par``), with a dot into an object (``--kv-transfer-config.kv_role``), and by a few short names (``-tp``). All
+of these are refused. One table makes the Python check and the expression for the CRD.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ENDPOINT = "an engine listens where xpyd tells the router; ports for clients: spec.router.ports"
+_PARALLEL = "write spec.prefill.parallelism or spec.decode.parallelism"
+_KV = "write spec.kv"
+_CONTEXT = "KV that is split over the context cannot be handed over"
+
+_TABLE: dict[str, str] = {
+    "--model": "write spec.model.source",
+    "--ser|ved-model-name": "write spec.model.servedName",
+    "--rev|ision": "write spec.model.revision",
+    "--do|wnload-dir": "write spec.model.cache",
+    "--hf-t|oken": "write spec.model.tokenSecret",
+    "--kv-t|ransfer-config": _KV,
+    "--kv-o|ffloading-size": _KV,
+    "--ho|st": _ENDPOINT,
+    "--por|t": _ENDPOINT,
+    "--ud|s": _ENDPOINT,
+    "--gr|pc": _ENDPOINT,
+    "--hea|dless": _ENDPOINT,
+    "--api-s|erver-count": _ENDPOINT,
+    "--api-k|ey": "write spec.router.apiKeySecret; engines are reached by their routers only",
+    "--ro|ot-path": _ENDPOINT,
+    "--ssl|": _ENDPOINT,
+    "--enable-ss|l-refresh": _ENDPOINT,
+    "--no-enable-ss|l-refresh": _ENDPOINT,
+    "--shu|tdown-timeout": "write spec.drain.timeout",
+    "--config": "write the arguments themselves; a file could set any of them",
+    "--te|nsor-parallel-size": _PARALLEL,
+    "--pi|peline-parallel-size": _PARALLEL,
+    "--da|ta-parallel-size": _PARALLEL,
+    "--no-da|ta-parallel-hybrid-lb": _PARALLEL,
+    "--dec|ode-context-parallel-size": _CONTEXT,
+    "--prefill-c|ontext-parallel-size": _CONTEXT,
+    "--distributed-e|xecutor-backend": "write parallelism.executor of spec.prefill or spec.decode",
+    "--nn|odes": _PARALLEL,
+    "--nod|e-rank": _PARALLEL,
+    "--mas|ter-addr": _PARALLEL,
+}
+"""Long options. What stands before the bar is enough for vLLM to know the option, or one of its family such as
+``--data-parallel-rank``; an option without a bar begins like free ones, and only the full name is refused."""
+SHORT: dict[str, str] = {
+    "-t": "--tensor-parallel-size",
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dpn": "--data-parallel-rank",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpl": "--data-parallel-size-local",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpe": "--data-parallel-external-lb",
+    "-dpm": "--data-parallel-multi-port-external-lb",
+    "-dcp": "--decode-context-parallel-size",
+    "-pcp": "--prefill-context-parallel-size",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
+    "-as": "--api-server-count",
+    "-asc": "--api-server-count",
+}
+_FULL = {option: instead for option, instead in _TABLE.items() if "|" not in option}
+_HEADS = {option.partition("|")[0]: (option.replace("|", ""), text) for option, text in _TABLE.items() if "|" in option}
+_ATTACHED = re.compile(r"(-[nr])[0-9]+")
+"""vLLM's two options of one letter may have their value attached."""
+
+SPACED_PATTERN = r"^--?[A-Za-z][^= ]* "
+"""An option and its value in one item, which vLLM would not understand."""
+ENV_PATTERN = r"^(XPYD_.*|PYTHONPATH|VLLM_HOST_IP|VLLM_PORT|VLLM_DP_.*|VLLM_PLUGINS)$"
+"""Variables that xpyd sets itself."""
+
+
+def option_of(argument: str) -> tuple[str, str] | None:
+    """The owned option that an argument is, and what to write instead; None where it is free."""
+    name = re.split(r"[=.]", argument, maxsplit=1)[0]
+    name = name[:2] + name[2:].replace("_", "-")
+    if attached := _ATTACHED.fullmatch(name):
+        name = attached[1]
+    name = SHORT.get(name, name)
+    if name in _FULL:
+        return name, _FULL[name]
+    for head, (option, instead) in _HEADS.items():
+        if name.startswith(head) and re.fullmatch(r"[-a-z]*", name):
+            return (option if option.startswith(name) else name), instead
+    return None
+
+
+def spaced(argument: str) -> bool:
+    """Whether an argument is an option and its value in one item."""
+    return re.search(SPACED_PATTERN, argument) is not None
+
+
+def env(name: str) -> bool:
+    """Whether a variable is set by xpyd."""
+    return re.search(ENV_PATTERN, name) is not None
+
+
+def listing() -> list[tuple[str, str]]:
+    """Every owned option with what to write instead, for the reference."""
+    return [(option.replace("|", "") + ("*" if option.endswith("|") else ""), text) for option, text in _TABLE.items()]
+
+
+def expression() -> str:
+    """A regular expression (RE2) that finds the same arguments as ``option_of``. Kept short: CEL's cost grows with it."""
+    heads = "|".join(head.removeprefix("--").replace("-", "[-_]") for head in _HEADS)
+    full = "|".join(option.removeprefix("--") for option in _FULL)
+    short = "|".join(name.removeprefix("-") for name in SHORT)
+    return f"^(--(({heads})[-_a-z]*|{full})|-({short}|[nr][0-9]+))([=.]|$)"

@@ -1,0 +1,91 @@
+"""``spec.prefill`` and ``spec.decode``: how many instances of a role there are, and what one of them is."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from xpyd_operator.api.base import Arguments, Count, Part, Positive, Preserved, Quantities
+
+ParallelSize = Annotated[int, Meta(ge=1, le=1024)]
+GPU = "nvidia.com/gpu"
+
+
+class Scaling(Part, frozen=True):
+    """The count is not written here: an HPA, KEDA, `kubectl scale` or the planner set it on the role's DisaggPool."""
+
+    min: Count
+    """Fewest instances."""
+    max: Positive
+    """Most instances."""
+
+
+class Parallelism(Part, frozen=True):
+    """How one instance is spread over devices."""
+
+    tensor: ParallelSize = 1
+    """Tensor-parallel size. Of the sizes of prefill and decode one must divide the other."""
+    pipeline: ParallelSize = 1
+    """Pipeline-parallel size."""
+    data: ParallelSize = 1
+    """Data-parallel size: ranks of one instance, each with its own KV cache."""
+    executor: Literal["uni", "mp", "ray"] | None = None
+    """How vLLM runs its workers: in one process (`uni`, one device only), in processes of one host (`mp`), or with Ray.
+    Default: `uni` for one device, otherwise `mp`."""
+
+    @property
+    def devices(self) -> int:
+        """Devices of one instance, all ranks together."""
+        return self.tensor * self.pipeline * self.data
+
+    @property
+    def executor_or_default(self) -> Literal["uni", "mp", "ray"]:
+        """The executor that is used."""
+        return self.executor or ("uni" if self.tensor * self.pipeline == 1 else "mp")
+
+
+class Resources(Part, frozen=True):
+    """Resources of the container `main`, as in Kubernetes."""
+
+    limits: Quantities = msgspec.field(default_factory=dict)
+    """Most that one instance may use, e.g. `nvidia.com/gpu: 2`."""
+    requests: Quantities = msgspec.field(default_factory=dict)
+    """What the scheduler reserves for one instance. Default: the limits."""
+
+
+class RoleSpec(Part, frozen=True):
+    """One role."""
+
+    replicas: Count | None = None
+    """Number of instances; 1 when neither this nor `scaling` is given. Decode needs at least one; with 0 prefill instances
+    decode does the prefill itself."""
+    scaling: Scaling | None = None
+    """Bounds of a count that is set from outside. Not with `replicas`."""
+    parallelism: Parallelism = Parallelism()
+    """How one instance is spread over devices."""
+    resources: Resources | None = None
+    """Resources of one instance. Default: one `nvidia.com/gpu` per device; `{}` for none, as on CPUs."""
+    args: Arguments = ()
+    """Arguments of the vLLM server for this role, after those of `engine.args`."""
+    template: Preserved | None = None
+    """Pod template laid over the pod that xpyd makes; the container of the engine is named `main`. Everything of a pod
+    template is allowed (node selectors, tolerations, volumes …). Not used by `xpyd up`."""
+
+    @property
+    def least(self) -> int:
+        """Fewest instances, and the count that a service starts with."""
+        if self.scaling is not None:
+            return self.scaling.min
+        return 1 if self.replicas is None else self.replicas
+
+    @property
+    def most(self) -> int:
+        """Most instances."""
+        return self.least if self.scaling is None else self.scaling.max
+
+    @property
+    def limits(self) -> dict[str, int | str]:
+        """Resource limits of one instance, the default included."""
+        return {GPU: self.parallelism.devices} if self.resources is None else dict(self.resources.limits)

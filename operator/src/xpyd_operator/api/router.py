@@ -1,0 +1,103 @@
+"""``spec.router``: how requests come in and how instances are chosen."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from xpyd_operator.api.base import Duration, Part, Port, SecretKeyRef, ShortDuration, Size
+from xpyd_operator.api.durations import seconds
+from xpyd_operator.api.quantity import size
+
+
+class Ports(Part, frozen=True):
+    """Ports of the router. Below 1024 they would need a privilege that engine pods do not have."""
+
+    http: Port = 10001
+    """HTTP port for clients."""
+    members: Port = 30001
+    """Port for the heartbeats of instances."""
+
+
+class Heartbeat(Part, frozen=True):
+    """How routers learn which instances live."""
+
+    interval: ShortDuration = "3s"
+    """Time between two beats of an instance."""
+    missed: Annotated[int, Meta(ge=1, le=100)] = 3
+    """Beats that must be missing before an instance is probed and, if it does not answer, no longer picked."""
+
+
+class PolicyOptions(Part, frozen=True):
+    """Settings of the policy; each belongs to one policy."""
+
+    choices: Annotated[int, Meta(ge=2, le=16)] | None = None
+    """`least_loaded`: instances that are compared; 2 by default."""
+    blocks: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    """`prefix_aware`: blocks of the prompt that are hashed."""
+    bound: Annotated[float, Meta(ge=1, le=10)] | None = None
+    """`prefix_aware`: most load of an instance, relative to the mean."""
+
+
+class Router(Part, frozen=True):
+    """How requests come in and how instances are chosen."""
+
+    placement: Literal["Sidecar", "Deployment"] = "Sidecar"
+    """Routers run beside decode engines, or in pods of their own. Only the latter can answer when no decode is left."""
+    max_sidecars: Annotated[int, Meta(ge=1, le=64)] = 8
+    """Most decode pods that route (placement Sidecar); the number of heartbeats grows with it."""
+    replicas: Annotated[int, Meta(ge=1, le=64)] | None = None
+    """Routers with placement Deployment; 2 by default."""
+    policy: Literal["round_robin", "random", "least_loaded", "prefix_aware"] = "round_robin"
+    """How instances are chosen: in turn, at random, the less loaded of two, or by the first blocks of the prompt with a
+    bound on load."""
+    policy_options: PolicyOptions = PolicyOptions()
+    """Settings of the policy."""
+    ports: Ports = Ports()
+    """Ports of the router."""
+    heartbeat: Heartbeat = Heartbeat()
+    """How routers learn which instances live."""
+    failover: Literal["continue", "error"] = "continue"
+    """When a decode instance fails in mid-answer: another one continues, or the client gets an error."""
+    on_no_prefill: Literal["decode", "reject"] = "decode"
+    """When no prefill instance is ready: decode does the prefill, or requests are answered with 503."""
+    skip_prefill_below: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """Prompts with fewer tokens go to decode alone. 0: none."""
+    api_key_secret: SecretKeyRef | None = None
+    """Client keys, one per line. Default: clients need none."""
+    request_timeout: Duration = "1h"
+    """Longest time for one request."""
+    pair_timeout: Duration = "60s"
+    """How long decode waits for prefill to announce a request."""
+    max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
+    """Requests that one router serves at once; beyond it 503 with Retry-After."""
+    max_body_size: Size = "32Mi"
+    """Largest request body."""
+    compat: Literal["none", "p2p"] = "none"
+    """`p2p`: also serve engines that send the older heartbeat `{type, http_address, zmq_address}`."""
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between two beats."""
+        return seconds(self.heartbeat.interval)
+
+    @property
+    def request_timeout_s(self) -> float:
+        """Seconds."""
+        return seconds(self.request_timeout)
+
+    @property
+    def pair_timeout_s(self) -> float:
+        """Seconds."""
+        return seconds(self.pair_timeout)
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Bytes."""
+        return size(self.max_body_size)
+
+    @property
+    def replicas_or_default(self) -> int:
+        """Routers with placement Deployment."""
+        return 2 if self.replicas is None else self.replicas

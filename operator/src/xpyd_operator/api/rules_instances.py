@@ -1,0 +1,229 @@
+"""Rules about one model, engine or role: what an instance is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xpyd_operator.api import owned
+from xpyd_operator.api.model import Engine, Model
+from xpyd_operator.api.roles import GPU, RoleSpec, Scaling
+from xpyd_operator.api.rule import Finding, Rule, Target, when
+from xpyd_operator.api.source import Beside, Claim, Hub
+
+_ROLES = ("spec.prefill", "spec.decode")
+_ARGUMENTS = ("spec.engine", *_ROLES)
+
+
+def _source_fits(model: Model) -> Iterator[Finding]:
+    if not isinstance(model.origin, Hub):
+        for name, value in (
+            ("revision", model.revision),
+            ("tokenSecret", model.token_secret),
+            ("cache", model.cache.claim or model.cache.size),
+        ):
+            if value is not None:
+                yield name, f"only for a hub id; nothing is downloaded from {model.source}"
+
+
+def _cache(model: Model) -> list[Finding]:
+    both = model.cache.claim is not None and model.cache.size is not None
+    return when(both, "cache", "claim and size exclude each other; keep one of them")
+
+
+def _relative(model: Model) -> list[Finding]:
+    return when(
+        isinstance(model.origin, Beside), "source", f"{model.source}: a path beside the document works with `xpyd up` only"
+    )
+
+
+def _claim(model: Model) -> list[Finding]:
+    return when(isinstance(model.origin, Claim), "source", f"{model.source}: a volume exists in Kubernetes only")
+
+
+def _owned_arguments(section: Engine | RoleSpec) -> Iterator[Finding]:
+    for index, argument in enumerate(section.args):
+        if found := owned.option_of(argument):
+            option, instead = found
+            written = argument.split("=")[0]
+            meant = "" if written == option else f" ({option})"
+            yield f"args[{index}]", f"{written}{meant} is set by xpyd; {instead}"
+
+
+def _spaced_arguments(section: Engine | RoleSpec) -> Iterator[Finding]:
+    for index, argument in enumerate(section.args):
+        if owned.spaced(argument):
+            option = argument.split()[0]
+            yield f"args[{index}]", f"an option and its value are two items, or {option}=VALUE"
+
+
+def _owned_env(engine: Engine) -> Iterator[Finding]:
+    for index, variable in enumerate(engine.env):
+        if owned.env(variable.name):
+            yield f"env[{index}].name", f"{variable.name} is set by xpyd; take another name or leave it out"
+
+
+def _env_value(engine: Engine) -> Iterator[Finding]:
+    for index, variable in enumerate(engine.env):
+        if variable.value is not None and variable.value_from is not None:
+            yield f"env[{index}]", "value and valueFrom exclude each other; keep one of them"
+
+
+def _env_local(engine: Engine) -> Iterator[Finding]:
+    for index, variable in enumerate(engine.env):
+        if variable.value_from is not None:
+            yield f"env[{index}].valueFrom", "exists in Kubernetes only; write value"
+
+
+def _one_owner(role: RoleSpec) -> list[Finding]:
+    both = role.replicas is not None and role.scaling is not None
+    return when(both, "", "replicas and scaling exclude each other; keep replicas for a fixed count, or scaling")
+
+
+def _scaling(scaling: Scaling) -> list[Finding]:
+    return when(scaling.min > scaling.max, "min", f"must be at most max ({scaling.max}), not {scaling.min}")
+
+
+def _executor(role: RoleSpec) -> list[Finding]:
+    parallel = role.parallelism
+    world = parallel.tensor * parallel.pipeline
+    return when(
+        parallel.executor == "uni" and world > 1,
+        "parallelism.executor",
+        f"uni runs on one device, but tensor {parallel.tensor} x pipeline {parallel.pipeline} is {world}; write mp or ray",
+    )
+
+
+def _devices(role: RoleSpec) -> list[Finding]:
+    parallel = role.parallelism
+    given = None if role.resources is None else role.resources.limits.get(GPU)
+    return when(
+        given is not None and parallel.executor != "ray" and str(given) != str(parallel.devices),
+        f'resources.limits["{GPU}"]',
+        f"must be {parallel.devices}, not {given}: "
+        f"tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}",
+    )
+
+
+def _main_container(role: RoleSpec) -> Iterator[Finding]:
+    spec = (role.template or {}).get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    for index, container in enumerate(containers if isinstance(containers, list) else []):
+        if isinstance(container, dict) and container.get("name") == "main":
+            for field in ("command", "args", "image"):
+                if field in container:
+                    right = "engine.image" if field == "image" else "engine.args or this role's args"
+                    yield f"template.spec.containers[{index}].{field}", f"xpyd starts the container main; write {right}"
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        at=("spec.model",),
+        reads=("source", "revision", "tokenSecret", "cache"),
+        says="revision, tokenSecret and cache are only for a hub id",
+        cel=r"""self.source.matches('^([.]|/|pvc:)') ?
+            !has(self.revision) && !has(self.tokenSecret) && !has(self.cache.claim) && !has(self.cache.size) : true""",
+        wrong=_source_fits,
+    ),
+    Rule(
+        at=("spec.model",),
+        reads=("cache",),
+        says="cache: claim and size exclude each other",
+        cel="!(has(self.cache.claim) && has(self.cache.size))",
+        wrong=_cache,
+    ),
+    Rule(
+        at=("spec.model",),
+        reads=("source",),
+        says="source: a path beside the document works with `xpyd up` only",
+        cel="!self.source.startsWith('.')",
+        wrong=_relative,
+        target=Target.KUBERNETES,
+    ),
+    Rule(
+        at=("spec.model",),
+        reads=("source",),
+        says="",
+        wrong=_claim,
+        target=Target.LOCAL,
+        no_twin="the API server sees documents for Kubernetes only",
+    ),
+    Rule(
+        at=_ARGUMENTS,
+        reads=(),
+        says="args: one of these is set by xpyd; see the reference of engine.args",
+        cel=f"!self.exists(a, a.matches('{owned.expression()}'))",
+        cel_at="args",
+        wrong=_owned_arguments,
+    ),
+    Rule(
+        at=_ARGUMENTS,
+        reads=(),
+        says="args: an option and its value are two items, or --option=VALUE",
+        cel=f"!self.exists(a, a.matches('{owned.SPACED_PATTERN}'))",
+        cel_at="args",
+        wrong=_spaced_arguments,
+    ),
+    Rule(
+        at=("spec.engine",),
+        reads=(),
+        says="env: one of these names is set by xpyd; see the reference of engine.env",
+        cel=f"!self.exists(e, e.name.matches('{owned.ENV_PATTERN}'))",
+        cel_at="env",
+        wrong=_owned_env,
+    ),
+    Rule(
+        at=("spec.engine",),
+        reads=(),
+        says="env: value and valueFrom exclude each other",
+        cel="!self.exists(e, has(e.value) && has(e.valueFrom))",
+        cel_at="env",
+        wrong=_env_value,
+    ),
+    Rule(
+        at=("spec.engine",),
+        reads=(),
+        says="",
+        wrong=_env_local,
+        target=Target.LOCAL,
+        no_twin="the API server sees documents for Kubernetes only",
+    ),
+    Rule(
+        at=_ROLES,
+        reads=(),
+        says="replicas and scaling exclude each other",
+        cel="!(has(self.replicas) && has(self.scaling))",
+        wrong=_one_owner,
+    ),
+    Rule(
+        at=tuple(f"{role}.scaling" for role in _ROLES),
+        reads=("min", "max"),
+        says="min must be at most max",
+        cel="self.min <= self.max",
+        wrong=_scaling,
+    ),
+    Rule(
+        at=_ROLES,
+        reads=("parallelism.tensor", "parallelism.pipeline", "parallelism.executor"),
+        says="parallelism: executor uni runs on one device; write mp or ray",
+        cel="""!has(self.parallelism.executor) || self.parallelism.executor != 'uni' ||
+            self.parallelism.tensor * self.parallelism.pipeline == 1""",
+        wrong=_executor,
+    ),
+    Rule(
+        at=_ROLES,
+        reads=("parallelism", "parallelism.tensor", "parallelism.pipeline", "parallelism.data", "resources.limits"),
+        says="resources: the number of nvidia.com/gpu must be tensor x pipeline x data",
+        cel=f"""!has(self.resources) || !('{GPU}' in self.resources.limits) ||
+            (has(self.parallelism.executor) && self.parallelism.executor == 'ray') ||
+            string(self.resources.limits['{GPU}']) ==
+            string(self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data)""",
+        wrong=_devices,
+    ),
+    Rule(
+        at=_ROLES,
+        reads=("template",),
+        says="",
+        wrong=_main_container,
+        no_twin="CEL does not see fields that the schema only preserves",
+    ),
+)

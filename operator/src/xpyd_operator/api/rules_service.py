@@ -1,0 +1,275 @@
+"""Rules about a service as a whole, and about how its parts work together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xpyd_operator.api.durations import seconds
+from xpyd_operator.api.kv import Kv
+from xpyd_operator.api.operation import Limits, NetworkPolicy, Rollout
+from xpyd_operator.api.quantity import size_of_share
+from xpyd_operator.api.roles import GPU
+from xpyd_operator.api.router import Ports, Router
+from xpyd_operator.api.rule import Finding, Rule, Target, when
+from xpyd_operator.api.service import ServiceSpec
+
+_COUNTS = tuple(f"{role}.{field}" for role in ("prefill", "decode") for field in ("replicas", "scaling", "scaling.min"))
+_LEAST = "(has(self.{0}.scaling) ? self.{0}.scaling.min : (has(self.{0}.replicas) ? self.{0}.replicas : 1))"
+_PREFILL, _DECODE = _LEAST.format("prefill"), _LEAST.format("decode")
+_BOUNDS = tuple(f"limits.{bound}{field}" for bound in ("minRatio", "maxRatio") for field in ("", ".prefill", ".decode"))
+
+
+def _decode_needed(spec: ServiceSpec) -> list[Finding]:
+    path = "decode.replicas" if spec.decode.scaling is None else "decode.scaling.min"
+    return when(spec.decode.least < 1, path, "must be at least 1: only decode instances write answers")
+
+
+def _prefill_needed(spec: ServiceSpec) -> list[Finding]:
+    never = spec.prefill.most == 0 and spec.router.on_no_prefill == "reject"
+    right = "write router.onNoPrefill: decode, or at least 1"
+    return when(never, "prefill.replicas", f"with 0 every request would be rejected; {right}")
+
+
+def _tensor(spec: ServiceSpec) -> list[Finding]:
+    ours, theirs = spec.prefill.parallelism.tensor, spec.decode.parallelism.tensor
+    return when(
+        ours % theirs != 0 and theirs % ours != 0,
+        "decode.parallelism.tensor",
+        f"one of the tensor sizes of prefill ({ours}) and decode ({theirs}) must divide the other: KV is split by heads",
+    )
+
+
+def _nccl(spec: ServiceSpec) -> Iterator[Finding]:
+    if spec.kv.transport == "nccl":
+        for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+            if not any(key.startswith("nvidia.com/") for key in role.limits):
+                yield f"{name}.resources", f"transport nccl needs GPUs; add limits {GPU}, or write kv.transport: tcp"
+
+
+def _planner_counts(spec: ServiceSpec) -> list[Finding]:
+    idle = spec.planner.mode == "Auto" and spec.prefill.scaling is None and spec.decode.scaling is None
+    return when(idle, "planner.mode", "Auto sets the counts of roles with scaling; write prefill.scaling or decode.scaling")
+
+
+def _planner_slo(spec: ServiceSpec) -> list[Finding]:
+    blind = spec.planner.mode != "Off" and spec.planner.slo.ttft_p95 is None and spec.planner.slo.tpot_p95 is None
+    return when(blind, "planner.slo", f"mode {spec.planner.mode} needs ttftP95, tpotP95 or both")
+
+
+def _total(spec: ServiceSpec) -> list[Finding]:
+    most, least = spec.limits.max_instances, spec.prefill.least + spec.decode.least
+    few = most is not None and least > most
+    return when(few, "limits.maxInstances", f"must be at least {least}, the instances asked for, not {most}")
+
+
+def _ratio_kept(spec: ServiceSpec) -> Iterator[Finding]:
+    """Fixed counts lie within the bounds: ``prefill / decode`` against ``p / d``, in whole numbers (cross-multiplied)."""
+    if spec.prefill.scaling is not None or spec.decode.scaling is not None:
+        return
+    prefill, decode = spec.prefill.least, spec.decode.least
+    low, high = spec.limits.min_ratio, spec.limits.max_ratio
+    if low is not None and prefill * low.decode < decode * low.prefill:
+        yield "limits.minRatio", f"{prefill}P{decode}D has less prefill per decode than {low.prefill}:{low.decode}"
+    if high is not None and prefill * high.decode > decode * high.prefill:
+        yield "limits.maxRatio", f"{prefill}P{decode}D has more prefill per decode than {high.prefill}:{high.decode}"
+
+
+def _ratio_order(limits: Limits) -> list[Finding]:
+    low, high = limits.min_ratio, limits.max_ratio
+    crossed = low is not None and high is not None and low.prefill * high.decode > high.prefill * low.decode
+    return when(crossed, "minRatio", "must not be above maxRatio")
+
+
+def _get_buffer(kv: Kv) -> list[Finding]:
+    none = kv.mode == "get" and kv.buffer_size is not None and size_of_share(kv.buffer_size, 100) == 0
+    return when(none, "bufferSize", "mode get keeps KV on prefill until decode pulls it; give a size, e.g. 10%")
+
+
+def _shm_pods(kv: Kv) -> list[Finding]:
+    return when(
+        kv.transport == "shm" and kv.shared_memory is None,
+        "sharedMemory",
+        "transport shm needs sharedMemory.hostPath in Kubernetes; or write transport: tcp",
+    )
+
+
+def _shm_used(kv: Kv) -> list[Finding]:
+    unused = kv.shared_memory is not None and kv.transport not in ("shm", "auto")
+    return when(unused, "sharedMemory", f"transport {kv.transport} does not use it; write transport: shm or leave it out")
+
+
+def _ports(ports: Ports) -> list[Finding]:
+    return when(ports.http == ports.members, "members", f"must not be the port of http ({ports.http})")
+
+
+def _router_replicas(router: Router) -> list[Finding]:
+    useless = router.replicas is not None and router.placement != "Deployment"
+    return when(useless, "replicas", "only for placement: Deployment; with Sidecar write maxSidecars")
+
+
+def _options(router: Router) -> Iterator[Finding]:
+    given = router.policy_options
+    for name, value, policy in (
+        ("choices", given.choices, "least_loaded"),
+        ("blocks", given.blocks, "prefix_aware"),
+        ("bound", given.bound, "prefix_aware"),
+    ):
+        if value is not None and router.policy != policy:
+            yield f"policyOptions.{name}", f"belongs to policy {policy}, not {router.policy}"
+
+
+def _pair_timeout(router: Router) -> list[Finding]:
+    late = seconds(router.pair_timeout) > seconds(router.request_timeout)
+    message = f"must be at most requestTimeout ({router.request_timeout}), not {router.pair_timeout}"
+    return when(late, "pairTimeout", message)
+
+
+def _no_room(rollout: Rollout) -> list[Finding]:
+    stuck = rollout.max_surge == 0 and rollout.max_unavailable == 0
+    return when(stuck, "maxUnavailable", "must be at least 1 when maxSurge is 0, or nothing could ever be replaced")
+
+
+def _policy_off(policy: NetworkPolicy) -> list[Finding]:
+    useless = not policy.enabled and bool(policy.clients or policy.egress)
+    return when(useless, "enabled", "must be true for clients or egress to have an effect")
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        at=("spec",),
+        reads=("decode.replicas", "decode.scaling", "decode.scaling.min"),
+        says="decode needs at least one instance (replicas, or scaling.min)",
+        cel=f"{_DECODE} >= 1",
+        wrong=_decode_needed,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("prefill.replicas", "prefill.scaling", "router.onNoPrefill"),
+        says="prefill.replicas 0 with router.onNoPrefill: reject would reject every request",
+        cel="""has(self.prefill.scaling) || !has(self.prefill.replicas) || self.prefill.replicas > 0 ||
+            self.router.onNoPrefill != 'reject'""",
+        wrong=_prefill_needed,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("prefill.parallelism.tensor", "decode.parallelism.tensor"),
+        says="one of the tensor sizes of prefill and decode must divide the other, as KV is split by heads",
+        cel="""self.prefill.parallelism.tensor % self.decode.parallelism.tensor == 0 ||
+            self.decode.parallelism.tensor % self.prefill.parallelism.tensor == 0""",
+        wrong=_tensor,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("kv.transport", "prefill.resources.limits", "decode.resources.limits"),
+        says="kv.transport nccl needs GPUs: add limits nvidia.com/gpu to resources, or write another transport",
+        cel="""self.kv.transport != 'nccl' ||
+            ((!has(self.prefill.resources) || self.prefill.resources.limits.exists(k, k.startsWith('nvidia.com/'))) &&
+            (!has(self.decode.resources) || self.decode.resources.limits.exists(k, k.startsWith('nvidia.com/'))))""",
+        wrong=_nccl,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("planner.mode", "prefill.scaling", "decode.scaling"),
+        says="planner.mode Auto sets the counts of roles with scaling; write prefill.scaling or decode.scaling",
+        cel="self.planner.mode != 'Auto' || has(self.prefill.scaling) || has(self.decode.scaling)",
+        wrong=_planner_counts,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("planner.mode", "planner.slo", "planner.slo.ttftP95", "planner.slo.tpotP95"),
+        says="planner.slo: modes Observe and Auto need ttftP95, tpotP95 or both",
+        cel="self.planner.mode == 'Off' || has(self.planner.slo.ttftP95) || has(self.planner.slo.tpotP95)",
+        wrong=_planner_slo,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("limits.maxInstances", *_COUNTS),
+        says="limits.maxInstances is below the instances asked for",
+        cel=f"!has(self.limits.maxInstances) || {_PREFILL} + {_DECODE} <= self.limits.maxInstances",
+        wrong=_total,
+    ),
+    Rule(
+        at=("spec",),
+        reads=(*_BOUNDS, *_COUNTS),
+        says="the counts of prefill and decode are outside limits.minRatio or limits.maxRatio",
+        cel=f"""has(self.prefill.scaling) || has(self.decode.scaling) ||
+            ((!has(self.limits.minRatio) ||
+            {_PREFILL} * self.limits.minRatio.decode >= {_DECODE} * self.limits.minRatio.prefill) &&
+            (!has(self.limits.maxRatio) ||
+            {_PREFILL} * self.limits.maxRatio.decode <= {_DECODE} * self.limits.maxRatio.prefill))""",
+        wrong=_ratio_kept,
+    ),
+    Rule(
+        at=("spec.limits",),
+        reads=tuple(bound.removeprefix("limits.") for bound in _BOUNDS),
+        says="minRatio must not be above maxRatio",
+        cel="""!has(self.minRatio) || !has(self.maxRatio) ||
+            self.minRatio.prefill * self.maxRatio.decode <= self.maxRatio.prefill * self.minRatio.decode""",
+        wrong=_ratio_order,
+    ),
+    Rule(
+        at=("spec.kv",),
+        reads=("mode", "bufferSize"),
+        says="mode get needs a bufferSize above 0",
+        cel="""self.mode != 'get' || !has(self.bufferSize) || string(self.bufferSize).matches('^[0-9.]*[1-9]')""",
+        wrong=_get_buffer,
+    ),
+    Rule(
+        at=("spec.kv",),
+        reads=("transport", "sharedMemory"),
+        says="transport shm needs sharedMemory.hostPath in Kubernetes",
+        cel="self.transport != 'shm' || has(self.sharedMemory)",
+        wrong=_shm_pods,
+        target=Target.KUBERNETES,
+    ),
+    Rule(
+        at=("spec.kv",),
+        reads=("transport", "sharedMemory"),
+        says="sharedMemory is only for the transports shm and auto",
+        cel="!has(self.sharedMemory) || self.transport in ['shm', 'auto']",
+        wrong=_shm_used,
+    ),
+    Rule(
+        at=("spec.router.ports",),
+        reads=("http", "members"),
+        says="http and members must be two ports",
+        cel="self.http != self.members",
+        wrong=_ports,
+    ),
+    Rule(
+        at=("spec.router",),
+        reads=("replicas", "placement"),
+        says="replicas is only for placement Deployment",
+        cel="!has(self.replicas) || self.placement == 'Deployment'",
+        wrong=_router_replicas,
+    ),
+    Rule(
+        at=("spec.router",),
+        reads=("policy", "policyOptions"),
+        says="policyOptions: choices belongs to least_loaded, blocks and bound to prefix_aware",
+        cel="""(!has(self.policyOptions.choices) || self.policy == 'least_loaded') &&
+            ((!has(self.policyOptions.blocks) && !has(self.policyOptions.bound)) || self.policy == 'prefix_aware')""",
+        wrong=_options,
+    ),
+    Rule(
+        at=("spec.router",),
+        reads=("pairTimeout", "requestTimeout"),
+        says="pairTimeout must be at most requestTimeout",
+        cel="duration(self.pairTimeout) <= duration(self.requestTimeout)",
+        wrong=_pair_timeout,
+    ),
+    Rule(
+        at=("spec.rollout",),
+        reads=("maxSurge", "maxUnavailable"),
+        says="maxUnavailable must be at least 1 when maxSurge is 0, or nothing could ever be replaced",
+        cel="self.maxSurge > 0 || self.maxUnavailable > 0",
+        wrong=_no_room,
+    ),
+    Rule(
+        at=("spec.networkPolicy",),
+        reads=("enabled", "clients", "egress"),
+        says="clients and egress have an effect only when enabled",
+        cel="self.enabled || (self.clients.size() == 0 && self.egress.size() == 0)",
+        wrong=_policy_off,
+    ),
+)

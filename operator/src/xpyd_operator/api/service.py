@@ -1,0 +1,124 @@
+"""``DisaggService``: one model, served by prefill and decode instances."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from xpyd_operator.api.base import Part
+from xpyd_operator.api.kv import Kv
+from xpyd_operator.api.model import Engine, Model
+from xpyd_operator.api.operation import Drain, Limits, NetworkPolicy, Planner, Rollout
+from xpyd_operator.api.roles import RoleSpec
+from xpyd_operator.api.router import Router
+from xpyd_operator.api.source import Hub
+from xpyd_operator.api.status import ServiceStatus
+from xpyd_sidecar.contract.ids import NAME_MAX, Role
+
+SERVICE_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
+"""Narrower than a DNS label by its first character: the name becomes that of a Kubernetes Service."""
+ServiceLabel = Annotated[
+    str, Meta(min_length=1, max_length=NAME_MAX, pattern=SERVICE_NAME_PATTERN, extra={"kind": "service"})
+]
+
+
+class Metadata(Part, frozen=True):
+    """Kubernetes' object metadata."""
+
+    name: ServiceLabel
+    """Name of the object."""
+    namespace: str | None = None
+    """Namespace of the object."""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    """Labels."""
+    annotations: dict[str, str] = msgspec.field(default_factory=dict)
+    """Annotations."""
+    uid: str | None = None
+    """Set by the API server."""
+    resource_version: str | None = None
+    """Set by the API server."""
+    generation: int | None = None
+    """Set by the API server; grows with each change of the spec."""
+    creation_timestamp: str | None = None
+    """Set by the API server."""
+    deletion_timestamp: str | None = None
+    """Set by the API server once the object is being deleted."""
+    deletion_grace_period_seconds: int | None = None
+    """Set by the API server."""
+    finalizers: tuple[str, ...] = ()
+    """What must happen before the object may go."""
+    owner_references: tuple[dict[str, Any], ...] = ()
+    """Objects that this one goes with."""
+    managed_fields: tuple[dict[str, Any], ...] = ()
+    """Set by the API server."""
+    self_link: str | None = None
+    """No longer used by Kubernetes."""
+
+
+class ServiceSpec(Part, frozen=True):
+    """What is wanted."""
+
+    model: Model
+    """What is served."""
+    engine: Engine = Engine()
+    """vLLM itself, the same for both roles."""
+    prefill: RoleSpec = RoleSpec()
+    """Instances that read prompts."""
+    decode: RoleSpec = RoleSpec()
+    """Instances that write answers."""
+    kv: Kv = Kv()
+    """How KV goes from prefill to decode."""
+    router: Router = Router()
+    """How requests come in and how instances are chosen."""
+    drain: Drain = Drain()
+    """How an instance leaves."""
+    rollout: Rollout = Rollout()
+    """How a new revision replaces the old one."""
+    limits: Limits = Limits()
+    """Bounds on the counts, whoever sets them."""
+    planner: Planner = Planner()
+    """Sets the counts of roles that have `scaling`."""
+    network_policy: NetworkPolicy = NetworkPolicy()
+    """Who may reach the pods of the service."""
+
+    def role(self, role: Role) -> RoleSpec:
+        """The section of a role."""
+        return self.prefill if role is Role.PREFILL else self.decode
+
+    def replicas(self, role: Role) -> int:
+        """The count that the document itself asks for: ``replicas``, or the lower bound of ``scaling``."""
+        return self.role(role).least
+
+
+class DisaggService(Part, frozen=True):
+    """One model, served by prefill and decode instances."""
+
+    api_version: Literal["xpyd.dev/v1alpha1"]
+    """Version of the API."""
+    kind: Literal["DisaggService"]
+    """Kind of the object."""
+    metadata: Metadata
+    """Kubernetes' object metadata."""
+    spec: ServiceSpec
+    """What is wanted."""
+    status: ServiceStatus = ServiceStatus()
+    """What the operator says of the service."""
+
+    @property
+    def name(self) -> str:
+        """Name of the service."""
+        return self.metadata.name
+
+    @property
+    def served_name(self) -> str:
+        """Model name that clients ask for."""
+        model = self.spec.model
+        origin = model.origin
+        return model.served_name or (origin.id if isinstance(origin, Hub) else self.name)
+
+    @property
+    def shape(self) -> str:
+        """Wanted instances in the words of the field, e.g. ``1P3D``."""
+        return f"{self.spec.prefill.least}P{self.spec.decode.least}D"

@@ -1,0 +1,97 @@
+"""What the operator says of a service or a pool."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from xpyd_operator.api.base import Part
+
+Revisions = Annotated[tuple[str, ...], Meta(extra={"max_items": 16})]
+
+
+class Condition(Part, frozen=True):
+    """One aspect of the state, as usual in Kubernetes."""
+
+    type: Annotated[str, Meta(max_length=316)]
+    """Which aspect: `Ready`, `Progressing`, `Degraded` or `Valid`."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it holds."""
+    reason: Annotated[str, Meta(max_length=1024)]
+    """One word that a program can compare."""
+    message: Annotated[str, Meta(max_length=32768)] = ""
+    """What is so, and what a person can do about it."""
+    last_transition_time: Annotated[str, Meta(extra={"format": "date-time"})] | None = None
+    """When `status` changed last."""
+    observed_generation: int | None = None
+    """Generation of the object that this was said of."""
+
+
+Conditions = Annotated[tuple[Condition, ...], Meta(extra={"max_items": 32, "merge_key": "type"})]
+
+
+class RoleStatus(Part, frozen=True):
+    """Instances of one role."""
+
+    wanted: int = 0
+    """How many there should be."""
+    ready: int = 0
+    """How many serve."""
+    starting: int = 0
+    """How many are on their way."""
+    draining: int = 0
+    """How many finish their last requests."""
+    failed: int = 0
+    """How many do not start or have crashed, and wait for another try."""
+
+
+class RolesStatus(Part, frozen=True):
+    """Instances of each role."""
+
+    prefill: RoleStatus = RoleStatus()
+    """Prefill instances."""
+    decode: RoleStatus = RoleStatus()
+    """Decode instances."""
+
+
+class ServiceStatus(Part, frozen=True):
+    """What the operator says of a service."""
+
+    observed_generation: int | None = None
+    """Generation of the spec that this status is about."""
+    conditions: Conditions = ()
+    """Aspects of the state."""
+    model: str | None = None
+    """Name that clients ask for."""
+    wanted: str | None = None
+    """Wanted instances, e.g. `1P3D`."""
+    ready: str | None = None
+    """Ready instances, e.g. `1P2D`."""
+    url: str | None = None
+    """Where clients reach the service inside the cluster."""
+    roles: RolesStatus = RolesStatus()
+    """Instances of each role."""
+    revision: str | None = None
+    """Revision that the spec asks for."""
+    revisions: Revisions = ()
+    """Revisions that run, newest first; one when no rollout is going on."""
+    fingerprints: Revisions = ()
+    """KV fingerprints of the running engines; pairs are made only within one."""
+    plan: str | None = None
+    """What happens next, in words."""
+
+
+class PoolStatus(Part, frozen=True):
+    """What the operator says of a pool."""
+
+    observed_generation: int | None = None
+    """Generation of the spec that this status is about."""
+    replicas: int = 0
+    """Instances that exist."""
+    ready_replicas: int = 0
+    """Instances that serve."""
+    selector: str | None = None
+    """Label selector of the instances' pods, for autoscalers."""
+    conditions: Conditions = ()
+    """Aspects of the state."""

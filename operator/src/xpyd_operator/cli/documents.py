@@ -1,0 +1,87 @@
+"""Reading documents from files, folders and standard input: what ``check`` and ``up`` share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from xpyd_operator.api.decode import decode_service
+from xpyd_operator.api.load import Document, LoadError, documents
+from xpyd_operator.api.rule import Target
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.api.source import Beside
+from xpyd_operator.errors import Fault, SpecError, XpydError
+
+ENDINGS = (".yaml", ".yml", ".json")
+
+
+def files(names: list[str]) -> Iterator[str]:
+    """File names, folders replaced by the YAML and JSON files in them; ``-`` is standard input.
+
+    Raises:
+        XpydError: no such file, or a folder without any.
+    """
+    for name in names:
+        path = Path(name)
+        if name != "-" and path.is_dir():
+            inside = sorted(str(file) for file in path.rglob("*") if file.suffix in ENDINGS and file.is_file())
+            if not inside:
+                raise XpydError(f"{name}: no file in it ends with {', '.join(ENDINGS)}")
+            yield from inside
+        elif name != "-" and not path.exists():
+            raise XpydError(f"{name}: no such file")
+        else:
+            yield name
+
+
+def read(name: str) -> str:
+    """The text of a file, or of standard input (``-``).
+
+    Raises:
+        LoadError: it is no UTF-8 text.
+        XpydError: it cannot be read.
+    """
+    try:
+        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise LoadError(raw.count(b"\n", 0, error.start) + 1, "is not YAML: not UTF-8 text") from None
+    except OSError as error:
+        raise XpydError(f"{name}: {error.strerror}") from None
+
+
+def load_service(name: str, target: Target | None = Target.LOCAL) -> DisaggService:
+    """The one DisaggService of a file. A source beside the document becomes an absolute path.
+
+    Raises:
+        SpecError: with every fault; each path begins with ``file:line``.
+        XpydError: the file cannot be read.
+    """
+    try:
+        found = documents(read(name))
+    except LoadError as error:
+        raise SpecError(tuple(Fault(f"{name}:{error.line}", fault.message) for fault in error.faults)) from None
+    if len(found) > 1:
+        message = f"has {len(found)} documents; write one DisaggService per file"
+        raise SpecError((Fault(f"{name}:{found[1].line}", message),))
+    try:
+        service = decode_service(found[0].value, strict=True, target=target).service
+    except SpecError as error:
+        raise SpecError(tuple(located(name, found[0], fault) for fault in error.faults)) from None
+    return _absolute(service, Path.cwd() if name == "-" else Path(name).resolve().parent)
+
+
+def located(name: str, document: Document, fault: Fault) -> Fault:
+    """The fault, with file and line before its path."""
+    return Fault(f"{name}:{document.line_of(fault.path)}: {fault.path}", fault.message)
+
+
+def _absolute(service: DisaggService, folder: Path) -> DisaggService:
+    origin = service.spec.model.origin
+    if not isinstance(origin, Beside):
+        return service
+    model = msgspec.structs.replace(service.spec.model, source=str((folder / origin.path).resolve()))
+    return msgspec.structs.replace(service, spec=msgspec.structs.replace(service.spec, model=model))

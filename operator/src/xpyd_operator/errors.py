@@ -1,0 +1,52 @@
+"""The operator's errors.
+
+    XpydError
+    ├── SpecError       a document is wrong: one or more faults, each with the path of its field
+    ├── Unsupported     valid, but this version or backend cannot do it; says which field and why
+    ├── LocalError      the local backend cannot go on (port taken, no state folder …)
+    └── NotFound        no such service or instance
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class XpydError(Exception):
+    """Root of the tree; its message is fit for a user."""
+
+
+class Fault(msgspec.Struct, frozen=True, order=True):
+    """One thing wrong with a document."""
+
+    path: str
+    """Where, e.g. ``spec.decode.replicas``."""
+    message: str
+    """What is wrong and what would be right."""
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class SpecError(XpydError):
+    """A document is wrong."""
+
+    def __init__(self, faults: tuple[Fault, ...]) -> None:
+        super().__init__("\n".join(str(fault) for fault in faults))
+        self.faults = faults
+
+
+class Unsupported(XpydError):
+    """Valid, but not possible here."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+
+
+class LocalError(XpydError):
+    """The local backend cannot go on."""
+
+
+class NotFound(XpydError):
+    """No such service or instance."""

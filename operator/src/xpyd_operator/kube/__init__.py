@@ -1,0 +1,1 @@
+"""Observing and applying through the Kubernetes API."""

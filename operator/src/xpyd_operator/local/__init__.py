@@ -1,0 +1,1 @@
+"""Observing and applying with processes of this host."""

@@ -1,0 +1,91 @@
+"""Asking the agents and the router of this host, each answer within a deadline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from xpyd_operator.errors import LocalError
+from xpyd_sidecar.contract.fleet import Fleet
+from xpyd_sidecar.contract.ids import Role, State, join_host_port
+from xpyd_sidecar.contract.keys import ServiceKey, admin_token
+from xpyd_sidecar.contract.launch import AGENT_SOCKET
+from xpyd_sidecar.contract.membership import Load
+
+TIMEOUT_S = 2.0
+ANSWER_MAX = 16 << 20
+
+
+class AgentStatus(msgspec.Struct, frozen=True):
+    """``GET /status`` of an agent, as far as it is needed here."""
+
+    state: State
+    role: Role
+    drained: bool = False
+    waits_for: str = ""
+    """Why it is not drained yet."""
+    load: Load = Load()
+    problem: str = ""
+    """What is wrong with the engine, or what it is waiting for."""
+
+
+async def agent_status(run_dir: Path) -> AgentStatus | None:
+    """What an agent says; None where none answers."""
+    raw = await _ask(run_dir, "GET", "/status")
+    try:
+        return msgspec.json.decode(raw, type=AgentStatus) if raw is not None else None
+    except msgspec.DecodeError:
+        return None
+
+
+async def drain(run_dir: Path) -> None:
+    """Ask an agent to drain; does not wait for the end of it.
+
+    Raises:
+        LocalError: no agent answers.
+    """
+    await _tell(run_dir, "/drain")
+
+
+async def undrain(run_dir: Path) -> None:
+    """Take a drain back.
+
+    Raises:
+        LocalError: no agent answers.
+    """
+    await _tell(run_dir, "/undrain")
+
+
+async def fleet(host: str, port: int, key: ServiceKey) -> Fleet | None:
+    """What the router knows; None where none answers, or it is another service's."""
+    url = f"http://{join_host_port(host, port)}/fleet"
+    headers = {"Authorization": f"Bearer {admin_token(key)}"}
+    try:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url, headers=headers) as answer:
+            if answer.status != 200:
+                return None
+            return msgspec.json.decode(await answer.content.read(ANSWER_MAX), type=Fleet)
+    except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+        return None
+
+
+async def _tell(run_dir: Path, path: str) -> None:
+    if await _ask(run_dir, "POST", path) is None:
+        raise LocalError(f"no agent answers at {run_dir / AGENT_SOCKET}")
+
+
+async def _ask(run_dir: Path, method: str, path: str) -> bytes | None:
+    socket = run_dir / AGENT_SOCKET
+    try:
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+        connector = aiohttp.UnixConnector(str(socket))
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
+            session.request(method, f"http://agent{path}") as answer,
+        ):
+            return await answer.content.read(ANSWER_MAX) if answer.status < 300 else None
+    except (aiohttp.ClientError, OSError, TimeoutError):
+        return None

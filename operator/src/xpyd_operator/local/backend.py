@@ -1,0 +1,265 @@
+"""The backend of this host: actions become processes.
+
+Starting and ending processes takes seconds, so each is a task of its own, one at a time per instance and for the router;
+while it runs, the next observations show it (``observe.Work``), and the planner leaves that part alone. A task that fails
+leaves the facts behind, from which the next rounds plan again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Coroutine
+from random import Random
+from typing import Any
+
+from xpyd_operator.errors import LocalError, NotFound
+from xpyd_operator.local import agents, procs, remains, store
+from xpyd_operator.local.blueprint import Blueprint
+from xpyd_operator.local.instance import LocalInstance
+from xpyd_operator.local.observe import Observer, Picture, Work
+from xpyd_operator.local.paths import ServiceFolder
+from xpyd_operator.local.router import LocalRouter
+from xpyd_operator.local.store import InstanceRecord, Settings
+from xpyd_operator.local.units import Unit
+from xpyd_operator.plan.actions import Action, Create, Drain, Remove, Restart, StartRouter, StopRouter, Undrain
+from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.round import Round
+from xpyd_sidecar.contract.ids import InstanceName
+
+logger = logging.getLogger(__name__)
+KEEPING_S = 5.0
+"""Between two rounds of housekeeping: shared memory written down, logs kept small."""
+END_S = 60.0
+"""How long the processes of a service may take to end once nothing holds them up."""
+
+
+class LocalBackend:
+    """See the module. ``folder`` must have settings; one supervisor at a time (``supervisor``) may apply."""
+
+    def __init__(self, folder: ServiceFolder, settings: Settings, random: Random) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.blueprint = Blueprint(folder, settings)
+        self.router = LocalRouter(folder, settings)
+        self.key = store.service_key(folder)
+        self.picture: Picture | None = None
+        self.last: Round | None = None
+        self._random = random
+        self._observer = Observer(settings, self.key, self.router)
+        self._instances: dict[InstanceName, LocalInstance] = {}
+        self._tasks: dict[str, tuple[Work, asyncio.Task[None]]] = {}
+        self._kept_at = float("-inf")
+
+    async def desired(self) -> Desired:
+        """From the document, and the wish to end."""
+        return self.blueprint.desired()
+
+    # What is there
+
+    async def observe(self, now: float) -> Observed:
+        """Count ends that nobody asked for, keep house, and look.
+
+        Raises:
+            LocalError: the folder of the service was removed; nothing can be told from what is left.
+        """
+        if not self.folder.settings.exists():
+            raise LocalError(f"{self.folder.path} was removed")
+        self._adopt()
+        working = self._work()
+        for name, instance in self._instances.items():
+            if name not in working:
+                self._count_ends(instance.units, now, name)
+        if "router" not in working and self.router.config() is not None:
+            self._count_ends((self.router.unit,), now, "router")
+        if now - self._kept_at >= KEEPING_S or now < self._kept_at:
+            self._kept_at = now
+            self._keep_house(working)
+        self.picture = await self._look(working, now)
+        return self.picture.observed
+
+    async def view(self, now: float) -> Picture:
+        """Look without writing anything down, for ``xpyd status``."""
+        self._adopt()
+        return await self._look({}, now)
+
+    async def _look(self, working: dict[str, Work], now: float) -> Picture:
+        wanted = self.blueprint.agents(self._records())
+        return await self._observer.look(self._instances, working, wanted, now)
+
+    def _adopt(self) -> None:
+        """Know every instance that has a folder; forget those that have none."""
+        try:
+            names = {InstanceName(entry.name) for entry in self.folder.instances.iterdir() if entry.is_dir()}
+        except OSError:
+            names = set()
+        for name in names - self._instances.keys():
+            self._instances[name] = LocalInstance(self.folder, self.settings, name)
+        for name in self._instances.keys() - names:
+            if name not in self._work():
+                del self._instances[name]
+
+    def _count_ends(self, units: tuple[Unit, ...], now: float, name: str) -> None:
+        for unit in units:
+            ends = unit.note_end(now)
+            if ends is not None:
+                logger.error("%s of %s ended: %s (%d in a row); see %s", unit.name, name, ends.exit, ends.crashes, unit.log)
+
+    def _keep_house(self, working: dict[str, Work]) -> None:
+        self.router.bound_log()
+        scan = procs.Scan()
+        for name, instance in list(self._instances.items()):
+            instance.bound_logs()
+            if name in working:
+                continue
+            instance.remember_shm(scan)
+            try:
+                damaged = instance.record() is None
+            except LocalError as error:
+                logger.warning("%s; ending what it belonged to", error)
+                damaged = True
+            if damaged:
+                self._begin(name, Work.REMOVING, instance.remove(now=True))
+
+    def instance(self, name: InstanceName) -> LocalInstance:
+        """One instance.
+
+        Raises:
+            NotFound: there is none of this name.
+        """
+        instance = self._instances.get(name)
+        if instance is None:
+            raise NotFound(f"no instance {name}")
+        return instance
+
+    # What is done
+
+    async def apply(self, action: Action) -> None:
+        """Begin one action; a drain is asked for at once."""
+        match action:
+            case Create():
+                self._create(action)
+            case Drain():
+                await agents.drain(self.instance(action.instance).run_dir)
+            case Undrain():
+                await agents.undrain(self.instance(action.instance).run_dir)
+            case Remove():
+                self._begin(action.instance, Work.REMOVING, self.instance(action.instance).remove())
+            case Restart():
+                instance = self.instance(action.instance)
+                unit = next(unit for unit in instance.units if unit.name == action.unit)
+                self._begin(action.instance, Work.STARTING, self._start(instance, unit))
+            case StartRouter():
+                self._begin("router", Work.STARTING, self._start_router())
+            case StopRouter():
+                grace_s = self.blueprint.service().spec.drain.timeout_s
+                self._begin("router", Work.REMOVING, self.router.stop(grace_s))
+
+    def said(self, round_: Round) -> None:
+        """Remember the last round, for whoever shows progress in this process."""
+        self.last = round_
+
+    async def end_now(self) -> None:
+        """Kill everything of the service at once, known or not, and remove what it leaves.
+
+        Raises:
+            LocalError: something does not end.
+        """
+        for _, task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*(task for _, task in self._tasks.values()), return_exceptions=True)
+        self._tasks.clear()
+        self._adopt()
+        for instance in self._instances.values():
+            instance.remember_shm()
+        await self.router.stop(0.0)
+        await asyncio.gather(*(instance.remove(now=True) for instance in self._instances.values()))
+        await self.sweep()
+
+    async def sweep(self) -> None:
+        """End every process that carries a mark of this service, and remove the run folder: the last step of an end.
+
+        Raises:
+            LocalError: a process does not end.
+        """
+        if left := remains.processes(self.folder):
+            logger.warning("ending %d processes that were left: %s", len(left), [process.pid for process in left])
+        await remains.end(self.folder)
+        shutil.rmtree(self.settings.run_dir, ignore_errors=True)
+
+    async def close(self) -> None:
+        """Wait for what has begun; nothing begun is left half done."""
+        tasks = [task for _, task in self._tasks.values()]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=END_S)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def _create(self, action: Create) -> None:
+        record = self.blueprint.instance(action, self._records(), self._random)
+        instance = LocalInstance(self.folder, self.settings, action.instance)
+        instance.write(record, self.blueprint.agent(record))
+        self._instances[action.instance] = instance
+        self._begin(action.instance, Work.STARTING, self._start(instance, *instance.units))
+
+    async def _start(self, instance: LocalInstance, *units: Unit) -> None:
+        for unit in units:
+            try:
+                if unit is instance.engine:
+                    await instance.start_engine([record.port for record in self._records()], self._random)
+                else:
+                    await instance.start_agent()
+            except (LocalError, OSError) as error:
+                unit.note_failed_start(time.time(), str(error))
+                raise
+
+    async def _start_router(self) -> None:
+        try:
+            await self.router.start(self.blueprint.router())
+        except (LocalError, OSError) as error:
+            self.router.unit.note_failed_start(time.time(), str(error))
+            raise
+
+    def _begin(self, name: str, work: Work, task: Coroutine[Any, Any, None]) -> None:
+        """A removal takes the place of a start that is under way; otherwise what has begun goes on."""
+        before: asyncio.Task[None] | None = None
+        if name in self._work():
+            doing, before = self._tasks[name]
+            if doing is not Work.STARTING or work is not Work.REMOVING:
+                task.close()
+                return
+            before.cancel()
+        self._tasks[name] = (work, asyncio.create_task(_logged(name, task, before), name=f"{work} {name}"))
+
+    def _records(self) -> list[InstanceRecord]:
+        """Of every instance whose record can be read; the others are dealt with by ``_keep_house``."""
+        found = []
+        for instance in self._instances.values():
+            with contextlib.suppress(LocalError):
+                record = instance.record()
+                if record is not None:
+                    found.append(record)
+        return found
+
+    def _work(self) -> dict[str, Work]:
+        for name in [name for name, (_, task) in self._tasks.items() if task.done()]:
+            del self._tasks[name]
+        return {name: work for name, (work, _) in self._tasks.items()}
+
+
+async def _logged(name: str, task: Coroutine[Any, Any, None], before: asyncio.Task[None] | None) -> None:
+    try:
+        if before is not None:
+            await asyncio.wait([before])
+        await task
+    except (LocalError, OSError) as error:
+        logger.error("%s: %s", name, error)  # noqa: TRY400 (the message says it all; a bug's traceback is logged below)
+    except Exception:
+        logger.exception("%s: unexpected", name)
+    finally:
+        task.close()

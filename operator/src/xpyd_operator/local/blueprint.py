@@ -1,0 +1,119 @@
+"""What the document asks for on this host: counts and revisions for the planner, processes and settings for the backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from xpyd_operator.api.durations import seconds
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.errors import LocalError
+from xpyd_operator.local import gpus, ports, store
+from xpyd_operator.local.paths import ServiceFolder, run_folder
+from xpyd_operator.local.store import InstanceRecord, Settings, StopRequest
+from xpyd_operator.plan.actions import Create
+from xpyd_operator.plan.desired import Desired, RoleTarget
+from xpyd_operator.render.engine import engine_revision
+from xpyd_operator.render.processes import (
+    EngineBinding,
+    Place,
+    agent_config,
+    engine_process,
+    model_of,
+    router_config,
+    sidecar_revision,
+)
+from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName, join_host_port
+from xpyd_sidecar.contract.launch import SidecarConfig
+
+
+class Blueprint:
+    """The document of one service, read again when its file changes."""
+
+    def __init__(self, folder: ServiceFolder, settings: Settings) -> None:
+        self.folder = folder
+        self.settings = settings
+        self._service: DisaggService | None = None
+        self._read_at = 0
+
+    def service(self) -> DisaggService:
+        """The document as it is now.
+
+        Raises:
+            XpydError: it is wrong or cannot be read.
+        """
+        try:
+            changed = self.folder.desired.stat().st_mtime_ns
+        except OSError as error:
+            raise LocalError(f"cannot read {self.folder.desired}: {error.strerror}") from None
+        if self._service is None or changed != self._read_at:
+            self._service = store.load_desired(self.folder)
+            self._read_at = changed
+        return self._service
+
+    def stop_request(self) -> StopRequest | None:
+        """The wish to end the service, if there is one."""
+        try:
+            return store.load(self.folder.stop, StopRequest)
+        except LocalError:  # half a file, or that of another version, still is a wish to end
+            return StopRequest()
+
+    def desired(self) -> Desired:
+        """For the planner.
+
+        Raises:
+            XpydError: the document is wrong or cannot be read.
+        """
+        service = self.service()
+        spec = service.spec
+        model = model_of(service)
+        targets = {role: RoleTarget(spec.replicas(role), engine_revision(service, role, model)) for role in Role}
+        return Desired(
+            service=ServiceName(service.name),
+            prefill=targets[Role.PREFILL],
+            decode=targets[Role.DECODE],
+            router=sidecar_revision(self.router()),
+            max_surge=spec.rollout.max_surge,
+            max_unavailable=spec.rollout.max_unavailable,
+            drain_timeout_s=spec.drain.timeout_s,
+            startup_timeout_s=seconds(spec.engine.startup_timeout),
+            stopping=self.stop_request() is not None,
+        )
+
+    def instance(self, action: Create, others: Sequence[InstanceRecord], random: Random) -> InstanceRecord:
+        """A new instance beside the others, with a port and GPUs of its own.
+
+        Raises:
+            LocalError: no port is free.
+        """
+        service = self.service()
+        devices = gpus.assign(service.spec.role(action.role), gpus.count(), [record.devices for record in others])
+        port = ports.choose(self.settings.host, [record.port for record in others], random)
+        binding = EngineBinding(action.instance, action.role, devices)
+        process = engine_process(service, self._place(action.instance), binding)
+        return InstanceRecord(action.instance, action.ordinal, action.role, action.revision, process, port, devices)
+
+    def agent(self, record: InstanceRecord) -> SidecarConfig:
+        """Settings of the agent beside an instance."""
+        service = self.service()
+        binding = EngineBinding(record.name, record.role, record.devices)
+        members = join_host_port(self.settings.host, service.spec.router.ports.members)
+        return agent_config(service, self._place(record.name), binding, record.port, (members,))
+
+    def agents(self, records: Sequence[InstanceRecord]) -> dict[InstanceName, SidecarConfig]:
+        """Settings of the agents of instances that are of the wanted revision; the others keep theirs until they go."""
+        service = self._service
+        if service is None:
+            return {}
+        model = model_of(service)
+        wanted = {role: engine_revision(service, role, model) for role in Role}
+        return {record.name: self.agent(record) for record in records if record.revision == wanted[record.role]}
+
+    def router(self) -> SidecarConfig:
+        """Settings of the router."""
+        return router_config(self.service(), self._place("router"), self.settings.listen)
+
+    def _place(self, name: str) -> Place:
+        settings = self.settings
+        run_dir = run_folder(settings.run_dir, self.folder.service, name)
+        return Place(settings.python, str(self.folder.key), str(run_dir), settings.host)

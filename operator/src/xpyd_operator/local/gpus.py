@@ -1,0 +1,32 @@
+"""GPUs of this host, and which of them an instance gets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from xpyd_operator.api.roles import GPU, RoleSpec
+
+NVIDIA = Path("/proc/driver/nvidia/gpus")
+
+
+def count(folder: Path = NVIDIA) -> int:
+    """How many GPUs this host has."""
+    try:
+        return sum(1 for _ in folder.iterdir())
+    except OSError:
+        return 0
+
+
+def assign(spec: RoleSpec, gpus: int, taken: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """The least used GPUs for one more instance; none where there are none or the role asks for none.
+
+    Instances share a GPU when there are fewer than they ask for: whether they fit is said by
+    ``--gpu-memory-utilization``, which is the user's on a single host.
+    """
+    if not gpus or not spec.limits.get(GPU):
+        return ()
+    used = Counter(index for devices in taken for index in devices)
+    order = sorted(range(gpus), key=lambda index: (used[index], index))
+    return tuple(sorted(order[: spec.parallelism.devices]))

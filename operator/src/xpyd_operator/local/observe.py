@@ -1,0 +1,158 @@
+"""What is there on this host: records, processes, agents and router, put together for the planner."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from xpyd_operator.errors import LocalError
+from xpyd_operator.local import agents
+from xpyd_operator.local.agents import AgentStatus
+from xpyd_operator.local.instance import LocalInstance
+from xpyd_operator.local.procs import Identity
+from xpyd_operator.local.router import LocalRouter
+from xpyd_operator.local.store import InstanceRecord, Settings
+from xpyd_operator.plan.desired import Revision
+from xpyd_operator.plan.observed import Instance, Observed, Phase, Router, Unit
+from xpyd_sidecar.contract.fleet import Fleet
+from xpyd_sidecar.contract.ids import InstanceName, State
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.launch import SidecarConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Work(StrEnum):
+    """What this process is doing to an instance or the router at this moment."""
+
+    STARTING = "starting"
+    REMOVING = "removing"
+
+
+class Sight(msgspec.Struct, frozen=True):
+    """One instance as it was found."""
+
+    record: InstanceRecord
+    instance: Instance
+    status: AgentStatus | None
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """Everything that was found at one time."""
+
+    observed: Observed
+    sights: tuple[Sight, ...]
+    fleet: Fleet | None
+
+
+class Observer:
+    """Looks; remembers only since when a phase lasts, and whether an engine was ready before."""
+
+    def __init__(self, settings: Settings, key: ServiceKey, router: LocalRouter) -> None:
+        self._settings = settings
+        self._key = key
+        self._router = router
+        self._phases: dict[str, tuple[Phase, float]] = {}
+        self._served: dict[str, Identity] = {}
+
+    async def look(
+        self,
+        instances: Mapping[InstanceName, LocalInstance],
+        work: Mapping[str, Work],
+        agents_wanted: Mapping[InstanceName, SidecarConfig],
+        now: float,
+    ) -> Picture:
+        """Look at everything; takes at most the agents' timeout."""
+        config = self._router.config()
+        statuses, fleet = await asyncio.gather(
+            asyncio.gather(*(agents.agent_status(instance.run_dir) for instance in instances.values())), self._fleet(config)
+        )
+        sights = []
+        for instance, status in zip(instances.values(), statuses, strict=True):
+            try:
+                record = instance.record()
+            except LocalError as error:
+                logger.warning("%s", error)
+                record = None
+            if record is not None:
+                wanted = agents_wanted.get(instance.name)
+                seen = self._instance(instance, record, now, status=status, work=work.get(instance.name), wanted=wanted)
+                sights.append(Sight(record, seen, status))
+        for name in self._phases.keys() - instances.keys():
+            del self._phases[name]
+            self._served.pop(name, None)
+        found = tuple(sight.instance for sight in sorted(sights, key=lambda sight: sight.record.ordinal))
+        known = fleet is not None and fleet.settled
+        router = None
+        if config is not None or "router" in work:
+            router = self._seen_router(fleet, found, work.get("router"), now)
+        observed = Observed(found, router, known)
+        return Picture(observed, tuple(sorted(sights, key=lambda sight: sight.record.ordinal)), fleet)
+
+    async def _fleet(self, config: SidecarConfig | None) -> Fleet | None:
+        if config is None or config.router is None or not self._router.unit.alive():
+            return None
+        return await agents.fleet(self._settings.host, config.router.port, self._key)
+
+    def _instance(
+        self,
+        instance: LocalInstance,
+        record: InstanceRecord,
+        now: float,
+        *,
+        status: AgentStatus | None,
+        work: Work | None,
+        wanted: SidecarConfig | None,
+    ) -> Instance:
+        engine, agent = instance.engine.seen(now), instance.agent.seen(now)
+        leader = instance.engine.leader()
+        if wanted is not None and agent.alive and instance.agent_config() != wanted:
+            agent = msgspec.structs.replace(agent, outdated=True)
+        phase = _phase(engine, status, work)
+        if phase is Phase.READY and leader is not None:
+            self._served[instance.name] = leader
+        since = self._since(instance.name, phase, leader.unix if leader is not None else now, now)
+        load = status.load if status is not None else None
+        return Instance(
+            name=instance.name,
+            ordinal=record.ordinal,
+            role=record.role,
+            revision=record.revision,
+            phase=phase,
+            since=since,
+            load=load.running + load.waiting + load.transfers if load is not None else 0,
+            was_ready=leader is not None and self._served.get(instance.name) == leader,
+            units=() if work is not None else (engine, agent),
+        )
+
+    def _since(self, name: str, phase: Phase, started: float, now: float) -> float:
+        before = self._phases.get(name)
+        if before is None or before[0] is not phase:
+            self._phases[name] = (phase, started if before is None and phase is Phase.STARTING else now)
+        return self._phases[name][1]
+
+    def _seen_router(
+        self, fleet: Fleet | None, instances: tuple[Instance, ...], work: Work | None, now: float
+    ) -> Router:
+        unit = self._router.unit.seen(now)
+        if work is Work.STARTING:
+            unit = Unit("router", alive=True, crashes=unit.crashes)
+        heard = {seen.instance for seen in fleet.instances if seen.state is State.READY} if fleet is not None else set()
+        ready = fleet is not None and fleet.settled and all(i.name in heard for i in instances if i.ready)
+        return Router(self._router.revision() or Revision(""), unit, ready, stopping=work is Work.REMOVING)
+
+
+def _phase(engine: Unit, status: AgentStatus | None, work: Work | None) -> Phase:
+    if work is not None:
+        return Phase.STOPPING if work is Work.REMOVING else Phase.STARTING
+    if not engine.alive:
+        return Phase.CRASHED if engine.ended else Phase.STARTING
+    if status is None or status.state is State.STARTING:
+        return Phase.STARTING
+    if status.state is State.READY:
+        return Phase.READY
+    return Phase.DRAINED if status.drained else Phase.DRAINING

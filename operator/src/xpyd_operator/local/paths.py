@@ -1,0 +1,131 @@
+"""Where the local backend keeps things.
+
+    $XPYD_HOME, or ${XDG_STATE_HOME:-~/.local/state}/xpyd
+    └── <service>/                 0700
+        ├── desired.yaml           the document, as given
+        ├── settings.json          address of the host, folder of the document, run folder
+        ├── key                    service key, 0600
+        ├── stop                   while it is there, the service ends
+        ├── supervisor.lock        held by the supervisor as long as it lives
+        ├── supervisor.log
+        ├── router/                config.json, router.log, records of the process
+        └── instances/<name>/      instance.json, agent.json, engine.log, agent.log, records of the processes
+
+    <run folder>/<short name>/     sockets and temporary files of one instance, 0700
+
+The run folder is apart because a Unix socket's path has at most 107 bytes. It is written down in settings.json, so that it
+is found again when the environment has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from xpyd_operator.errors import LocalError
+from xpyd_operator.plan import names
+from xpyd_sidecar.contract.ids import ServiceName
+from xpyd_sidecar.contract.launch import AGENT_SOCKET
+
+SOCKET_PATH_MAX = 107
+"""Bytes of a Unix socket's path on Linux, without the final zero."""
+UUID_LENGTH = 36
+"""vLLM names its sockets by a UUID."""
+RUN_NAME_MAX = 10
+"""``e123456789``, or eight hexadecimal digits."""
+
+
+def home() -> Path:
+    """The folder with one folder per service."""
+    given = os.environ.get("XPYD_HOME")
+    if given:
+        return Path(given).expanduser().absolute()
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state).absolute() / "xpyd"
+
+
+class ServiceFolder:
+    """The files of one service."""
+
+    def __init__(self, service: str, base: Path | None = None) -> None:
+        self.service = service
+        self.path = (base or home()) / service
+        self.desired = self.path / "desired.yaml"
+        self.settings = self.path / "settings.json"
+        self.key = self.path / "key"
+        self.stop = self.path / "stop"
+        self.lock = self.path / "supervisor.lock"
+        self.log = self.path / "supervisor.log"
+        self.router = self.path / "router"
+        self.instances = self.path / "instances"
+
+    def instance(self, name: str) -> Path:
+        """The folder of one instance."""
+        return self.instances / name
+
+    def make(self) -> None:
+        """Make what is missing.
+
+        Raises:
+            LocalError: the place cannot be written.
+        """
+        try:
+            for folder in (self.path, self.router, self.instances):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalError(f"cannot make the state folder {self.path}: {error.strerror}; set XPYD_HOME") from None
+
+    def marker(self, *parts: str) -> str:
+        """The value of XPYD_UNIT by which processes of this service are known, wherever they went."""
+        return "/".join((str(self.path), *parts))
+
+
+def services(base: Path | None = None) -> list[str]:
+    """Every service that has a folder with a document, by name."""
+    folder = base or home()
+    try:
+        return sorted(entry.name for entry in folder.iterdir() if (entry / "desired.yaml").is_file())
+    except OSError:
+        return []
+
+
+def choose_run_dir(state: Path) -> Path:
+    """A short folder for the sockets of a service, derived from its state folder.
+
+    Raises:
+        LocalError: no folder for temporary files is short enough.
+    """
+    digest = hashlib.sha256(str(state).encode()).hexdigest()[:8]
+    longest = 1 + RUN_NAME_MAX + 1 + max(UUID_LENGTH, len(AGENT_SOCKET))
+    for base in (tempfile.gettempdir(), "/tmp"):  # noqa: S108 (made private by make_private)
+        path = Path(base) / f"xpyd-{os.getuid()}-{digest}"
+        if len(os.fsencode(path)) + longest <= SOCKET_PATH_MAX:
+            return path
+    raise LocalError(f"{tempfile.gettempdir()} is too long a path for sockets; set TMPDIR to a short one")
+
+
+def run_folder(base: str, service: str, name: str) -> Path:
+    """The run folder of one instance, or of the router, in that of its service: short whatever the names are."""
+    ordinal = names.ordinal_of(ServiceName(service), name)
+    short = f"e{ordinal}" if ordinal is not None else hashlib.sha256(name.encode()).hexdigest()[:8]
+    return Path(base) / short
+
+
+def make_private(path: Path) -> None:
+    """Make a folder that only its owner can enter; refuse one that somebody else has put there.
+
+    Raises:
+        LocalError: it belongs to another user, is a link, or cannot be made.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise LocalError(f"cannot make {path}: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise LocalError(f"{path} belongs to somebody else; remove it or set TMPDIR")
+    if found.st_mode & 0o077:
+        path.chmod(0o700)

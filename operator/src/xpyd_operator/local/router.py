@@ -1,0 +1,66 @@
+"""The router process of a service on this host."""
+
+from __future__ import annotations
+
+import shutil
+
+from xpyd_operator.local import logs, store
+from xpyd_operator.local.paths import ServiceFolder, make_private, run_folder
+from xpyd_operator.local.store import Settings
+from xpyd_operator.local.units import Unit
+from xpyd_operator.plan.desired import Revision
+from xpyd_operator.render.processes import sidecar_process, sidecar_revision
+from xpyd_sidecar.contract.launch import SidecarConfig
+
+RESTART_GRACE_S = 30.0
+"""How long streams may go on when the router is restarted for new settings; new requests are refused meanwhile."""
+
+
+class LocalRouter:
+    """The router on this host."""
+
+    def __init__(self, service: ServiceFolder, settings: Settings) -> None:
+        self.run_dir = run_folder(settings.run_dir, service.service, "router")
+        self.python = settings.python
+        self.unit = Unit("router", service.router, service.marker("router", "router"))
+        self.file = service.router / "config.json"
+
+    def config(self) -> SidecarConfig | None:
+        """What it was started with; None where it was not.
+
+        Raises:
+            LocalError: the file is damaged.
+        """
+        return store.load(self.file, SidecarConfig)
+
+    def revision(self) -> Revision | None:
+        """Of what it was started with."""
+        config = self.config()
+        return sidecar_revision(config) if config is not None else None
+
+    async def start(self, config: SidecarConfig) -> None:
+        """Start it, again if it runs.
+
+        Raises:
+            LocalError: it did not come up.
+        """
+        if self.unit.alive():
+            await self.unit.stop(RESTART_GRACE_S)
+        make_private(self.run_dir)
+        store.save(self.file, config)
+        process = sidecar_process(self.python, str(self.file))
+        await self.unit.start(process.argv, process.env)
+
+    async def stop(self, grace_s: float) -> None:
+        """End it, its streams first.
+
+        Raises:
+            LocalError: it does not end.
+        """
+        await self.unit.stop(grace_s)
+        self.file.unlink(missing_ok=True)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+    def bound_log(self) -> None:
+        """Keep its log small."""
+        logs.bound(self.unit.log)

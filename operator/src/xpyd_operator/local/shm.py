@@ -1,0 +1,66 @@
+"""Shared memory that engines leave behind when they are killed.
+
+Its names are random, so it is known by who has it open: what the processes of a unit map or hold under /dev/shm is written
+down while they live, and removed when they are gone and nobody else uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from xpyd_operator.local import procs
+from xpyd_operator.local.procs import Stat
+
+SHM = "/dev/shm/"  # noqa: S108 (looked at, not created)
+_DELETED = " (deleted)"
+
+
+def used_by(processes: Iterable[Stat]) -> set[str]:
+    """Files under /dev/shm that these processes map or hold open."""
+    return {name for process in processes for name in _used(process.pid)}
+
+
+def remember(path: Path, names: set[str]) -> None:
+    """Add to the list of a unit."""
+    known = remembered(path)
+    if names - known:
+        path.write_text("".join(f"{name}\n" for name in sorted(known | names)), "utf-8")
+
+
+def remembered(path: Path) -> set[str]:
+    """The list of a unit."""
+    try:
+        return set(path.read_text("utf-8").splitlines())
+    except OSError:
+        return set()
+
+
+def clean(path: Path) -> list[str]:
+    """Remove what is on the list of a unit whose processes are gone, and the list; what was removed."""
+    names = remembered(path)
+    if names:
+        names -= used_by(procs.everyone())
+    removed = []
+    for name in sorted(names):
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+            removed.append(name)
+    path.unlink(missing_ok=True)
+    return removed
+
+
+def _used(pid: int) -> set[str]:
+    found: set[str] = set()
+    folder = procs.PROC / str(pid)
+    with contextlib.suppress(OSError), open(folder / "maps", encoding="utf-8", errors="replace") as maps:
+        found.update(line.rstrip("\n").partition(SHM)[2] for line in maps if SHM in line)
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(folder / "fd"):
+            with contextlib.suppress(OSError):
+                target = os.readlink(entry.path)
+                if target.startswith(SHM):
+                    found.add(target[len(SHM) :])
+    return {SHM + name for name in found if name and not name.endswith(_DELETED) and "/" not in name}

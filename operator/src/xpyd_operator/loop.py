@@ -1,0 +1,101 @@
+"""observe → plan → apply, the same loop for every backend.
+
+The loop keeps nothing from one round to the next but what it last reported. A backend's failure to observe or to carry out
+one action is said and the next round tries again, later and later while it keeps failing; it never ends the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from xpyd_operator.plan.actions import Action
+from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.round import Round, think
+
+logger = logging.getLogger(__name__)
+
+INTERVAL_S = 0.5
+SLOWEST_S = 5.0
+"""Longest pause after rounds that failed."""
+
+
+class Backend(Protocol):
+    """Where instances live."""
+
+    async def desired(self) -> Desired:
+        """What is wanted now. Raises XpydError while that cannot be told; the last answer is used then."""
+
+    async def observe(self, now: float) -> Observed:
+        """What is there now; bounded in time."""
+
+    async def apply(self, action: Action) -> None:
+        """Carry out or begin one action; bounded in time. What is begun shows in the next observation."""
+
+    def said(self, round_: Round) -> None:
+        """Take note of a round: write the status where it is read."""
+
+
+async def converge(backend: Backend, now: float, *, dry_run: bool = False, last: Desired | None = None) -> Round:
+    """One round at ``now`` (unix seconds). With ``dry_run`` nothing is applied and nothing reported.
+
+    Raises:
+        XpydError: what is wanted cannot be told and ``last`` is not given, or the backend cannot observe.
+    """
+    failures: list[str] = []
+    try:
+        desired = await backend.desired()
+    except Exception as error:
+        if last is None:
+            raise
+        failures.append(f"what is wanted: {error}")
+        desired = last
+    observed = await backend.observe(now)
+    done = think(desired, observed, now)
+    if not dry_run:
+        for action in done.plan.actions:
+            logger.info("%s", action)
+            try:
+                await backend.apply(action)
+            except Exception as error:
+                logger.exception("could not %s", action)
+                failures.append(f"{action}: {error}")
+    done = msgspec.structs.replace(done, failures=tuple(failures))
+    if not dry_run:
+        backend.said(done)
+    return done
+
+
+async def run(
+    backend: Backend,
+    clock: Callable[[], float],
+    wake: asyncio.Event,
+    *,
+    interval_s: float = INTERVAL_S,
+    until: Callable[[Round], bool] = lambda done: done.gone,
+) -> Round:
+    """Rounds until one satisfies ``until``; ``wake`` begins the next one at once. The last round."""
+    failed = 0
+    last: Desired | None = None
+    while True:
+        try:
+            done = await converge(backend, clock(), last=last)
+        except Exception:
+            logger.exception("round failed")
+            failed += 1
+        else:
+            last = done.desired
+            failed = failed + 1 if done.failures else 0
+            if until(done):
+                return done
+        pause_s = min(SLOWEST_S, interval_s * 2.0 ** min(failed, 16))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause_s):
+                await wake.wait()
+        wake.clear()

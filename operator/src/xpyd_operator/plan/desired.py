@@ -1,0 +1,60 @@
+"""What is wanted of one service, as far as the planner must know it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NewType
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import Role, ServiceName
+
+Revision = NewType("Revision", str)
+"""12 hex digits over everything a process is rendered from; a difference means that it must be replaced."""
+
+
+class RoleTarget(msgspec.Struct, frozen=True):
+    """How many instances of one role, and of which revision."""
+
+    replicas: int
+    revision: Revision
+
+
+class Desired(msgspec.Struct, frozen=True):
+    """What is wanted. Times in seconds."""
+
+    service: ServiceName
+    prefill: RoleTarget
+    decode: RoleTarget
+    router: Revision | None
+    """Revision of the router process; None where no process of its own routes."""
+    max_surge: int = 1
+    """Instances of a role that may exist above its replicas while a revision is replaced, leaving ones included."""
+    max_unavailable: int = 0
+    """Ready instances of a role that may be missing while a revision is replaced."""
+    drain_timeout_s: float = 600.0
+    startup_timeout_s: float = 1800.0
+    hang_timeout_s: float = 120.0
+    """How long an engine that was ready may fail its health checks before it is restarted."""
+    stopping: bool = False
+    """The service is to end: router first, so that nothing new comes in, then the instances."""
+
+    def target(self, role: Role) -> RoleTarget:
+        """What is wanted of one role."""
+        return self.prefill if role is Role.PREFILL else self.decode
+
+    @property
+    def shape(self) -> str:
+        """``1P3D``."""
+        return shape(self.prefill.replicas, self.decode.replicas)
+
+
+def shape(prefill: int, decode: int) -> str:
+    """1, 3 → ``1P3D``."""
+    return f"{prefill}P{decode}D"
+
+
+def revision_of(parts: Any) -> Revision:
+    """Hash of what something is rendered from: any msgspec-encodable value, dictionaries in any order."""
+    raw = msgspec.json.encode(parts, order="sorted")
+    return Revision(hashlib.sha256(b"xpyd revision 1\n" + raw).hexdigest()[:12])

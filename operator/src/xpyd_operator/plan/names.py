@@ -1,0 +1,33 @@
+"""Names of instances: ``<service>-e<ordinal>``, the lowest free ordinal first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+
+from xpyd_sidecar.contract.ids import InstanceName, ServiceName
+
+_ORDINAL = re.compile(r"-e(0|[1-9][0-9]{0,8})")
+
+
+def instance_name(service: ServiceName, ordinal: int) -> InstanceName:
+    """``qwen``, 3 → ``qwen-e3``."""
+    return InstanceName(f"{service}-e{ordinal}")
+
+
+def ordinal_of(service: ServiceName, instance: str) -> int | None:
+    """``qwen``, ``qwen-e3`` → 3; None where the name was not made by ``instance_name`` (an engine joined by hand)."""
+    if not instance.startswith(service):
+        return None
+    match = _ORDINAL.fullmatch(instance, len(service))
+    return int(match[1]) if match else None
+
+
+def free_ordinals(taken: Collection[int]) -> Iterator[int]:
+    """The ordinals that nobody has, lowest first, without end."""
+    used = set(taken)
+    ordinal = 0
+    while True:
+        if ordinal not in used:
+            yield ordinal
+        ordinal += 1

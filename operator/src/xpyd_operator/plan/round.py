@@ -1,0 +1,34 @@
+"""One round of the loop, as a value: what was wanted, found, planned and said."""
+
+from __future__ import annotations
+
+import msgspec
+
+from xpyd_operator.api.status import ServiceStatus
+from xpyd_operator.plan.actions import Plan
+from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.status import status
+from xpyd_operator.plan.step import step
+
+
+class Round(msgspec.Struct, frozen=True):
+    """One round."""
+
+    desired: Desired
+    observed: Observed
+    plan: Plan
+    status: ServiceStatus
+    failures: tuple[str, ...] = ()
+    """What went wrong while it was carried out, in words."""
+
+    @property
+    def gone(self) -> bool:
+        """Nothing is left of a service that was to end."""
+        return self.desired.stopping and not self.observed.instances and self.observed.router is None
+
+
+def think(desired: Desired, observed: Observed, now: float) -> Round:
+    """The thinking part of a round; ``now`` is in unix seconds."""
+    plan = step(desired, observed, now)
+    return Round(desired, observed, plan, status(desired, observed, plan, now))

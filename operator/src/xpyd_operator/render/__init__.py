@@ -1,0 +1,1 @@
+"""What a plan looks like in Kubernetes and as local processes. Pure."""

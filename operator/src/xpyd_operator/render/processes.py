@@ -1,0 +1,171 @@
+"""What runs on one host: the processes of an instance and of the router, with every address bound.
+
+Pure: paths and ports come as arguments.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from xpyd_operator.api.durations import seconds
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.api.source import Beside, Claim, Folder, Hub
+from xpyd_operator.errors import Unsupported
+from xpyd_operator.plan.desired import Revision, revision_of
+from xpyd_operator.render.engine import MODULE, engine_args, engine_env, shutdown_args
+from xpyd_sidecar.contract import launch
+from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, join_host_port
+from xpyd_sidecar.contract.launch import AgentConfig, RouterConfig, SidecarConfig
+
+CPU_ENV = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+"""Defaults without a GPU. vLLM's own would pin the engines of a host to the same cores and give each 4 GiB for KV."""
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One process: arguments, and what is added to the environment."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where the processes of one instance, or the router, run. Paths are absolute."""
+
+    python: str
+    key_file: str
+    run_dir: str
+    """Short, since sockets lie in it: the agent's, and those among vLLM's processes."""
+    host: str
+    """Address at which the others of the service reach this host, and on which the engine listens."""
+
+
+class EngineBinding(msgspec.Struct, frozen=True):
+    """What one instance has beside its place."""
+
+    instance: InstanceName
+    role: Role
+    devices: tuple[int, ...] = ()
+    """GPUs by index; empty: none, the engine runs on CPUs."""
+
+
+def model_of(service: DisaggService) -> str:
+    """The model as a local engine sees it. A path beside the document is absolute by now: whoever read it knew its folder.
+
+    Raises:
+        Unsupported: the source lies on a volume of a cluster.
+    """
+    match service.spec.model.origin:
+        case Hub(id=name):
+            return name
+        case Folder(path=path) | Beside(path=path):
+            return path
+        case Claim():
+            reason = "a volume of a cluster is not there on a single host; write a hub id or a path"
+            raise Unsupported("spec.model.source", reason)
+
+
+def engine_process(service: DisaggService, place: Place, binding: EngineBinding) -> Process:
+    """The vLLM server of one instance, without its port: that is chosen when it is started (``port_args``)."""
+    argv = (
+        place.python,
+        "-m",
+        MODULE,
+        *engine_args(service, binding.role, model_of(service)),
+        *shutdown_args(service),
+        "--host",
+        place.host,
+    )
+    env = {"VLLM_NO_USAGE_STATS": "1"}
+    if not isinstance(service.spec.model.origin, Hub):
+        env["HF_HUB_OFFLINE"] = "1"
+    if binding.devices:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, binding.devices))
+    else:
+        env |= CPU_ENV
+    env |= engine_env(service)
+    env |= connector_env(service.name, place, binding.instance)
+    return Process(argv, env)
+
+
+def port_args(port: int) -> tuple[str, ...]:
+    """Where the server listens."""
+    return ("--port", str(port))
+
+
+def connector_env(service: str, place: Place, instance: InstanceName) -> dict[str, str]:
+    """What the connector reads, and a folder of its own for every temporary file and socket of the engine."""
+    return {
+        launch.ENV_RUN_DIR: place.run_dir,
+        launch.ENV_KEY_FILE: place.key_file,
+        launch.ENV_SERVICE: service,
+        launch.ENV_INSTANCE: instance,
+        launch.ENV_HOST: place.host,
+        "TMPDIR": place.run_dir,
+        "VLLM_RPC_BASE_PATH": place.run_dir,
+        "VLLM_HOST_IP": place.host,
+    }
+
+
+def agent_config(
+    service: DisaggService, place: Place, binding: EngineBinding, port: int, routers: tuple[HostPort, ...]
+) -> SidecarConfig:
+    """The agent beside the engine that listens on ``port``; ``routers`` are membership addresses."""
+    engine = join_host_port(place.host, port)
+    return SidecarConfig(
+        service=ServiceName(service.name),
+        instance=binding.instance,
+        key_file=place.key_file,
+        run_dir=place.run_dir,
+        agent=AgentConfig(
+            role=binding.role,
+            engine=engine,
+            advertise_http=engine,
+            routers=routers,
+            model=service.served_name,
+            heartbeat_s=service.spec.router.heartbeat_s,
+            drain_timeout_s=service.spec.drain.timeout_s,
+            startup_timeout_s=seconds(service.spec.engine.startup_timeout),
+        ),
+    )
+
+
+def router_config(service: DisaggService, place: Place, listen: str) -> SidecarConfig:
+    """The router of a host; ``listen`` is the address on which clients and agents reach it."""
+    spec = service.spec.router
+    return SidecarConfig(
+        service=ServiceName(service.name),
+        instance=InstanceName(f"{service.name}-router"),
+        key_file=place.key_file,
+        run_dir=place.run_dir,
+        router=RouterConfig(
+            host=listen,
+            port=spec.ports.http,
+            members_port=spec.ports.members,
+            policy=spec.policy,
+            policy_options=msgspec.to_builtins(spec.policy_options),
+            on_no_prefill=spec.on_no_prefill,
+            failover=spec.failover,
+            model=service.served_name,
+            heartbeat_s=spec.heartbeat_s,
+            missed_beats=spec.heartbeat.missed,
+            max_body_bytes=spec.max_body_bytes,
+            max_in_flight=spec.max_in_flight,
+            request_timeout_s=spec.request_timeout_s,
+            pair_timeout_s=spec.pair_timeout_s,
+        ),
+    )
+
+
+def sidecar_process(python: str, config_file: str) -> Process:
+    """Router or agent, as its configuration says."""
+    return Process((python, "-m", "xpyd_sidecar", "--config", config_file), {})
+
+
+def sidecar_revision(config: SidecarConfig) -> Revision:
+    """Changes with every setting of a router or agent."""
+    return revision_of(msgspec.to_builtins(config))
+

@@ -1,0 +1,119 @@
+"""``python -m xpyd_sidecar --config FILE``: runs the router, the agent or both in one process.
+
+The configuration is JSON of ``contract.launch.SidecarConfig``. SIGTERM and SIGINT end it in order; a half that fails ends
+the process.
+
+Exit code: 0 ended by a signal; 1 a half failed; 2 the configuration or the key is wrong, or a port is taken (one line on
+stderr names the field).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import uvloop
+
+from xpyd_sidecar import config as configuration
+from xpyd_sidecar import logs
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.errors import ConfigError, XpydError
+
+logger = logging.getLogger("xpyd_sidecar")
+
+HALVES = {"router": ("xpyd_sidecar.proxy.app", "run_router"), "agent": ("xpyd_sidecar.agent.app", "run_agent")}
+"""Where each half is; imported only where it runs, so that an agent alone stays small."""
+
+Half = Callable[[SidecarConfig, keys.ServiceKey, asyncio.Event], Awaitable[None]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="xpyd_sidecar", description="Run the router and/or the agent of xpyd.")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", metavar="FILE", help="JSON of SidecarConfig; - reads standard input")
+    source.add_argument("--config-json", metavar="TEXT", help="the same, given directly")
+    args = parser.parse_args(argv)
+    where = "--config-json" if args.config is None else f"--config {args.config}"
+    try:
+        config = configuration.decode(args.config_json if args.config is None else _read(args.config))
+        key = _key(config)
+    except ConfigError as error:
+        sys.stderr.write(f"xpyd_sidecar: {where}: {error}\n")
+        return 2
+    logs.configure(config.log_level, config.log_format, service=config.service, instance=config.instance)
+    try:
+        code: int = uvloop.run(_run(config, key))
+    except KeyboardInterrupt:
+        return 0
+    return code
+
+
+def _read(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}") from None
+
+
+def _key(config: SidecarConfig) -> keys.ServiceKey:
+    try:
+        return keys.read(Path(config.key_file))
+    except OSError as error:
+        raise ConfigError(f"{config.key_file} cannot be read: {error.strerror} - at `$.key_file`") from None
+    except ValueError as error:
+        raise ConfigError(f"{error} - at `$.key_file`") from None
+
+
+async def _run(config: SidecarConfig, key: keys.ServiceKey) -> int:
+    """Run the halves until a signal or a failure; the exit code."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    names = [name for name in HALVES if getattr(config, name) is not None]
+    tasks = {asyncio.ensure_future(_half(name)(config, key, stop)): name for name in names}
+    code = 0
+    while tasks:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            code = max(code, _outcome(tasks.pop(task), task, stop))
+        stop.set()
+    return code
+
+
+def _half(name: str) -> Half:
+    module, function = HALVES[name]
+    half: Half = getattr(importlib.import_module(module), function)
+    return half
+
+
+def _outcome(name: str, task: asyncio.Future[None], stop: asyncio.Event) -> int:
+    """The exit code that one ended half asks for; says why it failed."""
+    error = task.exception()
+    if error is None:
+        if stop.is_set():
+            return 0
+        logger.error("the %s ended without being asked to", name)
+        return 1
+    if isinstance(error, ConfigError):
+        logger.error("%s: %s", name, error)
+        return 2
+    if isinstance(error, XpydError):
+        logger.error("%s: %s", name, error)
+    else:
+        logger.error("the %s failed", name, exc_info=error)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,11 @@
+"""Speaks for one engine: heartbeats, health, drain.
+
+    engine.py   looks at the engine: health, record, load            I/O
+    beat.py     what follows from the looks: state, drained, beats   pure
+    beats.py    carries beats to every router, and their acks back   I/O
+    control.py  unix socket: status, drain, undrain                  I/O
+    ask.py      its client, for preStop hooks                        I/O
+    app.py      puts them together
+
+Does not belong here: choosing instances (``routing``), moving KV (``engine``).
+"""

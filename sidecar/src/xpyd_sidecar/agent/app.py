@@ -1,0 +1,197 @@
+"""The agent's half of a sidecar: looks, beats, control socket, drain.
+
+Two loops that do not wait for each other: one looks at the engine, one sends beats. A hanging engine thus never keeps a
+beat back, and routers learn from the beats that it hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from xpyd_sidecar.agent.beat import BeatNow, DrainAsked, DrainEnded, Event, Looked, Machine, UndrainAsked
+from xpyd_sidecar.agent.beats import Beats, Resolve, system_resolve
+from xpyd_sidecar.agent.control import Control
+from xpyd_sidecar.agent.engine import Probe
+from xpyd_sidecar.contract.ids import State
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+FAST_S = 0.5
+"""Between looks (and beats) while the state is about to change: starting, draining."""
+LOOK_S = 1.0
+"""Between looks while ready: how late a dead engine is noticed."""
+
+
+class Agent:
+    """One agent. ``run`` it until ``stop``."""
+
+    def __init__(self, config: SidecarConfig, key: ServiceKey, resolve: Resolve = system_resolve) -> None:
+        """Opens nothing yet.
+
+        Raises:
+            ConfigError: the configuration has no agent.
+        """
+        if config.agent is None:
+            raise ConfigError("an agent needs its settings - at `$.agent`")
+        self._config = config.agent
+        self._run_dir = Path(config.run_dir)
+        self._machine = Machine(config)
+        self._loop = asyncio.get_running_loop()
+        self._beats = Beats(config.agent.routers, key, heartbeat_s=config.agent.heartbeat_s,
+                            resolve_s=config.agent.resolve_s, resolve=resolve)
+        self._probe = Probe(config.agent, self._run_dir)
+        self._control = Control(self._run_dir, self)
+        self._look_now = asyncio.Event()
+        self._beat_now = asyncio.Event()
+        self._drain_over: asyncio.Future[tuple[bool, str]] | None = None
+        self._drain_deadline = float("inf")
+        self._started = self._loop.time()
+        self._starting_since: float | None = self._started
+        self._said_late = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Speak for the engine until ``stop``, then say goodbye.
+
+        Raises:
+            ConfigError: the control socket cannot be opened.
+        """
+        try:
+            await self._control.start()
+            logger.info("agent started", extra={"engine": self._config.engine, "role": self._config.role.value})
+            tasks = [asyncio.ensure_future(work) for work in
+                     (self._look_loop(), self._beat_loop(), self._beats.keep_resolving(), stop.wait())]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            await self._beats.close(self._machine.goodbye())
+            await self._control.close()
+            await self._probe.close()
+            logger.info("agent ended")
+
+    def status(self) -> dict[str, Any]:
+        """What GET /status answers."""
+        now, machine = self._loop.time(), self._machine
+        routers = self._beats.routers()
+        return {
+            "state": machine.state.value,
+            "role": self._config.role.value,
+            "epoch": self._config.epoch,
+            "incarnation": machine.incarnation,
+            "engine": self._config.engine,
+            "advertise_http": self._config.advertise_http,
+            "drained": machine.drained,
+            "waits_for": "" if machine.drained else machine.waits_for(routers, now),
+            "load": msgspec.to_builtins(machine.load),
+            "problem": machine.problem,
+            "uptime_s": round(now - self._started, 3),
+            "routers": [{
+                "address": router.address,
+                "name": router.name,
+                "ack_age_s": round(now - router.heard, 3) if router.acked >= 0 else None,
+                "refused": router.refused,
+            } for router in routers],
+        }
+
+    def drain(self) -> None:
+        """Begin to drain."""
+        now = self._loop.time()
+        if self._drain_over is None:
+            self._drain_over = self._loop.create_future()
+        elif now < self._drain_deadline:
+            return
+        self._drain_deadline = now + self._config.drain_timeout_s
+        self._apply(DrainAsked())
+
+    def undrain(self) -> None:
+        """Take the drain back."""
+        self._apply(UndrainAsked())
+        self._drain_over = None
+
+    async def wait_drained(self, timeout_s: float | None) -> tuple[bool, str]:
+        """``(drained, reason)`` once drained, at the drain deadline or after ``timeout_s``."""
+        over = self._drain_over
+        if over is None:
+            return False, "not draining"
+        left_s = self._drain_deadline - self._loop.time()
+        try:
+            async with asyncio.timeout(left_s if timeout_s is None else min(left_s, timeout_s)):
+                return await asyncio.shield(over)
+        except TimeoutError:
+            reason = self._machine.waits_for(self._beats.routers(), self._loop.time())
+            logger.warning("not drained in time: %s", reason)
+            return False, f"deadline passed: {reason}"
+
+    def _apply(self, event: Event) -> None:
+        for instruction in self._machine.handle(event, self._loop.time()):
+            match instruction:
+                case BeatNow(reason=reason):
+                    logger.info("state", extra={"state": self._machine.state.value, "why": reason,
+                                                "incarnation": self._machine.incarnation})
+                    self._beat_now.set()
+                    self._look_now.set()
+                case DrainEnded(drained=drained, reason=reason):
+                    logger.info("drain ended", extra={"drained": drained, "why": reason})
+                    if self._drain_over is not None and not self._drain_over.done():
+                        self._drain_over.set_result((drained, reason))
+
+    async def _look_loop(self) -> None:
+        scraped = float("-inf")
+        while True:
+            began = self._loop.time()
+            calm = self._machine.state is State.READY
+            scrape = not calm or began - scraped >= self._config.heartbeat_s - LOOK_S / 2
+            if scrape:
+                scraped = began
+            self._apply(Looked(await self._probe.look(scrape=scrape), self._beats.routers()))
+            self._say_late()
+            await _wait_or(self._look_now, LOOK_S if self._machine.state is State.READY else FAST_S)
+
+    async def _beat_loop(self) -> None:
+        while True:
+            self._beats.send(self._machine.heartbeat())
+            calm = self._machine.state is State.READY or self._machine.drained
+            await _wait_or(self._beat_now, self._config.heartbeat_s if calm else min(FAST_S, self._config.heartbeat_s))
+
+    def _say_late(self) -> None:
+        """Once per start: the engine is not up although its time to start has passed."""
+        now = self._loop.time()
+        if self._machine.state is not State.STARTING:
+            self._starting_since, self._said_late = None, False
+            return
+        if self._starting_since is None:
+            self._starting_since = now
+        if not self._said_late and now - self._starting_since > self._config.startup_timeout_s:
+            self._said_late = True
+            logger.error("the engine is not ready after %g s: %s", self._config.startup_timeout_s, self._machine.problem,
+                         extra={"engine": self._config.engine})
+
+
+async def _wait_or(event: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    event.clear()
+
+
+async def run_agent(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event) -> None:
+    """Run the agent of ``config`` until ``stop`` is set.
+
+    Raises:
+        ConfigError: no agent configured, or its control socket cannot be opened.
+    """
+    await Agent(config, key).run(stop)

@@ -1,0 +1,261 @@
+"""From looks at the engine to the next heartbeat: the agent's state machine. Pure; time is an argument.
+
+Laws
+    1. READY ⇒ the last look that brought news (see 3) found the engine up, with the record of every DP rank, ranks
+       agreeing, the model known.
+    2. A change of incarnation always passes through STARTING: health and record are two reads, so a new record counts
+       from the second look that shows it.
+    3. An engine that refuses or answers with an error is down at once. One that is merely slow is down after
+       SLOW_LOOKS looks in a row: a busy server is not a dead one.
+    4. DRAINING ⇔ a drain was asked for and not taken back. The engine's health does not end it.
+    5. drained ⇒ DRAINING, and every router knew so and had no leg open (as of its last ack; a router that was silent for
+       its bound is not asked) before IDLE_LOOKS looks in a row found nothing running, waiting or moving. The engine's own
+       numbers do not suffice: they miss a request that its front end is still reading. An engine that is down has nothing
+       to finish. drained never turns false again while the drain lasts.
+
+    STARTING ──engine up──▶ READY
+        ▲  ◀──engine down─────┘
+        │ undrain        drain │ (from either)
+        └────── DRAINING ◀─────┘      ──idle, routers informed──▶ drained
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from xpyd_sidecar.contract import fingerprint
+from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, State
+from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
+from xpyd_sidecar.contract.record import EngineRecord
+
+SLOW_LOOKS = 3
+IDLE_LOOKS = 2
+SILENT_BEATS = 2.0
+"""A router that has not answered for so many heartbeats since the drain began does not hold it up."""
+
+
+class Look(msgspec.Struct, frozen=True):
+    """What one look at the engine found."""
+
+    health: Literal["up", "slow", "down"]
+    problem: str = ""
+    """Why it is not up, or why what it says cannot be used."""
+    records: tuple[EngineRecord, ...] = ()
+    """One per DP rank, in order; empty until all are there."""
+    load: Load | None = None
+    """None: not asked, or not answered."""
+    model: str = ""
+    max_model_len: int = 0
+
+
+class Router(msgspec.Struct, frozen=True):
+    """What the agent knows of one router."""
+
+    address: str
+    name: str = ""
+    """As the router calls itself; empty before its first ack."""
+    acked: int = -1
+    """Highest ``seq`` that it acked."""
+    heard: float = float("-inf")
+    """When its last ack came."""
+    since: float = 0.0
+    """When the agent began to send to this address."""
+    refused: str = ""
+    """Not empty: it refused the last beat, and why."""
+    in_flight: int = 0
+    """Legs that it had open on the instance at its last ack."""
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """Event: a look at the engine is done."""
+
+    look: Look
+    routers: tuple[Router, ...]
+
+
+class DrainAsked(msgspec.Struct, frozen=True):
+    """Event: somebody wants the instance empty."""
+
+
+class UndrainAsked(msgspec.Struct, frozen=True):
+    """Event: the drain is taken back."""
+
+
+Event = Looked | DrainAsked | UndrainAsked
+
+
+class BeatNow(msgspec.Struct, frozen=True):
+    """Instruction: routers must hear of this at once."""
+
+    reason: str
+
+
+class DrainEnded(msgspec.Struct, frozen=True):
+    """Instruction: answer those who wait for the drain."""
+
+    drained: bool
+    reason: str
+
+
+Instruction = BeatNow | DrainEnded
+
+
+class Machine:
+    """State of one agent. ``handle`` is the one method that changes it, but for the count of beats in ``heartbeat``."""
+
+    def __init__(self, config: SidecarConfig) -> None:
+        assert config.agent is not None
+        self._service = config.service
+        self._instance = config.instance
+        self._agent = config.agent
+        self._seq = 0
+        self._slow = 0
+        self._idle = 0
+        self._up = False
+        self._drain_since: float | None = None
+        self._drain_seq = -1
+        self._drained = False
+        self._records: tuple[EngineRecord, ...] = ()
+        self._load = Load()
+        self._model = config.agent.model
+        self._max_model_len = 0
+        self.problem = "the engine has not been looked at yet"
+        """Why the instance is not ready; empty when it is."""
+
+    @property
+    def state(self) -> State:
+        """What the next heartbeat will say."""
+        if self._drain_since is not None:
+            return State.DRAINING
+        return State.READY if self._up else State.STARTING
+
+    @property
+    def drained(self) -> bool:
+        """Nothing runs, waits or moves, and no router will pick the instance."""
+        return self._drained
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """Of the first rank; empty until the connector has started."""
+        return self._records[0].incarnation if self._records else Incarnation("")
+
+    @property
+    def load(self) -> Load:
+        """The latest."""
+        return self._load
+
+    def handle(self, event: Event, now: float) -> tuple[Instruction, ...]:
+        """Take in one event at ``now`` (monotonic seconds)."""
+        before = (self.state, self._drained, self.incarnation)
+        out: list[Instruction] = []
+        match event:
+            case Looked(look=look, routers=routers):
+                self._take(look)
+                if self._drain_since is not None and not self._drained:
+                    reason = self._drain_progress(look, routers, now)
+                    if self._drained:
+                        out.append(DrainEnded(True, reason))
+            case DrainAsked():
+                if self._drain_since is None:
+                    self._drain_since, self._drain_seq, self._idle = now, self._seq, 0
+            case UndrainAsked():
+                if self._drain_since is not None:
+                    self._drain_since, self._drained = None, False
+                    out.append(DrainEnded(False, "the drain was taken back"))
+        after = (self.state, self._drained, self.incarnation)
+        if after != before:
+            why = "drained" if self._drained else self.problem if self.state is State.STARTING else self.state.value
+            out.append(BeatNow(why))
+        return tuple(out)
+
+    def heartbeat(self) -> Heartbeat:
+        """The next beat; counts it."""
+        self._seq += 1
+        first = self._records[0] if self._records else None
+        return Heartbeat(
+            v=WIRE_VERSION,
+            service=self._service,
+            instance=self._instance,
+            seq=self._seq,
+            role=self._agent.role,
+            epoch=self._agent.epoch,
+            state=self.state,
+            incarnation=self.incarnation,
+            http=(self._agent.advertise_http,),
+            control=tuple(record.control for record in self._records),
+            model=self._model,
+            max_model_len=self._max_model_len,
+            fingerprint=fingerprint.digest(first.fingerprint) if first else Fingerprint(""),
+            parallel=first.parallel if first else Parallel(),
+            load=self._load,
+            interval_s=self._agent.heartbeat_s,
+            drained=self._drained,
+        )
+
+    def goodbye(self) -> Goodbye:
+        """The last message."""
+        return Goodbye(WIRE_VERSION, self._service, self._instance, self.incarnation)
+
+    def waits_for(self, routers: Sequence[Router], now: float) -> str:
+        """Why a drain has not ended, in words; empty when there is none."""
+        if self._drain_since is None:
+            return ""
+        if holding := self._holding(routers, now):
+            return "; ".join(f"router {router.name or router.address} {self._why_holding(router)}" for router in holding)
+        load = self._load
+        return f"{load.running} running, {load.waiting} waiting, {load.transfers} KV transfers"
+
+    def _take(self, look: Look) -> None:
+        self._slow = self._slow + 1 if look.health == "slow" else 0
+        if look.load is not None:
+            self._load = look.load
+        if look.health == "slow" and self._slow < SLOW_LOOKS:
+            return  # no news
+        problem = look.problem or disagreement(look.records)
+        changed = tuple(r.incarnation for r in look.records) != tuple(r.incarnation for r in self._records)
+        if look.records:
+            self._records = look.records
+        if look.health == "up" and not look.records and not problem:
+            problem = "the engine is up, but its connector has written no record"
+        if look.health == "up" and look.records and changed and not problem:
+            problem = "a new incarnation of the engine: to be confirmed by a second look"
+        self._up = look.health == "up" and not problem
+        self.problem = "" if self._up else problem or "the engine does not answer"
+        if look.health == "down":
+            self._load = Load()
+        if self._up:
+            self._model, self._max_model_len = look.model, look.max_model_len
+
+    def _drain_progress(self, look: Look, routers: Sequence[Router], now: float) -> str:
+        if self._holding(routers, now) and look.health != "down":
+            self._idle = 0
+        elif look.health == "down":
+            self._idle += 1
+        elif look.load is not None:
+            busy = look.load.running or look.load.waiting or look.load.transfers
+            self._idle = 0 if busy else self._idle + 1
+        self._drained = self._idle >= IDLE_LOOKS
+        return "the engine is down" if look.health == "down" else "nothing runs, waits or moves"
+
+    def _holding(self, routers: Sequence[Router], now: float) -> list[Router]:
+        """Routers that hold the drain up: they do not know of it, or have legs open, and are not silent for too long."""
+        assert self._drain_since is not None
+        bound = SILENT_BEATS * self._agent.heartbeat_s
+        return [router for router in routers if (router.acked <= self._drain_seq or router.in_flight)
+                and now - max(self._drain_since, router.since, router.heard) < bound]
+
+    def _why_holding(self, router: Router) -> str:
+        return "has not acknowledged" if router.acked <= self._drain_seq else f"has {router.in_flight} requests in flight"
+
+
+def disagreement(records: Sequence[EngineRecord]) -> str:
+    """What the DP ranks of one engine do not agree about; empty when they do."""
+    for record in records[1:]:
+        if record.fingerprint != records[0].fingerprint:
+            fields = fingerprint.difference(records[0].fingerprint, record.fingerprint)
+            return f"DP ranks 0 and {record.dp_rank} differ: {fields}"
+    return ""

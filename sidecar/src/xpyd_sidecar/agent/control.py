@@ -1,0 +1,155 @@
+"""The agent's unix socket: HTTP on ``<run dir>/agent.sock``, for preStop hooks, the local backend and people.
+
+    GET  /status            state, role, epoch, load, routers with the age of their acks, last problem
+    POST /drain             begin to drain; 202 and the state of things
+    POST /drain?wait=1      the same, answered when drained, or at the drain deadline: {"drained": …, "reason": …}
+    POST /undrain           take the drain back
+
+Who can open the run folder may ask; the socket is mode 0600. Errors are ``{"error": …}`` with a fitting status.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from aiohttp import web
+
+from xpyd_sidecar.contract.launch import AGENT_SOCKET
+from xpyd_sidecar.errors import ConfigError
+
+UNIX_PATH_MAX = 107
+"""Bytes of a unix socket's path, without the final NUL (unix(7))."""
+BACKLOG = 16
+SHUTDOWN_S = 1.0
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Speaker(Protocol):
+    """What the socket asks of the agent."""
+
+    def status(self) -> dict[str, Any]:
+        """The answer of GET /status."""
+
+    def drain(self) -> None:
+        """Begin to drain; nothing if it drains already."""
+
+    def undrain(self) -> None:
+        """Take the drain back; nothing if it does not drain."""
+
+    async def wait_drained(self, timeout_s: float | None) -> tuple[bool, str]:
+        """``(drained, reason)`` once drained, at the drain deadline or after ``timeout_s``."""
+
+
+@contextlib.contextmanager
+def short_path(run_dir: Path) -> Iterator[str]:
+    """A path of the socket that fits into ``sun_path``: through the folder's descriptor where the real one is too long."""
+    path = run_dir / AGENT_SOCKET
+    if len(os.fsencode(path)) <= UNIX_PATH_MAX:
+        yield str(path)
+        return
+    folder = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{AGENT_SOCKET}"
+    finally:
+        os.close(folder)
+
+
+def listen(run_dir: Path) -> socket.socket:
+    """The listening socket. A socket file that a dead agent left is replaced.
+
+    Raises:
+        ConfigError: another agent answers there, or the folder cannot be used.
+    """
+    path = run_dir / AGENT_SOCKET
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with short_path(run_dir) as short:
+            if path.exists():
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.settimeout(1.0)
+                    if probe.connect_ex(short) == 0:
+                        raise ConfigError(f"another agent answers at {path} - at `$.run_dir`")
+                path.unlink()
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                os.fchmod(sock.fileno(), 0o600)
+                sock.bind(short)
+                path.chmod(0o600)
+                sock.listen(BACKLOG)
+                sock.setblocking(False)
+            except OSError:
+                sock.close()
+                raise
+            return sock
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {path}: {error.strerror or error} - at `$.run_dir`") from None
+
+
+class Control:
+    """The server. ``start`` it, ``close`` it."""
+
+    def __init__(self, run_dir: Path, speaker: Speaker) -> None:
+        self._run_dir = run_dir
+        self._speaker = speaker
+        app = web.Application(middlewares=[_errors], client_max_size=4096)
+        app.add_routes([web.get("/status", self._status), web.post("/drain", self._drain),
+                        web.post("/undrain", self._undrain)])
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigError as ``listen`` does."""
+        sock = listen(self._run_dir)
+        await self._runner.setup()
+        await web.SockSite(self._runner, sock).start()
+
+    async def close(self) -> None:
+        """Stop and remove the socket file."""
+        if self._runner.server is None:
+            return
+        await self._runner.cleanup()
+        with contextlib.suppress(FileNotFoundError):
+            (self._run_dir / AGENT_SOCKET).unlink()
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return _json(self._speaker.status())
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        wait = request.query.get("wait", "0")
+        if wait not in {"0", "1"}:
+            raise web.HTTPBadRequest(text=f"wait: 0 or 1, not {wait!r}")
+        timeout_s: float | None = None
+        if "timeout_s" in request.query:
+            try:
+                timeout_s = float(request.query["timeout_s"])
+            except ValueError:
+                timeout_s = 0.0
+            if not timeout_s > 0:
+                raise web.HTTPBadRequest(text=f"timeout_s: seconds above 0, not {request.query['timeout_s']!r}")
+        self._speaker.drain()
+        if wait == "0":
+            return _json(self._speaker.status(), status=202)
+        drained, reason = await self._speaker.wait_drained(timeout_s)
+        return _json({"drained": drained, "reason": reason})
+
+    async def _undrain(self, _: web.Request) -> web.Response:
+        self._speaker.undrain()
+        return _json(self._speaker.status())
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return _json({"error": error.text or error.reason}, status=error.status)
+
+
+def _json(body: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json")

@@ -1,0 +1,181 @@
+"""Looks at one engine: health, engine records, load, model. Every look ends within its time-outs.
+
+Belongs here: HTTP to the engine and reading its files. What follows from a look is ``beat``'s.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from xpyd_sidecar.agent.beat import Look
+from xpyd_sidecar.contract import metrics, record
+from xpyd_sidecar.contract.ids import Incarnation
+from xpyd_sidecar.contract.launch import AgentConfig
+from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.record import EngineRecord
+
+HEALTH_TIMEOUT_S = 3.0
+SCRAPE_TIMEOUT_S = 3.0
+ANSWER_LIMIT = 8 << 20
+"""Bytes of an answer that are read; vLLM's /metrics is about 0.1 MB."""
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+KV_USAGE = "vllm:kv_cache_usage_perc"
+_SERIES = (RUNNING, WAITING, KV_USAGE, metrics.SENDS_OPEN, metrics.RECEIVES_OPEN)
+_SAMPLE = re.compile(rb"^(" + b"|".join(map(re.escape, (name.encode() for name in _SERIES))) + rb")(?:\{.*\})? (\S+)",
+                     re.MULTILINE)
+
+
+class BadAnswer(Exception):
+    """The engine answered with something that cannot be used; the message says what."""
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+def parse_load(text: bytes) -> Load:
+    """The few series of a Prometheus text that make up the load; those of several engines are added (usage: averaged).
+
+    Raises:
+        BadAnswer: vLLM's own series are missing, or a value is no number.
+    """
+    values: dict[str, list[float]] = {name: [] for name in _SERIES}
+    for name, value in _SAMPLE.findall(text):
+        try:
+            number = float(value)
+        except ValueError:
+            raise BadAnswer(f"/metrics: {name.decode()} is {value.decode(errors='replace')!r}, not a number") from None
+        if math.isfinite(number):
+            values[name.decode()].append(number)
+    if missing := [name for name in (RUNNING, WAITING) if not values[name]]:
+        raise BadAnswer(f"/metrics has no {' and no '.join(missing)}: is it a vLLM engine?")
+    usage = values[KV_USAGE]
+    return Load(
+        running=round(sum(values[RUNNING])),
+        waiting=round(sum(values[WAITING])),
+        kv_usage=sum(usage) / len(usage) if usage else 0.0,
+        transfers=round(sum(values[metrics.SENDS_OPEN]) + sum(values[metrics.RECEIVES_OPEN])),
+    )
+
+
+def choose_model(answer: bytes, wanted: str) -> tuple[str, int]:
+    """``/v1/models`` → (served name, tokens of context; 0: unknown). ``wanted`` empty: the first it lists.
+
+    Raises:
+        BadAnswer: no such list, or ``wanted`` is not in it.
+    """
+    try:
+        models = msgspec.json.decode(answer, type=_Models).data
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise BadAnswer(f"/v1/models: {error}") from None
+    for model in models:
+        if wanted in {"", model.id}:
+            return model.id, model.max_model_len or 0
+    raise BadAnswer(f"/v1/models: the engine serves {[model.id for model in models]}, not {wanted!r}")
+
+
+class Probe:
+    """Looks at one engine, over a session of its own."""
+
+    def __init__(self, config: AgentConfig, run_dir: Path) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._base = f"http://{config.engine}"
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=4))
+        self._known: tuple[Incarnation, str, int] | None = None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()
+
+    async def look(self, *, scrape: bool) -> Look:
+        """One look; ``scrape``: the load too. Never raises for what an engine does or does not do."""
+        before, problem = self._records()
+        try:
+            status, _ = await self._get("/health", HEALTH_TIMEOUT_S)
+        except TimeoutError:
+            return Look("slow", f"GET /health took longer than {HEALTH_TIMEOUT_S:g} s", before)
+        except (aiohttp.ClientError, OSError, BadAnswer) as error:
+            return Look("down", f"GET /health: {_why(error)}", before)
+        if status >= 400:
+            return Look("down", f"GET /health: status {status}", before)
+        records, problem = self._records()
+        if problem or records != before:
+            return Look("up", problem or "the engine record changed during the look", records)
+        load, model, max_model_len = None, self._config.model, 0
+        try:
+            if records:
+                model, max_model_len = await self._model(records[0])
+            if scrape:
+                load = parse_load(await self._read("/metrics", SCRAPE_TIMEOUT_S))
+        except TimeoutError:
+            return Look("slow", "GET /metrics or /v1/models took too long", records)
+        except (aiohttp.ClientError, OSError) as error:
+            return Look("slow", f"GET /metrics or /v1/models: {_why(error)}", records)
+        except BadAnswer as error:
+            problem = str(error)
+        return Look("up", problem, records, load, model, max_model_len)
+
+    def _records(self) -> tuple[tuple[EngineRecord, ...], str]:
+        try:
+            found = [record.read(self._run_dir, rank) for rank in range(self._config.data_parallel)]
+        except (ValueError, OSError) as error:
+            return (), f"engine record: {error}"
+        whole = tuple(one for one in found if one is not None)
+        if 0 < len(whole) < len(found):
+            ranks = [rank for rank, one in enumerate(found) if one is None]
+            return (), f"no engine record of DP ranks {ranks} in {self._run_dir} yet"
+        if whole and (newer := [one.v for one in whole if one.v != record.VERSION]):
+            return (), f"engine record of version {newer[0]}, this agent reads {record.VERSION}"
+        return whole, ""
+
+    async def _model(self, first: EngineRecord) -> tuple[str, int]:
+        if self._known is None or self._known[0] != first.incarnation:
+            try:
+                name, tokens = choose_model(await self._read("/v1/models", SCRAPE_TIMEOUT_S), self._config.model)
+            except _Locked:
+                if not self._config.model:
+                    raise BadAnswer("/v1/models asks for an API key: set `$.agent.model`") from None
+                name, tokens = self._config.model, 0
+            self._known = (first.incarnation, name, first.max_model_len or tokens)
+        return self._known[1], self._known[2]
+
+    async def _read(self, path: str, timeout_s: float) -> bytes:
+        status, body = await self._get(path, timeout_s)
+        if status in {401, 403}:
+            raise _Locked(f"{path}: status {status}")
+        if status >= 400:
+            raise BadAnswer(f"{path}: status {status}")
+        return body
+
+    async def _get(self, path: str, timeout_s: float) -> tuple[int, bytes]:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        async with self._session.get(self._base + path, timeout=timeout, allow_redirects=False) as answer:
+            body = bytearray()
+            async for chunk in answer.content.iter_any():
+                body += chunk
+                if len(body) > ANSWER_LIMIT:
+                    raise BadAnswer(f"{path}: answer longer than {ANSWER_LIMIT} bytes")
+            return answer.status, bytes(body)
+
+
+class _Locked(BadAnswer):
+    """It asks for an API key."""
+
+
+def _why(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+

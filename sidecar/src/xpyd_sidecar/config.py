@@ -1,0 +1,86 @@
+"""The sidecar's configuration: text → checked ``SidecarConfig``.
+
+Belongs here: decoding and the checks that need more than one field or a look at a value. The structs are in
+``contract.launch``; what a setting does is where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import NAME, NAME_MAX, split_host_port
+from xpyd_sidecar.contract.launch import AgentConfig, RouterConfig, SidecarConfig
+from xpyd_sidecar.errors import ConfigError
+
+
+def decode(text: bytes | str) -> SidecarConfig:
+    """JSON text → a configuration that can be run.
+
+    Raises:
+        ConfigError: one line that names the field (``$.agent.engine``) and what would be right.
+    """
+    try:
+        config = msgspec.json.decode(text, type=SidecarConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not JSON: {error}") from None
+    for fault in faults(config):
+        raise ConfigError(fault)
+    return config
+
+
+def faults(config: SidecarConfig) -> Iterator[str]:
+    """What is wrong with a configuration whose types are right, one line each."""
+    if not NAME.fullmatch(config.service) or len(config.service) > NAME_MAX:
+        yield f"{config.service!r} is not a name of at most {NAME_MAX} of a-z, 0-9 and '-' - at `$.service`"
+    if not config.instance:
+        yield "must not be empty - at `$.instance`"
+    for field in ("key_file", "run_dir"):
+        if not getattr(config, field):
+            yield f"a path is required - at `$.{field}`"
+    if config.agent is None and config.router is None:
+        yield "nothing to run: give `agent`, `router` or both - at `$`"
+    if config.agent is not None:
+        yield from _agent_faults(config.agent)
+    if config.router is not None:
+        yield from _router_faults(config.router)
+
+
+def _agent_faults(agent: AgentConfig) -> Iterator[str]:
+    addresses = [("engine", agent.engine), ("advertise_http", agent.advertise_http)]
+    addresses += [(f"routers[{index}]", router) for index, router in enumerate(agent.routers)]
+    for field, address in addresses:
+        try:
+            split_host_port(address)
+        except ValueError as error:
+            yield f"{error} - at `$.agent.{field}`"
+    if not agent.routers:
+        yield "at least one router address is required - at `$.agent.routers`"
+    if agent.epoch < 0:
+        yield f"must not be negative, not {agent.epoch} - at `$.agent.epoch`"
+    if agent.data_parallel < 1:
+        yield f"must be at least 1, not {agent.data_parallel} - at `$.agent.data_parallel`"
+    for field in ("heartbeat_s", "resolve_s", "drain_timeout_s", "startup_timeout_s"):
+        yield from _positive("agent", field, getattr(agent, field))
+
+
+def _router_faults(router: RouterConfig) -> Iterator[str]:
+    for field in ("port", "members_port"):
+        port = getattr(router, field)
+        if not 0 < port < 65536:
+            yield f"must be a port from 1 to 65535, not {port} - at `$.router.{field}`"
+    if router.port == router.members_port:
+        yield f"must differ from port, both are {router.port} - at `$.router.members_port`"
+    for field in ("heartbeat_s", "resolve_s", "missed_beats", "max_body_bytes", "max_header_bytes", "max_in_flight",
+                  "request_timeout_s", "receive_timeout_s", "pair_timeout_s", "drain_timeout_s"):
+        yield from _positive("router", field, getattr(router, field))
+    if not router.listen_on_s >= 0:
+        yield f"must not be negative, not {router.listen_on_s} - at `$.router.listen_on_s`"
+
+
+def _positive(part: str, field: str, value: float) -> Iterator[str]:
+    if not value > 0:
+        yield f"must be above 0, not {value} - at `$.{part}.{field}`"

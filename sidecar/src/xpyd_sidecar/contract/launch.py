@@ -1,0 +1,132 @@
+"""How the processes of a service are started: configuration structs, environment names, engine arguments.
+
+The operator renders these, sidecar and connector read them; nobody else knows the spelling.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName
+
+# Environment of the engine process, read by the connector. Everything else is in KvOptions.
+ENV_RUN_DIR = "XPYD_RUN_DIR"
+"""Folder shared by engine and agent of one instance (engine records, agent socket)."""
+ENV_KEY_FILE = "XPYD_KEY_FILE"
+ENV_SERVICE = "XPYD_SERVICE"
+ENV_INSTANCE = "XPYD_INSTANCE"
+ENV_HOST = "XPYD_HOST"
+"""Address at which peers reach this instance (a pod's IP; 127.0.0.1 locally)."""
+
+AGENT_SOCKET = "agent.sock"
+"""Unix socket in the run folder: HTTP GET /status, POST /drain."""
+
+CONNECTOR_CLASS = "XpydConnector"
+CONNECTOR_MODULE = "xpyd_sidecar.engine.connector"
+
+
+class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``kv_connector_extra_config["xpyd"]``: the connector's settings. Sizes in bytes, times in seconds."""
+
+    transport: Literal["auto", "tcp", "shm", "nccl"] = "auto"
+    mode: Literal["put_async", "put", "get"] = "put_async"
+    checksum: Literal["xxh3", "none"] = "xxh3"
+    keep_bytes: int = 256 << 20
+    """Bound on copies that a prefill sender holds while decode has not answered READY."""
+    claim_s: float = 10.0
+    """How long decode keeps an announcement whose own leg has not come. Both legs are sent at once, so one that is later
+    than this was refused by its engine's front end, or is lost. Should it come after all, decode computes the prompt."""
+    keep_ttl_s: float = 60.0
+    """How long it holds them."""
+    load_timeout_s: float = 30.0
+    """From READY until everything must be in place."""
+    peer_timeout_s: float = 5.0
+    """Connecting, handshake, and silence on a link that has work."""
+    control_port: int = 0
+    """0: chosen by the kernel."""
+    data_port: int = 0
+    advertise_data: HostPort | None = None
+    """Address announced for data when peers must take another way (address translation)."""
+
+
+class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The agent half of a sidecar: speaks for one engine."""
+
+    role: Role
+    engine: HostPort
+    """Where the engine's HTTP server listens, as seen from the agent."""
+    advertise_http: HostPort
+    """The same, as seen from the routers."""
+    routers: tuple[HostPort, ...]
+    """Membership addresses; a DNS name stands for every address it resolves to, looked up again and again."""
+    model: str = ""
+    """Served model name."""
+    epoch: int = 1
+    data_parallel: int = 1
+    """How many DP ranks (engine records) the engine has."""
+    heartbeat_s: float = 3.0
+    resolve_s: float = 5.0
+    drain_timeout_s: float = 600.0
+    startup_timeout_s: float = 1800.0
+
+
+class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The router half of a sidecar."""
+
+    host: str = "0.0.0.0"
+    port: int = 10001
+    members_port: int = 30001
+    policy: str = "round_robin"
+    policy_options: dict[str, Any] = {}
+    on_no_prefill: Literal["decode", "reject"] = "decode"
+    failover: Literal["continue", "error"] = "continue"
+    model: str = ""
+    """Served model name; requests for another one are refused with 404."""
+    api_key_file: str | None = None
+    """A file with one client key per line; None: clients need none."""
+    heartbeat_s: float = 3.0
+    missed_beats: int = 3
+    """Beats that must be missing before an instance is probed and, if the probe fails, evicted."""
+    max_body_bytes: int = 32 << 20
+    max_header_bytes: int = 64 << 10
+    max_in_flight: int = 4096
+    """Requests served at once; beyond it 503 with Retry-After."""
+    request_timeout_s: float = 3600.0
+    pair_timeout_s: float = 60.0
+    """How long decode may wait for prefill's announcement."""
+    resolve_s: float = 5.0
+    """How often agents look up the routers' name; a router's roster is settled after one such interval and one beat."""
+    receive_timeout_s: float = 30.0
+    """How long a client may take to send a request (large bodies get more, by their size)."""
+    listen_on_s: float = 0.0
+    """How long a stopping router goes on accepting connections, while those who balance load learn that it is not ready."""
+    drain_timeout_s: float = 600.0
+    """How long a stopping router waits for its requests to end."""
+    access_log: bool = True
+
+
+class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``python -m xpyd_sidecar --config FILE``: JSON of this."""
+
+    service: ServiceName
+    instance: InstanceName
+    """For a router of its own: its name."""
+    key_file: str
+    run_dir: str
+    agent: AgentConfig | None = None
+    router: RouterConfig | None = None
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "text"] = "json"
+
+
+def kv_transfer_config(options: KvOptions, on_load_failure: Literal["recompute", "fail"]) -> dict[str, Any]:
+    """The value of vLLM's ``--kv-transfer-config`` (as an object; the caller encodes it)."""
+    return {
+        "kv_connector": CONNECTOR_CLASS,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": on_load_failure,
+        "kv_connector_extra_config": {"xpyd": msgspec.to_builtins(options)},
+    }

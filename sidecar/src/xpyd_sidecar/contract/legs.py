@@ -1,0 +1,70 @@
+"""``kv_transfer_params`` of the two legs of a request: what the router tells the two connectors.
+
+The router mints ``transfer`` and counts ``attempt``; pairing never uses a request id (vLLM adds a random suffix to those).
+A client that sends ``kv_transfer_params`` itself is refused by the router, so what an engine reads here is the router's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import TRANSFER_ID, Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
+
+FIELD = "kv_transfer_params"
+VERSION = 1
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """The decode instance that a prefill leg pushes to."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    control: HostPort
+
+
+class Leg(msgspec.Struct, frozen=True):
+    """One leg.
+
+    ``remaining_s`` is a duration, not a time of day, so that clocks need not agree: how long this leg may still wait for
+    its counterpart, counted from the moment the engine receives it.
+    """
+
+    xpyd: int
+    """Version of this structure."""
+    role: Role
+    transfer: TransferId
+    attempt: Attempt
+    remaining_s: float
+    peer: Peer | None = None
+    """Set on the prefill leg, absent on the decode leg."""
+
+
+def decode(params: dict[str, Any]) -> Leg:
+    """Check and convert what an engine received.
+
+    Raises:
+        ValueError: names the field that is missing or wrong.
+    """
+    try:
+        leg = msgspec.convert(params, Leg)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{FIELD}: {error}") from None
+    if leg.xpyd != VERSION:
+        raise ValueError(f"{FIELD}.xpyd: version {leg.xpyd} is not {VERSION}")
+    if not TRANSFER_ID.fullmatch(leg.transfer):
+        raise ValueError(f"{FIELD}.transfer: not 32 hex digits")
+    if leg.attempt < 1 or not leg.remaining_s > 0:
+        raise ValueError(f"{FIELD}: attempt must be at least 1 and remaining_s above 0")
+    if (leg.peer is None) == (leg.role is Role.PREFILL):
+        raise ValueError(f"{FIELD}.peer: required on a prefill leg, not allowed on a decode leg")
+    return leg
+
+
+def encode(leg: Leg) -> dict[str, Any]:
+    """The JSON object for the request body."""
+    params: dict[str, Any] = msgspec.to_builtins(leg)
+    if leg.peer is None:
+        del params["peer"]
+    return params

@@ -1,0 +1,131 @@
+"""Everything of vLLM that xpyd uses, in one place: these are internals, and another version may move them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any, Final
+
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, UniformTypeKVCacheSpecs
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+from vllm.v1.metrics.utils import create_metric_per_engine
+
+from xpyd_sidecar.errors import ConfigError
+
+__all__ = [
+    "CacheHitSource", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata",
+    "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
+    "KVConnectorWorkerMetadata", "check_model", "check_version", "create_metric_per_engine", "dp_rank",
+    "instruction_set", "kv_layout", "log_like_vllm", "max_model_len", "model_files", "model_text", "rank_of", "sizes",
+    "version",
+]
+
+SUPPORTED: Final = "0.32."
+
+
+def check_version() -> None:
+    """Refuse a vLLM whose internals are not the ones known here.
+
+    Raises:
+        ConfigError: names the version found and the one that works.
+    """
+    if not version().startswith(SUPPORTED):
+        raise ConfigError(f"vLLM {version()} is not supported by this xpyd; use {SUPPORTED}x")
+
+
+def version() -> str:
+    """The version of vLLM that runs."""
+    return str(vllm.__version__)
+
+
+def log_like_vllm(name: str) -> None:
+    """Have a logger write where and how vLLM's own does: an engine process configures no other."""
+    theirs, ours = logging.getLogger("vllm"), logging.getLogger(name)
+    ours.handlers[:] = theirs.handlers
+    ours.setLevel(theirs.level)
+    ours.propagate = theirs.propagate
+
+
+def check_model(config: Any, kv_cache: Any) -> None:
+    """Refuse what the connector cannot move rightly.
+
+    Raises:
+        ConfigError: names the feature.
+    """
+    groups = kv_cache.kv_cache_groups if kv_cache is not None else ()
+    if len(groups) > 1:
+        kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
+        raise ConfigError(f"kv connector: models with several KV cache groups are not supported yet (this one has {kinds})")
+    for group in groups:
+        spec = group.kv_cache_spec
+        parts = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,)
+        for part in parts:
+            if type(part) not in {FullAttentionSpec, MLAAttentionSpec}:
+                raise ConfigError(f"kv connector: {type(part).__name__} is not supported yet (full attention and MLA are)")
+    parallel = config.parallel_config
+    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            raise ConfigError(f"kv connector: {name} {getattr(parallel, name)} is not supported yet (1 is)")
+    if config.speculative_config is not None:
+        raise ConfigError("kv connector: speculative decoding is not supported yet (leave speculative_config out)")
+
+
+def sizes(config: Any) -> tuple[int, int, int]:
+    """Tensor, pipeline and data parallel size."""
+    parallel = config.parallel_config
+    return parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.data_parallel_size
+
+
+def rank_of(config: Any) -> int:
+    """The rank of this worker in its engine: pipeline rank times tensor size + tensor rank."""
+    return int(config.parallel_config.rank)
+
+
+def dp_rank(config: Any) -> int:
+    """The data parallel rank of this engine."""
+    return int(config.parallel_config.data_parallel_index)
+
+
+def max_model_len(config: Any) -> int:
+    """Tokens."""
+    return int(config.model_config.max_model_len)
+
+
+def kv_layout(config: Any) -> str:
+    """The order of dimensions inside a block, as vLLM has resolved it."""
+    return str(config.cache_config.get_resolved_kv_cache_layout())
+
+
+def instruction_set(config: Any) -> str:
+    """The instruction set that decides the inside of a block on CPU; empty where the device is none."""
+    if config.device_config.device_type != "cpu":
+        return ""
+    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa  # noqa: PLC0415 (CPU builds only)
+
+    model = config.model_config
+    return str(_get_attn_isa(model.dtype, config.cache_config.block_size, model.get_head_size(),
+                             config.cache_config.cache_dtype))
+
+
+def model_text(config: Any) -> str:
+    """The model's configuration with every override, as JSON."""
+    fields = dict(config.model_config.hf_config.to_dict())
+    for name in ("_name_or_path", "transformers_version", "_commit_hash"):
+        fields.pop(name, None)
+    return json.dumps([fields, config.model_config.quantization], sort_keys=True, default=str)
+
+
+def model_files(config: Any) -> tuple[str, str]:
+    """The model's folder or hub id, and the commit that was resolved for it (empty for folders)."""
+    model = config.model_config
+    return str(model.model), str(getattr(model.hf_config, "_commit_hash", None) or model.revision or "")

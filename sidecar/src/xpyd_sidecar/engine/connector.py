@@ -1,0 +1,167 @@
+"""What vLLM loads: ``XpydConnector``. Every hook goes to the scheduler side or the worker side; nothing is decided here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from xpyd_sidecar.engine import compat, settings
+from xpyd_sidecar.engine.compat import CacheHitSource, KVConnectorBase_V1, KVConnectorRole, KVConnectorTransferResults
+from xpyd_sidecar.engine.reports import Orders, RankAddress, Report
+from xpyd_sidecar.engine.scheduler_side import SchedulerSide
+from xpyd_sidecar.engine.stats import PromMetrics, Stats
+from xpyd_sidecar.engine.worker_side import WorkerSide
+from xpyd_sidecar.errors import OurFault
+
+
+class XpydConnector(KVConnectorBase_V1):
+    """vLLM makes one with the scheduler role in the engine core and one with the worker role per rank."""
+
+    _cache_hit_source = CacheHitSource.P2P
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        """Check all settings and start the side of ``role``.
+
+        Raises:
+            ConfigError: names the setting, variable or feature, and what works.
+        """
+        compat.check_version()
+        compat.log_like_vllm("xpyd_sidecar")
+        super().__init__(vllm_config, role, kv_cache_config)
+        compat.check_model(vllm_config, kv_cache_config)
+        transfer = vllm_config.kv_transfer_config
+        self._settings = settings.read(transfer.kv_connector_extra_config)
+        self._scheduler: SchedulerSide | None = None
+        self._worker: WorkerSide | None = None
+        if role == KVConnectorRole.SCHEDULER:
+            recompute = transfer.kv_load_failure_policy == "recompute"
+            self._scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute)
+
+    @property
+    def scheduler(self) -> SchedulerSide:
+        """The half beside the scheduler."""
+        if self._scheduler is None:
+            raise OurFault("a scheduler hook was called on a worker's connector")
+        return self._scheduler
+
+    @property
+    def worker(self) -> WorkerSide:
+        """The half beside a worker."""
+        if self._worker is None:
+            raise OurFault("a worker hook was called before register_kv_caches, or on the scheduler's connector")
+        return self._worker
+
+    # --- worker ---
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Start the worker side."""
+        self._worker = WorkerSide(self._settings, compat.rank_of(self._vllm_config), kv_caches,
+                                  self._kv_cache_config.num_blocks)
+
+    def get_handshake_metadata(self) -> RankAddress:
+        """Where this rank listens, on its way to the scheduler side."""
+        return self.worker.address()
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """A step begins."""
+        super().bind_connector_metadata(connector_metadata)
+        assert isinstance(connector_metadata, Orders)
+        self.worker.begin(connector_metadata)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begin the loads of this step."""
+        self.worker.start_loads()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing: loads are complete before their request runs."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """A layer's KV of this step is written."""
+        self.worker.save_layer(layer_name)
+
+    def wait_for_save(self) -> None:
+        """All layers are written."""
+        self.worker.finish_saves()
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        """Loads that are over, and those of them that failed."""
+        over, failed = self.worker.poll()
+        return KVConnectorTransferResults(finished_recving=over, failed_recving=failed)
+
+    def build_connector_worker_meta(self) -> Report | None:
+        """What has ended, on its way to the scheduler side."""
+        return self.worker.report()
+
+    # --- scheduler ---
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """No: KV leaves as copies in the step that computes it, so a preempted request loses nothing."""
+        return False
+
+    def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:
+        """Data addresses of all ranks."""
+        self.scheduler.workers_are(metadata.values())
+
+    def on_new_request(self, request: Any) -> None:
+        """A request has arrived."""
+        self.scheduler.new_request(request)
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """How many prompt tokens come from a prefill engine."""
+        return self.scheduler.matched(request, num_computed_tokens)
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        """Blocks have been allocated."""
+        self.scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> Orders:
+        """Orders to the workers."""
+        return self.scheduler.build_orders(scheduler_output)
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Reports of the workers."""
+        self.scheduler.heard(connector_output)
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """A request has ended; its blocks may go, since sends are copies."""
+        self.scheduler.ended(request)
+        return False, None
+
+    def has_pending_push_work(self) -> bool:
+        """Whether the engine must keep stepping."""
+        return self.scheduler.pending()
+
+    def reset_cache(self) -> bool:
+        """There is no cache of prefixes here."""
+        return True
+
+    # --- both ---
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        """What has been counted; only the scheduler side counts."""
+        return self._scheduler.take_stats() if self._scheduler is not None else None
+
+    def shutdown(self) -> None:
+        """End every thread and socket."""
+        if self._scheduler is not None:
+            self._scheduler.stop()
+        if self._worker is not None:
+            self._worker.stop()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        """Statistics as they were on the other side of a pipe."""
+        return Stats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: list[str],
+                           per_engine_labelvalues: dict[int, list[object]]) -> PromMetrics:
+        """The Prometheus side."""
+        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003 (vLLM's signature)
+        """Yes: layers are copied out as they are written, which a whole-model graph would skip."""
+        return True

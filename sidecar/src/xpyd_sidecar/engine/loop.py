@@ -1,0 +1,113 @@
+"""One thread, one selector: the I/O loop that sender and receiver run on.
+
+Nothing on it may block. Other threads hand work over with ``post``, which never blocks either; the queue is bounded by what
+its callers bound (bytes of copies, number of loads), and a loop that has ended takes nothing more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+logger = logging.getLogger(__name__)
+
+TICK_S: Final = 0.1
+JOIN_S: Final = 5.0
+
+
+class Loop:
+    """The thread. ``on_tick(now)`` is called about every ``TICK_S`` seconds."""
+
+    def __init__(self, name: str, on_tick: Callable[[float], None]) -> None:
+        self._on_tick = on_tick
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+        self._posted: deque[Callable[[], None]] = deque()
+        self._awake = threading.Event()
+        self._stop = threading.Event()
+        self._hurry = False
+        self._closers: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have ``call`` run on the loop's thread soon."""
+        if self._stop.is_set():
+            return
+        self._posted.append(call)
+        if not self._awake.is_set():
+            self._awake.set()
+            os.eventfd_write(self._wake, 1)
+
+    def hurry(self) -> None:
+        """Do not sleep before the next round (from the loop's thread)."""
+        self._hurry = True
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """Have ``call`` run on the loop's thread when it ends."""
+        self._closers.append(call)
+
+    def watch(self, sock: socket.socket, events: int, call: Callable[[int], None]) -> None:
+        """Call back with the ready events of a socket; 0 stops watching."""
+        known = sock in self._selector.get_map()
+        if not events:
+            if known:
+                self._selector.unregister(sock)
+        elif known:
+            self._selector.modify(sock, events, call)
+        else:
+            self._selector.register(sock, events, call)
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_S)
+            if self._thread.is_alive():
+                logger.error("thread %s did not end within %s s", self._thread.name, JOIN_S)
+                return
+        self._selector.close()
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        tick_at = time.monotonic() + TICK_S
+        while not self._stop.is_set():
+            timeout = 0.001 if self._hurry else max(0.0, tick_at - time.monotonic())
+            self._hurry = False
+            for key, events in self._selector.select(timeout):
+                if key.data is None:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wake)
+                else:
+                    self._guard(key.data, events)
+            self._awake.clear()
+            for _ in range(len(self._posted)):
+                self._guard(self._posted.popleft())
+            now = time.monotonic()
+            if now >= tick_at:
+                tick_at = now + TICK_S
+                self._guard(self._on_tick, now)
+        for call in self._closers:
+            self._guard(call)
+
+    def _guard(self, call: Callable[..., None], *args: object) -> None:
+        try:
+            call(*args)
+        except Exception:  # one peer's fault must not end the thread that serves all others
+            logger.exception("xpyd: a callback of %s failed", self._thread.name)

@@ -1,0 +1,151 @@
+"""The KV cache as arrays of blocks, and the copies out of it and into it.
+
+Only the engine's own thread calls ``copy_out`` and ``place``. On CPU both are plain copies. On CUDA both run on one side
+stream, ordered against the compute stream by events in both directions:
+
+    compute  ──[layer writes KV]──┬────────────────────▶ fence() ▲──[a later step may reuse the blocks]──▶
+    side                          └─[gather, copy to pinned host]─┘           (wait_event, no host waits)
+
+    compute  ──[earlier steps]──┬──────────────────────────────────────▶ (blocks are read only after ``Mark.done``)
+    side                        └─[pinned host to device, scatter]──▶ Mark
+
+Nothing here needs vLLM, so that it can be tested with torch alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from xpyd_sidecar.engine.bounds import NOW, Chunk, Mark
+from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv.frames import FRAME_BYTES
+
+
+class Outgoing(NamedTuple):
+    """Blocks copied out: valid once ``mark`` is done, for as long as it is referenced."""
+
+    data: memoryview
+    mark: Mark
+
+
+class Memory:
+    """All block arrays of one rank."""
+
+    def __init__(self, caches: dict[str, torch.Tensor], num_blocks: int) -> None:
+        """Take the caches as vLLM registers them, by layer name, in layer order.
+
+        Raises:
+            ConfigError: a layer's cache has no dimension of blocks where one is expected.
+        """
+        self.regions: list[torch.Tensor] = []
+        self.of_layer: dict[str, tuple[int, ...]] = {}
+        known: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
+        for name, cache in caches.items():
+            identity = (cache.data_ptr(), tuple(cache.shape))
+            if identity not in known:  # layers that share one cache are moved once
+                parts = _arrays(name, cache, num_blocks)
+                known[identity] = tuple(range(len(self.regions), len(self.regions) + len(parts)))
+                self.regions += parts
+            self.of_layer[name] = known[identity]
+        if not self.regions:
+            raise ConfigError("kv connector: the model has no KV cache to move")
+        self.block_bytes = tuple(region[0].numel() * region.element_size() for region in self.regions)
+        self.device = self.regions[0].device
+        self._side: Any = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self._last: Any = None
+
+    @property
+    def total_block_bytes(self) -> int:
+        """Bytes of one block over all arrays."""
+        return sum(self.block_bytes)
+
+    @property
+    def largest_frame(self) -> int:
+        """Bytes of the largest payload that one data frame may carry."""
+        return max(FRAME_BYTES, *self.block_bytes)
+
+    def geometry(self) -> str:
+        """What two ranks must have alike, in words."""
+        region = self.regions[0]
+        shape = "x".join(str(n) for n in region.shape[1:])
+        return f"{len(self.regions)} arrays of {shape} {str(region.dtype).removeprefix('torch.')}"
+
+    def index(self, ids: Sequence[int]) -> torch.Tensor:
+        """Block ids as a tensor on the cache's device, to be used for several regions."""
+        index = torch.tensor(ids, dtype=torch.int64)
+        return index if self._side is None else index.pin_memory().to(self.device, non_blocking=True)
+
+    def copy_out(self, region: int, index: torch.Tensor) -> Outgoing:
+        """Copy blocks out of one region, in the order of ``index``, packed."""
+        source = self.regions[region]
+        if self._side is None:
+            return Outgoing(_bytes(source.index_select(0, index)), NOW)
+        compute = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._side):
+            self._side.wait_stream(compute)
+            packed = source.index_select(0, index)
+            host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            host.copy_(packed, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record(self._side)
+        self._last = event
+        return Outgoing(_bytes(host), CudaMark(event, (packed, index)))
+
+    def fence(self) -> None:
+        """Later work of the compute stream waits for the copies out; the host does not."""
+        if self._last is not None:
+            torch.cuda.current_stream(self.device).wait_event(self._last)
+            self._last = None
+
+    def place(self, region: int, ids: Sequence[int], chunk: Chunk, size: int) -> Mark:
+        """Write packed blocks into one region; the chunk is in use until the mark is done."""
+        target = self.regions[region]
+        packed = chunk.tensor[:size].view(target.dtype).view(len(ids), *target.shape[1:])
+        if self._side is None:
+            if ids[-1] - ids[0] == len(ids) - 1 and list(ids) == list(range(ids[0], ids[0] + len(ids))):
+                target[ids[0]:ids[0] + len(ids)].copy_(packed)
+            else:
+                target.index_copy_(0, torch.tensor(ids, dtype=torch.int64), packed)
+            return NOW
+        compute = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self._side):
+            self._side.wait_stream(compute)
+            index = torch.tensor(ids, dtype=torch.int64).pin_memory().to(self.device, non_blocking=True)
+            target.index_copy_(0, index, packed.to(self.device, non_blocking=True))
+            event = torch.cuda.Event()
+            event.record(self._side)
+        return CudaMark(event, (index,))
+
+
+class CudaMark:
+    """A mark that a CUDA event stands for; it keeps alive what the copies read."""
+
+    def __init__(self, event: Any, keep: tuple[torch.Tensor, ...]) -> None:
+        self._event = event
+        self._keep = keep
+
+    def done(self) -> bool:
+        """Whether the event has passed; never waits."""
+        return bool(self._event.query())
+
+
+def chunk(size: int, *, pinned: bool) -> Chunk:
+    """Staging memory of ``size`` bytes; pinned, so that copies to a GPU need not wait."""
+    tensor = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+    return Chunk(tensor, memoryview(tensor.numpy()))
+
+
+def _arrays(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:
+    if cache.dim() >= 2 and cache.shape[0] == num_blocks:
+        return [cache]
+    if cache.dim() >= 3 and cache.shape[0] == 2 and cache.shape[1] == num_blocks:
+        return [cache[0], cache[1]]
+    raise ConfigError(f"kv connector: layer {name} has a KV cache of shape {tuple(cache.shape)}; "
+                      f"the first or second dimension must be {num_blocks} blocks")
+
+
+def _bytes(packed: torch.Tensor) -> memoryview:
+    return memoryview(packed.contiguous().reshape(-1).view(torch.uint8).numpy())

@@ -1,0 +1,83 @@
+"""What the two sides of the connector hand each other through vLLM: orders down, reports up, addresses at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from xpyd_sidecar.engine.compat import KVConnectorHandshakeMetadata, KVConnectorMetadata, KVConnectorWorkerMetadata
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.messages import Announce, Rank
+from xpyd_sidecar.kv.offers import Push, Release
+
+
+class LoadOrder(NamedTuple):
+    """Load blocks ``first``.. of a request's prompt into ``ids``; each rank takes its own address of the source."""
+
+    request: str
+    source: Announce
+    first: int
+    ids: tuple[int, ...]
+
+
+class FailOrder(NamedTuple):
+    """Report the request's load as failed."""
+
+    request: str
+    key: Key
+    outcome: Outcome
+    reason: str
+
+
+@dataclass
+class Orders(KVConnectorMetadata):
+    """Scheduler side to workers, with every step."""
+
+    pushes: list[Push] = field(default_factory=list)
+    releases: list[Release] = field(default_factory=list)
+    loads: list[LoadOrder] = field(default_factory=list)
+    fails: list[FailOrder] = field(default_factory=list)
+    abandons: list[str] = field(default_factory=list)
+
+
+class SendReport(NamedTuple):
+    """A rank has ended a send."""
+
+    rank: int
+    key: Key
+    outcome: Outcome
+    reason: str
+    size: int
+
+
+class LoadReport(NamedTuple):
+    """A rank has ended a load."""
+
+    rank: int
+    request: str
+    key: Key
+    outcome: Outcome
+    reason: str
+    size: int
+
+
+@dataclass
+class Report(KVConnectorWorkerMetadata):
+    """Workers to scheduler side, with steps in which something ended."""
+
+    sends: list[SendReport] = field(default_factory=list)
+    loads: list[LoadReport] = field(default_factory=list)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Both reports in one."""
+        assert isinstance(other, Report)
+        return Report(self.sends + other.sends, self.loads + other.loads)
+
+
+@dataclass
+class RankAddress(KVConnectorHandshakeMetadata):
+    """One rank's data address and the geometry of its KV."""
+
+    rank: int
+    data: Rank
+    geometry: str

@@ -1,0 +1,326 @@
+"""The connector's half beside the scheduler: pairing (decode), offers (prefill), and what they tell peers and workers.
+
+Hooks run on the engine's thread, ``Handler`` methods on the control thread. One lock guards the machines; it is held for
+short computations only, never over I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from xpyd_sidecar.contract import fingerprint as fingerprints
+from xpyd_sidecar.contract import legs, metrics, record
+from xpyd_sidecar.contract.ids import Incarnation, Role
+from xpyd_sidecar.contract.legs import Leg, Peer
+from xpyd_sidecar.contract.membership import Parallel
+from xpyd_sidecar.engine import compat, fingerprint
+from xpyd_sidecar.engine.control import ControlThread
+from xpyd_sidecar.engine.reports import FailOrder, LoadOrder, LoadReport, Orders, RankAddress, Report
+from xpyd_sidecar.engine.settings import Settings
+from xpyd_sidecar.engine.stats import Stats
+from xpyd_sidecar.kv import identity, messages, offers, pairing, peers
+from xpyd_sidecar.kv.keys import Key, Outcome, Recent
+from xpyd_sidecar.kv.leases import Lease
+from xpyd_sidecar.kv.messages import Announce, Control, Drop, Gone, Hello, Ping, Pong, Prefix, Reject, ToDecode, Welcome
+from xpyd_sidecar.kv.offers import Offers
+from xpyd_sidecar.kv.pairing import Pairing, Verdict
+
+logger = logging.getLogger(__name__)
+
+
+class SchedulerSide:
+    """One engine (one DP rank of it)."""
+
+    def __init__(self, config: Any, settings: Settings, *, recompute: bool) -> None:
+        """Bind the control socket.
+
+        Raises:
+            ConfigError: the port cannot be bound.
+        """
+        self._config = config
+        self._settings = settings
+        self._incarnation = Incarnation(secrets.token_hex(16))
+        self._block_size = int(config.cache_config.block_size)
+        tensor, pipeline, data = compat.sizes(config)
+        self._parallel = Parallel(tensor, pipeline, data)
+        self._ranks = tensor * pipeline
+        self._lock = threading.RLock()
+        options = settings.options
+        self._pairing = Pairing(recompute=recompute, unclaimed_s=options.claim_s)
+        self._offers = Offers(block_size=self._block_size, ranks=self._ranks)
+        self._data: tuple[messages.Rank, ...] = ()
+        self._self: peers.Self | None = None
+        self._greeted: Recent[bytes, tuple[Outcome, str] | None] = Recent()
+        self._orders = Orders()
+        self._loading: dict[str, LoadOrder] = {}
+        self._expected: dict[str, list[LoadReport]] = {}
+        self._stats = Stats()
+        self._gauges: dict[str, int] = {}
+        port = options.control_port + compat.dp_rank(config) if options.control_port else 0
+        self._control = ControlThread(self, settings.key, host=settings.host, port=port,
+                                      peer_timeout_s=options.peer_timeout_s)
+
+    # --- start and end ---
+
+    def workers_are(self, addresses: Iterable[RankAddress]) -> None:
+        """All workers have started: make this engine known and begin to listen."""
+        ranks = sorted(addresses, key=lambda one: one.rank)
+        assert [one.rank for one in ranks] == list(range(self._ranks)), f"ranks {[one.rank for one in ranks]}"
+        fields = fingerprint.collect(self._config)
+        self._data = tuple(one.data for one in ranks)
+        self._self = peers.Self(self._settings.instance, self._incarnation, fields, self._parallel,
+                                "; ".join(one.geometry for one in ranks))
+        self._control.start()
+        if self._settings.run_dir is not None:
+            record.write(self._settings.run_dir, record.EngineRecord(
+                record.VERSION, compat.dp_rank(self._config), self._incarnation, self._control.address, fields,
+                self._parallel, compat.max_model_len(self._config), os.getpid(), time.time()))
+        logger.info("xpyd: control %s, data %s, incarnation %s, fingerprint %s", self._control.address,
+                    ", ".join(one.address for one in self._data), self._incarnation, fingerprints.digest(fields))
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._control.stop()
+
+    # --- hooks, on the engine's thread ---
+
+    def new_request(self, request: Any) -> None:
+        """A request has arrived."""
+        params = request.kv_transfer_params
+        if not params:
+            return
+        try:
+            leg = legs.decode(params)
+            prompt = _identity(request)
+        except (ValueError, TypeError) as error:
+            logger.warning("xpyd: request %s is served as an ordinary one: %s", request.request_id, error)
+            return
+        with self._lock:
+            if leg.role is Role.PREFILL and leg.peer is not None:
+                self._offers.register(request.request_id, Key(leg.transfer, leg.attempt, 1), leg.peer, prompt,
+                                      request.num_prompt_tokens)
+            else:
+                self._register_decode(request, leg, prompt)
+
+    def _register_decode(self, request: Any, leg: Leg, prompt: bytes) -> None:
+        self._pair(self._pairing.register(
+            request.request_id, leg.transfer, leg.attempt, identity=prompt, tokens=request.num_prompt_tokens,
+            lease=Lease.of(time.monotonic(), leg.remaining_s)))
+
+    def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
+        """How many tokens beyond ``computed`` come from a prefill engine; None: ask again later."""
+        with self._lock:
+            verdict = self._pairing.ask(request.request_id, time.monotonic())
+        if verdict is Verdict.WAIT:
+            return None, False
+        if verdict is Verdict.LOAD:
+            return request.num_prompt_tokens - computed, True
+        # The smallest load there is, only so that it can be reported as failed: vLLM has no other way to fail a request.
+        return (1, True) if verdict is Verdict.FAIL else (0, False)
+
+    def allocated(self, request: Any, ids: list[int], external: int) -> None:
+        """Blocks have been allocated for a request."""
+        name = request.request_id
+        with self._lock:
+            self._offer(self._offers.allocated(name))
+            if external > 0:
+                first = (request.num_prompt_tokens - external) // self._block_size
+                last = -(-request.num_prompt_tokens // self._block_size)
+                leg = self._pairing.leg(name)
+                if leg is not None and leg.source is not None:
+                    self._loading[name] = LoadOrder(name, leg.source, first, tuple(ids[first:last]))
+            self._pair(self._pairing.allocated(name, external))
+
+    def build_orders(self, output: Any) -> Orders:
+        """What the workers are to do in this step."""
+        with self._lock:
+            self._pair(self._pairing.newer())
+            for request in output.scheduled_new_reqs:
+                if self._offers.tracks(request.req_id):
+                    self._offer(self._offers.step(
+                        request.req_id, request.block_ids[0], reset=True,
+                        computed=request.num_computed_tokens + output.num_scheduled_tokens[request.req_id]))
+            cached = output.scheduled_cached_reqs
+            for at, name in enumerate(cached.req_ids):
+                if self._offers.tracks(name):
+                    new = cached.new_block_ids[at]
+                    self._offer(self._offers.step(
+                        name, new[0] if new else (), reset=name in cached.resumed_req_ids,
+                        computed=cached.num_computed_tokens[at] + output.num_scheduled_tokens[name]))
+            orders, self._orders = self._orders, Orders()
+        return orders
+
+    def heard(self, output: Any) -> None:
+        """Workers report. Ids that vLLM does not wait for are taken out: it would end over them."""
+        report = output.kv_connector_worker_meta
+        with self._lock:
+            if isinstance(report, Report):
+                for send in report.sends:
+                    self._offer(self._offers.rank_ended(*send))
+                for load in report.loads:
+                    if load.request in self._expected:
+                        self._expected[load.request].append(load)
+            known = {name for name in output.finished_recving or () if name in self._expected}
+            for name in known:
+                self._loaded(name, self._expected.pop(name))
+            output.finished_recving = known or None
+            output.finished_sending = None
+
+    def _loaded(self, name: str, reports: list[LoadReport]) -> None:
+        order = self._loading.pop(name, None)
+        bad = next((one for one in reports if one.outcome is not Outcome.OK), None)
+        leg = self._pairing.leg(name)
+        if bad is None and order is not None and leg is not None and leg.state is pairing.State.LOADING:
+            self._stats.add(metrics.LOADED_BYTES, sum(one.size for one in reports))
+            self._stats.add(metrics.LOADED_TOKENS, leg.tokens - order.first * self._block_size)
+        self._pair(self._pairing.finished(name, bad.outcome if bad else Outcome.OK, bad.reason if bad else ""))
+
+    def ended(self, request: Any) -> None:
+        """A request has ended."""
+        with self._lock:
+            self._offer(self._offers.end(request.request_id))
+            self._pair(self._pairing.end(request.request_id))
+
+    def pending(self) -> bool:
+        """Whether the engine must keep stepping although it has no requests: sends are open, or something is to be told."""
+        with self._lock:
+            orders = self._orders
+            return bool(self._offers.open or orders.releases or orders.abandons or self._stats.data or self._gauges_moved())
+
+    def take_stats(self) -> Stats | None:
+        """What has been counted since the last call."""
+        with self._lock:
+            moved = self._gauges_moved()
+            self._gauges |= moved
+            stats, self._stats = self._stats, Stats()
+        stats.data.update(moved)
+        return None if stats.is_empty() else stats
+
+    def _gauges_moved(self) -> dict[str, int]:
+        now = {metrics.SENDS_OPEN: self._offers.open, metrics.RECEIVES_OPEN: self._pairing.open}
+        return {name: value for name, value in now.items() if self._gauges.get(name) != value}
+
+    # --- instructions of the machines; the lock is held ---
+
+    def _pair(self, steps: list[pairing.Instruction]) -> None:
+        for step in steps:
+            if isinstance(step, pairing.DropPeer):
+                self._control.post(step.peer, Drop(*step.key, step.outcome, step.reason))
+            elif isinstance(step, pairing.Load):
+                order = self._loading[step.request] = self._loading[step.request]._replace(source=step.source)
+                self._orders.loads.append(order)
+                self._expected.setdefault(step.request, [])
+            elif isinstance(step, pairing.FailLoad):
+                leg = self._pairing.leg(step.request)
+                assert leg is not None
+                assert leg.failed is not None
+                self._orders.fails.append(FailOrder(step.request, leg.key(), *leg.failed))
+                self._expected.setdefault(step.request, [])
+            elif isinstance(step, pairing.Abandon):
+                self._orders.abandons.append(step.request)
+            else:
+                self._received(step)
+
+    def _received(self, step: pairing.Ended) -> None:
+        self._stats.ended("receive", step.outcome)
+        level = logging.INFO if step.outcome is Outcome.OK else logging.WARNING
+        logger.log(level, "xpyd: load of %s for %s: %s %s", step.key, step.request, step.outcome, step.reason)
+
+    def _offer(self, steps: list[offers.Instruction]) -> None:
+        for step in steps:
+            if isinstance(step, offers.Push):
+                self._orders.pushes.append(step)
+            elif isinstance(step, offers.Release):
+                self._orders.releases.append(step)
+            elif isinstance(step, offers.SendAnnounce):
+                if not self._control.post(step.peer, Announce(*step.key, step.identity, step.tokens, self._data)):
+                    self._offer(self._offers.drop(step.key, Outcome.OVERFLOW, "the control queue is full"))
+            elif isinstance(step, offers.SendGone):
+                self._control.post(step.peer, Gone(*step.key, step.outcome, step.reason, step.retry))
+            else:
+                self._pushed(step)
+
+    def _pushed(self, step: offers.Ended) -> None:
+        self._stats.ended("send", step.outcome)
+        if step.outcome is Outcome.OK:
+            self._stats.add(metrics.PUSHED_BYTES, step.bytes)
+            self._stats.add(metrics.PUSHED_TOKENS, step.tokens)
+        level = logging.INFO if step.outcome is Outcome.OK else logging.WARNING
+        logger.log(level, "xpyd: push of %s to %s: %s %s", step.key, step.peer.instance, step.outcome, step.reason)
+
+    # --- Handler, on the control thread ---
+
+    def from_prefill(self, peer: bytes, message: Control) -> None:
+        """A prefill engine says something."""
+        ours = self._self
+        assert ours is not None
+        with self._lock:
+            if isinstance(message, Hello):
+                refused = peers.refusal(ours, message)
+                self._greeted.put(peer, refused)
+                if refused:
+                    logger.warning("xpyd: refused prefill engine %s: %s", message.instance, refused[1])
+                    self._control.post(peer, Reject(*refused))
+                else:
+                    self._control.post(peer, Welcome(ours.instance, ours.incarnation))
+            elif isinstance(message, Ping):
+                self._control.post(peer, Pong(message.seq, ours.incarnation))
+            elif peer not in self._greeted:
+                self._control.post(peer, Reject(Outcome.INCARNATION, "no HELLO on this connection"))
+            elif isinstance(message, Announce):
+                self._pair(self._pairing.announce(peer, message, time.monotonic(), ranks=self._ranks,
+                                                  refused=self._greeted.get(peer)))
+            elif isinstance(message, Gone):
+                self._pair(self._pairing.gone(message))
+            else:
+                self._control.post(peer, Reject(Outcome.PROTOCOL, f"{type(message).__name__} is not for decode"))
+
+    def unreadable(self, peer: bytes, prefix: Prefix) -> None:
+        """A prefill engine of another wire version says something."""
+        reason = f"control wire version {messages.WIRE_VERSION} here, {prefix.version} there"
+        with self._lock:
+            self._pair(self._pairing.refuse(prefix.transfer, prefix.attempt, Outcome.INCOMPATIBLE, reason))
+        self._control.post(peer, Reject(Outcome.INCOMPATIBLE, reason))
+
+    def from_decode(self, peer: Peer, message: Control) -> None:
+        """A decode engine answers."""
+        if isinstance(message, Drop):
+            with self._lock:
+                self._offer(self._offers.drop(message.key, message.outcome, message.reason))
+
+    def decode_lost(self, peer: Peer, outcome: Outcome, reason: str) -> None:
+        """A decode engine refuses, does not answer, or lives another life."""
+        logger.warning("xpyd: decode engine %s (%s): %s", peer.instance, peer.control, reason)
+        with self._lock:
+            self._offer(self._offers.peer_lost(peer, outcome, reason))
+
+    def wanted(self) -> set[Peer]:
+        """Decode engines that have transfers open."""
+        with self._lock:
+            return self._offers.peers()
+
+    def greeting(self, peer: Peer) -> ToDecode:
+        """The first message to a decode engine."""
+        assert self._self is not None
+        return self._self.hello(peer.incarnation)
+
+    def tick(self, now: float) -> None:
+        """Time passes."""
+        with self._lock:
+            self._pair(self._pairing.tick(now))
+
+
+def _identity(request: Any) -> bytes:
+    if request.prompt_token_ids is None or request.prompt_embeds is not None:
+        raise ValueError("prompts given as embeddings have no token ids to be paired by")
+    media = [identity.MediaItem(str(one.identifier), int(one.mm_position.offset), int(one.mm_position.length))
+             for one in request.mm_features or ()]
+    lora = request.lora_request
+    return identity.identity(request.prompt_token_ids, media, (lora.lora_name, lora.lora_path) if lora else None,
+                             request.cache_salt)

@@ -1,0 +1,282 @@
+"""Prefill's I/O thread of one rank: listens for decode ranks, keeps copies until they are asked for, and sends them.
+
+The engine's thread hands over copies (``push``) and takes reports (``take_reports``); neither waits. Copies count against a
+budget from before they are made until they have left or are dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import selectors
+import socket
+import time
+from collections import deque
+from functools import partial
+from typing import Final, NamedTuple
+
+from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, join_host_port
+from xpyd_sidecar.engine import links
+from xpyd_sidecar.engine.bounds import Budget, Mark
+from xpyd_sidecar.engine.links.base import Blocks
+from xpyd_sidecar.engine.links.tcp import Connection
+from xpyd_sidecar.engine.loop import Loop
+from xpyd_sidecar.errors import AuthError, ConfigError, Incompatible, PeerError, PeerGone, ProtocolError
+from xpyd_sidecar.kv import frames, messages, proofs, sending
+from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.sending import Copy, Sending
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 4096
+IDLE_S: Final = 120.0
+
+
+class Kept(NamedTuple):
+    """A copy of blocks in host memory."""
+
+    view: memoryview
+    mark: Mark
+
+
+class Report(NamedTuple):
+    """A transfer that this rank has ended; ``size``: payload bytes that the peer confirmed."""
+
+    key: Key
+    outcome: Outcome
+    reason: str
+    size: int
+
+
+class Me(NamedTuple):
+    """Who this rank is."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    rank: int
+    key: bytes
+    """The service's ``data`` key."""
+
+
+class Sender:
+    """The thread and its listening socket."""
+
+    def __init__(self, me: Me, machine: Sending[Kept], *, host: str, port: int, transport: str, keep_bytes: int,
+                 peer_timeout_s: float) -> None:
+        """Bind and start.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        self.me = me
+        self.budget = Budget(keep_bytes)
+        self._machine = machine
+        self._link = links.choose(transport)
+        self._timeout = peer_timeout_s
+        self._peers: dict[int, Peer] = {}
+        self._copying: deque[tuple[Key, Copy[Kept]]] = deque()
+        self._sent: dict[Key, int] = {}
+        self._reports: deque[Report] = deque()
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, backlog=128)
+        except OSError as error:
+            raise ConfigError(f"data_port: cannot listen on {host} port {port}: {error}") from None
+        self._listener.setblocking(False)
+        self.address: HostPort = join_host_port(host, self._listener.getsockname()[1])
+        self._loop = Loop("xpyd-sender", self._tick)
+        self._loop.at_end(self._close_all)
+        self._loop.watch(self._listener, selectors.EVENT_READ, self._accept)
+        self._loop.start()
+
+    # --- from the engine's thread ---
+
+    def push(self, key: Key, copy: Copy[Kept]) -> None:
+        """Take a copy whose bytes are already in the budget."""
+        self._loop.post(partial(self._copied, key, copy))
+
+    def release(self, key: Key, outcome: Outcome, reason: str) -> None:
+        """Let go of a transfer."""
+        self._loop.post(lambda: self._carry_out(self._machine.release(
+            key, outcome, reason, retry=outcome is Outcome.ABORTED)))
+
+    def take_reports(self) -> list[Report]:
+        """What has ended since the last call."""
+        out = []
+        while self._reports:
+            out.append(self._reports.popleft())
+        return out
+
+    def stop(self) -> None:
+        """End the thread and close every connection."""
+        self._loop.stop()
+        self._listener.close()
+
+    # --- on the loop's thread ---
+
+    def _copied(self, key: Key, copy: Copy[Kept]) -> None:
+        if self._copying or not copy.data.mark.done():
+            self._copying.append((key, copy))
+            self._loop.hurry()
+            return
+        self._carry_out(self._machine.copy(key, copy, time.monotonic()))
+
+    def _drain_copies(self) -> None:
+        while self._copying and self._copying[0][1].data.mark.done():
+            key, copy = self._copying.popleft()
+            self._carry_out(self._machine.copy(key, copy, time.monotonic()))
+        if self._copying:
+            self._loop.hurry()
+            self._loop.post(self._drain_copies)
+
+    def _accept(self, _: int) -> None:
+        for _ in range(32):
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            if len(self._peers) >= CONNECTIONS_MAX:
+                logger.warning("xpyd: refused a data link from %s: %d are open", address[0], CONNECTIONS_MAX)
+                sock.close()
+                continue
+            peer = Peer(self, self._loop, sock, join_host_port(address[0], address[1]))
+            self._peers[peer.link.number] = peer
+
+    def asked(self, peer: Peer, header: Header, body: memoryview) -> None:
+        """A frame of an accepted peer."""
+        number, key = peer.link.number, header.key
+        if header.kind is Kind.READY:
+            ready = messages.read_body(body, messages.Ready)
+            self._carry_out(self._machine.ready(number, key, ready, time.monotonic()))
+        elif header.kind is Kind.DONE:
+            self._carry_out(self._machine.done(number, key))
+        elif header.kind is Kind.CANCEL:
+            why = messages.read_body(body, messages.Reason)
+            self._carry_out(self._machine.cancel(number, key, why.outcome, why.reason))
+        elif header.kind is not Kind.PING:
+            raise ProtocolError(peer.link.peer, f"sent {header.kind.name} where prefill listens")
+
+    def lost(self, peer: Peer, error: PeerError) -> None:
+        """A connection has ended."""
+        self._peers.pop(peer.link.number, None)
+        outcome = Outcome.PROTOCOL if isinstance(error, ProtocolError) else Outcome.PEER_LOST
+        steps = self._machine.lost(peer.link.number, outcome, str(error))
+        if steps or not isinstance(error, PeerGone):
+            logger.warning("xpyd: data link to decode ended: %s", error)
+        self._carry_out(steps)
+
+    def _carry_out(self, steps: list[sending.Step[Kept]]) -> None:
+        for step in steps:
+            if isinstance(step, sending.Send):
+                self._send(step)
+            elif isinstance(step, sending.Free):
+                self.budget.free(len(step.copy.data.view))
+            elif isinstance(step, sending.Refuse):
+                if (peer := self._peers.get(step.link)) is not None:
+                    peer.say(Kind.GONE, step.key, messages.Reason(step.outcome, step.reason, step.retry))
+            else:
+                size = self._sent.pop(step.key, 0)
+                self._reports.append(Report(step.key, step.outcome, step.reason, size if step.confirmed else 0))
+
+    def _send(self, step: sending.Send[Kept]) -> None:
+        view = step.copy.data.view
+        each = len(view) // step.copy.blocks
+        offset = (step.first - step.copy.first) * each
+        size = step.blocks * each
+        free = partial(self.budget.free, len(view))
+        peer = self._peers.get(step.link)
+        if peer is None:
+            free()
+            return
+        self._sent[step.key] = self._sent.get(step.key, 0) + size
+        piece = Blocks(step.copy.region, step.first, step.blocks, view[offset:offset + size])
+        self._link.put(peer.link, step.key, piece, free, cover=step.cover)
+
+    def _tick(self, now: float) -> None:
+        self._drain_copies()
+        self._carry_out(self._machine.tick(now))
+        for peer in list(self._peers.values()):
+            peer.tick(now, busy=self._machine.busy(peer.link.number), timeout=self._timeout)
+
+    def _close_all(self) -> None:
+        self._loop.watch(self._listener, 0, self._accept)
+        for peer in list(self._peers.values()):
+            peer.link.close(PeerGone(peer.link.peer, "this engine stops"))
+
+
+class Peer:
+    """One connection from a decode rank."""
+
+    def __init__(self, sender: Sender, loop: Loop, sock: socket.socket, address: str) -> None:
+        self._sender = sender
+        self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
+        self._accepted = False
+        self._born = time.monotonic()
+        self.link = Connection(loop, sock, address, self)
+        self.say(Kind.CHALLENGE, NO_TRANSFER, messages.Challenge(self._nonce, sender.me.incarnation))
+
+    def say(self, kind: Kind, key: Key, body: messages.Body | None = None) -> None:
+        """Send a frame other than DATA."""
+        payload = messages.body(body) if body is not None else b""
+        self.link.queue(frames.encode(kind, key, payload), payload)
+
+    def room(self, connection: Connection, header: Header) -> memoryview | None:
+        """Where a payload goes."""
+        if header.kind is Kind.DATA:
+            raise ProtocolError(connection.peer, "sent DATA where prefill listens")
+        return memoryview(bytearray(header.length))
+
+    def frame(self, connection: Connection, header: Header, raw: bytes, payload: memoryview) -> None:
+        """A frame is complete."""
+        if not frames.intact(header, raw, payload):
+            raise ProtocolError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
+        try:
+            if self._accepted:
+                self._sender.asked(self, header, payload)
+            elif header.kind is Kind.HELLO:
+                self._greet(messages.read_body(payload, messages.DataHello))
+            else:
+                raise ProtocolError(connection.peer, f"sent {header.kind.name} before HELLO")
+        except messages.MessageError as error:
+            raise ProtocolError(connection.peer, str(error)) from None
+
+    def closed(self, _: Connection, error: PeerError) -> None:
+        """The connection has ended."""
+        self._sender.lost(self, error)
+
+    def tick(self, now: float, *, busy: bool, timeout: float) -> None:
+        """Time passes: a peer that does not greet, or is silent although it has work here, is given up."""
+        if not self._accepted:
+            if now - self._born > timeout:
+                self.link.close(AuthError(self.link.peer, f"did not greet within {timeout} s"))
+            return
+        if busy:
+            if self.link.silent(now, timeout):
+                self.link.close(PeerGone(self.link.peer, f"silent for {timeout} s"))
+            elif not self.link.writing and now - self.link.last_out > timeout / 4:
+                self.say(Kind.PING, NO_TRANSFER)
+        elif now - max(self.link.last_in, self.link.last_out) > IDLE_S:
+            self.link.close(PeerGone(self.link.peer, "idle"))
+
+    def _greet(self, hello: messages.DataHello) -> None:
+        me = self._sender.me
+        terms = proofs.Terms(self._nonce, hello.nonce, me.incarnation, hello.incarnation)
+        if not proofs.holds(me.key, "decode", terms, hello.proof):
+            self._reject(Outcome.AUTH, "wrong service key")
+            raise AuthError(self.link.peer, "does not hold the service key")
+        self.link.peer = f"{hello.instance} ({self.link.peer})"
+        if hello.expects != me.incarnation:
+            reason = f"incarnation {hello.expects} is gone, {me.incarnation} is here"
+            self._reject(Outcome.INCARNATION, reason)
+            raise Incompatible(self.link.peer, reason)
+        if hello.rank != me.rank:
+            reason = f"rank {me.rank} here, {hello.rank} there"
+            self._reject(Outcome.INCOMPATIBLE, reason)
+            raise Incompatible(self.link.peer, reason)
+        self._accepted = True
+        self.say(Kind.WELCOME, NO_TRANSFER, messages.DataWelcome(proofs.prove(me.key, "prefill", terms)))
+
+    def _reject(self, outcome: Outcome, reason: str) -> None:
+        self.say(Kind.REJECT, NO_TRANSFER, messages.Reason(outcome, reason))
+        self.link.flush()

@@ -1,0 +1,83 @@
+"""What the connector is told at start: ``kv_connector_extra_config["xpyd"]`` and the environment, checked once."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from xpyd_sidecar.contract import keys, launch
+from xpyd_sidecar.contract.ids import InstanceName, ServiceName, split_host_port
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.errors import ConfigError
+
+
+class Settings(NamedTuple):
+    """Everything that can be set."""
+
+    options: KvOptions
+    service: ServiceName
+    instance: InstanceName
+    host: str
+    """An IP address: where peers reach this engine."""
+    key: ServiceKey
+    run_dir: Path | None
+
+
+def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
+    """Read and check all settings.
+
+    Raises:
+        ConfigError: names the field or the variable, and what would be right.
+    """
+    field = 'kv_connector_extra_config["xpyd"]'
+    try:
+        options = msgspec.convert(extra.get("xpyd", {}), KvOptions)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{field}: {error}") from None
+    _check(options, field)
+    host = environ.get(launch.ENV_HOST, "")
+    _address(host, launch.ENV_HOST)
+    path = environ.get(launch.ENV_KEY_FILE)
+    if not path:
+        raise ConfigError(f"{launch.ENV_KEY_FILE} is not set: it names the file with the service key")
+    try:
+        key = keys.read(Path(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{launch.ENV_KEY_FILE}: {error}") from None
+    run_dir = environ.get(launch.ENV_RUN_DIR)
+    if run_dir and not Path(run_dir).is_dir():
+        raise ConfigError(f"{launch.ENV_RUN_DIR}: {run_dir} is no folder")
+    return Settings(options, ServiceName(environ.get(launch.ENV_SERVICE, "")),
+                    InstanceName(environ.get(launch.ENV_INSTANCE, "")), host, key, Path(run_dir) if run_dir else None)
+
+
+def _check(options: KvOptions, field: str) -> None:
+    if options.transport not in {"auto", "tcp"}:
+        raise ConfigError(f"{field}.transport: {options.transport!r} is not supported yet (auto and tcp are)")
+    if options.mode != "put_async":
+        raise ConfigError(f"{field}.mode: {options.mode!r} is not supported yet (put_async is)")
+    for name in ("keep_bytes", "claim_s", "keep_ttl_s", "load_timeout_s", "peer_timeout_s"):
+        if not getattr(options, name) > 0:
+            raise ConfigError(f"{field}.{name}: {getattr(options, name)} must be above 0")
+    for name in ("control_port", "data_port"):
+        if not 0 <= getattr(options, name) < 65536:
+            raise ConfigError(f"{field}.{name}: {getattr(options, name)} is no port (0 lets the kernel choose)")
+    if options.advertise_data is not None:
+        try:
+            host, _ = split_host_port(options.advertise_data)
+        except ValueError as error:
+            raise ConfigError(f"{field}.advertise_data: {error}") from None
+        _address(host, f"{field}.advertise_data")
+
+
+def _address(host: str, field: str) -> None:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        raise ConfigError(f"{field}: {host!r} is not an IP address") from None

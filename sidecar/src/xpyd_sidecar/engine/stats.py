@@ -1,0 +1,83 @@
+"""What the connector counts, on its way through vLLM's statistics to ``/metrics`` (names in ``contract.metrics``).
+
+Only the scheduler side counts: ranks report to it, so that a transfer counts once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xpyd_sidecar.contract import metrics
+from xpyd_sidecar.engine.compat import KVConnectorPromMetrics, KVConnectorStats, create_metric_per_engine
+
+COUNTERS = {
+    metrics.PUSHED_BYTES: "KV payload bytes that decode engines confirmed.",
+    metrics.PUSHED_TOKENS: "Prompt tokens of the pushes that decode engines confirmed.",
+    metrics.LOADED_BYTES: "KV payload bytes loaded from prefill engines.",
+    metrics.LOADED_TOKENS: "Prompt tokens whose KV was loaded instead of computed.",
+}
+GAUGES = {
+    metrics.SENDS_OPEN: "Transfers whose KV this engine still holds or sends.",
+    metrics.RECEIVES_OPEN: "Transfers this engine waits for.",
+}
+
+
+class Stats(KVConnectorStats):
+    """One interval: ``data`` maps counter names to increments, gauge names to values, "side/outcome" to transfers."""
+
+    def reset(self) -> None:
+        """Clear."""
+        self.data.clear()
+
+    def add(self, name: str, amount: int) -> None:
+        """Increase a counter."""
+        self.data[name] = self.data.get(name, 0) + amount
+
+    def ended(self, side: str, outcome: str) -> None:
+        """A transfer has ended."""
+        self.add(f"{side}/{outcome}", 1)
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Add a later interval."""
+        for name, value in other.data.items():
+            if name in GAUGES:
+                self.data[name] = value
+            else:
+                self.add(name, value)
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        """For vLLM's log line."""
+        return {name.removeprefix("xpyd_kv_"): value for name, value in self.data.items()}
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to tell."""
+        return not self.data
+
+
+class PromMetrics(KVConnectorPromMetrics):
+    """The Prometheus side, in the API server process."""
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str],
+                 per_engine_labelvalues: dict[int, list[object]]) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters = {name: create_metric_per_engine(
+            self._counter_cls(name=name, documentation=text, labelnames=labelnames), per_engine_labelvalues)
+            for name, text in COUNTERS.items()}
+        self._gauges = {name: create_metric_per_engine(
+            self._gauge_cls(name=name, documentation=text, labelnames=labelnames, multiprocess_mode="mostrecent"),
+            per_engine_labelvalues) for name, text in GAUGES.items()}
+        self._transfers = self._counter_cls(
+            name=metrics.TRANSFERS, documentation="KV transfers ended, by side and outcome.",
+            labelnames=[*labelnames, "side", "outcome"])
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Record one interval."""
+        for name, value in transfer_stats_data.items():
+            if name in self._gauges:
+                self._gauges[name][engine_idx].set(value)
+            elif name in self._counters:
+                self._counters[name][engine_idx].inc(value)
+            else:
+                side, _, outcome = name.partition("/")
+                self._transfers.labels(*self.per_engine_labelvalues[engine_idx], side, outcome).inc(value)

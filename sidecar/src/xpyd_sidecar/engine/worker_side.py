@@ -1,0 +1,206 @@
+"""The connector's half beside a worker: copies final blocks out for the sender, places what the receiver got.
+
+All methods but ``stop`` are called by the engine's own thread, in the order of a step:
+
+    begin(orders) → save_layer per layer → start_loads → finish_saves → poll → report
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import torch
+
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.ids import Incarnation
+from xpyd_sidecar.engine import memory
+from xpyd_sidecar.engine.bounds import Budget, Mark, Staging
+from xpyd_sidecar.engine.memory import Memory
+from xpyd_sidecar.engine.receiver import Arrived, Receiver
+from xpyd_sidecar.engine.reports import LoadReport, Orders, RankAddress, Report, SendReport
+from xpyd_sidecar.engine.sender import Kept, Me, Sender
+from xpyd_sidecar.engine.settings import Settings
+from xpyd_sidecar.kv import receiving
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.messages import Rank
+from xpyd_sidecar.kv.offers import Push
+from xpyd_sidecar.kv.receiving import Finished, Instruction, Order, Receiving
+from xpyd_sidecar.kv.sending import Copy, Sending
+
+logger = logging.getLogger(__name__)
+
+STAGING_BYTES: Final = 64 << 20
+RETRY_GRACE_S: Final = 1.0
+"""How long a load whose source was lost waits for another try before decode computes the prompt itself."""
+
+
+class WorkerSide:
+    """One rank."""
+
+    def __init__(self, settings: Settings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int) -> None:
+        """Start sender and receiver.
+
+        Raises:
+            ConfigError: a cache of unknown shape, or an address that cannot be bound.
+        """
+        options = settings.options
+        self._rank = rank
+        self._memory = Memory(caches, num_blocks)
+        me = Me(settings.instance, Incarnation(secrets.token_hex(16)), rank, keys.derive(settings.key, "data"))
+        self._incarnation = me.incarnation
+        regions, block_bytes = len(self._memory.regions), self._memory.total_block_bytes
+        cover = options.checksum == "xxh3"
+        send = Sending[Kept](keep_s=options.keep_ttl_s, send_s=options.load_timeout_s + options.peer_timeout_s,
+                             regions=regions, block_bytes=block_bytes, cover=cover)
+        self._sender = Sender(me, send, host=settings.host, port=options.data_port + rank if options.data_port else 0,
+                              transport=options.transport, keep_bytes=options.keep_bytes,
+                              peer_timeout_s=options.peer_timeout_s)
+        pinned = self._memory.device.type == "cuda"
+        self._staging = Staging(partial(memory.chunk, self._memory.largest_frame, pinned=pinned),
+                                max(2, STAGING_BYTES // self._memory.largest_frame))
+        self._receiver = Receiver(me, self._staging, block_bytes=self._memory.block_bytes,
+                                  largest_frame=self._memory.largest_frame, cover=cover,
+                                  peer_timeout_s=options.peer_timeout_s)
+        self._loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
+                                regions=regions, block_bytes=block_bytes, cover=cover)
+        self._advertised = options.advertise_data
+        self._orders = Orders()
+        self._saved: set[int] = set()
+        self._indexes: list[torch.Tensor] = []
+        self._overflowed: dict[Key, None] = {}
+        self._placing: list[tuple[Mark, Arrived]] = []
+        self._marks: dict[str, Mark] = {}
+        self._done: list[Finished] = []
+        self._reports: list[LoadReport] = []
+
+    @property
+    def budget(self) -> Budget:
+        """Bytes of copies."""
+        return self._sender.budget
+
+    def address(self) -> RankAddress:
+        """What the scheduler side needs to know of this rank."""
+        return RankAddress(self._rank, Rank(self._advertised or self._sender.address, self._incarnation),
+                           self._memory.geometry())
+
+    def begin(self, orders: Orders) -> None:
+        """A step begins."""
+        self._orders = orders
+        self._saved.clear()
+        self._overflowed.clear()
+        self._indexes = [self._memory.index(push.ids) for push in orders.pushes]
+        for release in orders.releases:
+            self._sender.release(release.key, release.outcome, release.reason)
+
+    def save_layer(self, layer: str) -> None:
+        """A layer's KV of this step is written."""
+        if self._orders.pushes:
+            for region in self._memory.of_layer.get(layer, ()):
+                self._save(region)
+
+    def finish_saves(self) -> None:
+        """All layers are written: copy out what no layer hook has announced, and keep later steps from overwriting."""
+        if self._orders.pushes:
+            for region in range(len(self._memory.regions)):
+                self._save(region)
+            self._memory.fence()
+
+    def _save(self, region: int) -> None:
+        if region in self._saved:
+            return
+        self._saved.add(region)
+        for push, index in zip(self._orders.pushes, self._indexes, strict=True):
+            self._copy(region, push, index)
+
+    def _copy(self, region: int, push: Push, index: torch.Tensor) -> None:
+        if push.key in self._overflowed:
+            return
+        size = self._memory.block_bytes[region] * len(push.ids)
+        if not self._sender.budget.reserve(size):
+            self._overflowed[push.key] = None
+            self._sender.release(push.key, Outcome.OVERFLOW, f"more than keep_bytes ({self._sender.budget.bound}) to keep")
+            return
+        out = self._memory.copy_out(region, index)
+        self._sender.push(push.key, Copy(region, push.first, len(push.ids), Kept(out.data, out.mark)))
+
+    def start_loads(self) -> None:
+        """Begin the loads of this step."""
+        now = time.monotonic()
+        for order in self._orders.loads:
+            self._carry_out(self._loads.load(Order(
+                order.request, order.source.key, order.first, order.ids, order.source.data[self._rank].address,
+                order.source.data[self._rank].incarnation), now))
+        for fail in self._orders.fails:
+            self._carry_out(self._loads.fail(fail.request, fail.key, fail.outcome, fail.reason))
+        for request in self._orders.abandons:
+            self._carry_out(self._loads.abandon(request))
+        self._orders = Orders(pushes=self._orders.pushes)
+
+    def poll(self) -> tuple[set[str], set[str]]:
+        """Place what has arrived. Requests whose load is over, and those of them that failed."""
+        now = time.monotonic()
+        for _ in range(len(self._receiver.inbox)):
+            event = self._receiver.inbox.popleft()
+            if isinstance(event, Arrived):
+                self._place(event)
+            else:
+                self._carry_out(self._loads.broken(event.key, event.outcome, event.reason, now, final=event.final))
+        self._carry_out(self._loads.tick(now))
+        while self._placing and self._placing[0][0].done():
+            self._staging.give(self._placing.pop(0)[1].chunk)
+        return self._take_done()
+
+    def _place(self, event: Arrived) -> None:
+        place = self._loads.arrived(event.key, event.region, event.first, event.blocks, event.size)
+        if place is None:
+            self._staging.give(event.chunk)
+            return
+        mark = self._memory.place(place.region, place.ids, event.chunk, event.size)
+        if mark.done():
+            self._staging.give(event.chunk)
+        else:
+            self._placing.append((mark, event))
+        self._marks[place.request] = mark
+        self._carry_out(self._loads.placed(event.key))
+
+    def _take_done(self) -> tuple[set[str], set[str]]:
+        over: set[str] = set()
+        failed: set[str] = set()
+        waiting: list[Finished] = []
+        for one in self._done:
+            mark = self._marks.get(one.request)
+            if mark is not None and not mark.done():
+                waiting.append(one)  # copies into its blocks are still on their way
+                continue
+            self._marks.pop(one.request, None)
+            over.add(one.request)
+            if one.outcome is not Outcome.OK:
+                failed.add(one.request)
+            self._reports.append(LoadReport(self._rank, one.request, one.key, one.outcome, one.reason, one.size))
+        self._done = waiting
+        return over, failed
+
+    def report(self) -> Report | None:
+        """What has ended since the last report."""
+        sends = [SendReport(self._rank, *one) for one in self._sender.take_reports()]
+        loads, self._reports = self._reports, []
+        return Report(sends, loads) if sends or loads else None
+
+    def stop(self) -> None:
+        """End the threads."""
+        self._receiver.stop()
+        self._sender.stop()
+
+    def _carry_out(self, steps: Sequence[Instruction]) -> None:
+        for step in steps:
+            if isinstance(step, receiving.Finished):
+                self._done.append(step)
+            else:
+                self._receiver.carry_out(step)
+
+

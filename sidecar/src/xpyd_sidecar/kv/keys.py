@@ -1,0 +1,83 @@
+"""Names of transfers and how they end.
+
+Belongs here: the key of one try of a transfer, the outcomes, and the bounded memory of what has ended.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from enum import StrEnum
+from typing import Generic, NamedTuple, TypeVar
+
+from xpyd_sidecar.contract.ids import Attempt, TransferId
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Key(NamedTuple):
+    """One try of one transfer. Of two tries of a transfer the greater ``(attempt, generation)`` wins."""
+
+    transfer: TransferId
+    attempt: Attempt
+    generation: int
+    """Minted by prefill within one attempt, from 1."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """What tries of one transfer are compared by."""
+        return self.attempt, self.generation
+
+    def __str__(self) -> str:
+        return f"{self.transfer}/{self.attempt}.{self.generation}"
+
+
+class Outcome(StrEnum):
+    """How a transfer ended; the ``outcome`` label of ``xpyd_kv_transfers``."""
+
+    OK = "ok"
+    DEADLINE = "deadline"
+    """The counterpart did not come, or not everything arrived, in time."""
+    CHECKSUM = "checksum"
+    INCARNATION = "incarnation"
+    """The address is held by another life of the peer."""
+    INCOMPATIBLE = "incompatible"
+    """Wire version, fingerprint or parallel sizes differ."""
+    IDENTITY = "identity"
+    """The two legs are not the same prompt."""
+    AUTH = "auth"
+    PROTOCOL = "protocol"
+    PEER_LOST = "peer_lost"
+    OVERFLOW = "overflow"
+    """More copies to keep than ``keep_bytes``."""
+    ABORTED = "aborted"
+    """A leg ended before its part was done."""
+    UNUSED = "unused"
+    """Decode did not need it."""
+    STALE = "stale"
+    """A newer try has taken its place."""
+
+
+class Recent(Generic[K, V]):
+    """The last ``bound`` keys put, each with a value; the oldest are forgotten."""
+
+    def __init__(self, bound: int = 4096) -> None:
+        self._bound = bound
+        self._items: OrderedDict[K, V] = OrderedDict()
+
+    def put(self, key: K, value: V) -> None:
+        """Remember ``key`` as the newest."""
+        self._items.pop(key, None)
+        self._items[key] = value
+        while len(self._items) > self._bound:
+            self._items.popitem(last=False)
+
+    def get(self, key: K) -> V | None:
+        """The value of a key that is still remembered."""
+        return self._items.get(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._items
+
+    def __len__(self) -> int:
+        return len(self._items)

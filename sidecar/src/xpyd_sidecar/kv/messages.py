@@ -1,0 +1,264 @@
+"""Messages of the KV plane, and the version in which they are spoken.
+
+Two channels carry them:
+
+- control: ZMQ with CURVE, DEALER (prefill's scheduler side) to ROUTER (decode's). A message is two parts: the prefix, whose
+  layout never changes, and a msgpack body. So a peer of another version is answered by name, and the transfer that it
+  speaks of fails at once, although its body cannot be read.
+
+      0        4         6               22         26
+      +--------+---------+----------------+---------+
+      | "xpyd" | version | transfer (raw) | attempt |      little endian; zeros where no transfer is meant
+      +--------+---------+----------------+---------+
+
+- data: the bodies of frames (``kv.frames``) between the workers.
+
+Structs tolerate unknown fields, so that a newer peer may add some within one version.
+
+Wire history
+    1   first version
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, TypeVar
+
+import msgspec
+
+from xpyd_sidecar.contract.fingerprint import FingerprintFields
+from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
+from xpyd_sidecar.contract.membership import Parallel
+from xpyd_sidecar.kv.keys import Key, Outcome
+
+WIRE_VERSION: Final = 1
+MAGIC: Final = b"xpyd"
+MESSAGE_MAX: Final = 64 << 10
+RANKS_MAX: Final = 1024
+
+_PREFIX = struct.Struct("<4sH16sI")
+_NONE: Final = TransferId("0" * 32)
+
+
+class MessageError(ValueError):
+    """Bytes that are no message of this protocol."""
+
+
+class Prefix(msgspec.Struct, frozen=True):
+    """What can be read of a message of any version."""
+
+    version: int
+    transfer: TransferId
+    attempt: Attempt
+
+
+# --- control channel ---------------------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello", tag_field="t"):
+    """Prefill's first message on a connection: who it is and what its KV is like."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    expects: Incarnation
+    """The decode incarnation that the router named; another one answers REJECT."""
+    fingerprint: FingerprintFields
+    parallel: Parallel
+    geometry: str
+    """Arrays, bytes per block and block size of each rank."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):
+    """Decode accepts the peer."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+
+
+class Reject(msgspec.Struct, frozen=True, tag="reject", tag_field="t"):
+    """Decode refuses the peer, with the differing field."""
+
+    outcome: Outcome
+    reason: str
+
+
+class Rank(msgspec.Struct, frozen=True):
+    """Where one prefill rank listens, and which life of it."""
+
+    address: HostPort
+    incarnation: Incarnation
+
+
+class Announce(msgspec.Struct, frozen=True, tag="announce", tag_field="t"):
+    """Prefill has scheduled a transfer: its KV will come when asked for."""
+
+    transfer: TransferId
+    attempt: Attempt
+    generation: int
+    identity: bytes
+    """``kv.identity``."""
+    tokens: int
+    """Prompt length."""
+    data: tuple[Rank, ...]
+    """Prefill's ranks, in rank order."""
+
+    @property
+    def key(self) -> Key:
+        """The try it speaks of."""
+        return Key(self.transfer, self.attempt, self.generation)
+
+
+class Gone(msgspec.Struct, frozen=True, tag="gone", tag_field="t"):
+    """Prefill will not deliver this try. With ``retry`` another try may follow (its leg was aborted): decode waits on."""
+
+    transfer: TransferId
+    attempt: Attempt
+    generation: int
+    outcome: Outcome
+    reason: str
+    retry: bool
+
+    @property
+    def key(self) -> Key:
+        """The try it speaks of."""
+        return Key(self.transfer, self.attempt, self.generation)
+
+
+class Drop(msgspec.Struct, frozen=True, tag="drop", tag_field="t"):
+    """Decode does not want this try: prefill lets go of its copies."""
+
+    transfer: TransferId
+    attempt: Attempt
+    generation: int
+    outcome: Outcome
+    reason: str
+
+    @property
+    def key(self) -> Key:
+        """The try it speaks of."""
+        return Key(self.transfer, self.attempt, self.generation)
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping", tag_field="t"):
+    """Prefill asks whether decode still lives."""
+
+    seq: int
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong", tag_field="t"):
+    """The answer, with the incarnation that gives it."""
+
+    seq: int
+    incarnation: Incarnation
+
+
+ToDecode = Hello | Announce | Gone | Ping
+ToPrefill = Welcome | Reject | Drop | Pong
+Control = ToDecode | ToPrefill
+
+# --- bodies of data frames ---------------------------------------------------------------------------------------------
+
+
+class Challenge(msgspec.Struct, frozen=True):
+    """Body of CHALLENGE."""
+
+    nonce: bytes
+    incarnation: Incarnation
+
+
+class DataHello(msgspec.Struct, frozen=True):
+    """Body of HELLO. ``proof``: HMAC over both nonces (``prove``)."""
+
+    nonce: bytes
+    instance: InstanceName
+    incarnation: Incarnation
+    expects: Incarnation
+    rank: int
+    proof: bytes
+
+
+class DataWelcome(msgspec.Struct, frozen=True):
+    """Body of WELCOME: prefill's own proof."""
+
+    proof: bytes
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Body of READY: blocks ``first`` to ``first + count - 1`` of the prompt are missing."""
+
+    first: int
+    count: int
+    regions: int
+    """Arrays of blocks on this rank; must equal prefill's."""
+    block_bytes: int
+    """Bytes of one block of all regions together; must equal prefill's."""
+    checksum: bool
+    """Decode wants payloads covered."""
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Body of REJECT, GONE and CANCEL."""
+
+    outcome: Outcome
+    reason: str
+    retry: bool = False
+
+
+Body = Challenge | DataHello | DataWelcome | Ready | Reason
+T = TypeVar("T")
+_control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(message: Control) -> tuple[bytes, bytes]:
+    """A control message as its two parts."""
+    transfer = getattr(message, "transfer", _NONE)
+    attempt = getattr(message, "attempt", 0)
+    return _PREFIX.pack(MAGIC, WIRE_VERSION, bytes.fromhex(transfer), attempt), _encoder.encode(message)
+
+
+def prefix(raw: bytes) -> Prefix:
+    """Read the first part of a control message, of any version.
+
+    Raises:
+        MessageError: it is none.
+    """
+    if len(raw) < _PREFIX.size or raw[:4] != MAGIC:
+        raise MessageError("not an xpyd control message")
+    _, version, transfer, attempt = _PREFIX.unpack_from(raw)
+    return Prefix(version, TransferId(transfer.hex()), Attempt(attempt))
+
+
+def unpack(raw: bytes) -> Control:
+    """Read the second part of a control message of this version.
+
+    Raises:
+        MessageError: names the field that is missing or wrong.
+    """
+    try:
+        message: Control = _control_decoder.decode(raw)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise MessageError(f"control message: {error}") from None
+    if isinstance(message, Announce):
+        if message.tokens < 1 or message.attempt < 1 or message.generation < 1 or len(message.identity) != 32:
+            raise MessageError("announce: tokens, attempt and generation must be at least 1 and identity 32 bytes")
+        if not 0 < len(message.data) <= RANKS_MAX:
+            raise MessageError(f"announce.data: {len(message.data)} addresses")
+    return message
+
+
+def body(message: Body) -> bytes:
+    """The msgpack body of a frame."""
+    return _encoder.encode(message)
+
+
+def read_body(raw: bytes | bytearray | memoryview, kind: type[T]) -> T:
+    """The body of a frame.
+
+    Raises:
+        MessageError: names the field that is missing or wrong.
+    """
+    try:
+        return msgspec.msgpack.decode(raw, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise MessageError(f"{kind.__name__}: {error}") from None

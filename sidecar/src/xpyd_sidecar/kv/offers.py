@@ -1,0 +1,206 @@
+"""Prefill's scheduler side: which of its requests are legs of a transfer, and how far each has been pushed.
+
+Laws
+1. A leg is announced once, when its blocks are first allocated; then its transfer is open until every rank has ended it.
+2. Blocks are pushed once, in order, when they are final. Pushes are copies, so a preempted leg goes on from where it was.
+3. A leg that ends before all its blocks were pushed is withdrawn, and every rank lets go.
+4. A transfer that decode does not want is pushed no further; its leg just finishes.
+
+    register ──▶ QUEUED ──allocated──▶ OPEN ──step…──▶ PUSHED ──every rank ended──▶ (forgotten)
+                    └─ end ─▶ (forgotten)  └─ end, drop, peer_lost ─▶ CLOSING ─┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from xpyd_sidecar.contract.legs import Peer
+from xpyd_sidecar.kv.blocks import blocks_of, final_blocks
+from xpyd_sidecar.kv.keys import Key, Outcome, Recent
+
+
+class State(StrEnum):
+    """Of one prefill leg."""
+
+    QUEUED = "queued"
+    OPEN = "open"
+    PUSHED = "pushed"
+    CLOSING = "closing"
+
+
+class Push(NamedTuple):
+    """Have the workers copy out and send final blocks: ``first`` is the place of ``ids[0]`` in the prompt."""
+
+    key: Key
+    first: int
+    ids: tuple[int, ...]
+
+
+class Release(NamedTuple):
+    """Have the workers let go of a transfer."""
+
+    key: Key
+    outcome: Outcome
+    reason: str
+
+
+class SendAnnounce(NamedTuple):
+    """Announce a transfer to its decode engine."""
+
+    peer: Peer
+    key: Key
+    identity: bytes
+    tokens: int
+
+
+class SendGone(NamedTuple):
+    """Tell decode that a transfer will not come."""
+
+    peer: Peer
+    key: Key
+    outcome: Outcome
+    reason: str
+    retry: bool
+
+
+class Ended(NamedTuple):
+    """A transfer is over on this side."""
+
+    peer: Peer
+    key: Key
+    outcome: Outcome
+    reason: str
+    tokens: int
+    bytes: int
+
+
+Instruction = Push | Release | SendAnnounce | SendGone | Ended
+
+
+@dataclass
+class Leg:
+    """One prefill leg."""
+
+    request: str
+    key: Key
+    peer: Peer
+    identity: bytes
+    tokens: int
+    state: State = State.QUEUED
+    ids: list[int] = field(default_factory=list)
+    sent: int = 0
+    open_ranks: set[int] = field(default_factory=set)
+    failed: tuple[Outcome, str] | None = None
+    bytes: int = 0
+
+
+class Offers:
+    """The machine. Every method returns instructions in the order in which they must be carried out."""
+
+    def __init__(self, *, block_size: int, ranks: int) -> None:
+        self._block_size = block_size
+        self._ranks = ranks
+        self._legs: dict[str, Leg] = {}
+        self._open: dict[Key, Leg] = {}
+        self._seen: Recent[Key, None] = Recent()
+
+    @property
+    def open(self) -> int:
+        """Transfers whose KV this engine still holds or sends."""
+        return len(self._open)
+
+    def peers(self) -> set[Peer]:
+        """Decode engines with open transfers."""
+        return {leg.peer for leg in self._open.values()}
+
+    def register(self, request: str, key: Key, peer: Peer, identity: bytes, tokens: int) -> None:
+        """A prefill leg has arrived. A repeated key is an ordinary request: vLLM repeats aborted ones."""
+        if key in self._seen or request in self._legs:
+            return
+        self._seen.put(key, None)
+        self._legs[request] = Leg(request, key, peer, identity, tokens)
+
+    def allocated(self, request: str) -> list[Instruction]:
+        """The scheduler has allocated blocks for a request, perhaps again."""
+        leg = self._legs.get(request)
+        if leg is None or leg.state is not State.QUEUED:
+            return []
+        leg.state = State.OPEN
+        leg.open_ranks = set(range(self._ranks))
+        self._open[leg.key] = leg
+        return [SendAnnounce(leg.peer, leg.key, leg.identity, leg.tokens)]
+
+    def tracks(self, request: str) -> bool:
+        """Whether ``step`` wants to hear of this request."""
+        leg = self._legs.get(request)
+        return leg is not None and leg.state is State.OPEN
+
+    def step(self, request: str, new_ids: Sequence[int], *, reset: bool, computed: int) -> list[Instruction]:
+        """The request runs in this step: blocks added (all of them after a preemption), tokens computed when it is over."""
+        leg = self._legs.get(request)
+        if leg is None or leg.state is not State.OPEN:
+            return []
+        if reset:
+            leg.ids.clear()
+        leg.ids.extend(new_ids)
+        final = min(final_blocks(computed, leg.tokens, self._block_size), len(leg.ids))
+        if final <= leg.sent:
+            return []
+        push = Push(leg.key, leg.sent, tuple(leg.ids[leg.sent:final]))
+        leg.sent = final
+        if final == blocks_of(leg.tokens, self._block_size):
+            leg.state = State.PUSHED
+            leg.ids.clear()
+        return [push]
+
+    def end(self, request: str) -> list[Instruction]:
+        """The request has ended, however and in whatever state."""
+        leg = self._legs.pop(request, None)
+        if leg is None or leg.state is not State.OPEN:
+            return []
+        reason = "prefill's leg ended before its prompt was computed"
+        gone = SendGone(leg.peer, leg.key, Outcome.ABORTED, reason, retry=True)
+        return [gone, *self._close(leg, Outcome.ABORTED, reason)]
+
+    def drop(self, key: Key, outcome: Outcome, reason: str) -> list[Instruction]:
+        """Decode does not want this transfer."""
+        leg = self._open.get(key)
+        return self._close(leg, outcome, reason) if leg else []
+
+    def peer_lost(self, peer: Peer, outcome: Outcome, reason: str) -> list[Instruction]:
+        """A decode engine refuses this engine, or is gone."""
+        return [one for leg in list(self._open.values()) if leg.peer == peer for one in self._close(leg, outcome, reason)]
+
+    def rank_ended(self, rank: int, key: Key, outcome: Outcome, reason: str, size: int) -> list[Instruction]:
+        """A rank has let go of a transfer; ``size``: payload bytes that its peer confirmed."""
+        leg = self._open.get(key)
+        if leg is None or rank not in leg.open_ranks:
+            return []
+        leg.open_ranks.discard(rank)
+        leg.bytes += size
+        out: list[Instruction] = []
+        if outcome is not Outcome.OK:
+            if leg.failed is None and outcome in {Outcome.OVERFLOW, Outcome.DEADLINE}:
+                # The copies are gone before decode asked for them: no other try will follow, so it should not wait.
+                out.append(SendGone(leg.peer, key, outcome, reason, retry=False))
+            leg.failed = leg.failed or (outcome, reason)
+            if leg.state is State.OPEN:
+                out += self._close(leg, outcome, reason)
+        if not leg.open_ranks:
+            del self._open[key]
+            if leg.state is State.OPEN:
+                leg.state = State.CLOSING
+            end, why = leg.failed or (Outcome.OK, "")
+            out.append(Ended(leg.peer, key, end, why, leg.tokens, leg.bytes))
+        return out
+
+    def _close(self, leg: Leg, outcome: Outcome, reason: str) -> list[Instruction]:
+        if leg.state is State.CLOSING:
+            return []
+        leg.state = State.CLOSING
+        leg.failed = leg.failed or (outcome, reason)
+        leg.ids.clear()
+        return [Release(leg.key, outcome, reason)]

@@ -1,0 +1,307 @@
+"""Decode's scheduler side: which request waits for which transfer, and what becomes of it.
+
+Laws
+1. A request holds no blocks while PARKED; nothing is promised to prefill before its blocks are allocated.
+2. Of several tries of a transfer the greatest (attempt, generation) wins, whoever sends it; a try below the leg's own
+   attempt or below one already seen is stale.
+3. Every announcement ends: it is loaded, or its sender is told to drop it. Unclaimed ones run out.
+4. A transfer that has ended never loads again under the same or an older attempt.
+
+    register ──▶ PARKED ──allocated(load)──▶ LOADING ──finished──▶ DONE
+                   │ announce, gone, refuse: PARKED, other source │ announce: LOADING from the new source
+                   └──allocated(nothing) ─────────────────────────────▶ DONE        end (any state): forgotten, entombed
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from typing import Final, NamedTuple
+
+from xpyd_sidecar.contract.ids import Attempt, TransferId
+from xpyd_sidecar.kv.keys import Key, Outcome, Recent
+from xpyd_sidecar.kv.leases import Lease
+from xpyd_sidecar.kv.messages import Announce, Gone
+
+UNCLAIMED_MAX: Final = 4096
+
+
+class State(StrEnum):
+    """Of one decode leg."""
+
+    PARKED = "parked"
+    LOADING = "loading"
+    DONE = "done"
+
+
+class Verdict(Enum):
+    """What to answer when the scheduler asks for a request."""
+
+    WAIT = "wait"
+    LOAD = "load"
+    COMPUTE = "compute"
+    FAIL = "fail"
+
+
+class DropPeer(NamedTuple):
+    """Tell the sender of a try to let go."""
+
+    peer: bytes
+    key: Key
+    outcome: Outcome
+    reason: str
+
+
+class Load(NamedTuple):
+    """Have the workers load blocks ``first``.. of a request from ``source``; again for a newer try."""
+
+    request: str
+    source: Announce
+
+
+class FailLoad(NamedTuple):
+    """Have the workers report the request's load as failed."""
+
+    request: str
+
+
+class Abandon(NamedTuple):
+    """Have the workers let go of a load whose request has ended."""
+
+    request: str
+
+
+class Ended(NamedTuple):
+    """A transfer is over on this side."""
+
+    request: str
+    key: Key
+    outcome: Outcome
+    reason: str
+
+
+Instruction = DropPeer | Load | FailLoad | Abandon | Ended
+
+
+@dataclass
+class Leg:
+    """One request that waits for KV."""
+
+    request: str
+    transfer: TransferId
+    attempt: Attempt
+    identity: bytes
+    tokens: int
+    lease: Lease
+    state: State = State.PARKED
+    source: Announce | None = None
+    peer: bytes = b""
+    failed: tuple[Outcome, str] | None = None
+    asked: Verdict = Verdict.WAIT
+    why: tuple[Outcome, str] = (Outcome.ABORTED, "prefill withdrew")
+    """Of the last answer COMPUTE or FAIL: a newer announcement may since have cleared ``failed``."""
+    loading: Key | None = None
+
+    def key(self) -> Key:
+        """The try in hand, or the leg's own attempt where there is none yet."""
+        return self.source.key if self.source else Key(self.transfer, self.attempt, 1)
+
+
+class Unclaimed(NamedTuple):
+    """An announcement whose decode leg has not come yet."""
+
+    peer: bytes
+    source: Announce
+    refused: tuple[Outcome, str] | None
+    lease: Lease
+
+
+class Pairing:
+    """The machine. Every method returns instructions in the order in which they must be carried out."""
+
+    def __init__(self, *, recompute: bool, unclaimed_s: float) -> None:
+        self._recompute = recompute
+        self._unclaimed_s = unclaimed_s
+        self._legs: dict[str, Leg] = {}
+        self._active: dict[str, Leg] = {}  # those not DONE: decode legs stay known for as long as they generate
+        self._by_transfer: dict[TransferId, Leg] = {}
+        self._unclaimed: OrderedDict[TransferId, Unclaimed] = OrderedDict()
+        self._tombs: Recent[TransferId, tuple[int, Outcome, str]] = Recent()
+
+    @property
+    def open(self) -> int:
+        """Transfers that are waited for."""
+        return len(self._active)
+
+    def leg(self, request: str) -> Leg | None:
+        """The leg of a request."""
+        return self._legs.get(request)
+
+    def register(self, request: str, transfer: TransferId, attempt: Attempt, *, identity: bytes, tokens: int,
+                 lease: Lease) -> list[Instruction]:
+        """A decode leg has arrived. A second one of the same or an older attempt is an ordinary request (law 4)."""
+        tomb = self._tombs.get(transfer)
+        if transfer in self._by_transfer or request in self._legs or (tomb and attempt <= tomb[0]):
+            return []
+        leg = Leg(request, transfer, attempt, identity, tokens, lease)
+        self._legs[request] = self._active[request] = self._by_transfer[transfer] = leg
+        early = self._unclaimed.pop(transfer, None)
+        return self._offer(leg, early.peer, early.source, early.refused) if early else []
+
+    def announce(self, peer: bytes, source: Announce, now: float, *, ranks: int,
+                 refused: tuple[Outcome, str] | None = None) -> list[Instruction]:
+        """A try is announced; ``refused``: by a peer that this engine cannot take KV from."""
+        if refused is None and len(source.data) != ranks:
+            refused = Outcome.INCOMPATIBLE, f"parallel: {ranks} ranks here, {len(source.data)} there"
+        leg = self._by_transfer.get(source.transfer)
+        if leg is not None:
+            return self._offer(leg, peer, source, refused)
+        tomb = self._tombs.get(source.transfer)
+        if tomb and source.attempt <= tomb[0]:
+            return [DropPeer(peer, source.key, tomb[1] if tomb[1] is not Outcome.OK else Outcome.UNUSED, tomb[2])]
+        out: list[Instruction] = []
+        old = self._unclaimed.get(source.transfer)
+        if old and old.source.key.order >= source.key.order:
+            return [] if old.source.key == source.key else [_stale(peer, source.key)]
+        if old:
+            out.append(_stale(old.peer, old.source.key))
+        self._unclaimed.pop(source.transfer, None)
+        self._unclaimed[source.transfer] = Unclaimed(peer, source, refused, Lease.of(now, self._unclaimed_s))
+        if len(self._unclaimed) > UNCLAIMED_MAX:
+            _, oldest = self._unclaimed.popitem(last=False)
+            out.append(self._unwanted(oldest, Outcome.OVERFLOW, "too many unclaimed announcements"))
+        return out
+
+    def _offer(self, leg: Leg, peer: bytes, source: Announce, refused: tuple[Outcome, str] | None) -> list[Instruction]:
+        if leg.state is State.DONE:
+            return [DropPeer(peer, source.key, Outcome.UNUSED, "decode no longer waits")]
+        if source.attempt < leg.attempt or (leg.source and source.key.order < leg.source.key.order):
+            return [_stale(peer, source.key)]
+        if leg.source and source.key == leg.source.key:
+            return []
+        if refused is None and (source.identity != leg.identity or source.tokens != leg.tokens):
+            refused = Outcome.IDENTITY, f"not the same prompt ({leg.tokens} tokens here, {source.tokens} there)"
+        out: list[Instruction] = []
+        if refused is not None:
+            if leg.state is State.PARKED and leg.source is None:
+                leg.failed = refused
+            return [DropPeer(peer, source.key, *refused)]
+        if leg.source and leg.state is State.PARKED:
+            out.append(_stale(leg.peer, leg.source.key))
+        leg.source, leg.peer, leg.failed = source, peer, None
+        return out
+
+    def gone(self, message: Gone) -> list[Instruction]:
+        """Prefill's scheduler side withdraws a try. While LOADING its worker says so itself, in order with the data."""
+        leg = self._by_transfer.get(message.transfer)
+        early = self._unclaimed.get(message.transfer)
+        if early and early.source.key == message.key:
+            if message.retry:
+                del self._unclaimed[message.transfer]
+            else:
+                self._unclaimed[message.transfer] = early._replace(refused=(message.outcome, message.reason))
+        if leg and leg.state is State.PARKED and leg.source and leg.source.key == message.key:
+            leg.source = None
+            leg.failed = None if message.retry else (message.outcome, message.reason)
+        return []
+
+    def refuse(self, transfer: TransferId, attempt: Attempt, outcome: Outcome, reason: str) -> list[Instruction]:
+        """A try that cannot even be read (another wire version): its leg fails now instead of at its deadline."""
+        leg = self._by_transfer.get(transfer)
+        if leg and leg.state is State.PARKED and leg.source is None and attempt >= leg.attempt:
+            leg.failed = outcome, reason
+        return []
+
+    def ask(self, request: str, now: float) -> Verdict:
+        """What the scheduler is to do with a request. Asking again is harmless."""
+        leg = self._legs.get(request)
+        if leg is None or leg.state is not State.PARKED:
+            return Verdict.COMPUTE
+        if leg.source is None and leg.failed is None and leg.lease.over(now):
+            leg.failed = Outcome.DEADLINE, "prefill did not announce in time"
+        if leg.source is not None:
+            leg.asked = Verdict.LOAD
+        elif leg.failed is None:
+            leg.asked = Verdict.WAIT
+        else:
+            leg.asked, leg.why = Verdict.COMPUTE if self._recompute else Verdict.FAIL, leg.failed
+        return leg.asked
+
+    def allocated(self, request: str, external: int) -> list[Instruction]:
+        """The scheduler has allocated blocks, ``external`` tokens of them to be loaded."""
+        leg = self._legs.get(request)
+        if leg is None or leg.state is not State.PARKED:
+            return []
+        if external == 0:
+            outcome, reason = leg.failed or (Outcome.UNUSED, "decode computes the prompt itself")
+            return self._done(leg, outcome, reason, tell=True)
+        leg.state = State.LOADING
+        if leg.asked is Verdict.LOAD and leg.source is not None:
+            leg.loading = leg.source.key
+            return [Load(request, leg.source)]
+        leg.failed = leg.failed or leg.why
+        return [FailLoad(request)]
+
+    def newer(self) -> list[Instruction]:
+        """Loads whose source has been replaced since they were ordered."""
+        out: list[Instruction] = []
+        for leg in self._active.values():
+            if leg.state is State.LOADING and leg.loading and leg.source and leg.source.key != leg.loading:
+                leg.loading = leg.source.key
+                out.append(Load(leg.request, leg.source))
+        return out
+
+    def finished(self, request: str, outcome: Outcome, reason: str) -> list[Instruction]:
+        """All workers have reported the request's load."""
+        leg = self._legs.get(request)
+        if leg is None or leg.state is not State.LOADING:
+            return []
+        if leg.failed is not None and outcome is not Outcome.OK:
+            outcome, reason = leg.failed
+        # A worker tells its source over the data link. Where that broke, or no worker was told of the source, control does.
+        tell = outcome is not Outcome.OK or (leg.source is not None and leg.source.key != leg.loading)
+        return self._done(leg, outcome, reason, tell=tell)
+
+    def end(self, request: str) -> list[Instruction]:
+        """The request has ended, however and in whatever state."""
+        leg = self._legs.pop(request, None)
+        if leg is None:
+            return []
+        out: list[Instruction] = []
+        if leg.state is not State.DONE:
+            if leg.state is State.LOADING:
+                out.append(Abandon(request))
+            out += self._done(leg, Outcome.ABORTED, "decode's leg ended", tell=True)
+        del self._by_transfer[leg.transfer]
+        return out
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Time passes: unclaimed announcements run out."""
+        out: list[Instruction] = []
+        while self._unclaimed:
+            transfer, oldest = next(iter(self._unclaimed.items()))
+            if not oldest.lease.over(now):
+                break
+            del self._unclaimed[transfer]
+            out.append(self._unwanted(oldest, Outcome.DEADLINE, "no decode leg claimed it"))
+        return out
+
+    def _unwanted(self, item: Unclaimed, outcome: Outcome, reason: str) -> DropPeer:
+        source = item.source
+        self._tombs.put(source.transfer, (source.attempt, outcome, reason))  # a leg that comes late must not wait for it
+        return DropPeer(item.peer, source.key, outcome, reason)
+
+    def _done(self, leg: Leg, outcome: Outcome, reason: str, *, tell: bool) -> list[Instruction]:
+        leg.state = State.DONE
+        self._active.pop(leg.request, None)
+        key = leg.key()
+        self._tombs.put(leg.transfer, (max(leg.attempt, key.attempt), outcome, reason))
+        out: list[Instruction] = [Ended(leg.request, key, outcome, reason)]
+        if tell and leg.source is not None:
+            out.append(DropPeer(leg.peer, leg.source.key, outcome if outcome is not Outcome.OK else Outcome.STALE, reason))
+        return out
+
+
+def _stale(peer: bytes, key: Key) -> DropPeer:
+    return DropPeer(peer, key, Outcome.STALE, "a newer try is known")

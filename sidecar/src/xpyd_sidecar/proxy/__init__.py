@@ -1,0 +1,1 @@
+"""Sockets around routing: HTTP server, upstream connections, heartbeats, admin paths, metrics."""

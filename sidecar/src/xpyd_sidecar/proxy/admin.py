@@ -1,0 +1,125 @@
+"""Every path of the router: what is served where.
+
+    POST /v1/completions  /v1/chat/completions    generation
+    GET  /v1/models  /v1/models/{id}              served models
+    GET  /health                                  the process lives
+    GET  /ready                                   the roster is known and somebody decodes
+    GET  /metrics                                 Prometheus
+    GET  /fleet                                   contract.fleet.Fleet; needs the admin token
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from xpyd_sidecar.contract.fleet import Fleet
+from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.proxy.auth import require
+from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.proxy.metrics import CONTENT_TYPE
+from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.routing.faults import Fault, unknown_model
+from xpyd_sidecar.routing.fields import Api
+
+_JSON = [(b"content-type", b"application/json")]
+_TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
+GENERATION: dict[str, Api] = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
+
+
+class Paths:
+    """The application behind the server."""
+
+    def __init__(self, dispatch: Dispatch, client_keys: tuple[bytes, ...], admin_token: str) -> None:
+        self._dispatch = dispatch
+        self._client_keys = client_keys
+        self._admin = (admin_token.encode(),)
+        self._created = int(time.time())
+        self._get: dict[str, Callable[[HttpRequest, Reply], None]] = {
+            "/health": self._health, "/ready": self._ready, "/metrics": self._metrics, "/fleet": self._fleet,
+            "/v1/models": self._models,
+        }
+
+    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+        """Answer a request. Raises Fault."""
+        api = GENERATION.get(request.path)
+        if api is not None:
+            try:
+                self._allow(request, "POST")
+                self._check_client(request)
+                return self._dispatch.open(api, request, reply)
+            except Fault as fault:
+                self._dispatch.refused(api, request, fault)
+                raise
+        found = self._get.get(request.path)
+        if found is None and request.path.startswith("/v1/models/"):
+            found = self._model
+        if found is None:
+            known = request.path.startswith("/v1/") or request.path in {"/tokenize", "/detokenize"}
+            words = f"{request.path} is not served by this router" if known else f"there is nothing at {request.path}"
+            raise Fault(404, words, kind="NotFoundError", code="unknown_path")
+        self._allow(request, "GET")
+        found(request, reply)
+        return None
+
+    @staticmethod
+    def _allow(request: HttpRequest, method: str) -> None:
+        if request.method != method and not (method == "GET" and request.method == "HEAD"):
+            words = f"{request.path} takes {method}, not {request.method}"
+            raise Fault(405, words, code="method_not_allowed", allow=method)
+
+    def _check_client(self, request: HttpRequest) -> None:
+        if self._client_keys:
+            require(request.headers, self._client_keys)
+
+    def _health(self, _: HttpRequest, reply: Reply) -> None:
+        reply.whole(200, _TEXT, b"ok\n")
+
+    def not_ready(self) -> str:
+        """Why this router should get no traffic; empty when it should."""
+        dispatch = self._dispatch
+        if dispatch.draining:
+            return "the router is stopping"
+        if not dispatch.roster.settled(dispatch.loop.time()):
+            return "the roster is not settled: agents may not have found this router yet"
+        if not dispatch.roster.pickable(Role.DECODE):
+            return dispatch.roster.why_not(Role.DECODE)
+        return ""
+
+    def _ready(self, _: HttpRequest, reply: Reply) -> None:
+        reason = self.not_ready()
+        if reason:
+            reply.whole(503, [*_TEXT, (b"retry-after", b"1")], reason.encode() + b"\n")
+        else:
+            reply.whole(200, _TEXT, b"ready\n")
+
+    def _metrics(self, _: HttpRequest, reply: Reply) -> None:
+        reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._dispatch.metrics.text())
+
+    def _fleet(self, request: HttpRequest, reply: Reply) -> None:
+        require(request.headers, self._admin)
+        dispatch = self._dispatch
+        now = dispatch.loop.time()
+        fleet = Fleet(service=dispatch.service, router=dispatch.name, uptime_s=round(now - dispatch.started, 3),
+                      settled=dispatch.roster.settled(now), instances=dispatch.roster.fleet(now),
+                      requests_total=dispatch.metrics.requests_total, requests_failed=dispatch.metrics.requests_failed)
+        reply.whole(200, _JSON, msgspec.json.encode(fleet))
+
+    def _models(self, request: HttpRequest, reply: Reply) -> None:
+        self._check_client(request)
+        data = [self._card(model) for model in self._dispatch.models()]
+        reply.whole(200, _JSON, msgspec.json.encode({"object": "list", "data": data}))
+
+    def _model(self, request: HttpRequest, reply: Reply) -> None:
+        self._check_client(request)
+        model, served = request.path.removeprefix("/v1/models/"), self._dispatch.models()
+        if model not in served:
+            raise unknown_model(model, served)
+        reply.whole(200, _JSON, msgspec.json.encode(self._card(model)))
+
+    def _card(self, model: str) -> dict[str, object]:
+        lengths = {m.max_model_len for m in self._dispatch.roster.members() if m.model == model and m.max_model_len}
+        return {"id": model, "object": "model", "created": self._created, "owned_by": "xpyd", "root": model, "parent": None,
+                "max_model_len": min(lengths) if lengths else None}

@@ -1,0 +1,113 @@
+"""The router as one coroutine: start, run until told to stop, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.errors import OurFault
+from xpyd_sidecar.proxy import auth
+from xpyd_sidecar.proxy.admin import Paths
+from xpyd_sidecar.proxy.connection import Bounds
+from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.proxy.members import Members
+from xpyd_sidecar.proxy.server import Server
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+
+
+class Router:
+    """All parts of one router, started and stopped together."""
+
+    def __init__(self, config: SidecarConfig, key: ServiceKey) -> None:
+        if config.router is None:
+            raise OurFault("run_router without a router section")
+        self._config = config.router
+        self._key = key
+        client_keys = auth.read_keys(self._config.api_key_file) if self._config.api_key_file is not None else ()
+        self.dispatch = Dispatch(config)
+        self.paths = Paths(self.dispatch, client_keys, keys.admin_token(key))
+        bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
+        self.server = Server(self.paths, bounds)
+        self.members = Members(config.instance, self.dispatch.on_message, self.dispatch.metrics.message)
+        self.port = 0
+        self.members_port = 0
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen on both ports.
+
+        Raises:
+            ConfigError: names the port that is taken, or the setting that is wrong.
+        """
+        try:
+            self.members_port = self.members.listen(self._config.host, self._config.members_port, self._key)
+            self.port = await self.server.listen(self._config.host, self._config.port)
+        except BaseException:
+            await self.end()
+            raise
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        logger.info("router listens", extra={"port": self.port, "members_port": self.members_port,
+                                             "policy": self._config.policy})
+
+    async def stop(self) -> None:
+        """Drain: no longer ready, no new connections after ``listen_on_s``, own requests end within ``drain_timeout_s``."""
+        self.dispatch.draining = True
+        self.server.drain()
+        await asyncio.sleep(self._config.listen_on_s)
+        self.server.stop_listening()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._config.drain_timeout_s
+        while (self.dispatch.servings or self.server.connections) and loop.time() < end:
+            await asyncio.sleep(0.02)
+            self.server.drain()
+        if self.dispatch.servings:
+            logger.warning("cut off requests that outlived the drain", extra={"requests": len(self.dispatch.servings)})
+            self.dispatch.abort("the router stopped")
+            await asyncio.sleep(0.05)  # for the error events to leave
+        await self.end()
+
+    async def end(self) -> None:
+        """Close everything now."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+            self._sweeper = None
+        self.server.abort()
+        self.dispatch.abort("the router stopped")
+        await self.dispatch.close()
+        self.members.close()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(min(SWEEP_S, self._config.heartbeat_s / 2))
+            for turn in (self.dispatch.sweep, self.server.sweep, self.members.look):
+                try:
+                    turn()
+                except Exception:
+                    logger.exception("a turn of the clock failed")
+
+
+async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event) -> None:
+    """Run a router until ``stop`` is set, then drain it.
+
+    Raises:
+        ConfigError: a setting is wrong, or a port is taken.
+    """
+    router = Router(config, key)
+    await router.start()
+    # Objects made at start live for ever: the collector need not look at them again and again.
+    gc.collect()
+    gc.freeze()
+    try:
+        await stop.wait()
+    except asyncio.CancelledError:
+        await router.end()
+        raise
+    await router.stop()

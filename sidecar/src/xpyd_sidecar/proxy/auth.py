@@ -1,0 +1,54 @@
+"""Who may ask: client API keys and the admin token. Compared in constant time."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from pathlib import Path
+
+from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.routing.faults import Fault
+
+MAX_KEYS = 10_000
+
+
+def read_keys(path: str) -> tuple[bytes, ...]:
+    """Client keys, one per line; empty lines and those that begin with ``#`` are skipped.
+
+    Raises:
+        ConfigError: the file cannot be read, holds no key, or a key has characters that no header can carry.
+    """
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"router.api_key_file: {path}: {error}") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
+        raise ConfigError(f"router.api_key_file: {path} holds no key; leave the setting out to need none")
+    if len(keys) > MAX_KEYS:
+        raise ConfigError(f"router.api_key_file: {path} holds {len(keys)} keys; at most {MAX_KEYS} are allowed")
+    for number, key in enumerate(keys, 1):
+        if not key.isascii() or not key.isprintable() or " " in key:
+            raise ConfigError(f"router.api_key_file: {path}: key {number} has characters that a header cannot carry")
+    return tuple(key.encode() for key in keys)
+
+
+def bearer(headers: Mapping[bytes, bytes]) -> bytes:
+    """The token of ``Authorization: Bearer …``, empty where there is none."""
+    scheme, _, token = headers.get(b"authorization", b"").strip().partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else b""
+
+
+def require(headers: Mapping[bytes, bytes], keys: tuple[bytes, ...]) -> None:
+    """Check a client or admin.
+
+    Raises:
+        Fault: 401.
+    """
+    token = bearer(headers)
+    known = False
+    for key in keys:  # all of them, so that the time tells nothing
+        known |= hmac.compare_digest(token, key)
+    if not known:
+        words = "the API key is wrong" if token else "an API key is needed: Authorization: Bearer <key>"
+        raise Fault(401, words, kind="authentication_error", code="invalid_api_key")

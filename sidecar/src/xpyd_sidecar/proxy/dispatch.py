@@ -1,0 +1,170 @@
+"""The running router: roster, connections and open requests, and who does what the roster instructs.
+
+Belongs here: what all requests share, and the turn of the clock. Does not belong here: HTTP paths (``admin``), heartbeats'
+socket (``members``), the course of one request (``serving``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Iterable
+
+from xpyd_sidecar.contract.ids import TransferId
+from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.contract.membership import Up
+from xpyd_sidecar.errors import OurFault
+from xpyd_sidecar.proxy.metrics import Metrics
+from xpyd_sidecar.proxy.probe import probe
+from xpyd_sidecar.proxy.reply import HttpRequest, Reply
+from xpyd_sidecar.proxy.serving import Serving, access
+from xpyd_sidecar.proxy.upstream import Pool
+from xpyd_sidecar.routing import bodies, fields, policies
+from xpyd_sidecar.routing import roster as ro
+from xpyd_sidecar.routing.exchange import Limits
+from xpyd_sidecar.routing.faults import Fault, unavailable, unknown_model
+from xpyd_sidecar.routing.pick import Picker, Target
+
+logger = logging.getLogger(__name__)
+
+STALL_S = 10.0
+"""Silence on an open leg after which its engine is probed."""
+PASSED_HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
+"""Headers of clients that engines read; all others stay here."""
+
+
+class Dispatch:
+    """State of one router."""
+
+    def __init__(self, config: SidecarConfig) -> None:
+        if config.router is None:
+            raise OurFault("a router without a router section")
+        router = config.router
+        self.loop = asyncio.get_running_loop()
+        self.config = router
+        self.service = config.service
+        self.name = config.instance
+        self.started = self.loop.time()
+        self.roster = ro.Roster(config.service, started=self.started, settle_s=router.heartbeat_s + router.resolve_s,
+                                missed_beats=router.missed_beats)
+        policy = policies.make(router.policy, router.policy_options, secrets.randbits(64))
+        self.picker = Picker(self.roster, policy)
+        self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
+                             on_no_prefill=router.on_no_prefill)
+        self.pool = Pool(self.loop)
+        self.metrics = Metrics(self.roster.members)
+        self.access_log = router.access_log
+        self.servings: set[Serving] = set()
+        self.draining = False
+        self._probes: set[asyncio.Task[None]] = set()
+
+    # ---- requests
+
+    def open(self, api: fields.Api, request: HttpRequest, reply: Reply) -> Serving:
+        """Begin to serve a generation request.
+
+        Raises:
+            Fault: it is refused, before anything was sent.
+        """
+        parsed = bodies.parse(api, request.body)
+        served = self.models()
+        if parsed.model is not None and served and parsed.model not in served:
+            raise unknown_model(parsed.model, served)
+        if len(self.servings) >= self.config.max_in_flight:
+            raise unavailable(f"{self.config.max_in_flight} requests are being served, which is the limit")
+        passed = [(name, request.headers[name]) for name in PASSED_HEADERS if name in request.headers]
+        serving = Serving(self, reply, parsed, TransferId(secrets.token_hex(16)), passed)
+        self.servings.add(serving)
+        self.metrics.opened()
+        serving.start()
+        return serving
+
+    def refused(self, api: fields.Api, request: HttpRequest, fault: Fault) -> None:
+        """A generation request was refused before anything was sent."""
+        outcome = "unavailable" if fault.status == 503 else "refused"
+        self.metrics.counted(api, outcome)
+        if self.access_log:
+            access.info("%s", outcome, extra={"request": request.request_id, "api": api, "status": fault.status,
+                                              "detail": fault.message[:500]})
+
+    def closed(self, serving: Serving, api: str, outcome: str, seconds: float, retries: int) -> None:
+        """A request ended."""
+        self.servings.discard(serving)
+        self.metrics.closed(api, outcome, seconds, retries)
+
+    def models(self) -> list[str]:
+        """Served model names: the configured one, and those that instances beat."""
+        found = self.roster.models()
+        if self.config.model and self.config.model not in found:
+            found.insert(0, self.config.model)
+        return found
+
+    # ---- legs
+
+    def leg_opened(self, target: Target) -> ro.Member | None:
+        """Count a leg on its instance; give the member back with ``leg_closed``."""
+        member = self.roster.find(target.instance, target.incarnation)
+        if member is not None:
+            self.roster.leg_opened(member)
+        return member
+
+    def leg_closed(self, member: ro.Member) -> None:
+        """The leg ended."""
+        self.roster.leg_closed(member)
+
+    def suspect(self, target: Target, reason: str) -> None:
+        """A connection was refused."""
+        self.do(self.roster.on_refused(self.loop.time(), target.instance, target.incarnation, reason))
+
+    def doubt(self, target: Target) -> None:
+        """An engine failed a request, broke a connection, or is silent."""
+        self.do(self.roster.on_doubt(self.loop.time(), target.instance, target.incarnation))
+
+    # ---- the roster
+
+    def on_message(self, message: Up) -> int:
+        """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``roster.Refused``."""
+        self.do(self.roster.on_message(self.loop.time(), message))
+        member = self.roster.find(message.instance, message.incarnation)
+        return member.in_flight if member is not None else 0
+
+    def do(self, instructions: Iterable[ro.Instruction]) -> None:
+        """Carry out what the roster says."""
+        for instruction in instructions:
+            match instruction:
+                case ro.Changed(instance=instance, what=what):
+                    logger.info("%s: %s", instance, what, extra={"peer": instance})
+                case ro.Lost(instance=instance, incarnation=incarnation, reason=reason):
+                    for serving in list(self.servings):
+                        serving.on_lost(instance, incarnation, reason)
+                case ro.Probe():
+                    task = self.loop.create_task(self._probe(instruction))
+                    self._probes.add(task)
+                    task.add_done_callback(self._probes.discard)
+
+    async def _probe(self, wanted: ro.Probe) -> None:
+        result, detail = await probe(wanted.address)
+        self.do(self.roster.on_probe(self.loop.time(), wanted.instance, wanted.incarnation, result, detail))
+
+    # ---- time
+
+    def sweep(self) -> None:
+        """Called every second."""
+        now = self.loop.time()
+        self.do(self.roster.on_tick(now))
+        self.pool.sweep()
+        for serving in list(self.servings):
+            serving.sweep(now, STALL_S)
+
+    def abort(self, reason: str) -> None:
+        """Cut off what still runs."""
+        for serving in list(self.servings):
+            serving.abort(reason)
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        for task in list(self._probes):
+            task.cancel()
+        await asyncio.gather(*self._probes, return_exceptions=True)
+        self.pool.close()

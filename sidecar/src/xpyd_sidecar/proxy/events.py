@@ -1,0 +1,127 @@
+r"""Event streams on their way from decode to a client, relayed as the engine framed them.
+
+Belongs here: telling what may be relayed from what means that the engine failed. Does not belong here: sockets, retries.
+
+A relayed stream stays as the engine framed it. Usually a read is whole chunks of one event each, which costs a few
+searches a chunk and no copy; everything else takes the careful way:
+
+    read      1a3\r\n data: {…}\n\n \r\n         chunks of one event each: relayed as they are
+              chunk | chunk | half a chunk       whole chunks up to the last whole event; the rest is held
+              … "finish_reason":"abort" …        what comes before it; then the stream has failed
+              … data: {"error": … (5xx) …        likewise
+              … data: [DONE]\n\n …               relayed, and the stream has ended
+
+Markers cannot be forged by generated text: inside a JSON string quotes and line ends are escaped, so ``"abort"`` with
+bare quotes and ``data:`` at a line's start are the engine's own. Only whole events are ever relayed, so that an error
+event can be put behind them at any time.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from xpyd_sidecar.proxy.wire import Chunks, Malformed, chunk_of
+
+MAX_EVENT = 32 << 20
+"""Bytes of one event."""
+_ABORT = b'"finish_reason":"abort"'
+_ERROR = b'data: {"error"'
+_DONE = b"data: [DONE]"
+
+
+class EventStream:
+    """A chunked event stream on its way to a client.
+
+    ``feed`` returns what may be sent on: chunks as they came (``framed``), or their payload for clients that know no
+    chunks. ``ended``: [DONE] came. ``failure``: the engine gave up, and why; nothing is returned from then on.
+    ``done``: the HTTP body is over. The last chunk is never returned: whoever ends the answer writes it.
+    """
+
+    __slots__ = ("_chunks", "_clean", "_framed", "_held", "_open", "done", "ended", "failure")
+
+    def __init__(self, *, framed: bool) -> None:
+        self._framed = framed
+        self._chunks = Chunks()
+        self._held: list[bytes] = []
+        self._open = b""
+        self._clean = True
+        """Nothing is held, neither part of a chunk nor of an event."""
+        self.done = False
+        self.ended = False
+        self.failure = ""
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be relayed of the bytes read. Raises Malformed."""
+        if not self._clean or data.find(_ABORT) >= 0:  # find: ``in`` first tries its operand as a number
+            return self._feed_carefully(data)
+        at, size = 0, len(data)
+        payloads: list[bytes] = []
+        while at < size:
+            start = data.find(b"\r\n", at + 1, at + 9) + 2
+            end = start + _size_of(data[at:start - 2]) if start > 2 else -1
+            if (end < 0 or data.find(b"\n", start) != end - 2 or data[end - 2:end + 2] != b"\n\n\r\n"
+                    or not data.startswith(b'data: {"', start) or data.startswith(_ERROR, start)):
+                rest = self._feed_carefully(data[at:])
+                return (data[:at] if self._framed else b"".join(payloads)) + rest
+            if not self._framed:
+                payloads.append(data[start:end])
+            at = end + 2
+        return data if self._framed else b"".join(payloads)
+
+    def _feed_carefully(self, data: bytes) -> bytes:
+        out: list[bytes] = []
+        for chunk, payload in self._chunks.feed(data):
+            if self.failure or self.ended:
+                continue  # the engine's own end after its error, or bytes behind [DONE]
+            self._held.append(chunk if self._framed else payload)
+            self._open = self._open + payload if self._open else payload
+            if len(self._open) > MAX_EVENT:
+                raise Malformed(f"an event of more than {MAX_EVENT} bytes")
+            if self._open.endswith((b"\n\n", b"\r\n\r\n")):
+                out.append(self._release())
+        self.done = self._chunks.done
+        self._clean = not (self._chunks.pending or self._open or self.done or self.ended or self.failure)
+        return b"".join(out)
+
+    def _release(self) -> bytes:
+        events, held = self._open, self._held
+        self._open, self._held = b"", []
+        if _ABORT not in events and _ERROR not in events and _DONE not in events:
+            return b"".join(held)
+        good: list[bytes] = []
+        for event in events.replace(b"\r\n", b"\n").split(b"\n\n"):
+            if not event:
+                continue
+            if event.startswith(_DONE):
+                self.ended = True
+            elif event.startswith(_ERROR):
+                self.failure = _engine_failure(event[6:])
+            elif event.startswith(b"data:") and _ABORT in event:
+                self.failure = "the engine aborted the request"
+            if self.failure:
+                break
+            good.append(event + b"\n\n")
+            if self.ended:
+                break
+        payload = b"".join(good)
+        return chunk_of(payload) if payload and self._framed else payload
+
+
+def _size_of(digits: bytes) -> int:
+    """A chunk's size; far negative where these are no hexadecimal digits, so that the careful way finds out."""
+    try:
+        return int(digits, 16)
+    except ValueError:
+        return -(1 << 40)
+
+
+def _engine_failure(raw: bytes) -> str:
+    """What an engine's error event says; empty where the client is at fault, so that it goes on as any other event."""
+    try:
+        error = msgspec.json.decode(raw, type=dict[str, dict[str, object]])["error"]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        return "the engine sent an error event that is not JSON"
+    code = error.get("code")
+    if isinstance(code, int) and 400 <= code < 500:
+        return ""
+    return f"the engine reported: {str(error.get('message', ''))[:500]}"

@@ -1,0 +1,42 @@
+"""Health probes: ``GET /health`` of an engine, on a connection of its own.
+
+A fresh connection on purpose: an engine that is ending refuses new ones at once, while old ones may stay open and silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from xpyd_sidecar.contract.ids import HostPort, split_host_port
+from xpyd_sidecar.proxy.wire import MAX_HEAD, Malformed, parse_head
+from xpyd_sidecar.routing.roster import Probed
+
+TIMEOUT_S = 5.0
+
+
+async def probe(address: HostPort, timeout_s: float = TIMEOUT_S) -> tuple[Probed, str]:
+    """Ask once; never raises for what the other side does. The words say why it is not healthy."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _ask(address)
+    except TimeoutError:
+        return Probed.SILENT, f"no answer to GET /health within {timeout_s:g} s"
+    except (OSError, ValueError, EOFError, Malformed) as error:
+        return Probed.DEAD, f"GET /health: {error}"
+
+
+async def _ask(address: HostPort) -> tuple[Probed, str]:
+    host, port = split_host_port(address)
+    reader, writer = await asyncio.open_connection(host, port, limit=MAX_HEAD)
+    try:
+        writer.write(b"GET /health HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % address.encode())
+        try:
+            raw = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return Probed.DEAD, "GET /health: a response head without end"
+        head = parse_head(raw[:-4])
+    finally:
+        writer.transport.abort()
+    if head.status < 300:
+        return Probed.HEALTHY, ""
+    return Probed.DEAD, f"GET /health answered {head.status}"

@@ -1,0 +1,136 @@
+"""A request that is whole, and the answer to it.
+
+Belongs here: what server and application say to each other. Does not belong here: sockets and parsing (``connection``).
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Protocol
+
+import msgspec
+
+from xpyd_sidecar.proxy.wire import chunk_of
+from xpyd_sidecar.routing.faults import Fault
+
+_STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
+
+
+class HttpRequest(msgspec.Struct, frozen=True):
+    """One whole request."""
+
+    method: str
+    path: str
+    """Without the query."""
+    headers: dict[bytes, bytes]
+    """Names in lower case; of repeated ones the first."""
+    body: bytes
+    request_id: str
+    """The client's X-Request-Id if it is a plain word, else a new one."""
+
+
+class Handler(Protocol):
+    """Who answers a request that takes time."""
+
+    def on_client_gone(self) -> None:
+        """The connection is closed; what is written from now on goes nowhere."""
+
+    def on_pause(self) -> None:
+        """The client is slower than its answer: stop writing soon."""
+
+    def on_resume(self) -> None:
+        """Go on."""
+
+
+class Application(Protocol):
+    """What the server serves."""
+
+    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+        """Answer through ``reply``, now (and return None) or later. May raise Fault."""
+
+
+class Connection(Protocol):
+    """What a reply needs of the connection it goes to."""
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server stops, so that this answer is the connection's last."""
+
+    @property
+    def date(self) -> bytes:
+        """Now, as HTTP writes it."""
+
+    def send(self, data: bytes) -> None:
+        """Write."""
+
+    def finished(self, *, close: bool) -> None:
+        """The answer is written."""
+
+
+class Reply:
+    """The answer to one request. One head, ever: ``whole``, or ``begin`` … ``end`` or ``fail``."""
+
+    __slots__ = ("_close", "_connection", "_head_only", "_old", "done", "request_id", "started", "status")
+
+    def __init__(self, connection: Connection, request_id: str, *, close: bool, old: bool, head_only: bool) -> None:
+        self._connection = connection
+        self._close = close
+        self._old = old
+        self._head_only = head_only
+        self.request_id = request_id
+        self.started = False
+        self.done = False
+        self.status = 0
+
+    @property
+    def framed(self) -> bool:
+        """Whether ``write`` takes whole HTTP chunks; if not (HTTP/1.0), their payload."""
+        return not self._old
+
+    def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """A complete answer."""
+        head = self._head(status, headers, b"content-length: %d\r\n" % len(body))
+        self._connection.send(head if self._head_only else head + body)
+        self._finish()
+
+    def fault(self, fault: Fault) -> None:
+        """An error, whole."""
+        self.whole(fault.status, fault.headers(), fault.body())
+
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]], first: bytes) -> None:
+        """The head of an answer that comes in parts, and its first part."""
+        if self._old:
+            self._close = True
+        self._connection.send(self._head(status, headers, b"" if self._old else b"transfer-encoding: chunked\r\n") + first)
+
+    def write(self, data: bytes) -> None:
+        """A part."""
+        self._connection.send(data)
+
+    def end(self) -> None:
+        """The last part has been written."""
+        if not self._old:
+            self._connection.send(b"0\r\n\r\n")
+        self._finish()
+
+    def fail(self, event: bytes) -> None:
+        """End an answer that has begun with an error event, and close: a second head is never sent."""
+        self._connection.send(event if self._old else chunk_of(event) + b"0\r\n\r\n")
+        self._close = True
+        self._finish()
+
+    def _head(self, status: int, headers: list[tuple[bytes, bytes]], framing: bytes) -> bytes:
+        assert not self.started, "a second response head"
+        self.started = True
+        self.status = status
+        self._close = self._close or self._connection.draining
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        keep = b"connection: close\r\n" if self._close else b"connection: keep-alive\r\n" if self._old else b""
+        line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
+        own = b"x-request-id: %b\r\ndate: %b\r\n\r\n" % (self.request_id.encode(), self._connection.date)
+        return b"".join((line, lines, framing, keep, own))
+
+    def _finish(self) -> None:
+        assert not self.done, "a second end"
+        self.done = True
+        self._connection.finished(close=self._close)

@@ -1,0 +1,81 @@
+"""The HTTP/1.1 server that clients talk to: asyncio protocols and httptools, no framework.
+
+Belongs here: listening, the set of connections, the turn of the clock, draining. Does not belong here: parsing
+(``connection``), paths (``admin``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from email.utils import formatdate
+
+from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.proxy.connection import Bounds, Connection
+from xpyd_sidecar.proxy.reply import Application
+from xpyd_sidecar.routing.faults import Fault
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 4096
+MAX_CONNECTIONS = 16384
+
+
+class Server:
+    """Listens, and keeps its connections."""
+
+    def __init__(self, application: Application, bounds: Bounds) -> None:
+        self.application = application
+        self.bounds = bounds
+        self.loop = asyncio.get_running_loop()
+        self.connections: set[Connection] = set()
+        self.draining = False
+        self.date = formatdate(usegmt=True).encode()
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int) -> int:
+        """Listen; the port (chosen by the kernel where ``port`` is 0).
+
+        Raises:
+            ConfigError: the address cannot be listened on.
+        """
+        try:
+            self._server = await self.loop.create_server(lambda: Connection(self), host, port, backlog=BACKLOG,
+                                                         reuse_address=True)
+        except OSError as error:
+            raise ConfigError(f"router.port: cannot listen on {host}:{port}: {error.strerror or error}") from None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def full(self) -> bool:
+        """Whether there are more connections than allowed."""
+        return len(self.connections) > MAX_CONNECTIONS
+
+    def refused(self, fault: Fault) -> None:
+        """A connection was refused before there was a whole request."""
+        logger.info("refused: %s", fault.message, extra={"status": fault.status})
+
+    def sweep(self) -> None:
+        """Called every second."""
+        self.date = formatdate(usegmt=True).encode()
+        now = self.loop.time()
+        for connection in list(self.connections):
+            connection.sweep(now)
+
+    def stop_listening(self) -> None:
+        """Accept nobody any more."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def drain(self) -> None:
+        """Answer what has come, with ``Connection: close``, and close what is idle."""
+        self.draining = True
+        for connection in list(self.connections):
+            connection.drain()
+
+    def abort(self) -> None:
+        """Close every connection now."""
+        self.stop_listening()
+        for connection in list(self.connections):
+            connection.abort()

@@ -1,0 +1,286 @@
+"""Carries out one exchange: its instructions become calls and replies, what comes back becomes events.
+
+Belongs here: the I/O of one generation request. Does not belong here: decisions (``routing.exchange``) and sockets
+(``server``, ``upstream``). The hot path of a stream is ``on_events`` → ``Reply.write``; the exchange hears of its first
+event and of its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.proxy.reply import Reply
+from xpyd_sidecar.proxy.upstream import Call, request_bytes
+from xpyd_sidecar.routing import bodies, fields
+from xpyd_sidecar.routing import moves as mv
+from xpyd_sidecar.routing.exchange import Exchange
+from xpyd_sidecar.routing.faults import Fault
+from xpyd_sidecar.routing.roster import Member
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.proxy.dispatch import Dispatch
+
+logger = logging.getLogger(__name__)
+access = logging.getLogger("xpyd_sidecar.access")
+
+PATHS: dict[fields.Api, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
+_ABORTED = b'"finish_reason":"abort"'
+
+
+class _Leg:
+    """An open leg: its call, and the member whose load it is."""
+
+    __slots__ = ("call", "member", "send")
+
+    def __init__(self, send: mv.Send, call: Call, member: Member | None) -> None:
+        self.send = send
+        self.call = call
+        self.member = member
+
+
+class Serving:
+    """One generation request, from its parsed fields to its last byte."""
+
+    def __init__(self, dispatch: Dispatch, reply: Reply, request: bodies.Request, transfer: TransferId,
+                 passed: list[tuple[bytes, bytes]]) -> None:
+        self._dispatch = dispatch
+        self._loop = dispatch.loop
+        self._reply = reply
+        self._request = request
+        self._passed = passed
+        """Headers of the client that engines read."""
+        now = self._loop.time()
+        self._started = perf_counter()  # the loop's own clock may be as coarse as a millisecond
+        self._first_at = math.nan
+        self._exchange = Exchange(transfer, dispatch.picker, dispatch.limits, prompt=request.prompt, skips=request.skips,
+                                     now=now)
+        self._legs: dict[int, _Leg] = {}
+        self._relaying: Call | None = None
+        self._first = b""
+        self._answer: tuple[Call, bytes] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._paused = False
+        self._gone = False
+        self._went: dict[Role, str] = {}
+
+    def start(self) -> None:
+        """Pick and send."""
+        self._do(self._exchange.start(self._loop.time()))
+
+    # ---- the client (server.Handler)
+
+    def on_client_gone(self) -> None:
+        """Abort both legs."""
+        self._gone = True
+        self._on(mv.ClientGone())
+
+    def on_pause(self) -> None:
+        """Stop reading decode."""
+        self._paused = True
+        if self._relaying is not None:
+            self._relaying.pause()
+
+    def on_resume(self) -> None:
+        """Read decode again."""
+        self._paused = False
+        if self._relaying is not None:
+            self._relaying.resume()
+
+    # ---- the engines (upstream.Sink)
+
+    def on_events(self, call: Call, data: bytes) -> None:
+        """Part of decode's stream."""
+        if call is self._relaying:
+            self._reply.write(data)
+            return
+        self._first = data
+        self._on(mv.Begun(call.tag))
+
+    def on_end(self, call: Call) -> None:
+        """Decode's stream is whole."""
+        leg = self._shut(call.tag)
+        if leg is not None:
+            self._dispatch.metrics.leg_ended(leg.send.role, "2xx")
+        self._on(mv.Ended(call.tag))
+
+    def on_whole(self, call: Call, body: bytes) -> None:
+        """A whole answer of either leg."""
+        leg = self._shut(call.tag)
+        assert call.head is not None
+        status = call.head.status
+        aborted = status < 300 and _ABORTED in body
+        if leg is not None and (status >= 500 or aborted):
+            self._dispatch.doubt(leg.send.target)
+        if leg is not None:
+            self._dispatch.metrics.leg_ended(leg.send.role, f"{status // 100}xx" if not aborted else "aborted")
+        self._answer = (call, body)
+        self._on(mv.Answered(call.tag, status, aborted))
+        self._answer = None
+
+    def on_failed(self, call: Call, kind: mv.Kind, reason: str) -> None:
+        """A leg failed."""
+        leg = self._shut(call.tag)
+        if leg is not None:
+            logger.warning("%s leg failed: %s", leg.send.role, reason, extra={
+                "transfer": self._exchange.transfer, "peer": leg.send.target.instance, "kind": kind.value})
+            self._dispatch.metrics.leg_ended(leg.send.role, kind.value)
+            if kind is mv.Kind.REFUSED:
+                self._dispatch.suspect(leg.send.target, reason)
+            else:
+                self._dispatch.doubt(leg.send.target)
+        self._on(mv.Failed(call.tag, kind, reason))
+
+    # ---- the router
+
+    def on_lost(self, instance: str, incarnation: str, reason: str) -> None:
+        """The roster says that this incarnation will never answer."""
+        for leg in list(self._legs.values()):
+            target = leg.send.target
+            if (target.instance, target.incarnation) == (instance, incarnation) and leg.send.leg in self._legs:
+                leg.call.cancel()
+                self._shut(leg.send.leg)
+                self._dispatch.metrics.leg_ended(leg.send.role, mv.Kind.LOST.value)
+                self._on(mv.Failed(leg.send.leg, mv.Kind.LOST, reason))
+
+    def sweep(self, now: float, stall_s: float) -> None:
+        """Called every second: doubt an engine that is silent on an open leg."""
+        for leg in self._legs.values():
+            if now - leg.call.last_at > stall_s and not self._paused:
+                self._dispatch.doubt(leg.send.target)
+
+    def abort(self, reason: str) -> None:
+        """The router stops before this request could end: cut it off."""
+        self._on(mv.Stop(reason))
+
+    # ---- instructions
+
+    def _on(self, event: mv.Event) -> None:
+        self._do(self._exchange.handle(event, self._loop.time()))
+
+    def _do(self, instructions: list[mv.Instruction]) -> None:
+        try:
+            self._carry_out(instructions)
+        except Exception:
+            logger.exception("a request failed inside the router", extra={"transfer": self._exchange.transfer})
+            self._give_up()
+
+    def _give_up(self) -> None:
+        # A bug here must cost one request, not leave it hanging or its legs open.
+        for number in list(self._legs):
+            leg = self._shut(number)
+            if leg is not None:
+                leg.call.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        fault = Fault(500, "the router failed; its log says why", kind="internal_error", code="internal")
+        if not self._gone and not self._reply.done:
+            if self._reply.started:
+                self._reply.fail(fault.event())
+            else:
+                self._reply.fault(fault)
+        if self in self._dispatch.servings:
+            self._dispatch.closed(self, self._request.api, "failed", perf_counter() - self._started, self._exchange.retries)
+
+    def _carry_out(self, instructions: list[mv.Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case mv.Send():
+                    self._send(instruction)
+                case mv.Cancel(leg=number):
+                    leg = self._shut(number)
+                    if leg is not None:
+                        leg.call.cancel()
+                        self._dispatch.metrics.leg_ended(leg.send.role, "cancelled")
+                case mv.Relay(leg=number):
+                    self._relay(self._legs[number].call)
+                case mv.Pass():
+                    self._pass()
+                case mv.Refuse(fault=fault):
+                    if not self._gone:
+                        self._reply.fault(fault)
+                case mv.Break(fault=fault):
+                    if not self._gone:
+                        self._reply.fail(fault.event())
+                case mv.Complete():
+                    if not self._gone:
+                        self._reply.end()
+                case mv.Over():
+                    self._over(instruction)
+        self._set_timer()
+
+    def _send(self, send: mv.Send) -> None:
+        target, decode = send.target, send.role is Role.DECODE
+        body = bodies.body_of(self._request, send.role, send.params)
+        headers = [(b"x-request-id", self._reply.request_id.encode()), *self._passed]
+        if target.dp_rank is not None:
+            headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
+        member = self._dispatch.leg_opened(target)
+        self._went[send.role] = target.instance
+        call = self._dispatch.pool.call(
+            target.http, request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body), self,
+            streams=decode and self._request.stream, framed=self._reply.framed, tag=send.leg)
+        self._legs[send.leg] = _Leg(send, call, member)
+
+    def _relay(self, call: Call) -> None:
+        assert call.head is not None
+        self._relaying = call
+        self._first_at = perf_counter()
+        self._dispatch.metrics.first_byte(self._request.api, self._first_at - self._started)
+        first, self._first = self._first, b""
+        self._reply.begin(call.head.status, call.head.end_to_end(), first)
+        if self._paused:
+            call.pause()
+
+    def _pass(self) -> None:
+        assert self._answer is not None
+        call, body = self._answer
+        assert call.head is not None
+        if math.isnan(self._first_at):
+            self._first_at = perf_counter()
+        if not self._gone:
+            self._reply.whole(call.head.status, call.head.end_to_end(), body)
+
+    def _shut(self, number: int) -> _Leg | None:
+        leg = self._legs.pop(number, None)
+        if leg is not None:
+            if leg.call is self._relaying:
+                self._relaying = None
+            if leg.member is not None:
+                self._dispatch.leg_closed(leg.member)
+        return leg
+
+    def _set_timer(self) -> None:
+        due = self._exchange.deadline
+        if due == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = due
+        if due < math.inf:
+            self._timer = self._loop.call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_at = math.inf
+        self._on(mv.Tick())
+
+    def _over(self, over: mv.Over) -> None:
+        now = perf_counter()
+        assert not self._legs, "an exchange is over with legs open"
+        self._dispatch.closed(self, self._request.api, over.outcome, now - self._started, self._exchange.retries)
+        if self._dispatch.access_log:
+            access.info("%s", over.outcome, extra={
+                "request": self._reply.request_id, "transfer": self._exchange.transfer, "api": self._request.api,
+                "stream": self._request.stream, "status": self._reply.status, "prefill": self._went.get(Role.PREFILL, ""),
+                "decode": self._went.get(Role.DECODE, ""), "attempt": self._exchange.attempt, "skips": self._request.skips,
+                "seconds": round(now - self._started, 4),
+                "first_byte_s": None if math.isnan(self._first_at) else round(self._first_at - self._started, 4),
+                "detail": over.detail})

@@ -1,0 +1,135 @@
+"""One request, split into fields that are never decoded, and the two bodies that are derived from it.
+
+Belongs here: parsing a client's body once, and writing the legs' bodies by the table of ``fields``. A prompt of any size is
+skipped over, not read: splitting costs 41 µs for 128 KB. Re-encoding also does away with repeated names, so that router
+and engine can never read two different values of one field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Optional, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.errors import OurFault
+from xpyd_sidecar.routing.faults import bad_request
+from xpyd_sidecar.routing.fields import FORCED, KEEP, ONLY_ROUTER, TABLE, Api, Leg, is_null
+
+EMPTY = Raw(b"")
+_T = TypeVar("_T")
+_XARGS_REFUSED = frozenset({legs.FIELD, "ec_transfer_params"})
+_BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A client's request, split into fields that were never decoded."""
+
+    api: Api
+    fields: dict[str, Raw]
+    model: str | None
+    stream: bool
+    skips: str
+    """Not empty: the field that makes it skip prefill."""
+
+    @property
+    def prompt(self) -> Raw:
+        """The prompt or the messages as the client wrote them; empty where there are none."""
+        return self.fields.get("prompt" if self.api == "completions" else "messages", EMPTY)
+
+
+def parse(api: Api, body: bytes) -> Request:
+    """Split a body into its fields.
+
+    Raises:
+        Fault: 400; the body is no JSON object, or a field is refused or has the wrong type (``param`` names it).
+    """
+    try:
+        fields = _decode_fields(body)
+    except _BAD_JSON as error:
+        raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from None
+    table = TABLE[api]
+    skips = ""
+    for name, raw in fields.items():
+        rule = table.get(name)
+        if rule is None or (rule.skips is None and not rule.refused) or is_null(raw):
+            continue
+        if rule.refused:
+            raise bad_request(f"{name!r} cannot be sent by a client: {rule.refused}", param=name, code="refused_field")
+        if rule.skips is not None and not skips and _asked(rule.skips, name, fields):
+            skips = name
+    _refuse_smuggled(fields)
+    model = _typed(fields, "model", str)
+    if model == "":
+        raise bad_request("'model' must not be empty", param="model")
+    return Request(api, fields, model, bool(_typed(fields, "stream", bool)), skips)
+
+
+def body_of(request: Request, role: Role, leg: legs.Leg | None) -> bytes:
+    """The body of a leg. ``leg`` is None where decode also prefills."""
+    if role is Role.DECODE:
+        return decode_body(request, leg)
+    if leg is None:
+        raise OurFault("a prefill leg without parameters")
+    return prefill_body(request, leg)
+
+
+def prefill_body(request: Request, leg: legs.Leg) -> bytes:
+    """The prefill leg: one token, with every field dropped that one token contradicts."""
+    table = TABLE[request.api]
+    body: dict[str, Raw | dict[str, Any]] = {}
+    for name, raw in request.fields.items():
+        rule = table.get(name, KEEP)
+        if rule.leg is Leg.KEEP:
+            body[name] = raw
+        elif rule.leg is Leg.SET and rule.value:
+            body[name] = Raw(rule.value)
+    body.update(FORCED[request.api])
+    body[legs.FIELD] = legs.encode(leg)
+    return _encode(body)
+
+
+def decode_body(request: Request, leg: legs.Leg | None) -> bytes:
+    """The decode leg: the client's request; ``leg`` is None where decode also prefills."""
+    body: dict[str, Raw | dict[str, Any]] = dict(request.fields)
+    body.pop(legs.FIELD, None)
+    if leg is not None:
+        body[legs.FIELD] = legs.encode(leg)
+    return _encode(body)
+
+
+def _asked(ask: Callable[[Mapping[str, Raw]], bool], name: str, fields: Mapping[str, Raw]) -> bool:
+    try:
+        return ask(fields)
+    except _BAD_JSON as error:
+        raise bad_request(f"{name!r}: {error}", param=name) from None
+
+
+def _typed(fields: Mapping[str, Raw], name: str, kind: type[_T]) -> _T | None:
+    raw = fields.get(name)
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=Optional[kind])  # type: ignore[no-any-return]  # noqa: UP045 (kind is a value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"{name!r}: {error}", param=name) from None
+
+
+def _refuse_smuggled(fields: Mapping[str, Raw]) -> None:
+    # The engine lays kv_transfer_params over vllm_xargs, so a name in there would reach the connector when no leg does.
+    raw = fields.get("vllm_xargs")
+    if raw is None or is_null(raw):
+        return
+    try:
+        names = msgspec.json.decode(raw, type=dict[str, Raw])
+    except _BAD_JSON as error:
+        raise bad_request(f"'vllm_xargs': {error}", param="vllm_xargs") from None
+    for name in names:
+        if name in _XARGS_REFUSED:
+            raise bad_request(f"'vllm_xargs.{name}' cannot be sent by a client: {ONLY_ROUTER}", param=f"vllm_xargs.{name}",
+                              code="refused_field")

@@ -1,0 +1,338 @@
+"""The life of one request: its legs, its attempts, and what the client gets. Pure: events in, instructions out.
+
+                   ┌── prefill fails, another is there: attempt + 1, decode keeps waiting ──┐
+                   ▼                                                                        │
+    start ──▶ both legs open ──────────────────────────────────────────────────────────────┤
+                │   │  ▲                                                                    │
+                │   │  └── decode fails before its first byte: both anew, attempt + 1       │
+                │   └── no prefill left: decode anew, alone (or 503)                        │
+                ▼                                                                           ▼
+      first event of the stream ─▶ relaying ─▶ [DONE] ─▶ over          deadline, engine's 4xx, nobody left
+      whole answer ─────────────▶ passed on ──────────▶ over           ─▶ refused ─▶ over
+                                  relaying, decode fails ─▶ broken off with an error event ─▶ over
+
+Laws
+  1. The client gets at most one answer: one of Pass, Refuse, Relay … Complete, Relay … Break.
+  2. Nothing reaches the client before Relay or Pass; until then every leg can be replaced, afterwards none.
+  3. At most one prefill leg and one decode leg are open. A leg ends once: by its own event or by Cancel.
+  4. Over is the last instruction, given once, when no leg is open.
+  5. Attempts grow with every pair and every prefill leg sent; legs and time are bounded by ``Limits``.
+  6. An event of a leg that is not open changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Literal, Protocol
+
+import msgspec
+
+from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
+from xpyd_sidecar.routing.faults import Fault, unavailable, upstream
+from xpyd_sidecar.routing.moves import (
+    Answered,
+    Begun,
+    Break,
+    Cancel,
+    ClientGone,
+    Complete,
+    Ended,
+    Event,
+    Failed,
+    Instruction,
+    Kind,
+    Over,
+    Pass,
+    Refuse,
+    Relay,
+    Send,
+    Stop,
+    Tick,
+)
+from xpyd_sidecar.routing.pick import Pair, Target
+
+BUSY_STATUSES = frozenset({408, 425, 429})
+"""4xx of a prefill engine that say something of the engine, not of the request."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds of every request. Times in seconds."""
+
+    request_s: float
+    """From its arrival to the end of its answer."""
+    pair_s: float
+    """How long decode may wait for prefill, all prefill attempts together."""
+    on_no_prefill: Literal["decode", "reject"] = "decode"
+    prefill_legs: int = 3
+    decode_legs: int = 3
+    error_retries: int = 1
+    """How often a decode engine's 5xx is answered by trying elsewhere."""
+    linger_s: float = 2.0
+    """How long a prefill leg may take to end by itself after the answer (its KV has arrived by then)."""
+
+
+class Picks(Protocol):
+    """What the exchange asks of a ``pick.Picker``."""
+
+    def pair(self, prompt: msgspec.Raw, *, alone: bool, not_prefill: Collection[InstanceName] = (),
+             not_decode: Collection[InstanceName] = ()) -> Pair | None:
+        """Decode and prefill."""
+
+    def prefill_for(self, prompt: msgspec.Raw, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+        """Another prefill for a waiting decode leg."""
+
+    def why_not(self, role: Role) -> str:
+        """Why nobody can be picked."""
+
+
+def _refuses_request(status: int) -> bool:
+    return 400 <= status < 500 and status not in BUSY_STATUSES
+
+
+class _Open(msgspec.Struct):
+    leg: int
+    target: Target
+
+
+class Exchange:
+    """One request. ``handle`` is the only method that changes it."""
+
+    def __init__(self, transfer: TransferId, picks: Picks, limits: Limits, *, prompt: msgspec.Raw, skips: str = "",
+                 now: float) -> None:
+        self.transfer = transfer
+        self._picks = picks
+        self._limits = limits
+        self._prompt = prompt
+        self._alone = bool(skips)
+        self._request_at = now + limits.request_s
+        self._pair_at = math.inf
+        self._linger_at = math.inf
+        self._prefill: _Open | None = None
+        self._decode: _Open | None = None
+        self._legs = 0
+        self._prefills_sent = 0
+        self._decodes_sent = 0
+        self._errors_retried = 0
+        self._bad_prefills: set[InstanceName] = set()
+        self._bad_decodes: set[InstanceName] = set()
+        self._relaying = False
+        self._answered = ""
+        self._detail = ""
+        self._over = False
+        self.attempt = 0
+
+    @property
+    def deadline(self) -> float:
+        """When ``Tick`` is due."""
+        if self._over:
+            return math.inf
+        return min(self._request_at, self._pair_at, self._linger_at) if not self._answered else self._linger_at
+
+    @property
+    def over(self) -> bool:
+        """Whether ``Over`` has been given."""
+        return self._over
+
+    @property
+    def retries(self) -> int:
+        """Legs sent beyond the first pair."""
+        return max(0, self._prefills_sent - 1) + max(0, self._decodes_sent - 1)
+
+    def start(self, now: float) -> list[Instruction]:
+        """The first legs, or a refusal."""
+        return self._close(self._send_pair(now))
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """What follows from an event."""
+        if self._over:
+            return []
+        if isinstance(event, ClientGone):
+            out = [] if self._answered else self._answer("client_gone", [])
+            return self._close(out + self._cancel_all())
+        if isinstance(event, Tick):
+            return self._close(self._on_time(now))
+        if isinstance(event, Stop):
+            out = [] if self._answered else self._cut_off("stopped", unavailable(event.reason))
+            return self._close(out + self._cancel_all())
+        if self._decode is not None and event.leg == self._decode.leg:
+            return self._close(self._on_decode(event, self._decode, now))
+        if self._prefill is not None and event.leg == self._prefill.leg:
+            return self._close(self._on_prefill(event, self._prefill, now))
+        return []
+
+    # ---- decode
+
+    def _on_decode(self, event: Begun | Answered | Ended | Failed, leg: _Open, now: float) -> list[Instruction]:
+        match event:
+            case Begun() if not self._relaying:
+                self._relaying = True
+                self._pair_at = math.inf
+                return [Relay(leg.leg)]
+            case Ended() if self._relaying:
+                self._decode = None
+                return self._answer("ok", [Complete()], now)
+            case Answered(status=status, aborted=False) if status < 500 and not self._relaying:
+                self._decode = None
+                if status < 400:
+                    return self._answer("ok", [Pass(leg.leg)], now)
+                return self._answer("client_error", [Pass(leg.leg)]) + self._cancel_all()
+            case Answered(status=status, aborted=False) if not self._relaying:
+                return self._decode_erred(leg, status, now)
+            case Answered():
+                return self._decode_failed(leg, Kind.ABORTED, "the engine aborted the request", now)
+            case Failed(kind=kind, reason=reason):
+                return self._decode_failed(leg, kind, reason, now)
+            case _:
+                return []
+
+    def _decode_erred(self, leg: _Open, status: int, now: float) -> list[Instruction]:
+        # The engine lives and says no. Elsewhere once; otherwise its own words are the best answer.
+        self._decode = None
+        self._bad_decodes.add(leg.target.instance)
+        if self._errors_retried < self._limits.error_retries and self._decodes_sent < self._limits.decode_legs:
+            self._errors_retried += 1
+            again = self._send_pair_elsewhere(now)
+            if again is not None:
+                return again
+        words = f"decode instance {leg.target.instance} answered {status}"
+        return self._answer("failed", [Pass(leg.leg)], detail=words) + self._cancel_all()
+
+    def _decode_failed(self, leg: _Open, kind: Kind, reason: str, now: float) -> list[Instruction]:
+        self._decode = None
+        self._bad_decodes.add(leg.target.instance)
+        words = f"decode instance {leg.target.instance} failed: {reason}"
+        if self._relaying:
+            return self._cut_off("broken", upstream(words)) + self._cancel_all()
+        again = self._send_pair_elsewhere(now) if self._decodes_sent < self._limits.decode_legs else None
+        if again is not None:
+            return again
+        fault = unavailable(words) if kind is Kind.REFUSED else upstream(words)
+        return self._answer("failed", [Refuse(fault)], detail=words) + self._cancel_all()
+
+    def _send_pair_elsewhere(self, now: float) -> list[Instruction] | None:
+        # Prefill's KV went to the decode instance that failed: its leg is of no use any more.
+        pair = self._picks.pair(self._prompt, alone=self._alone, not_prefill=self._bad_prefills,
+                                not_decode=self._bad_decodes)
+        if pair is None:
+            return None
+        return self._cancel_all() + self._send(pair, now)
+
+    # ---- prefill
+
+    def _on_prefill(self, event: Begun | Answered | Ended | Failed, leg: _Open, now: float) -> list[Instruction]:
+        match event:
+            case Answered(status=status, aborted=False) if status < 300:
+                self._prefill = None
+                self._pair_at = math.inf
+                return []
+            case Answered(status=status) if _refuses_request(status) and not self._has_answer:
+                # Prefill read the same request: what it refuses is the request, so decode would refuse it too.
+                self._prefill = None
+                return self._answer("client_error", [Pass(leg.leg)]) + self._cancel_all()
+            case Answered(status=status):
+                return self._prefill_failed(leg, f"prefill instance {leg.target.instance} answered {status}", now)
+            case Failed(reason=reason):
+                return self._prefill_failed(leg, f"prefill instance {leg.target.instance} failed: {reason}", now)
+            case _:
+                return []
+
+    @property
+    def _has_answer(self) -> bool:
+        return self._relaying or bool(self._answered)
+
+    def _prefill_failed(self, leg: _Open, words: str, now: float) -> list[Instruction]:
+        self._prefill = None
+        self._bad_prefills.add(leg.target.instance)
+        if self._has_answer or self._decode is None:
+            return []  # decode has what it needs, or its own failure tells
+        left = self._pair_at - now
+        if self._prefills_sent < self._limits.prefill_legs and left > 0:
+            target = self._picks.prefill_for(self._prompt, self._decode.target, self._bad_prefills)
+            if target is not None:
+                self.attempt += 1
+                return [self._send_prefill(target, self._decode.target, left)]
+        return self._decode_alone(words, now)
+
+    def _decode_alone(self, words: str, now: float) -> list[Instruction]:
+        assert self._decode is not None
+        decode = self._decode.target
+        cancelled = self._cancel_all()
+        self._pair_at = math.inf
+        if self._limits.on_no_prefill == "reject":
+            return cancelled + self._answer("failed", [Refuse(unavailable(words))], detail=words)
+        self._alone = True
+        return cancelled + self._send(Pair(decode, None), now)
+
+    # ---- both
+
+    def _send_pair(self, now: float) -> list[Instruction]:
+        pair = self._picks.pair(self._prompt, alone=self._alone)
+        if pair is None:
+            reason = self._picks.why_not(Role.DECODE)
+            return self._answer("unavailable", [Refuse(unavailable(reason))], detail=reason)
+        return self._send(pair, now)
+
+    def _send(self, pair: Pair, now: float) -> list[Instruction]:
+        if pair.prefill is None:
+            if not self._alone and self._limits.on_no_prefill == "reject":
+                reason = self._picks.why_not(Role.PREFILL)
+                return self._answer("unavailable", [Refuse(unavailable(reason))], detail=reason)
+            return [self._send_decode(pair.decode, None)]
+        self.attempt += 1
+        self._pair_at = now + self._limits.pair_s
+        return [self._send_prefill(pair.prefill, pair.decode, self._limits.pair_s),
+                self._send_decode(pair.decode, self._params(Role.DECODE, self._limits.pair_s, None))]
+
+    def _send_prefill(self, target: Target, decode: Target, left: float) -> Send:
+        self._legs += 1
+        self._prefills_sent += 1
+        self._prefill = _Open(self._legs, target)
+        peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
+        return Send(self._legs, Role.PREFILL, target, self._params(Role.PREFILL, left, peer))
+
+    def _send_decode(self, target: Target, params: legs.Leg | None) -> Send:
+        self._legs += 1
+        self._decodes_sent += 1
+        self._decode = _Open(self._legs, target)
+        return Send(self._legs, Role.DECODE, target, params)
+
+    def _params(self, role: Role, left: float, peer: legs.Peer | None) -> legs.Leg:
+        return legs.Leg(legs.VERSION, role, self.transfer, Attempt(self.attempt), round(left, 3), peer)
+
+    def _on_time(self, now: float) -> list[Instruction]:
+        if self._answered:
+            return self._cancel_all() if now >= self._linger_at else []
+        if now >= self._request_at:
+            words = f"the request took longer than {self._limits.request_s:g} s"
+            return self._cut_off("timeout", upstream(words, 504)) + self._cancel_all()
+        if now >= self._pair_at:
+            self._pair_at = math.inf
+            if self._prefill is not None and self._decode is not None:
+                name = self._prefill.target.instance
+                return self._decode_alone(f"prefill instance {name} did not finish within {self._limits.pair_s:g} s", now)
+        return []
+
+    def _answer(self, outcome: str, last: list[Instruction], now: float | None = None,
+                detail: str = "") -> list[Instruction]:
+        """Law 1: every way to an answer goes through here, once. With ``now``, an open prefill leg may linger."""
+        assert not self._answered, f"second answer {outcome} after {self._answered}"
+        self._answered, self._detail = outcome, detail
+        if now is not None and self._prefill is not None:
+            self._linger_at = now + self._limits.linger_s
+        return last
+
+    def _cut_off(self, outcome: str, fault: Fault) -> list[Instruction]:
+        return self._answer(outcome, [Break(fault) if self._relaying else Refuse(fault)], detail=fault.message)
+
+    def _cancel_all(self) -> list[Instruction]:
+        out: list[Instruction] = [Cancel(leg.leg) for leg in (self._prefill, self._decode) if leg is not None]
+        self._prefill = self._decode = None
+        return out
+
+    def _close(self, out: list[Instruction]) -> list[Instruction]:
+        if self._answered and self._prefill is None and self._decode is None:
+            self._over = True
+            out.append(Over(self._answered, self._detail))
+        return out

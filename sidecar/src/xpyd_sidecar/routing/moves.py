@@ -1,0 +1,132 @@
+"""What an exchange hears and says: its events and its instructions.
+
+Belongs here: plain values. Does not belong here: what follows from an event (``exchange``).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.routing.faults import Fault
+from xpyd_sidecar.routing.pick import Target
+
+
+class Kind(Enum):
+    """How a leg failed."""
+
+    REFUSED = "refused"
+    """No connection; the engine never saw the leg."""
+    LOST = "lost"
+    """The connection broke, or ended before the answer was whole."""
+    ABORTED = "aborted"
+    """The engine said that it gave up: an error event, or finish reason ``abort``."""
+    BROKEN = "broken"
+    """The answer is not what HTTP or server-sent events allow."""
+
+
+# ---- events
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The first event of decode's stream is there, and it is no error."""
+
+    leg: int
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """A whole answer is there."""
+
+    leg: int
+    status: int
+    aborted: bool = False
+    """A 2xx answer whose finish reason is ``abort``."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The relayed stream came to its proper end."""
+
+    leg: int
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """A leg will give nothing more."""
+
+    leg: int
+    kind: Kind
+    reason: str
+
+
+class ClientGone(msgspec.Struct, frozen=True):
+    """The client closed its connection."""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """``Exchange.deadline`` has come."""
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """The router cannot wait for this request any longer."""
+
+    reason: str
+
+
+Event = Begun | Answered | Ended | Failed | ClientGone | Tick | Stop
+
+# ---- instructions
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Open a leg. ``params`` is None where decode also prefills."""
+
+    leg: int
+    role: Role
+    target: Target
+    params: legs.Leg | None
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """Close a leg's connection, so that the engine aborts it; no event of it is wanted any more."""
+
+    leg: int
+
+
+class Relay(msgspec.Struct, frozen=True):
+    """Send the client a response head, what came of this leg's body, and all that follows, as it comes."""
+
+    leg: int
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """Send the client the whole answer of this leg as it is."""
+
+    leg: int
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """Answer with an error."""
+
+    fault: Fault
+
+
+class Break(msgspec.Struct, frozen=True):
+    """End the relayed stream with an error event."""
+
+    fault: Fault
+
+
+class Complete(msgspec.Struct, frozen=True):
+    """The relayed stream is whole."""
+
+
+class Over(msgspec.Struct, frozen=True):
+    """Nothing is open any more; ``outcome`` for metrics and log."""
+
+    outcome: str
+    detail: str = ""
+
+
+Instruction = Send | Cancel | Relay | Pass | Refuse | Break | Complete | Over

@@ -1,0 +1,58 @@
+"""Real engines that component tests share, since starting one costs about a minute of two cores.
+
+    cluster     1P1D with router and agents, started by the first test that asks for it. Before each test everything
+                runs and is ready (what the last test killed is started again); after it both engines must be empty: no
+                request, no block in use, no transfer open.
+    cluster.plain_url    the prefill engine asked directly: what a plain engine answers.
+
+Tests that bring engines of their own run first, so that they do not share the machine with the cluster: those without the
+cluster, then those that compare it with ``plain``, then the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+
+from xpyd_sidecar.contract.launch import KvOptions
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 600
+ENGINE_ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "96")
+"""Prompts above 512 tokens are prefilled in chunks; 96 blocks of 128 tokens hold six of the longest prompts."""
+
+
+CLAIM_S = 3.0
+"""Prefill's part of a request that decode's front end refused is let go after this."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give these tests the time that engines take, and put those with the shared cluster last."""
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+    names = {item: set(getattr(item, "fixturenames", ())) if item in ours else set() for item in items}
+    items.sort(key=lambda item: ("shared_cluster" in names[item], "plain" not in names[item]))
+
+
+@pytest.fixture(scope="session")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """1P1D for the whole session, not started. Ask for ``cluster`` instead."""
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), prefill=1, decode=1, engine_args=ENGINE_ARGS,
+                      options=KvOptions(claim_s=CLAIM_S))
+    try:
+        yield cluster
+    finally:
+        cluster.kill()
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    """1P1D, ready before the test and empty after it."""
+    shared_cluster.repair()
+    yield shared_cluster
+    shared_cluster.wait_idle()

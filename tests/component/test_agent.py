@@ -1,0 +1,130 @@
+"""Agents beside real engines: drains that lose nothing; killed routers, agents and engines."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from cluster import HEARTBEAT_S, Cluster, Instance
+from corpus import mixed
+from engines import HttpError, complete
+from traffic import Steady, plain_answers
+
+from xpyd_sidecar.agent.ask import ask
+from xpyd_sidecar.contract.ids import State
+
+PROMPT = random.Random("agent").choices(range(3, 500), k=300)
+LONG = 1600
+"""Tokens that take decode some seconds."""
+
+
+def drain(pool: ThreadPoolExecutor, instance: Instance) -> Future[tuple[int, dict[str, Any]]]:
+    return pool.submit(ask, instance.engine.run_dir, "POST", "/drain?wait=1", 60.0)
+
+
+def status(instance: Instance) -> dict[str, Any]:
+    return ask(instance.engine.run_dir, "GET", "/status")[1]
+
+
+def wait_state(cluster: Cluster, instance: Instance, state: State, deadline_s: float = 10.0) -> None:
+    cluster.wait_fleet(lambda fleet: {one.instance: one.state for one in fleet.instances}.get(instance.name) is state,
+                       deadline_s, f"seeing {instance.name} {state}")
+
+
+def test_a_drain_of_decode_waits_for_what_runs_and_refuses_what_is_new(cluster: Cluster) -> None:
+    [decode] = cluster.decode
+    plain = complete(cluster.plain_url, PROMPT, LONG)["token_ids"]
+    ended: dict[str, float] = {}
+    with ThreadPoolExecutor(2) as pool:
+        answer = pool.submit(complete, cluster.url, PROMPT, LONG)
+        answer.add_done_callback(lambda _: ended.setdefault("answer", time.monotonic()))
+        cluster.wait_fleet(lambda fleet: any(one.in_flight for one in fleet.instances if one.instance == decode.name), 20,
+                           "serving")
+        drained = drain(pool, decode)
+        drained.add_done_callback(lambda _: ended.setdefault("drain", time.monotonic()))
+        wait_state(cluster, decode, State.DRAINING)
+        with pytest.raises(HttpError) as refused:
+            complete(cluster.url, PROMPT, 2)
+        assert refused.value.status == 503
+        assert not answer.done(), "the request was too short to show anything"
+        assert answer.result(60)["token_ids"] == plain
+        assert drained.result(60) == (200, {"drained": True, "reason": "nothing runs, waits or moves"})
+    assert ended["answer"] < ended["drain"] < ended["answer"] + 10
+    cluster.wait_fleet(lambda fleet: all(one.drained for one in fleet.instances if one.instance == decode.name), 5, "told")
+    assert decode.undrain()
+    wait_state(cluster, decode, State.READY)
+    assert complete(cluster.url, PROMPT, 8)["token_ids"] == plain[:8]
+
+
+def test_without_prefill_decode_does_it_all_and_equals_the_plain_answer(cluster: Cluster) -> None:
+    [prefill], [decode] = cluster.prefill, cluster.decode
+    prompt = PROMPT[::-1]
+    with ThreadPoolExecutor(1) as pool:
+        assert drain(pool, prefill).result(60)[1]["drained"]
+    before = decode.engine.metric("vllm:iteration_tokens_total_sum")
+    answer = complete(cluster.url, prompt, 8)["token_ids"]
+    assert answer == complete(cluster.plain_url, prompt, 8)["token_ids"]
+    time.sleep(0.3)
+    assert decode.engine.metric("vllm:iteration_tokens_total_sum") - before == len(prompt) + 8
+
+
+def test_a_killed_router_comes_back_and_knows_everybody(cluster: Cluster) -> None:
+    plain = complete(cluster.plain_url, PROMPT, 8)["token_ids"]
+    assert cluster.router is not None
+    cluster.router.kill()
+    cluster.start_router()
+    cluster.wait_ready()
+    assert complete(cluster.url, PROMPT, 8)["token_ids"] == plain
+    assert status(cluster.decode[0])["routers"][0]["ack_age_s"] < 10 * HEARTBEAT_S
+
+
+def test_a_killed_agent_takes_no_engine_out_of_service(cluster: Cluster) -> None:
+    plain = complete(cluster.plain_url, PROMPT, 8)["token_ids"]
+    [decode] = cluster.decode
+    assert decode.agent is not None
+    decode.agent.kill()
+    end = time.monotonic() + 6 * HEARTBEAT_S
+    while time.monotonic() < end:
+        assert complete(cluster.url, PROMPT, 8)["token_ids"] == plain
+    decode.start_agent()
+    wait_state(cluster, decode, State.READY)
+    assert complete(cluster.url, PROMPT, 8)["token_ids"] == plain
+
+
+def test_an_agent_that_is_stopped_says_goodbye(cluster: Cluster) -> None:
+    [prefill] = cluster.prefill
+    assert prefill.agent is not None
+    assert prefill.agent.stop() == 0
+    names = [one.instance for one in cluster.fleet().instances]
+    assert names == [cluster.decode[0].name]
+
+
+async def test_a_drained_engine_is_killed_under_load_and_nobody_notices(cluster: Cluster) -> None:
+    """Drain, kill -9, start again: no request fails, and the new incarnation is used."""
+    [prefill] = cluster.prefill
+    cases = mixed(24)
+    references = await plain_answers(cluster.plain_url, cases)
+    before = status(prefill)["incarnation"]
+    with ThreadPoolExecutor(1) as pool:
+        async with Steady(cluster.url, cases, references) as steady:
+            await asyncio.sleep(3)
+            assert (await asyncio.wrap_future(drain(pool, prefill)))[1]["drained"]
+            prefill.engine.kill()
+            await asyncio.sleep(2)
+            assert prefill.undrain()
+            await asyncio.to_thread(wait_state, cluster, prefill, State.STARTING)
+            await asyncio.sleep(2)
+        prefill.engine.start()
+        await asyncio.to_thread(cluster.wait_ready)
+        assert status(prefill)["incarnation"] != before
+        pushed = prefill.engine.metric("xpyd_kv_pushed_tokens_total")
+        async with Steady(cluster.url, cases, references) as again:
+            await asyncio.sleep(3)
+    for report in (steady.report, again.report):
+        assert report.total > 4
+        report.check()
+    assert prefill.engine.metric("xpyd_kv_pushed_tokens_total") > pushed

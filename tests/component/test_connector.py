@@ -1,0 +1,351 @@
+"""The connector in two real engines, both legs of a request sent straight to them.
+
+Outputs are compared with those of the prefill engine without ``kv_transfer_params``. The data link runs through a proxy
+(``wire``) that can ruin, hold and cut it. Every test ends with both engines empty: no transfer open, no block in use.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import random
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import MODEL_NAME, Engine, HttpError
+from processes import free_port
+from wire import Wire
+
+from xpyd_sidecar.contract import legs, metrics
+from xpyd_sidecar.contract.ids import Attempt, Incarnation, Role, TransferId, join_host_port
+from xpyd_sidecar.contract.launch import KvOptions
+
+pytestmark = pytest.mark.timeout(400)
+PEER_TIMEOUT_S = 4.0
+OUTPUT = 12
+
+
+class Pair:
+    """A prefill and a decode engine, and the wire from prefill's data port to decode."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        policy = options.pop("policy")
+        port = free_port()
+        self.wire = Wire(port)
+        self.pool = ThreadPoolExecutor(48)
+        small = ("--num-gpu-blocks-override", "34", "--max-num-batched-tokens", "512")
+        common = {"peer_timeout_s": PEER_TIMEOUT_S, "load_timeout_s": 20.0, **options}
+        self.p = Engine("p", folder, args=small, options=KvOptions(
+            data_port=port, advertise_data=join_host_port("127.0.0.1", self.wire.port), **common))
+        self.d = Engine("d", folder, args=small, on_load_failure=policy, options=KvOptions(**common))
+
+    def peer(self, **changes: Any) -> legs.Peer:
+        known = self.d.record()
+        assert known is not None
+        return legs.Peer(**{"instance": self.d.name, "incarnation": known.incarnation, "control": known.control, **changes})
+
+    def d_leg(self, prompt: list[int], transfer: str, *, attempt: int = 1, wait_s: float = 30.0, n: int = OUTPUT
+              ) -> Future[list[int]]:
+        leg = legs.Leg(legs.VERSION, Role.DECODE, TransferId(transfer), Attempt(attempt), wait_s)
+        return self.pool.submit(ask, self.d, prompt, n, legs.encode(leg))
+
+    def p_leg(self, prompt: list[int], transfer: str, *, attempt: int = 1, engine: Engine | None = None,
+              **peer: Any) -> Future[list[int]]:
+        leg = legs.Leg(legs.VERSION, Role.PREFILL, TransferId(transfer), Attempt(attempt), 30.0, self.peer(**peer))
+        return self.pool.submit(ask, engine or self.p, prompt, 1, legs.encode(leg))
+
+    def both(self, prompt: list[int], n: int = OUTPUT) -> list[int]:
+        transfer = new()
+        decode = self.d_leg(prompt, transfer, n=n)
+        self.p_leg(prompt, transfer).result(60)
+        return decode.result(60)
+
+    def plain(self, prompt: list[int], n: int = OUTPUT) -> list[int]:
+        return ask(self.p, prompt, n, None)
+
+    def computed(self) -> float:
+        return self.d.metric("vllm:iteration_tokens_total_sum")
+
+    def outcomes(self, engine: Engine, side: str, outcome: str) -> float:
+        return engine.metric(metrics.TRANSFERS + "_total", side=side, outcome=outcome)
+
+    def wait_parked(self) -> None:
+        wait_until(lambda: self.d.metric(metrics.RECEIVES_OPEN) == 1, 10, "parked")
+
+    def wait_loading(self) -> None:
+        wait_until(lambda: self.d.metric("vllm:kv_cache_usage_perc") > 0, PEER_TIMEOUT_S, "loading")
+
+    def wait_empty(self, *engines: Engine, deadline_s: float = 15.0) -> None:
+        for engine in engines or [one for one in (self.p, self.d) if one.alive()]:
+            wait_until(lambda e=engine: e.metric(metrics.SENDS_OPEN) == e.metric(metrics.RECEIVES_OPEN)
+                       == e.metric("vllm:kv_cache_usage_perc") == e.metric("vllm:num_requests_waiting") == 0,
+                       deadline_s, f"{engine.name} empty")
+
+
+def ask(engine: Engine, prompt: list[int], n: int, leg: dict[str, Any] | None) -> list[int]:
+    more = {"kv_transfer_params": leg} if leg else {}
+    tokens: list[int] = engine.complete(prompt, n, **more)["token_ids"]
+    return tokens
+
+
+def leave(engine: Engine, prompt: list[int], leg: dict[str, Any], after: Callable[[], None]) -> None:
+    """Send a leg as a client that goes away once ``after`` has returned."""
+    host, port = engine.address.split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    connection.request("POST", "/v1/completions", json.dumps({
+        "model": MODEL_NAME, "prompt": prompt, "max_tokens": 8, "stream": True, "kv_transfer_params": leg}),
+        {"Content-Type": "application/json"})
+    after()
+    connection.sock.shutdown(socket.SHUT_RDWR)
+    connection.close()
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float, what: str) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not {what} within {deadline_s} s"
+        time.sleep(0.05)
+
+
+def new() -> str:
+    return uuid.uuid4().hex
+
+
+def tokens(n: int, seed: object = None) -> list[int]:
+    source = random.Random(str(seed) if seed is not None else new())
+    return [source.randrange(3, 500) for _ in range(n)]
+
+
+def started(pair: Pair) -> Iterator[Pair]:
+    with pair.wire, pair.p, pair.d:
+        try:
+            pair.p.wait_ready()
+            pair.d.wait_ready()
+            yield pair
+        finally:
+            pair.pool.shutdown(wait=False, cancel_futures=True)
+
+
+@pytest.fixture(scope="class")
+def recompute(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    yield from started(Pair(tmp_path_factory.mktemp("recompute"), policy="recompute"))
+
+
+@pytest.fixture(scope="class")
+def fail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    yield from started(Pair(tmp_path_factory.mktemp("fail"), policy="fail", checksum="none"))
+
+
+class TestRecompute:
+    """Checksums on, load failures are recomputed."""
+
+    @pytest.fixture
+    def pair(self, recompute: Pair) -> Iterator[Pair]:
+        yield recompute
+        recompute.wait_empty()
+
+    @pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 513, 1900])
+    def test_decode_answers_like_a_plain_engine_and_computes_no_prompt_token(self, pair: Pair, length: int) -> None:
+        prompt = tokens(length)
+        before = pair.computed()
+        got = pair.both(prompt)
+        pair.wait_empty()
+        assert pair.computed() - before == OUTPUT + (length == 1)  # vLLM always computes the token of a 1-token prompt
+        assert got == pair.plain(prompt)
+
+    def test_many_at_once_with_preemptions_on_decode(self, pair: Pair) -> None:
+        prompts = [tokens(120) for _ in range(10)]  # 10 blocks of 34 when they start, 50 when they end
+        answers = list(pair.pool.map(lambda p: pair.both(p, 500), prompts))
+        assert pair.d.metric("vllm:num_preemptions_total") > 0
+        assert [len(answer) for answer in answers] == [500] * 10
+        # Sums in batches of another shape differ by about 1e-5, so two close tokens may swap places sooner or later.
+        assert [answer[:60] for answer in answers] == [pair.plain(p, 60) for p in prompts]
+
+    def test_only_blocks_that_decode_lacks_are_sent(self, pair: Pair) -> None:
+        shared = tokens(640)
+        pair.both(shared + tokens(3))
+        pair.wait_empty()
+        sent, before = pair.p.metric(metrics.PUSHED_BYTES + "_total"), pair.computed()
+        prompt = shared + tokens(100)
+        got = pair.both(prompt)
+        pair.wait_empty()
+        block = 4 * 2 * 128 * 2 * 32 * 4  # layers, heads, tokens, K and V, head size, bytes
+        assert pair.p.metric(metrics.PUSHED_BYTES + "_total") - sent == block  # prefill's own cached blocks not either
+        assert pair.computed() - before == OUTPUT
+        assert got == pair.plain(prompt)
+
+    def test_prefill_may_come_long_before_decode(self, pair: Pair) -> None:
+        prompt, transfer, before = tokens(300), new(), pair.computed()
+        pair.p_leg(prompt, transfer).result(30)
+        assert pair.p.metric(metrics.SENDS_OPEN) == 1
+        assert pair.d_leg(prompt, transfer).result(30) == pair.plain(prompt)
+        assert pair.computed() - before == OUTPUT
+
+    def test_without_an_announcement_decode_computes_at_its_deadline(self, pair: Pair) -> None:
+        prompt, began = tokens(300), time.monotonic()
+        waited = pair.d_leg(prompt, new(), wait_s=4.0)
+        pair.wait_parked()
+        assert pair.d.metric("vllm:kv_cache_usage_perc") == 0
+        assert waited.result(30) == pair.plain(prompt)
+        assert 4.0 <= time.monotonic() - began < 12
+        assert pair.outcomes(pair.d, "receive", "deadline") >= 1
+
+    @pytest.mark.parametrize("params", [{"xpyd": 99}, {"role": "decode"}, {"xpyd": 1, "role": "decode", "transfer": "x",
+                                                                           "attempt": 1, "remaining_s": 1}])
+    def test_parameters_that_are_not_understood_make_an_ordinary_request(self, pair: Pair, params: dict[str, Any]) -> None:
+        prompt = tokens(50)
+        assert ask(pair.d, prompt, OUTPUT, params) == pair.plain(prompt)
+
+    def test_another_prompt_is_refused_and_decode_does_not_wait(self, pair: Pair) -> None:
+        prompt, transfer, began = tokens(300), new(), time.monotonic()
+        decode = pair.d_leg(prompt, transfer)
+        pair.p_leg(tokens(300), transfer).result(30)
+        assert decode.result(30) == pair.plain(prompt)
+        assert time.monotonic() - began < 10
+        assert pair.outcomes(pair.d, "receive", "identity") == pair.outcomes(pair.p, "send", "identity") == 1
+
+    def test_a_leg_for_another_incarnation_of_decode_is_refused(self, pair: Pair) -> None:
+        prompt, transfer = tokens(300), new()
+        decode = pair.d_leg(prompt, transfer)
+        pair.p_leg(prompt, transfer, incarnation=Incarnation("0" * 32)).result(30)
+        assert decode.result(10) == pair.plain(prompt)
+        assert pair.outcomes(pair.d, "receive", "incarnation") == 1
+
+    def test_a_corrupted_block_is_noticed_and_recomputed(self, pair: Pair) -> None:
+        prompt, before = tokens(300), pair.computed()
+        pair.wire.corrupt = 1
+        got = pair.both(prompt)
+        assert pair.wire.corrupt == 0
+        assert pair.computed() - before == OUTPUT + len(prompt)
+        assert got == pair.plain(prompt)
+        assert pair.outcomes(pair.d, "receive", "checksum") == 1
+
+    def test_a_second_decode_leg_of_the_same_transfer_is_an_ordinary_request(self, pair: Pair) -> None:
+        prompt, transfer = tokens(200), new()
+        first = pair.d_leg(prompt, transfer)
+        pair.wait_parked()
+        assert pair.d_leg(prompt, transfer).result(10) == pair.plain(prompt)
+        pair.p_leg(prompt, transfer)
+        assert first.result(10) == pair.plain(prompt)
+
+    def test_decode_leaves_while_parked(self, pair: Pair) -> None:
+        prompt, transfer = tokens(300), new()
+        leg = legs.encode(legs.Leg(1, Role.DECODE, TransferId(transfer), Attempt(1), 30.0))
+        leave(pair.d, prompt, leg, pair.wait_parked)
+        pair.wait_empty(pair.d)
+        pair.p_leg(prompt, transfer).result(30)
+        pair.wait_empty(pair.p)
+
+    def test_decode_leaves_while_loading(self, pair: Pair) -> None:
+        prompt, transfer = tokens(300), new()
+        leg = legs.encode(legs.Leg(1, Role.DECODE, TransferId(transfer), Attempt(1), 30.0))
+        pair.wire.hold.set()
+        pair.p_leg(prompt, transfer)
+        try:
+            leave(pair.d, prompt, leg, pair.wait_loading)
+            wait_until(lambda: pair.d.metric("vllm:kv_cache_usage_perc") == 0, 5, "free")
+        finally:
+            pair.wire.hold.clear()
+
+    def test_prefill_leaves_and_another_attempt_takes_its_place(self, pair: Pair) -> None:
+        prompt, transfer = tokens(1900), new()
+        busy = [pair.pool.submit(ask, pair.p, tokens(1900), 1, None) for _ in range(4)]
+        decode = pair.d_leg(prompt, transfer)
+        leg = legs.encode(legs.Leg(1, Role.PREFILL, TransferId(transfer), Attempt(1), 30.0, pair.peer()))
+        leave(pair.p, prompt, leg, lambda: time.sleep(0.4))
+        pair.p_leg(prompt, transfer, attempt=2).result(60)
+        assert decode.result(60) == pair.plain(prompt)
+        for one in busy:
+            one.result(60)
+
+    def test_a_newer_attempt_from_another_engine_in_the_middle_of_a_load(self, pair: Pair) -> None:
+        prompt, transfer, before = tokens(700), new(), pair.computed()
+        given_up = pair.outcomes(pair.p, "send", "stale")
+        pair.wire.hold.set()
+        decode = pair.d_leg(prompt, transfer)
+        pair.p_leg(prompt, transfer).result(30)
+        pair.wait_loading()
+        pair.p_leg(prompt, transfer, attempt=2, engine=pair.d).result(30)  # an engine can prefill for itself
+        assert decode.result(10) == pair.plain(prompt)
+        pair.wire.hold.clear()
+        assert pair.computed() - before == OUTPUT + len(prompt) + 1  # the second attempt's own leg, and no more
+        wait_until(lambda: pair.outcomes(pair.p, "send", "stale") == given_up + 1, 5, "given up by the first engine")
+
+    def test_a_stuck_peer_is_given_up_and_delays_nobody_else(self, pair: Pair) -> None:
+        prompt, other = tokens(700), tokens(400)
+        pair.wire.hold.set()
+        transfer, began = new(), time.monotonic()
+        stuck = pair.d_leg(prompt, transfer)
+        pair.p_leg(prompt, transfer).result(30)
+        free = new()
+        moving = pair.d_leg(other, free)
+        pair.p_leg(other, free, engine=pair.d).result(30)
+        moving_answer, moving_took = moving.result(10), time.monotonic() - began
+        assert not stuck.done()
+        answer, took = stuck.result(30), time.monotonic() - began
+        pair.wire.hold.clear()
+        assert (moving_answer, answer) == (pair.plain(other), pair.plain(prompt))
+        assert moving_took < took
+        assert PEER_TIMEOUT_S < took < PEER_TIMEOUT_S + 12
+
+    def test_prefill_is_killed_in_the_middle_of_a_transfer(self, pair: Pair) -> None:
+        prompt, transfer = tokens(1000), new()
+        expected = pair.plain(prompt)
+        pair.wire.hold.set()
+        decode = pair.d_leg(prompt, transfer)
+        pair.p_leg(prompt, transfer).result(30)
+        pair.wait_loading()
+        pair.p.kill()
+        pair.wire.hold.clear()
+        pair.wire.cut()
+        assert decode.result(20) == expected
+        assert pair.outcomes(pair.d, "receive", "peer_lost") >= 1
+
+
+class TestFail:
+    """No checksums, load failures fail the request."""
+
+    @pytest.fixture
+    def pair(self, fail: Pair) -> Iterator[Pair]:
+        yield fail
+        fail.wait_empty()
+
+    def test_a_corrupted_block_changes_the_answer_where_nothing_checks(self, pair: Pair) -> None:
+        prompt = tokens(300)
+        assert pair.both(prompt) == pair.plain(prompt)
+        prompt = tokens(300)
+        pair.wire.corrupt = 1
+        assert pair.both(prompt) != pair.plain(prompt)
+
+    def test_without_an_announcement_the_request_fails_at_its_deadline(self, pair: Pair) -> None:
+        with pytest.raises(HttpError) as failed:
+            pair.d_leg(tokens(300), new(), wait_s=1.0).result(10)
+        assert failed.value.status == 500
+
+    def test_a_load_that_breaks_fails_the_request(self, pair: Pair) -> None:
+        prompt, transfer = tokens(700), new()
+        pair.wire.hold.set()
+        decode = pair.d_leg(prompt, transfer)
+        pair.p_leg(prompt, transfer).result(30)
+        pair.wait_loading()
+        pair.wire.cut()
+        with pytest.raises(HttpError) as failed:
+            decode.result(10)
+        pair.wire.hold.clear()
+        assert failed.value.status == 500
+        prompt = tokens(100)
+        assert pair.both(prompt) == pair.plain(prompt)
+
+    def test_decode_is_killed_and_prefill_lets_go(self, pair: Pair) -> None:
+        pair.p_leg(tokens(700), new()).result(30)
+        assert pair.p.metric(metrics.SENDS_OPEN) == 1
+        before = pair.outcomes(pair.p, "send", "peer_lost")
+        pair.d.kill()
+        pair.wait_empty(pair.p, deadline_s=PEER_TIMEOUT_S + 4)
+        assert pair.outcomes(pair.p, "send", "peer_lost") == before + 1

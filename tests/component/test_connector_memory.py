@@ -1,0 +1,82 @@
+"""The KV cache as arrays of blocks; on CUDA too where a device is there."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from xpyd_sidecar.engine import memory
+from xpyd_sidecar.engine.memory import Memory
+from xpyd_sidecar.errors import ConfigError
+
+BLOCKS = 16
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def cache(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    count = torch.Size(shape).numel()
+    return torch.arange(count, device=device).reshape(shape).to(dtype)
+
+
+def settled(mark: memory.Mark) -> None:
+    end = time.monotonic() + 10
+    while not mark.done():
+        assert time.monotonic() < end
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
+@pytest.mark.parametrize("ids", [(3,), (2, 3, 4), (9, 0, 5)], ids=str)
+def test_blocks_come_out_packed_and_go_in_where_they_belong(device: str, dtype: torch.dtype, ids: tuple[int, ...]) -> None:
+    source = Memory({"l0": cache(device, BLOCKS, 2, 8, 4, dtype=dtype)}, BLOCKS)
+    target = Memory({"l0": torch.zeros(BLOCKS, 2, 8, 4, dtype=dtype, device=device)}, BLOCKS)
+    out = source.copy_out(0, source.index(ids))
+    source.fence()
+    settled(out.mark)
+    assert len(out.data) == len(ids) * source.block_bytes[0]
+    chunk = memory.chunk(target.largest_frame, pinned=device == "cuda")
+    chunk.view[:len(out.data)] = out.data
+    into = tuple(BLOCKS - 1 - block for block in ids)
+    settled(target.place(0, into, chunk, len(out.data)))
+    for block in range(BLOCKS):
+        expected = source.regions[0][BLOCKS - 1 - block] if block in into else torch.zeros_like(source.regions[0][0])
+        assert torch.equal(target.regions[0][block], expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_was_copied_out_is_not_changed_by_later_writes(device: str) -> None:
+    source = Memory({"l0": cache(device, BLOCKS, 64, 1024)}, BLOCKS)
+    expected = bytes(memory._bytes(source.regions[0][4:8].cpu().clone()))
+    out = source.copy_out(0, source.index((4, 5, 6, 7)))
+    source.fence()
+    source.regions[0].fill_(-1)  # on the compute stream, as the next step's kernels would
+    settled(out.mark)
+    assert bytes(out.data) == expected
+
+
+def test_caches_of_keys_and_values_apart_are_two_regions_and_shared_caches_one() -> None:
+    split = cache("cpu", 2, BLOCKS, 8, 4)
+    found = Memory({"l0": split, "l1": cache("cpu", BLOCKS, 8), "l2": split}, BLOCKS)
+    assert found.of_layer == {"l0": (0, 1), "l1": (2,), "l2": (0, 1)}
+    assert found.block_bytes == (128, 128, 32)
+    assert found.total_block_bytes == 288
+    assert found.geometry() == "3 arrays of 8x4 float32"
+
+
+def test_a_cache_that_is_not_contiguous_keeps_its_logical_order() -> None:
+    source = Memory({"l0": cache("cpu", BLOCKS, 4, 8).transpose(1, 2)}, BLOCKS)
+    out = source.copy_out(0, source.index((1,)))
+    assert torch.equal(torch.frombuffer(out.data, dtype=torch.float32).reshape(8, 4), source.regions[0][1])
+
+
+@pytest.mark.parametrize("shape", [(7, 8), (2, 7, 8), (8,)])
+def test_a_cache_without_blocks_where_expected_is_refused_with_its_layer(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"layer l7 has a KV cache of shape .*16 blocks"):
+        Memory({"l7": torch.zeros(shape)}, BLOCKS)
+
+
+def test_a_model_without_caches_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no KV cache"):
+        Memory({}, BLOCKS)

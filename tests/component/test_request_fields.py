@@ -1,0 +1,107 @@
+"""The table of request fields against vLLM's own request models: a new vLLM with a new field fails here."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
+from xpyd_sidecar.contract.legs import Leg, Peer
+from xpyd_sidecar.routing.bodies import decode_body, parse, prefill_body
+from xpyd_sidecar.routing.fields import TABLE, Api
+
+P_LEG = Leg(1, Role.PREFILL, TransferId("0" * 32), Attempt(1), 5.0,
+            Peer(InstanceName("d"), Incarnation("i"), HostPort("h:1")))
+NOT_VLLMS = {"best_of"}
+"""Fields of OpenAI's API that older engines knew."""
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[Api, Any]:
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+
+    return {"completions": CompletionRequest, "chat": ChatCompletionRequest}
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_every_field_of_the_engine_is_classified(models: dict[Api, Any], api: Api) -> None:
+    known = set(models[api].model_fields)
+    assert known - set(TABLE[api]) == set(), "not in the table: decide what prefill does with them"
+    common = set(TABLE["completions"]) & set(TABLE["chat"])
+    extra = set(TABLE[api]) - known - NOT_VLLMS
+    assert extra <= common, f"the engine does not know {extra - common}"
+    assert set(TABLE[api]) <= set().union(*(model.model_fields for model in models.values())) | NOT_VLLMS
+
+
+FULL: dict[Api, dict[str, Any]] = {
+    "completions": {
+        "model": "m", "prompt": "hi", "max_tokens": 40, "min_tokens": 5, "stream": True,
+        "stream_options": {"include_usage": True},
+        "logprobs": 3, "logprob_token_ids": [1], "stop": ["x"], "stop_token_ids": [3], "seed": 1, "temperature": 0.5,
+        "top_p": 0.5,
+        "top_k": 3, "presence_penalty": 1.0, "frequency_penalty": 1.0, "repetition_penalty": 1.1, "bad_words": ["y"],
+        "structured_outputs": {"regex": "a+"}, "truncate_prompt_tokens": 10, "cache_salt": "abc", "return_token_ids": True,
+        "suffix": "z", "priority": 1, "thinking_token_budget": 10, "repetition_detection": None, "user": "u"},
+    "chat": {
+        "model": "m", "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 40, "min_tokens": 5,
+        "stream": True,
+        "stream_options": {"include_usage": True}, "logprobs": True, "top_logprobs": 3, "stop": "x", "seed": 1,
+        "tool_choice": "auto",
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "reasoning_effort": "low",
+        "response_format": {"type": "json_object"}, "chat_template_kwargs": {"a": 1},
+        "documents": [{"title": "t", "text": "x"}],
+        "add_generation_prompt": True, "continue_final_message": False, "parallel_tool_calls": False, "n": 1},
+}
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_the_engine_accepts_both_legs_of_a_request_with_many_fields(models: dict[Api, Any], api: Api) -> None:
+    request = parse(api, json.dumps(FULL[api]).encode())
+    prefill = models[api].model_validate_json(prefill_body(request, P_LEG))
+    decode = models[api].model_validate_json(decode_body(request, None))
+    assert prefill.max_tokens == 1
+    assert (prefill.stream, prefill.stream_options, prefill.logprobs or None) == (False, None, None)
+    sampling = prefill.to_sampling_params(1, {})
+    assert (sampling.max_tokens, sampling.min_tokens, sampling.temperature, sampling.n) == (1, 0, 0.0, 1)
+    assert sampling.prompt_logprobs is None
+    assert sampling.stop == []
+    assert decode.stream
+    assert decode.model_dump(exclude_unset=True).keys() == FULL[api].keys()
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_what_the_prompt_is_made_from_is_equal_on_both_legs(models: dict[Api, Any], api: Api) -> None:
+    request = parse(api, json.dumps(FULL[api]).encode())
+    prefill = models[api].model_validate_json(prefill_body(request, P_LEG))
+    decode = models[api].model_validate_json(decode_body(request, None))
+
+    class Config:
+        max_model_len = 2048
+
+    left, right = prefill.build_tok_params(Config()), decode.build_tok_params(Config())
+    for name in ("max_total_tokens", "truncate_prompt_tokens", "truncation_side", "add_special_tokens"):
+        assert getattr(left, name) == getattr(right, name), name
+    assert left.max_truncation_tokens == right.max_truncation_tokens
+    if api == "chat":
+        assert prefill.build_chat_params(None, "auto") == decode.build_chat_params(None, "auto")
+        assert prefill.messages == decode.messages
+        assert prefill.tools == decode.tools
+        assert prefill.tool_choice == decode.tool_choice
+    else:
+        assert (prefill.prompt, prefill.suffix) == (decode.prompt, decode.suffix)
+
+
+def test_a_chat_cut_to_the_context_skips_prefill(models: dict[Api, Any]) -> None:
+    # Without max_tokens the cut leaves the whole context to the prompt, with max_tokens=1 one token less.
+    class Config:
+        max_model_len = 2048
+
+    body = {"messages": [{"role": "user", "content": "hi"}], "truncate_prompt_tokens": -1}
+    request = parse("chat", json.dumps(body).encode())
+    assert request.skips == "truncate_prompt_tokens"
+    prefill = models["chat"].model_validate_json(prefill_body(request, P_LEG)).build_tok_params(Config())
+    decode = models["chat"].model_validate_json(decode_body(request, None)).build_tok_params(Config())
+    assert prefill.max_truncation_tokens != decode.max_truncation_tokens

@@ -1,0 +1,81 @@
+"""`xpyd up` with real engines under verified load: counts change, every process is killed in turn, nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from corpus import mixed
+from engines import Engine
+from service import NAME, Service, shared_memory, wait
+from traffic import References, Steady, plain_answers, send
+
+CASES = mixed(60, seed=3)
+SLOW_S = 240.0
+"""An engine start beside others that serve, on two cores."""
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> References:
+    with Engine("plain", tmp_path_factory.mktemp("plain"), connector=False) as engine:
+        engine.wait_ready()
+        return asyncio.run(plain_answers(engine.url, CASES))
+
+
+@pytest.fixture(scope="module")
+def service(references: References, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("service")) as one:
+        one.up(1, 1)
+        yield one
+
+
+async def test_counts_change_under_load_without_a_failed_request(service: Service, references: References) -> None:
+    """1P1D → 1P3D → 2P1D; every answer equals the plain engine's."""
+    async with Steady(service.url, CASES, references) as steady:
+        for prefill, decode in ((1, 3), (2, 1)):
+            before = steady.report.total
+            await asyncio.to_thread(service.up, prefill, decode)
+            assert await asyncio.to_thread(service.ready) == f"{prefill}P{decode}D"
+            assert steady.report.total > before, "the load goes on meanwhile"
+    steady.report.check()
+    wait(lambda: not service.idle(), 20, "idle")
+
+
+@pytest.mark.parametrize("victim", ["router", "prefill/agent", "decode/agent", "prefill/engine", "prefill/core",
+                                    "decode/engine", "decode/core"])
+async def test_a_killed_process_costs_no_wrong_answer_and_comes_back_by_itself(
+        service: Service, references: References, victim: str) -> None:
+    """kill -9 under load at 2P1D. Requests that the victim held may fail; none may be wrong, and nothing may leak."""
+    processes = service.processes()
+    role, _, kind = victim.partition("/")
+    instance = next((one["name"] for one in service.status()["instances"] if one["role"] == role), "")
+    name = f"{instance}/{kind}" if instance else role
+    old = processes[name]
+    async with Steady(service.url, CASES, references) as steady:
+        await asyncio.sleep(2)
+        os.kill(old, signal.SIGKILL)
+        await asyncio.to_thread(wait, lambda: service.processes().get(name, old) != old, 60, "restarted")
+        await asyncio.to_thread(wait, lambda: service.ready() == "2P1D", SLOW_S, "2P1D again")
+    print(f"{name}: {steady.report.total} requests, {len(steady.report.failed)} failed")
+    assert not steady.report.wrong, steady.report.wrong[:3]
+    wait(lambda: not service.idle(), 20, "idle")
+    after = await send(service.url, CASES, references, at_once=8)
+    after.check()
+    wait(lambda: not service.idle(), 20, "idle")
+
+
+def test_engines_serve_on_when_xpyd_is_killed_and_down_leaves_nothing(service: Service, references: References) -> None:
+    processes = service.processes()
+    os.kill(processes["supervisor"], signal.SIGKILL)
+    asyncio.run(send(service.url, CASES, references, at_once=8)).check()
+    status = service.status()
+    assert status["status"]["ready"] == "2P1D"
+    victim = next(one["name"] for one in status["instances"] if one["role"] == "prefill")
+    os.kill(processes[f"{victim}/engine"], signal.SIGKILL)  # nobody restarts it; its core lives on as an orphan
+    assert service.xpyd("down", NAME).returncode == 0
+    assert service.left() == []
+    assert not shared_memory() - service.shared_memory_before
+    assert service.xpyd("down", NAME).returncode == 0

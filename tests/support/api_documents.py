@@ -1,0 +1,246 @@
+"""Documents for tests of the API: one that is right, and many that are not."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+BASE: dict[str, Any] = {
+    "apiVersion": "xpyd.dev/v1alpha1",
+    "kind": "DisaggService",
+    "metadata": {"name": "qwen"},
+    "spec": {"model": {"source": "Qwen/Qwen3-8B"}, "prefill": {"replicas": 1}, "decode": {"replicas": 3}},
+}
+
+
+def document(changes: dict[str, Any] | None = None, /, **spec: Any) -> dict[str, Any]:
+    """The right document with changes: by dotted path from the root (``None`` removes), or sections of the spec."""
+    made = copy.deepcopy(BASE)
+    made["spec"] |= spec
+    for path, value in (changes or {}).items():
+        *parents, last = path.split(".")
+        section = made
+        for name in parents:
+            section = section.setdefault(name, {})
+        if value is None:
+            del section[last]
+        else:
+            section[last] = value
+    return made
+
+
+class Bad(NamedTuple):
+    """A document that is wrong in one way."""
+
+    obj: Any
+    path: str
+    """Path of the fault."""
+    tells: str
+    """Part of the message that says what is wrong or what would be right."""
+    server: bool = True
+    """Whether the API server refuses it too."""
+
+
+def bad(path: str, tells: str, changes: dict[str, Any] | None = None, *, server: bool = True, **spec: Any) -> Bad:
+    return Bad(document(changes, **spec), path, tells, server)
+
+
+def args(*items: Any) -> dict[str, Any]:
+    return {"spec.engine.args": list(items)}
+
+
+_BOTH = {"replicas": 1, "scaling": {"min": 1, "max": 2}}
+_OPTION = "is set by xpyd"
+
+MALFORMED: dict[str, Bad] = {
+    # The document itself
+    "a list": Bad([1, 2], "document", "must be a section"),
+    "text": Bad("DisaggService", "document", "must be a section"),
+    "nothing": Bad({}, "spec", "required"),
+    "wrong kind": bad("kind", "must be DisaggService", {"kind": "DisagService"}),
+    "kind of another version": bad("apiVersion", "must be xpyd.dev/v1alpha1", {"apiVersion": "xpyd.dev/v1"}),
+    "no apiVersion": bad("apiVersion", "required (xpyd.dev/v1alpha1)", {"apiVersion": None}),
+    "no metadata": bad("metadata", "required (with name)", {"metadata": None}),
+    "no name": bad("metadata.name", "required", {"metadata": {}}),
+    "name too long": bad("metadata.name", "46 characters long, at most 45", {"metadata.name": "a" * 46}),
+    "name with capitals": bad("metadata.name", "lower-case letters", {"metadata.name": "Qwen"}),
+    "name begins with a digit": bad("metadata.name", "beginning with a letter", {"metadata.name": "3b"}),
+    "name ends with a newline": bad("metadata.name", "lower-case letters", {"metadata.name": "qwen\n"}),
+    "unknown field at the root": bad("specs", "did you mean spec?", {"specs": {}}),
+    "no spec": bad("spec", "required (with model)", {"spec": None}),
+    # Structure
+    "no model": bad("spec.model", "required (with source)", {"spec.model": None}),
+    "no source": bad("spec.model.source", "a hub id", {"spec.model": {"servedName": "x"}}),
+    "misspelled section": bad("spec.modle", "did you mean model?", {"spec.modle": {}}),
+    "misspelled field": bad("spec.decode.replica", "did you mean replicas?", {"spec.decode": {"replica": 2}}),
+    "snake case": bad("spec.rollout.max_surge", "did you mean maxSurge?", rollout={"max_surge": 2}),
+    "unlike any field": bad("spec.kv.xyzzy", "known here: transport", kv={"xyzzy": 1}),
+    "number as text": bad("spec.decode.replicas", "write it without quotes", {"spec.decode.replicas": "3"}),
+    "count as a word": bad("spec.decode.replicas", "must be a whole number", {"spec.decode.replicas": "three"}),
+    "count with a fraction": bad("spec.decode.replicas", "must be a whole number", {"spec.decode.replicas": 1.5}),
+    "count that is true": bad("spec.decode.replicas", "not true", {"spec.decode.replicas": True}),
+    "negative count": bad("spec.prefill.replicas", "must be from 0 to 1000, not -1", {"spec.prefill.replicas": -1}),
+    "far too many": bad("spec.decode.replicas", "from 0 to 1000", {"spec.decode.replicas": 100000}),
+    "number beyond 64 bits": bad("spec.kv.hostPool", "64 bits", kv={"hostPool": 1 << 70}),
+    "section that is a list": bad("spec.router", "must be a section", router=["round_robin"]),
+    "section that is a number": bad("spec.decode", "must be a section with fields (replicas", decode=3),
+    "list that is text": bad("spec.engine.args", "must be a list", {"spec.engine.args": "--enforce-eager"}),
+    "number among arguments": bad('spec.engine.args[1]', 'put it in quotes: "1024"', args("--max-model-len", 1024)),
+    "empty argument": bad("spec.prefill.args[0]", "must not be empty", {"spec.prefill.args": [""]}),
+    "too many arguments": bad("spec.engine.args", "at most 64", args(*["--x"] * 65)),
+    "argument too long": bad("spec.engine.args[0]", "at most 2048", args("--" + "x" * 2048)),
+    "unquoted off": bad("spec.planner.mode", 'put it in quotes: "Off"', planner={"mode": False}),
+    "unquoted dpStepSync off": bad("spec.engine.dpStepSync", '"off"', {"spec.engine.dpStepSync": False}),
+    "unknown policy": bad("spec.router.policy", "did you mean least_loaded?", router={"policy": "least-load"}),
+    "wrong case": bad("spec.router.placement", "did you mean Sidecar?", router={"placement": "sidecar"}),
+    "unknown transport": bad("spec.kv.transport", "auto, nccl, shm, tcp", kv={"transport": "rdma"}),
+    "enabled as text": bad("spec.networkPolicy.enabled", "must be true or false", networkPolicy={"enabled": "yes"}),
+    "source of no form": bad("spec.model.source", "pvc://claim/path", {"spec.model.source": "a b"}),
+    "source with a scheme": bad("spec.model.source", "a hub id", {"spec.model.source": "https://example.org/m"}),
+    "source too long": bad("spec.model.source", "at most 512", {"spec.model.source": "/" + "x" * 512}),
+    "template that is text": bad("spec.decode.template", "must be an object", {"spec.decode.template": "x"}),
+    # Kinds of text
+    "duration without a unit": bad("spec.drain.timeout", "e.g. 30s", drain={"timeout": "30"}),
+    "duration that is a number": bad("spec.drain.timeout", "a unit", drain={"timeout": 30}),
+    "duration in words": bad("spec.drain.timeout", "a unit", drain={"timeout": "ten minutes"}),
+    "negative duration": bad("spec.drain.timeout", "a unit", drain={"timeout": "-5s"}),
+    "duration of nothing": bad("spec.drain.timeout", "from 1s to 168h", drain={"timeout": "0s"}),
+    "duration too long": bad("spec.engine.startupTimeout", "from 1s to 168h", {"spec.engine.startupTimeout": "200h"}),
+    "heartbeat too fast": bad("spec.router.heartbeat.interval", "from 10ms", router={"heartbeat": {"interval": "1ms"}}),
+    "size with an unknown unit": bad("spec.kv.hostPool", "e.g. 2Gi", kv={"hostPool": "2GB"}),
+    "size with a fraction": bad("spec.kv.hostPool", "e.g. 2Gi", kv={"hostPool": 1.5}),
+    "negative size": bad("spec.kv.hostPool", "at least 0", kv={"hostPool": -1}),
+    "share above the whole": bad("spec.kv.bufferSize", "10%", kv={"bufferSize": "150%"}),
+    "quantity of no form": bad(
+        "spec.decode.resources.limits.memory", "16Gi", {"spec.decode.resources": {"limits": {"memory": "16 Gi"}}}
+    ),
+    "quantity with a fraction": bad(
+        "spec.decode.resources.limits.cpu", "500m", {"spec.decode.resources": {"limits": {"cpu": 0.5}}}
+    ),
+    "privileged port": bad("spec.router.ports.http", "from 1024 to 65535, not 80", router={"ports": {"http": 80}}),
+    "port out of range": bad("spec.router.ports.http", "not 70000", router={"ports": {"http": 70000}}),
+    "host path that is relative": bad(
+        "spec.kv.sharedMemory.hostPath", "absolute path", kv={"sharedMemory": {"hostPath": "shm"}}
+    ),
+    "secret without a key": bad("spec.router.apiKeySecret.key", "required", router={"apiKeySecret": {"name": "keys"}}),
+    "secret name with capitals": bad(
+        "spec.model.tokenSecret.name", "lower-case", {"spec.model.tokenSecret": {"name": "Hub", "key": "token"}}
+    ),
+    # Environment
+    "value that is a number": bad("spec.engine.env[0].value", "quotes", {"spec.engine.env": [{"name": "A", "value": 1}]}),
+    "variable twice": bad("spec.engine.env[1].name", "also item 0", {"spec.engine.env": [{"name": "A"}, {"name": "A"}]}),
+    "variable that xpyd sets": bad(
+        "spec.engine.env[0].name", _OPTION, {"spec.engine.env": [{"name": "PYTHONPATH", "value": "/x"}]}
+    ),
+    "variable with two values": bad(
+        "spec.engine.env[0]", "exclude each", {"spec.engine.env": [{"name": "A", "value": "b", "valueFrom": {"x": 1}}]}
+    ),
+    # Owned arguments, in each spelling
+    "owned, value apart": bad("spec.engine.args[0]", _OPTION, args("--port", "8000")),
+    "owned, with =": bad("spec.engine.args[0]", _OPTION, args("--tensor-parallel-size=2")),
+    "owned, with _": bad("spec.engine.args[0]", "(--kv-transfer-config)", args("--kv_transfer_config", "{}")),
+    "owned, dotted": bad("spec.engine.args[0]", "write spec.kv", args("--kv-transfer-config.kv_role=kv_both")),
+    "owned, shortened": bad("spec.engine.args[0]", "(--tensor-parallel-size)", args("--tensor-par", "2")),
+    "owned, alias": bad("spec.engine.args[0]", "(--tensor-parallel-size)", args("-tp", "2")),
+    "owned, alias with =": bad("spec.engine.args[0]", "(--pipeline-parallel-size)", args("-pp=2")),
+    "owned, value attached": bad("spec.engine.args[0]", "(--nnodes)", args("-n2")),
+    "owned, of a family": bad("spec.engine.args[0]", _OPTION, args("--data-parallel-rank", "0")),
+    "owned, model": bad("spec.engine.args[0]", "write spec.model.source", args("--model", "x")),
+    "owned, served name": bad("spec.engine.args[0]", "servedName", args("--served-model-name", "x")),
+    "owned, host": bad("spec.engine.args[0]", _OPTION, args("--host=0.0.0.0")),
+    "owned, executor": bad("spec.engine.args[0]", "parallelism.executor", args("--distributed-executor-backend", "mp")),
+    "owned, of a role": bad("spec.decode.args[2]", "(--data-parallel-size)", {"spec.decode.args": ["--seed", "1", "-dp"]}),
+    "option and value in one": bad("spec.engine.args[0]", "--max-model-len=VALUE", args("--max-model-len 1024")),
+    # Across fields
+    "replicas and scaling": bad("spec.decode", "keep replicas for a fixed count, or scaling", decode=_BOTH),
+    "min above max": bad("spec.decode.scaling.min", "must be at most max (2)", decode={"scaling": {"min": 3, "max": 2}}),
+    "max of nothing": bad("spec.decode.scaling.max", "from 1", decode={"scaling": {"min": 1, "max": 0}}),
+    "scaling without max": bad("spec.decode.scaling.max", "required", decode={"scaling": {"min": 1}}),
+    "no decode": bad("spec.decode.replicas", "at least 1", decode={"replicas": 0}),
+    "decode scaled to nothing": bad("spec.decode.scaling.min", "at least 1", decode={"scaling": {"min": 0, "max": 2}}),
+    "no prefill and reject": bad(
+        "spec.prefill.replicas", "onNoPrefill: decode", prefill={"replicas": 0}, router={"onNoPrefill": "reject"}
+    ),
+    "tensor sizes that do not divide": bad(
+        "spec.decode.parallelism.tensor",
+        "must divide the other",
+        {"spec.prefill.parallelism": {"tensor": 2}, "spec.decode.parallelism": {"tensor": 3}},
+    ),
+    "tensor of nothing": bad("spec.decode.parallelism.tensor", "from 1", {"spec.decode.parallelism": {"tensor": 0}}),
+    "uni over two devices": bad(
+        "spec.decode.parallelism.executor",
+        "write mp or ray",
+        {"spec.decode.parallelism": {"tensor": 2, "executor": "uni"}},
+    ),
+    "fewer GPUs than devices": bad(
+        'spec.decode.resources.limits["nvidia.com/gpu"]',
+        "must be 4, not 2",
+        {"spec.decode.parallelism": {"tensor": 4}, "spec.decode.resources": {"limits": {"nvidia.com/gpu": 2}}},
+    ),
+    "GPUs as text": bad(
+        'spec.decode.resources.limits["nvidia.com/gpu"]',
+        "must be 1, not 2",
+        {"spec.decode.resources": {"limits": {"nvidia.com/gpu": "2"}}},
+    ),
+    "nccl without GPUs": bad(
+        "spec.prefill.resources",
+        "nccl needs GPUs",
+        {"spec.prefill.resources": {"limits": {"cpu": 4}}},
+        kv={"transport": "nccl"},
+    ),
+    "command of main": bad(
+        "spec.decode.template.spec.containers[0].command",
+        "xpyd starts the container main",
+        {"spec.decode.template": {"spec": {"containers": [{"name": "main", "command": ["sh"]}]}}},
+        server=False,
+    ),
+    "get without a buffer": bad("spec.kv.bufferSize", "mode get", kv={"mode": "get", "bufferSize": 0}),
+    "get with a buffer of 0Gi": bad("spec.kv.bufferSize", "mode get", kv={"mode": "get", "bufferSize": "0Gi"}),
+    "shared memory with tcp": bad(
+        "spec.kv.sharedMemory", "does not use it", kv={"transport": "tcp", "sharedMemory": {"hostPath": "/dev/shm/x"}}
+    ),
+    "both ports the same": bad("spec.router.ports.members", "(10001)", router={"ports": {"members": 10001}}),
+    "replicas of sidecars": bad("spec.router.replicas", "maxSidecars", router={"replicas": 2}),
+    "option of another policy": bad(
+        "spec.router.policyOptions.choices", "least_loaded", router={"policyOptions": {"choices": 2}}
+    ),
+    "bound of another policy": bad(
+        "spec.router.policyOptions.bound",
+        "prefix_aware",
+        router={"policy": "least_loaded", "policyOptions": {"bound": 1.25}},
+    ),
+    "unknown policy option": bad(
+        "spec.router.policyOptions.choice", "did you mean choices?", router={"policyOptions": {"choice": 2}}
+    ),
+    "pairing longer than a request": bad(
+        "spec.router.pairTimeout", "at most requestTimeout (10s)", router={"pairTimeout": "20s", "requestTimeout": "10s"}
+    ),
+    "nothing may move": bad(
+        "spec.rollout.maxUnavailable", "when maxSurge is 0", rollout={"maxSurge": 0, "maxUnavailable": 0}
+    ),
+    "planner without scaling": bad(
+        "spec.planner.mode", "write prefill.scaling", planner={"mode": "Auto", "slo": {"ttftP95": "2s"}}
+    ),
+    "planner without a goal": bad("spec.planner.slo", "ttftP95, tpotP95 or both", planner={"mode": "Observe"}),
+    "more than the limit": bad("spec.limits.maxInstances", "at least 4", limits={"maxInstances": 3}),
+    "too little prefill": bad("spec.limits.minRatio", "1P3D", limits={"minRatio": {"prefill": 1, "decode": 2}}),
+    "too much prefill": bad("spec.limits.maxRatio", "1P3D", limits={"maxRatio": {"prefill": 1, "decode": 4}}),
+    "ratios crossed": bad(
+        "spec.limits.minRatio",
+        "must not be above maxRatio",
+        limits={"minRatio": {"prefill": 2, "decode": 1}, "maxRatio": {"prefill": 1, "decode": 1}},
+        decode={"scaling": {"min": 1, "max": 2}},
+    ),
+    "clients without a policy": bad(
+        "spec.networkPolicy.enabled", "must be true", networkPolicy={"enabled": False, "clients": [{"podSelector": {}}]}
+    ),
+    "revision of a folder": bad(
+        "spec.model.revision", "only for a hub id", {"spec.model": {"source": "/models/x", "revision": "main"}}
+    ),
+    "cache of a volume": bad(
+        "spec.model.cache",
+        "nothing is downloaded",
+        {"spec.model": {"source": "pvc://models/x", "cache": {"size": "1Gi"}}},
+    ),
+    "two caches": bad("spec.model.cache", "exclude each other", {"spec.model.cache": {"claim": "a", "size": "1Gi"}}),
+}

@@ -1,0 +1,133 @@
+"""One prefill and one decode rank without an engine: real threads and sockets, bytes for a KV cache.
+
+    with PrefillRank() as p, DecodeRank() as d:
+        p.copy(KEY, region=0, first=0, blocks=[b"…", b"…"])
+        d.load("r", KEY, p, first=0, count=2)
+        d.wait(lambda: d.finished)        polls as an engine's thread would
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
+from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
+from xpyd_sidecar.engine.receiver import Arrived, Receiver
+from xpyd_sidecar.engine.sender import Kept, Me, Report, Sender
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.receiving import Finished, Instruction, Order, Receiving
+from xpyd_sidecar.kv.sending import Copy, Sending
+
+DATA_KEY = bytes(range(32))
+BLOCK = 1000
+REGIONS = 2
+TIMEOUT_S = 0.6
+P_LIFE, D_LIFE = Incarnation("1" * 32), Incarnation("2" * 32)
+
+
+def key(letter: str = "a", attempt: int = 1) -> Key:
+    return Key(TransferId(letter * 32), Attempt(attempt), 1)
+
+
+class PrefillRank:
+    """A sender and what it has reported."""
+
+    def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0, cover: bool = True,
+                 block: int = BLOCK) -> None:
+        self.block = block
+        machine = Sending[Kept](keep_s=keep_s, send_s=5, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
+        self.sender = Sender(Me(InstanceName("p"), P_LIFE, 0, data_key), machine, host="127.0.0.1", port=0, transport="tcp",
+                             keep_bytes=keep_bytes, peer_timeout_s=TIMEOUT_S)
+        self.address = self.sender.address
+        self.incarnation = P_LIFE
+        self.reports: list[Report] = []
+
+    def copy(self, which: Key, region: int, first: int, blocks: Sequence[bytes]) -> None:
+        data = b"".join(blocks)
+        assert self.sender.budget.reserve(len(data))
+        self.sender.push(which, Copy(region, first, len(blocks), Kept(memoryview(data), NOW)))
+
+    def wait_reports(self, count: int = 1, deadline_s: float = 5.0) -> list[Report]:
+        end = time.monotonic() + deadline_s
+        while len(self.reports) < count:
+            self.reports += self.sender.take_reports()
+            assert time.monotonic() < end, f"{len(self.reports)} reports"
+            time.sleep(0.005)
+        return self.reports
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.sender.stop()
+
+
+class DecodeRank:
+    """A receiver, its machine, and a cache of bytes by (region, block id)."""
+
+    def __init__(self, *, data_key: bytes = DATA_KEY, chunks: int = 8, cover: bool = True, load_s: float = 5.0,
+                 grace_s: float = 0.1, block: int = BLOCK) -> None:
+        self.block = block
+        most = max(block, 1 << 20)
+        self.staging = Staging(lambda: Chunk(None, memoryview(bytearray(most))), chunks)
+        self.receiver = Receiver(Me(InstanceName("d"), D_LIFE, 0, data_key), self.staging, block_bytes=[block] * REGIONS,
+                                 largest_frame=most, cover=cover, peer_timeout_s=TIMEOUT_S)
+        self.machine = Receiving(load_s=load_s, grace_s=grace_s, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
+        self.cache: dict[tuple[int, int], bytes] = {}
+        self.finished: list[Finished] = []
+
+    def load(self, request: str, which: Key, source: PrefillRank | HostPort, *, first: int, count: int,
+             life: Incarnation = P_LIFE) -> None:
+        address = source if isinstance(source, str) else source.address
+        ids = tuple(range(100 + first, 100 + first + count))
+        self.carry_out(self.machine.load(Order(request, which, first, ids, address, life), time.monotonic()))
+
+    def abandon(self, request: str) -> None:
+        self.carry_out(self.machine.abandon(request))
+
+    def poll(self) -> None:
+        now = time.monotonic()
+        for _ in range(len(self.receiver.inbox)):
+            event = self.receiver.inbox.popleft()
+            if isinstance(event, Arrived):
+                place = self.machine.arrived(event.key, event.region, event.first, event.blocks, event.size)
+                if place is not None:
+                    for at, block in enumerate(place.ids):
+                        self.cache[place.region, block] = bytes(event.chunk.view[at * self.block:(at + 1) * self.block])
+                    self.carry_out(self.machine.placed(event.key))
+                self.staging.give(event.chunk)
+            else:
+                self.carry_out(self.machine.broken(event.key, event.outcome, event.reason, now, final=event.final))
+        self.carry_out(self.machine.tick(now))
+
+    def wait(self, condition: Callable[[], object], deadline_s: float = 5.0) -> None:
+        end = time.monotonic() + deadline_s
+        while not condition():
+            self.poll()
+            assert time.monotonic() < end, f"finished: {self.finished}"
+            time.sleep(0.005)
+
+    def wait_outcomes(self, count: int = 1) -> list[Outcome]:
+        self.wait(lambda: len(self.finished) >= count)
+        return [one.outcome for one in self.finished]
+
+    def carry_out(self, steps: Sequence[Instruction]) -> None:
+        for step in steps:
+            if isinstance(step, Finished):
+                self.finished.append(step)
+            else:
+                self.receiver.carry_out(step)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.receiver.stop()
+
+
+def content(region: int, block: int, size: int = BLOCK) -> bytes:
+    """A block's bytes, different for every place."""
+    return bytes((region * 97 + block * 31 + n) % 251 for n in range(size))

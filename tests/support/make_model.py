@@ -1,0 +1,86 @@
+"""The model of the correctness tests: a tiny random Llama with a byte-level tokenizer.
+
+A default random initialisation collapses to one repeated token and hides errors. The scales below make the greedy output
+depend on every prompt token, so one wrong KV block changes the text.
+
+    ensure_model()  →  $XPYD_TEST_CACHE/tiny-llama-1, by default .cache/models/tiny-llama-1 in the repository
+
+It is made once, in a process of its own (torch stays out of the tests), under a lock, and put in place by a rename: a
+reader sees a whole model or none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+NAME = "tiny-llama-1"  # grows when the recipe changes
+VOCABULARY = 512
+CONTEXT = 4096
+MAKE_TIMEOUT_S = 300.0
+STD = {"q_proj": 0.25, "k_proj": 0.25, "v_proj": 0.3, "o_proj": 0.3, "gate_proj": 0.08, "up_proj": 0.08, "down_proj": 0.08}
+OTHER_STD = 0.3
+
+
+def cache_root() -> Path:
+    """Where models for tests are kept."""
+    named = os.environ.get("XPYD_TEST_CACHE")
+    return Path(named) if named else Path(__file__).resolve().parents[2] / ".cache" / "models"
+
+
+def ensure_model(root: Path | None = None) -> Path:
+    """The model's folder; made at the first call (about 15 s)."""
+    root = root or cache_root()
+    target = root / NAME
+    if target.is_dir():
+        return target
+    root.mkdir(parents=True, exist_ok=True)
+    with open(root / f"{NAME}.lock", "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if target.is_dir():
+            return target
+        temporary = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=root))
+        try:
+            subprocess.run([sys.executable, __file__, str(temporary)], check=True, timeout=MAKE_TIMEOUT_S,
+                           env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
+            temporary.chmod(0o755)
+            temporary.rename(target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return target
+
+
+def make(folder: Path) -> None:
+    """Write tokenizer, configuration and weights into ``folder``."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {"<bos>": 0, "<eos>": 1, **{char: index + 2 for index, char in enumerate(alphabet)}}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<bos>", eos_token="<eos>")
+    fast.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant: "
+    fast.save_pretrained(folder)
+
+    torch.manual_seed(1)
+    config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
+                         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT,
+                         bos_token_id=0, eos_token_id=1, tie_word_embeddings=False)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, STD.get(name.split(".")[-2], OTHER_STD))
+    model.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))

@@ -1,0 +1,17 @@
+"""Members for tests of policies."""
+
+from __future__ import annotations
+
+from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.routing.roster import Member
+
+
+def member(name: str, role: Role = Role.DECODE, *, running: int = 0, waiting: int = 0, in_flight: int = 0,
+           at_beat: int = 0) -> Member:
+    """A member with a load."""
+    made = Member(InstanceName(name))
+    made.role = role
+    made.load = Load(running=running, waiting=waiting)
+    made.in_flight, made.in_flight_at_beat = in_flight, at_beat
+    return made

@@ -1,0 +1,171 @@
+"""Real processes for tests: each in a group of its own, with a log file, and never left behind.
+
+A guard process, one per interpreter and started with the first group, holds the read end of a pipe: when this
+interpreter ends in whatever way (kill -9 too), the pipe closes and the guard kills every group that is still named to it.
+A killed engine leaves shared memory of random names; it is known by who maps it, and removed with the group.
+
+    Group(["vllm", …], log=Path("e0.log"))   start
+    .wait_until(condition, deadline_s, what)  fails with the tail of the log, at once if the process has ended
+    .stop()  .kill()                          SIGTERM then SIGKILL; SIGKILL of the whole group
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import IO
+
+TAIL_LINES = 60
+GONE_S = 30.0
+
+SHM = "/dev/shm/"
+_guard: subprocess.Popen[str] | None = None
+
+
+class ProcessFailed(AssertionError):
+    """A process ended, or did not do in time what a test needs. Carries the tail of its log."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def pids_of(group: int) -> list[int]:
+    """Living processes of a process group."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(fields[2]) == group and fields[0] != "Z":
+                    found.append(int(entry.name))
+    return sorted(found)
+
+
+def shared_memory(pids: Iterable[int]) -> set[str]:
+    """Files under /dev/shm that these processes map."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                path = line[line.find("/"):]
+                if path.startswith(SHM) and not path.endswith(" (deleted)"):
+                    found.add(path)
+    return found
+
+
+def end_group(group: int, shm: Set[str] = frozenset()) -> None:
+    """kill -9 of a group; returns once its processes are gone, and with them the shared memory that was theirs alone."""
+    shm = set(shm) | shared_memory(pids_of(group))
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    end = time.monotonic() + GONE_S
+    while pids_of(group) and time.monotonic() < end:
+        time.sleep(0.02)
+    if shm:
+        everyone = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+        for path in shm - shared_memory(everyone):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def guard(lines: Iterable[str]) -> None:
+    """Keep the set of groups that ``lines`` tells ("+123", "-123"); at their end kill those that are left."""
+    alive: set[int] = set()
+    for line in lines:
+        (alive.add if line[0] == "+" else alive.discard)(int(line[1:]))
+    for group in alive:
+        end_group(group)
+
+
+def _tell_guard(line: str) -> None:
+    global _guard  # noqa: PLW0603 (one guard per interpreter)
+    if _guard is None:
+        _guard = subprocess.Popen([sys.executable, "-S", __file__], stdin=subprocess.PIPE, text=True,
+                                  start_new_session=True)
+    assert _guard.stdin is not None
+    _guard.stdin.write(line + "\n")
+    _guard.stdin.flush()
+
+
+class Group:
+    """A process and its children, which stay in its process group."""
+
+    def __init__(self, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, name: str = "") -> None:
+        self.name = name or Path(command[0]).name
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[bytes] = open(log, "ab")  # noqa: SIM115 (closed by kill)
+        self._process = subprocess.Popen(command, env=dict(env) if env is not None else None, stdin=subprocess.DEVNULL,
+                                         stdout=self._file, stderr=subprocess.STDOUT, start_new_session=True)
+        self.pid = self._process.pid
+        self._gone = False
+        self._shm: set[str] = set()
+        _tell_guard(f"+{self.pid}")
+
+    def returncode(self) -> int | None:
+        """None while the first process of the group lives."""
+        return self._process.poll()
+
+    def pids(self) -> list[int]:
+        """Every living process of the group."""
+        return pids_of(self.pid)
+
+    def tail(self, lines: int = TAIL_LINES) -> str:
+        """The end of the log."""
+        with contextlib.suppress(OSError):
+            text = self.log.read_text("utf-8", errors="replace")
+            return "\n".join(text.splitlines()[-lines:])
+        return ""
+
+    def wait_until(self, condition: Callable[[], bool], deadline_s: float, what: str, poll_s: float = 0.2) -> None:
+        """Wait until ``condition()``; raise ProcessFailed when the process ends first or the deadline passes."""
+        end = time.monotonic() + deadline_s
+        while not condition():
+            code = self.returncode()
+            if code is not None:
+                raise ProcessFailed(f"{self.name} ended with {code} before it was {what}; {self.log}:\n{self.tail()}")
+            if time.monotonic() > end:
+                raise ProcessFailed(f"{self.name} was not {what} within {deadline_s:.0f} s; {self.log}:\n{self.tail()}")
+            time.sleep(poll_s)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the first process alone, as an orderly stop does."""
+        if self.returncode() is None:
+            self._process.send_signal(number)
+
+    def stop(self, grace_s: float = 20.0) -> int | None:
+        """SIGTERM, wait, then kill what is left. Returns the exit code, None when it had to be killed."""
+        self._shm = shared_memory(self.pids())
+        self.signal(signal.SIGTERM)
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(grace_s)
+        self.kill()
+        return code
+
+    def kill(self) -> None:
+        """kill -9 of the group; returns when all its processes are gone. Calling it again does nothing."""
+        if self._gone:  # the number may be another's by now
+            return
+        end_group(self.pid, self._shm)
+        self._process.wait(GONE_S)
+        self._gone = True
+        self._file.close()
+        _tell_guard(f"-{self.pid}")
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    guard(sys.stdin)

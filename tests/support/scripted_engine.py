@@ -1,0 +1,257 @@
+"""An engine that does what a test says: streams with delays, dies, stalls, refuses, and remembers what it was asked.
+
+    engine = await ScriptedEngine("d0").start()
+    engine.plays.append(Play(chunks=3, die_after=1))     the next request; ``engine.default`` for all others
+    engine.seen[-1].body / .headers / .aborted / .finished
+
+Speaks HTTP/1.1 with keep-alive, answers /v1/completions and /v1/chat/completions as vLLM does, and GET /health.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+
+@dataclass
+class Play:
+    """How one request is answered."""
+
+    chunks: int = 3
+    """Tokens of the answer."""
+    delay: float = 0.0
+    """Seconds between chunks."""
+    before: float = 0.0
+    """Seconds before the head."""
+    status: int = 200
+    body: bytes | None = None
+    """Instead of the usual body."""
+    hold: asyncio.Event | None = None
+    """Wait for it before the head."""
+    hold_after: tuple[int, asyncio.Event] | None = None
+    """Wait for it after so many chunks."""
+    die_at: str = ""
+    """``request``: close the connection on the request; ``head``: after the head of a stream."""
+    die_after: int | None = None
+    """Close the connection after so many chunks, in the middle of a chunk."""
+    cut_after: int | None = None
+    """End the HTTP body properly after so many chunks, without [DONE]."""
+    error_after: int | None = None
+    """Send an error event, then [DONE], after so many chunks."""
+    error_code: int = 500
+    abort_after: int | None = None
+    """Give finish reason ``abort`` after so many chunks, then [DONE]."""
+    split: int = 0
+    """Send the bytes of the stream in pieces of this size."""
+    garbage: bytes = b""
+    """Send this instead of an answer, and close."""
+    text: Callable[[int], str] = field(default=lambda i: f"t{i} ")
+
+
+@dataclass
+class Seen:
+    """One request that came."""
+
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+    at: float
+    aborted: bool = False
+    finished: bool = False
+    killed: bool = False
+    """The engine died on it."""
+    gone_at: float = 0.0
+    connection: int = 0
+
+
+class ScriptedEngine:
+    """One engine on a free port of 127.0.0.1."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.port = 0
+        self.plays: deque[Play] = deque()
+        self.default = Play()
+        self.seen: list[Seen] = []
+        self.health = 200
+        self.connections = 0
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> Self:
+        """Listen; again at the same port after ``stop``."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def aborts(self) -> int:
+        """Requests whose client went before the answer was complete."""
+        return sum(seen.aborted for seen in self.seen)
+
+    @property
+    def open(self) -> int:
+        """Requests that are neither answered nor aborted."""
+        return sum(not (seen.aborted or seen.finished or seen.killed) for seen in self.seen)
+
+    def refuse(self) -> None:
+        """Accept no new connection; what is open stays."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    async def stop(self) -> None:
+        """Die: every connection breaks."""
+        self.refuse()
+        for writer in list(self._writers):
+            writer.transport.abort()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        self.connections += 1
+        number = self.connections
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                while await self._one(reader, writer, number):
+                    pass
+        finally:
+            self._tasks.discard(task)
+            self._writers.discard(writer)
+            writer.transport.abort()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        method, path, _ = head[0].split(" ")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
+        raw = await reader.readexactly(int(headers.get("content-length", 0)))
+        if method == "GET":
+            code = self.health if path == "/health" else 404
+            writer.write(f"HTTP/1.1 {code} X\r\ncontent-length: 0\r\n\r\n".encode())
+            return headers.get("connection") != "close"
+        loop = asyncio.get_running_loop()
+        seen = Seen(path, headers, json.loads(raw), loop.time(), connection=number)
+        self.seen.append(seen)
+        play = self.plays.popleft() if self.plays else self.default
+        answering = asyncio.ensure_future(self._answer(seen, play, writer))
+        watching = asyncio.ensure_future(reader.read(1))
+        try:
+            await asyncio.wait({answering, watching}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            seen.killed = True
+            raise
+        else:
+            seen.finished = answering.done() and answering.exception() is None
+            seen.aborted, seen.gone_at = not seen.finished, loop.time()
+            return seen.finished and answering.result()
+        finally:
+            for task in (answering, watching):
+                task.cancel()
+            await asyncio.gather(answering, watching, return_exceptions=True)
+
+    async def _answer(self, seen: Seen, play: Play, writer: asyncio.StreamWriter) -> bool:
+        if play.garbage:
+            writer.write(play.garbage)
+            await writer.drain()
+            return False
+        if play.die_at == "request":
+            return False
+        if play.before:
+            await asyncio.sleep(play.before)
+        if play.hold is not None:
+            await play.hold.wait()
+        if play.status != 200 or play.body is not None:
+            body = play.body if play.body is not None else json.dumps(
+                {"error": {"message": f"{self.name} says {play.status}", "type": "X", "param": None,
+                           "code": play.status}}).encode()
+            writer.write(self._head(play.status, "application/json", f"content-length: {len(body)}") + body)
+            await writer.drain()
+            return True
+        if seen.body.get("stream"):
+            return await self._stream(seen, play, writer)
+        if play.delay:
+            await asyncio.sleep(play.delay * play.chunks)
+        if play.die_after is not None:
+            return False
+        tokens = min(play.chunks, seen.body.get("max_tokens") or play.chunks)
+        text = "".join(play.text(i) for i in range(tokens))
+        reason = "abort" if play.abort_after is not None else "stop"
+        body = self._json(seen, text, reason, whole=True)
+        writer.write(self._head(200, "application/json", f"content-length: {len(body)}") + body)
+        await writer.drain()
+        return True
+
+    async def _stream(self, seen: Seen, play: Play, writer: asyncio.StreamWriter) -> bool:
+        async def send(data: bytes) -> None:
+            if not play.split:
+                writer.write(data)
+                await writer.drain()
+                return
+            for at in range(0, len(data), play.split):
+                writer.write(data[at:at + play.split])
+                await writer.drain()
+                await asyncio.sleep(0)
+
+        async def event(raw: bytes) -> None:
+            data = b"data: " + raw + b"\n\n"
+            await send(b"%x\r\n%b\r\n" % (len(data), data))
+
+        await send(self._head(200, "text/event-stream; charset=utf-8", "transfer-encoding: chunked"))
+        if play.die_at == "head":
+            return False
+        for i in range(play.chunks):
+            if play.hold_after is not None and play.hold_after[0] == i:
+                await play.hold_after[1].wait()
+            if play.die_after == i:
+                writer.write(b"ff\r\ndata: {\"half")
+                await writer.drain()
+                return False
+            if play.cut_after == i:
+                await send(b"0\r\n\r\n")
+                return True
+            if play.error_after == i:
+                await event(json.dumps({"error": {"message": "engine core died", "type": "InternalServerError",
+                                                  "param": None, "code": play.error_code}}).encode())
+                break
+            if play.abort_after == i:
+                await event(self._json(seen, "held", "abort"))
+                break
+            await event(self._json(seen, play.text(i), "stop" if i == play.chunks - 1 else None))
+            if play.delay:
+                await asyncio.sleep(play.delay)
+        await event(b"[DONE]")
+        await send(b"0\r\n\r\n")
+        return True
+
+    def _head(self, status: int, kind: str, framing: str) -> bytes:
+        return (f"HTTP/1.1 {status} X\r\ndate: now\r\nserver: uvicorn\r\ncontent-type: {kind}\r\nx-engine: {self.name}\r\n"
+                f"{framing}\r\n\r\n").encode()
+
+    def _json(self, seen: Seen, text: str, reason: str | None, *, whole: bool = False) -> bytes:
+        chat = seen.path.endswith("/chat/completions")
+        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": reason, "stop_reason": None}
+        if chat:
+            choice["message" if whole else "delta"] = {"role": "assistant", "content": text}
+        else:
+            choice["text"] = text
+        kind = ("chat.completion" if whole else "chat.completion.chunk") if chat else "text_completion"
+        name = f"{'chatcmpl' if chat else 'cmpl'}-{seen.headers.get('x-request-id', '')}"
+        answer = {"id": name, "object": kind, "created": 1, "model": seen.body.get("model"), "choices": [choice]}
+        if whole:
+            answer["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        return json.dumps(answer, separators=(",", ":")).encode()

@@ -1,0 +1,133 @@
+"""A real service of the local backend: the `xpyd` command as a user runs it, real engines, a temporary home.
+
+    with Service(tmp_path) as service:
+        service.up(prefill=1, decode=1)
+        service.status()["instances"]
+        service.processes()                 every process by what it is: "router", "t-e0/agent", "t-e0/core" …
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+from engines import BASE_ARGS, BASE_ENV, MODEL_NAME, held
+from make_model import ensure_model
+from processes import free_port
+
+from xpyd_operator.local import procs, remains
+from xpyd_operator.local.paths import ServiceFolder
+
+NAME = "t"
+XPYD = Path(sys.executable).with_name("xpyd")
+
+
+class Service:
+    """One service; ``with`` takes it down at the end, whatever happened."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.home = folder / "home"
+        self.file = folder / "service.yaml"
+        self.port, self.members = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._environment = {**os.environ, "XPYD_HOME": str(self.home)}
+        self.shared_memory_before = shared_memory()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.xpyd("down", NAME, "--now")
+
+    def write(self, prefill: int, decode: int) -> None:
+        """The document with these counts."""
+        self.file.write_text(yaml.safe_dump({
+            "apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService", "metadata": {"name": NAME},
+            "spec": {
+                "model": {"source": str(ensure_model()), "servedName": MODEL_NAME},
+                "engine": {"args": list(BASE_ARGS), "env": [{"name": k, "value": v} for k, v in BASE_ENV.items()]},
+                "prefill": {"replicas": prefill}, "decode": {"replicas": decode},
+                "router": {"ports": {"http": self.port, "members": self.members}, "policy": "least_loaded"},
+            },
+        }))
+
+    def xpyd(self, *arguments: str, check: bool = False, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
+        """Run the command to its end."""
+        done = subprocess.run([XPYD, *arguments], env=self._environment, check=False, text=True, timeout=timeout_s,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert not check or done.returncode == 0, f"xpyd {' '.join(arguments)}: {done.returncode}\n{done.stdout}"
+        return done
+
+    def up(self, prefill: int, decode: int) -> str:
+        """Bring the service to these counts and wait until it is there; what the command said."""
+        self.write(prefill, decode)
+        return self.xpyd("up", "-f", str(self.file), "--detach", "--timeout", "280", check=True).stdout
+
+    def status(self) -> dict[str, Any]:
+        """`xpyd status -o json`."""
+        done = self.xpyd("status", NAME, "-o", "json")
+        assert done.returncode in {0, 1}, done.stdout  # 1: not as wanted
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def ready(self) -> str:
+        """What is ready, e.g. ``1P3D``; empty while the service as a whole is not (the router learns the roster, say)."""
+        status = self.status()["status"]
+        ready = next(one for one in status["conditions"] if one["type"] == "Ready")["status"]
+        return str(status["ready"]) if ready == "True" else ""
+
+    def processes(self) -> dict[str, int]:
+        """Process ids by name: router, supervisor, and for each instance agent, engine (HTTP server) and core."""
+        found = {"supervisor": int(self.status()["supervisor"])}
+        for file in self.home.glob(f"{NAME}/**/*.pid"):
+            pid = int(json.loads(file.read_text())["pid"])
+            name = file.stem if file.parent.name == "router" else f"{file.parent.name}/{file.stem}"
+            if Path(f"/proc/{pid}").exists():
+                found[name] = pid
+                if file.stem == "engine":
+                    session = [stat.pid for stat in procs.everyone() if stat.session == pid]
+                    cores = [child for child in session if "EngineCore" in _command(child)]
+                    found |= {f"{file.parent.name}/core": core for core in cores}
+        return found
+
+    def left(self) -> list[str]:
+        """Commands of processes that still belong to the service."""
+        return [_command(pid) for pid in remains.pids(ServiceFolder(NAME, self.home))]
+
+    def idle(self) -> dict[str, float]:
+        """What engines still hold, by instance and series; empty when nothing runs, waits, moves or is in use."""
+        busy = {}
+        for instance in self.status()["instances"]:
+            left = held(f"http://{instance['address']}")
+            busy |= {f"{instance['name']} {name}": value for name, value in left.items()}
+        return busy
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm."""
+    return {entry.name for entry in Path("/dev/shm").iterdir()}
+
+
+def wait(condition: Callable[[], bool], deadline_s: float, what: str) -> None:
+    """Poll until it holds."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not {what} within {deadline_s:g} s"
+        time.sleep(0.5)
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+

@@ -1,0 +1,298 @@
+"""The agent's state machine: from looks to states, beats and the end of a drain."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from agent_fakes import FIELDS, config_of, record_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xpyd_sidecar.agent.beat import (
+    IDLE_LOOKS,
+    SLOW_LOOKS,
+    BeatNow,
+    DrainAsked,
+    DrainEnded,
+    Event,
+    Look,
+    Looked,
+    Machine,
+    Router,
+    UndrainAsked,
+    disagreement,
+)
+from xpyd_sidecar.contract.fingerprint import digest
+from xpyd_sidecar.contract.ids import Role, State
+from xpyd_sidecar.contract.membership import Load
+
+IDLE = Load()
+BUSY = Load(running=1)
+
+
+def up(incarnation: str = "a" * 32, load: Load | None = IDLE, problem: str = "") -> Looked:
+    return Looked(Look("up", problem, (record_of(incarnation),), load, "tiny", 2048), ())
+
+
+def down(problem: str = "GET /health: connection refused") -> Looked:
+    return Looked(Look("down", problem, (record_of(),)), ())
+
+
+SLOW = Looked(Look("slow", "GET /health took longer than 3 s", (record_of(),)), ())
+
+
+def with_routers(event: Looked, *routers: Router) -> Looked:
+    return Looked(event.look, routers)
+
+
+def ready() -> Machine:
+    machine = Machine(config_of())
+    machine.handle(up(), 0.0)
+    machine.handle(up(), 0.5)
+    assert machine.state is State.READY
+    return machine
+
+
+def test_begins_as_starting_and_says_so() -> None:
+    beat = Machine(config_of()).heartbeat()
+    assert (beat.state, beat.seq, beat.incarnation, beat.drained) == (State.STARTING, 1, "", False)
+    assert (beat.service, beat.instance, beat.role, beat.http) == ("test", "test-e0", Role.DECODE, ("10.0.0.7:8000",))
+
+
+def test_ready_from_the_second_look_that_shows_the_incarnation() -> None:
+    machine = Machine(config_of())
+    assert machine.handle(up(), 0.0) == (BeatNow("a new incarnation of the engine: to be confirmed by a second look"),)
+    assert machine.state is State.STARTING
+    assert machine.handle(up(), 0.5) == (BeatNow("ready"),)
+    assert machine.problem == ""
+
+
+def test_a_ready_beat_carries_the_record() -> None:
+    beat = ready().heartbeat()
+    assert beat.incarnation == "a" * 32
+    assert beat.control == ("127.0.0.1:4000",)
+    assert beat.fingerprint == digest(FIELDS)
+    assert (beat.model, beat.max_model_len, beat.interval_s) == ("tiny", 2048, 3.0)
+
+
+def test_seq_grows_by_one() -> None:
+    machine = ready()
+    assert [machine.heartbeat().seq for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_refused_engine_is_starting_at_once_and_back_after_one_look() -> None:
+    machine = ready()
+    assert machine.handle(down(), 1.0) == (BeatNow("GET /health: connection refused"),)
+    assert machine.state is State.STARTING
+    assert machine.handle(up(), 2.0) == (BeatNow("ready"),)
+
+
+def test_a_slow_engine_is_starting_after_several_looks_only() -> None:
+    machine = ready()
+    for _ in range(SLOW_LOOKS - 1):
+        assert machine.handle(SLOW, 1.0) == ()
+    assert machine.handle(SLOW, 2.0) == (BeatNow("GET /health took longer than 3 s"),)
+
+
+def test_one_quick_answer_ends_the_count_of_slow_ones() -> None:
+    machine = ready()
+    for _ in range(3):
+        for _ in range(SLOW_LOOKS - 1):
+            machine.handle(SLOW, 1.0)
+        machine.handle(up(), 1.0)
+    assert machine.state is State.READY
+
+
+def test_a_new_incarnation_passes_through_starting() -> None:
+    machine = ready()
+    machine.handle(up("b" * 32), 1.0)
+    beat = machine.heartbeat()
+    assert (beat.state, beat.incarnation) == (State.STARTING, "b" * 32)
+    machine.handle(up("b" * 32), 1.5)
+    assert machine.state is State.READY
+
+
+def test_a_healthy_engine_without_a_record_is_not_ready() -> None:
+    machine = Machine(config_of())
+    for now in range(3):
+        machine.handle(Looked(Look("up"), ()), float(now))
+    assert machine.state is State.STARTING
+    assert machine.problem == "the engine is up, but its connector has written no record"
+
+
+def test_a_problem_of_a_healthy_engine_keeps_it_starting() -> None:
+    machine = ready()
+    machine.handle(up(problem="/v1/models: the engine serves ['x'], not 'y'"), 1.0)
+    assert machine.state is State.STARTING
+    assert "not 'y'" in machine.problem
+
+
+def test_ranks_that_disagree_are_named() -> None:
+    other = record_of("b" * 32, 1, msgspec.structs.replace(FIELDS, dtype="bfloat16"))
+    assert disagreement((record_of(), other)) == "DP ranks 0 and 1 differ: dtype: 'float32' here, 'bfloat16' there"
+    machine = Machine(config_of())
+    for now in range(3):
+        machine.handle(Looked(Look("up", records=(record_of(), other), load=IDLE), ()), float(now))
+    assert machine.state is State.STARTING
+    assert "DP ranks" in machine.problem
+
+
+def test_every_rank_has_its_control_address_in_the_beat() -> None:
+    machine = Machine(config_of())
+    for now in range(2):
+        machine.handle(Looked(Look("up", records=(record_of(), record_of("b" * 32, 1)), load=IDLE), ()), float(now))
+    assert machine.heartbeat().control == ("127.0.0.1:4000", "127.0.0.1:4001")
+
+
+def test_load_of_a_dead_engine_is_none() -> None:
+    machine = ready()
+    machine.handle(up(load=BUSY), 1.0)
+    assert machine.heartbeat().load == BUSY
+    machine.handle(up(load=None), 2.0)
+    assert machine.heartbeat().load == BUSY
+    machine.handle(down(), 3.0)
+    assert machine.heartbeat().load == Load()
+
+
+def test_an_idle_engine_without_routers_is_drained_after_two_looks() -> None:
+    machine = ready()
+    assert machine.handle(DrainAsked(), 1.0) == (BeatNow("draining"),)
+    assert machine.handle(DrainAsked(), 1.0) == ()
+    assert machine.handle(up(), 1.5) == ()
+    assert machine.handle(up(), 2.0) == (DrainEnded(True, "nothing runs, waits or moves"), BeatNow("drained"))
+    beat = machine.heartbeat()
+    assert (beat.state, beat.drained) == (State.DRAINING, True)
+    assert machine.handle(up(load=BUSY), 2.5) == ()
+    assert machine.drained
+
+
+@pytest.mark.parametrize("load", [Load(running=1), Load(waiting=1), Load(transfers=1)])
+def test_work_of_any_kind_holds_the_drain_up(load: Load) -> None:
+    machine = ready()
+    machine.handle(DrainAsked(), 1.0)
+    for event in (up(), up(load=load), up()):
+        machine.handle(event, 2.0)
+        assert not machine.drained
+    assert machine.handle(up(), 3.0)[0] == DrainEnded(True, "nothing runs, waits or moves")
+
+
+def test_a_look_without_load_says_nothing_about_the_drain() -> None:
+    machine = ready()
+    machine.handle(DrainAsked(), 1.0)
+    for now in range(2, 10):
+        machine.handle(up(load=None), float(now))
+    assert not machine.drained
+
+
+def test_looks_before_every_router_acked_a_draining_beat_do_not_count() -> None:
+    machine = ready()
+    last = machine.heartbeat().seq
+    machine.handle(DrainAsked(), 1.0)
+    old = Router("10.0.0.1:1", acked=last)
+    for _ in range(4):
+        machine.handle(with_routers(up(), old), 2.0)
+        assert not machine.drained
+    assert machine.waits_for((old,), 2.0) == "router 10.0.0.1:1 has not acknowledged"
+    told = msgspec.structs.replace(old, acked=machine.heartbeat().seq)
+    machine.handle(with_routers(up(), told), 2.5)
+    assert not machine.drained
+    machine.handle(with_routers(up(), told), 3.0)
+    assert machine.drained
+
+
+def test_a_silent_router_holds_the_drain_up_for_its_bound_only() -> None:
+    machine = ready()
+    machine.heartbeat()
+    machine.handle(DrainAsked(), 1.0)
+    silent = Router("10.0.0.1:1", acked=1)
+    machine.handle(with_routers(up(), silent), 6.9)
+    machine.handle(with_routers(up(), silent), 7.1)
+    assert not machine.drained
+    machine.handle(with_routers(up(), silent), 7.6)
+    assert machine.drained
+
+
+def test_legs_in_flight_at_a_router_hold_the_drain_up_though_the_engine_shows_nothing() -> None:
+    machine = ready()
+    machine.handle(DrainAsked(), 1.0)
+    machine.heartbeat()
+    router = Router("10.0.0.1:1", "r0", acked=1, heard=1.1, in_flight=2)
+    for now in (1.5, 2.0, 2.5):
+        machine.handle(with_routers(up(), msgspec.structs.replace(router, heard=now)), now)
+        assert not machine.drained
+    assert machine.waits_for((router,), 2.5) == "router r0 has 2 requests in flight"
+    done = msgspec.structs.replace(router, heard=3.0, in_flight=0)
+    machine.handle(with_routers(up(), done), 3.0)
+    machine.handle(with_routers(up(), done), 3.5)
+    assert machine.drained
+
+
+def test_a_router_that_died_with_legs_open_is_not_waited_for_beyond_its_bound() -> None:
+    machine = ready()
+    machine.handle(DrainAsked(), 1.0)
+    machine.heartbeat()
+    dead = Router("10.0.0.1:1", "r0", acked=1, heard=2.0, in_flight=2)
+    machine.handle(with_routers(up(), dead), 7.9)
+    assert not machine.drained
+    machine.handle(with_routers(up(), dead), 8.1)
+    machine.handle(with_routers(up(), dead), 8.6)
+    assert machine.drained
+
+
+def test_an_engine_that_dies_in_a_drain_has_nothing_to_finish() -> None:
+    machine = ready()
+    machine.handle(up(load=BUSY), 0.5)
+    machine.handle(DrainAsked(), 1.0)
+    machine.handle(down(), 1.5)
+    assert machine.state is State.DRAINING
+    assert machine.handle(down(), 2.0)[0] == DrainEnded(True, "the engine is down")
+
+
+def test_undrain_goes_back_to_what_the_engine_is() -> None:
+    machine = ready()
+    machine.handle(DrainAsked(), 1.0)
+    assert machine.handle(UndrainAsked(), 2.0) == (DrainEnded(False, "the drain was taken back"), BeatNow("ready"))
+    assert machine.handle(UndrainAsked(), 2.0) == ()
+    machine.handle(down(), 3.0)
+    machine.handle(DrainAsked(), 4.0)
+    machine.handle(UndrainAsked(), 5.0)
+    assert machine.state is State.STARTING
+
+
+def test_goodbye_names_the_incarnation() -> None:
+    assert ready().goodbye().incarnation == "a" * 32
+
+
+EVENTS = st.one_of(
+    st.just(DrainAsked()), st.just(UndrainAsked()), st.just(down()), st.just(SLOW),
+    st.builds(up, st.sampled_from(["a" * 32, "b" * 32]), st.sampled_from([None, IDLE, BUSY]), st.sampled_from(["", "bad"])),
+)
+
+
+@given(st.lists(EVENTS, max_size=30))
+def test_the_laws_hold_after_any_events(events: list[Event]) -> None:
+    machine = Machine(config_of())
+    asked, incarnation, idle = False, "", 0
+    for now, event in enumerate(events):
+        was_drained, was_ready = machine.drained, machine.state is State.READY
+        instructions = machine.handle(event, float(now))
+        asked = True if isinstance(event, DrainAsked) else False if isinstance(event, UndrainAsked) else asked
+        assert (machine.state is State.DRAINING) == asked
+        if isinstance(event, Looked):
+            look = event.look
+            if look.health == "down":
+                idle += 1
+            elif look.load is not None:
+                idle = idle + 1 if look.load == IDLE else 0
+            if machine.state is State.READY:
+                assert look.health == "slow" or (look.health == "up" and not look.problem)
+            if machine.incarnation != incarnation:
+                assert machine.state is not State.READY
+            if machine.drained and not was_drained:
+                assert idle >= IDLE_LOOKS
+                assert any(isinstance(one, DrainEnded) and one.drained for one in instructions)
+        elif isinstance(event, DrainAsked) and not was_drained and was_ready:
+            idle = 0
+        assert asked or not machine.drained
+        assert not (was_drained and asked) or machine.drained
+        incarnation = machine.incarnation

@@ -1,0 +1,239 @@
+"""The agent's unix socket, its client and the whole agent against small fakes of engine and router."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_fakes import KEY, FakeEngine, FakeRouter, config_of
+
+from xpyd_sidecar.agent import app as app_module
+from xpyd_sidecar.agent import ask as ask_module
+from xpyd_sidecar.agent import control
+from xpyd_sidecar.agent.app import Agent
+from xpyd_sidecar.contract.ids import State
+from xpyd_sidecar.contract.launch import AGENT_SOCKET, SidecarConfig
+from xpyd_sidecar.errors import ConfigError
+
+
+class Running:
+    """An agent that runs, with its engine and router."""
+
+    def __init__(self, engine: FakeEngine, router: FakeRouter, run_dir: Path, **fields: object) -> None:
+        self.engine = engine
+        self.router = router
+        self.run_dir = run_dir
+        self.config: SidecarConfig = config_of(run_dir, engine.address, (router.address,), heartbeat_s=0.3,
+                                               **fields)
+        self.stop = asyncio.Event()
+        self.task = asyncio.ensure_future(Agent(self.config, KEY).run(self.stop))
+
+    async def ask(self, method: str, path: str, timeout_s: float = 10.0) -> tuple[int, dict[str, Any]]:
+        return await asyncio.to_thread(ask_module.ask, self.run_dir, method, path, timeout_s)
+
+    async def end(self) -> None:
+        self.stop.set()
+        async with asyncio.timeout(5):
+            await self.task
+
+
+@pytest.fixture
+async def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+    monkeypatch.setattr(app_module, "FAST_S", 0.05)
+    monkeypatch.setattr(app_module, "LOOK_S", 0.1)
+    async with FakeEngine(tmp_path) as engine:
+        engine.write_record()
+        router = FakeRouter()
+        running = Running(engine, router, tmp_path, drain_timeout_s=30.0)
+        await router.wait_beat(lambda beat: beat.state is State.READY)
+        yield running
+        running.engine.running = 0
+        await running.end()
+        await router.close()
+
+
+async def test_status_says_everything(running: Running) -> None:
+    await asyncio.sleep(0.05)
+    status, body = await running.ask("GET", "/status")
+    assert status == 200
+    assert (body["state"], body["role"], body["epoch"], body["drained"]) == ("ready", "decode", 1, False)
+    assert (body["incarnation"], body["problem"], body["waits_for"]) == ("a" * 32, "", "")
+    assert body["load"] == {"running": 0, "waiting": 0, "kv_usage": 0.0, "transfers": 0}
+    [router] = body["routers"]
+    assert (router["address"], router["name"], router["refused"]) == (running.router.address, "r0", "")
+    assert 0 <= router["ack_age_s"] < 2
+
+
+async def test_drain_with_wait_answers_once_the_work_is_done(running: Running) -> None:
+    running.engine.running = 1
+    answer = asyncio.ensure_future(running.ask("POST", "/drain?wait=1"))
+    beat = await running.router.wait_beat(lambda beat: beat.state is State.DRAINING)
+    assert not beat.drained
+    await asyncio.sleep(0.3)
+    assert not answer.done()
+    _, body = await running.ask("GET", "/status")
+    assert body["waits_for"] == "1 running, 0 waiting, 0 KV transfers"
+    running.engine.running = 0
+    assert await answer == (200, {"drained": True, "reason": "nothing runs, waits or moves"})
+    await running.router.wait_beat(lambda beat: beat.drained)
+    assert (await running.ask("POST", "/drain?wait=1"))[1]["drained"]
+
+
+async def test_drain_waits_for_what_a_router_has_in_flight(running: Running) -> None:
+    running.router.in_flight = 3
+    answer = asyncio.ensure_future(running.ask("POST", "/drain?wait=1"))
+    await running.router.wait_beat(lambda beat: beat.state is State.DRAINING)
+    await asyncio.sleep(0.3)
+    assert not answer.done()
+    assert (await running.ask("GET", "/status"))[1]["waits_for"] == "router r0 has 3 requests in flight"
+    running.router.in_flight = 0
+    assert (await answer)[1]["drained"]
+
+
+async def test_drain_without_wait_answers_at_once(running: Running) -> None:
+    running.engine.receives_open = 1
+    status, body = await running.ask("POST", "/drain")
+    assert (status, body["state"], body["drained"]) == (202, "draining", False)
+
+
+async def test_a_drain_that_does_not_end_says_what_it_waits_for(running: Running) -> None:
+    running.engine.waiting = 2
+    await running.ask("POST", "/drain")
+    await asyncio.sleep(0.3)
+    status, body = await running.ask("POST", "/drain?wait=1&timeout_s=0.1")
+    assert (status, body) == (200, {"drained": False, "reason": "deadline passed: 0 running, 2 waiting, 0 KV transfers"})
+
+
+async def test_undrain_answers_those_who_wait(running: Running) -> None:
+    running.engine.running = 1
+    answer = asyncio.ensure_future(running.ask("POST", "/drain?wait=1"))
+    await running.router.wait_beat(lambda beat: beat.state is State.DRAINING)
+    status, body = await running.ask("POST", "/undrain")
+    assert (status, body["state"]) == (200, "ready")
+    assert await answer == (200, {"drained": False, "reason": "the drain was taken back"})
+    await running.router.wait_beat(lambda beat: beat.state is State.READY)
+
+
+async def test_a_client_that_hangs_up_leaves_the_drain_on(running: Running) -> None:
+    running.engine.running = 1
+    with pytest.raises(OSError, match="timed out"):
+        await running.ask("POST", "/drain?wait=1", timeout_s=0.2)
+    assert (await running.ask("GET", "/status"))[1]["state"] == "draining"
+
+
+@pytest.mark.parametrize(("method", "path", "status", "words"), [
+    ("GET", "/nothing", 404, "Not Found"),
+    ("GET", "/drain", 405, "Not Allowed"),
+    ("POST", "/drain?wait=yes", 400, "wait: 0 or 1, not 'yes'"),
+    ("POST", "/drain?wait=1&timeout_s=soon", 400, "timeout_s: seconds above 0, not 'soon'"),
+    ("POST", "/drain?wait=1&timeout_s=-1", 400, "not '-1'"),
+    ("POST", "/drain?wait=1&timeout_s=nan", 400, "not 'nan'"),
+])
+async def test_a_wrong_request_is_answered_with_what_is_wrong(running: Running, method: str, path: str, status: int,
+                                                              words: str) -> None:
+    got, body = await running.ask(method, path)
+    assert got == status
+    assert words in body["error"]
+    assert (await running.ask("GET", "/status"))[1]["state"] == "ready"
+
+
+async def test_a_dead_engine_is_told_and_its_return_too(running: Running) -> None:
+    await running.engine.stop()
+    beat = await running.router.wait_beat(lambda beat: beat.state is State.STARTING, timeout_s=2)
+    assert beat.incarnation == "a" * 32
+    running.engine.write_record("b" * 32)
+    await running.engine.start()
+    beat = await running.router.wait_beat(lambda beat: beat.state is State.READY, timeout_s=2)
+    assert beat.incarnation == "b" * 32
+
+
+async def test_beats_go_on_while_the_engine_hangs(running: Running) -> None:
+    running.engine.health_delay_s = 60.0
+    seen = len(running.router.beats)
+    await asyncio.sleep(1.0)
+    assert len(running.router.beats) - seen >= 3
+
+
+async def test_goodbye_at_the_end_and_no_socket_left(running: Running) -> None:
+    await running.end()
+    assert [bye.instance for bye in running.router.goodbyes] == ["test-e0"]
+    assert not (running.run_dir / AGENT_SOCKET).exists()
+
+
+async def test_an_engine_that_is_late_is_an_error_and_the_beats_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                      caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(app_module, "FAST_S", 0.02)
+    router = FakeRouter()
+    running = Running(FakeEngine(tmp_path), router, tmp_path, startup_timeout_s=0.1)
+    await asyncio.sleep(0.5)
+    late = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert len(late) == 1
+    assert "the engine is not ready after 0.1 s: GET /health" in late[0].getMessage()
+    assert (await router.wait_beat()).state is State.STARTING
+    await running.end()
+    await router.close()
+
+
+async def test_a_second_agent_in_the_same_folder_is_refused(running: Running) -> None:
+    with pytest.raises(ConfigError, match=r"another agent answers at .*agent\.sock - at `\$\.run_dir`"):
+        await Agent(running.config, KEY).run(asyncio.Event())
+    assert (await running.ask("GET", "/status"))[0] == 200
+
+
+async def test_a_socket_left_by_a_killed_agent_is_replaced(tmp_path: Path) -> None:
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(tmp_path / AGENT_SOCKET))
+    dead.close()
+    with control.listen(tmp_path) as sock:
+        assert sock.getsockname() == str(tmp_path / AGENT_SOCKET)
+    assert (tmp_path / AGENT_SOCKET).stat().st_mode & 0o777 == 0o600
+
+
+async def test_a_run_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"cannot listen at .*run/agent\.sock: Not a directory - at `\$\.run_dir`"):
+        control.listen(tmp_path / "file" / "run")
+
+
+async def test_a_long_run_folder_works(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100) / ("y" * 100)
+    folder.mkdir(parents=True)
+    router = FakeRouter()
+    running = Running(FakeEngine(folder), router, folder)
+    await router.wait_beat()
+    assert (await running.ask("GET", "/status"))[0] == 200
+    await running.end()
+    assert not (folder / AGENT_SOCKET).exists()
+    await router.close()
+
+
+async def test_the_command_prints_status_and_drains(running: Running, capsys: pytest.CaptureFixture[str],
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XPYD_RUN_DIR", str(running.run_dir))
+    assert await asyncio.to_thread(ask_module.main, ["status", "--run-dir", str(running.run_dir)]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "ready"
+    running.engine.running = 1
+    assert await asyncio.to_thread(ask_module.main, ["drain", "--run-dir", str(running.run_dir), "--timeout", "0.1"]) == 1
+    assert "not drained: deadline passed" in capsys.readouterr().err
+    running.engine.running = 0
+    assert await asyncio.to_thread(ask_module.main, ["drain", "--run-dir", str(running.run_dir)]) == 0
+    assert json.loads(capsys.readouterr().out)["drained"]
+
+
+def test_the_command_says_that_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask_module.main(["drain", "--run-dir", str(tmp_path)]) == 2
+    assert f"no agent in {tmp_path}: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["stop"], ["drain", "--timeout", "0"], ["drain"]])
+def test_wrong_usage_of_the_command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XPYD_RUN_DIR", raising=False)
+    with pytest.raises(SystemExit) as end:
+        ask_module.main(arguments)
+    assert end.value.code == 2

@@ -1,0 +1,181 @@
+"""Looks at an engine: what each answer, or its absence, is taken for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from agent_fakes import FakeEngine, config_of, record_of
+
+from xpyd_sidecar.agent import engine as engine_module
+from xpyd_sidecar.agent.engine import BadAnswer, Probe, choose_model, parse_load
+from xpyd_sidecar.contract import record
+from xpyd_sidecar.contract.membership import Load
+
+TWO_ENGINES = b"""\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a } b"} 3.0
+vllm:num_requests_running{engine="1",model_name="a } b"} 4.0
+vllm:num_requests_waiting{engine="0",model_name="tiny"} 1.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="tiny",reason="capacity"} 1.0
+vllm:kv_cache_usage_perc{engine="0"} 0.5
+vllm:kv_cache_usage_perc{engine="1"} 0.25
+xpyd_kv_sends_open{engine="0"} 2.0
+xpyd_kv_receives_open{engine="1"} 1e0
+xpyd_kv_receives_open_created{engine="1"} 1.7e9
+"""
+
+
+def test_series_of_several_engines_are_added_and_usage_is_averaged() -> None:
+    assert parse_load(TWO_ENGINES) == Load(running=7, waiting=1, kv_usage=0.375, transfers=3)
+
+
+def test_series_without_labels_are_read_and_those_that_are_no_number_skipped() -> None:
+    assert parse_load(b"vllm:num_requests_running 2\nvllm:num_requests_waiting NaN\nvllm:num_requests_waiting 5\n"
+                      b"vllm:kv_cache_usage_perc +Inf\n") == Load(running=2, waiting=5)
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    (b"", "no vllm:num_requests_running and no vllm:num_requests_waiting"),
+    (b"vllm:num_requests_running 1\n", "no vllm:num_requests_waiting"),
+    (b"vllm:num_requests_running many\n", "'many', not a number"),
+    (b"<html>not metrics</html>", "is it a vLLM engine"),
+])
+def test_what_is_no_load_is_refused(text: bytes, message: str) -> None:
+    with pytest.raises(BadAnswer, match=message):
+        parse_load(text)
+
+
+def test_the_first_model_is_taken_unless_one_is_wanted() -> None:
+    answer = b'{"data": [{"id": "a", "max_model_len": 10, "x": 1}, {"id": "b"}]}'
+    assert choose_model(answer, "") == ("a", 10)
+    assert choose_model(answer, "b") == ("b", 0)
+    with pytest.raises(BadAnswer, match=r"serves \['a', 'b'\], not 'c'"):
+        choose_model(answer, "c")
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]", b'{"data": 1}', b'{"data": [{"name": "a"}]}'])
+def test_what_is_no_list_of_models_is_refused(answer: bytes) -> None:
+    with pytest.raises(BadAnswer, match="/v1/models"):
+        choose_model(answer, "")
+
+
+@pytest.fixture
+async def fake(tmp_path: Path) -> AsyncIterator[FakeEngine]:
+    async with FakeEngine(tmp_path) as engine:
+        engine.write_record()
+        yield engine
+
+
+@pytest.fixture
+async def probe(fake: FakeEngine) -> AsyncIterator[Probe]:
+    probe = make_probe(fake)
+    yield probe
+    await probe.close()
+
+
+def make_probe(fake: FakeEngine, **fields: object) -> Probe:
+    agent = config_of(fake.run_dir, fake.address, **fields).agent
+    assert agent is not None
+    return Probe(agent, fake.run_dir)
+
+
+async def test_a_healthy_engine(fake: FakeEngine, probe: Probe) -> None:
+    fake.running, fake.receives_open, fake.usage = 2, 3, 0.5
+    look = await probe.look(scrape=True)
+    assert (look.health, look.problem, look.records) == ("up", "", (record_of(),))
+    assert look.load == Load(running=2, kv_usage=0.5, transfers=3)
+    assert (look.model, look.max_model_len) == ("tiny", 2048)
+    assert (await probe.look(scrape=False)).load is None
+
+
+async def test_nobody_listens(fake: FakeEngine, probe: Probe) -> None:
+    await fake.stop()
+    look = await probe.look(scrape=True)
+    assert look.health == "down"
+    assert "Cannot connect" in look.problem or "refused" in look.problem
+
+
+async def test_an_error_status_is_down(fake: FakeEngine, probe: Probe) -> None:
+    fake.health = 503
+    assert (await probe.look(scrape=True)).problem == "GET /health: status 503"
+
+
+async def test_a_late_answer_is_slow(fake: FakeEngine, probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "HEALTH_TIMEOUT_S", 0.05)
+    fake.health_delay_s = 0.5
+    look = await probe.look(scrape=True)
+    assert (look.health, look.problem) == ("slow", "GET /health took longer than 0.05 s")
+
+
+async def test_no_record_yet(fake: FakeEngine, probe: Probe) -> None:
+    record.path_of(fake.run_dir, 0).unlink()
+    look = await probe.look(scrape=True)
+    assert (look.health, look.records, look.problem) == ("up", (), "")
+
+
+async def test_a_spoilt_record_names_the_file(fake: FakeEngine, probe: Probe) -> None:
+    record.path_of(fake.run_dir, 0).write_text('{"v": 1}')
+    look = await probe.look(scrape=True)
+    assert look.records == ()
+    assert "engine-0.json" in look.problem
+
+
+async def test_a_record_of_another_version_is_refused(fake: FakeEngine, probe: Probe) -> None:
+    record.write(fake.run_dir, msgspec.structs.replace(record_of(), v=9))
+    assert (await probe.look(scrape=True)).problem == "engine record of version 9, this agent reads 1"
+
+
+async def test_ranks_that_have_not_come_are_named(fake: FakeEngine) -> None:
+    probe = make_probe(fake, data_parallel=3)
+    assert "DP ranks [1, 2]" in (await probe.look(scrape=True)).problem
+    await probe.close()
+
+
+async def test_a_record_that_changes_during_the_look_is_a_problem(fake: FakeEngine, probe: Probe) -> None:
+    fake.health_delay_s = 0.2
+    look = asyncio.ensure_future(probe.look(scrape=True))
+    await asyncio.sleep(0.05)
+    fake.write_record("b" * 32)
+    assert (await look).problem == "the engine record changed during the look"
+
+
+async def test_a_model_that_is_not_served_is_a_problem(fake: FakeEngine) -> None:
+    probe = make_probe(fake, model="other")
+    assert "not 'other'" in (await probe.look(scrape=True)).problem
+    await probe.close()
+
+
+async def test_the_model_is_asked_for_once_per_incarnation(fake: FakeEngine, probe: Probe) -> None:
+    assert (await probe.look(scrape=False)).model == "tiny"
+    fake.model = "renamed"
+    assert (await probe.look(scrape=False)).model == "tiny"
+    fake.write_record("b" * 32)
+    assert (await probe.look(scrape=False)).model == "renamed"
+
+
+async def test_an_engine_with_an_api_key_needs_the_name_configured(fake: FakeEngine) -> None:
+    fake.models_status = 401
+    nameless, named = make_probe(fake), make_probe(fake, model="tiny")
+    assert "set `$.agent.model`" in (await nameless.look(scrape=True)).problem
+    look = await named.look(scrape=True)
+    assert (look.problem, look.model, look.max_model_len) == ("", "tiny", 2048)
+    await nameless.close()
+    await named.close()
+
+
+async def test_metrics_of_something_else_are_a_problem(fake: FakeEngine, probe: Probe) -> None:
+    fake.metrics_text = "up 1\n"
+    look = await probe.look(scrape=True)
+    assert (look.health, look.load) == ("up", None)
+    assert "is it a vLLM engine" in look.problem
+
+
+async def test_an_endless_answer_is_cut(fake: FakeEngine, probe: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "ANSWER_LIMIT", 1000)
+    fake.metrics_text = "#" * 2000
+    assert "longer than 1000 bytes" in (await probe.look(scrape=True)).problem

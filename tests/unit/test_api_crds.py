@@ -1,0 +1,73 @@
+"""The CRDs in crds/ are those of the structs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from xpyd_operator.api.crds import crds, minified, to_yaml
+
+FOLDER = Path(__file__).parents[2] / "crds"
+CRDS = crds()
+
+
+@pytest.mark.parametrize("name", CRDS)
+def test_the_file_is_up_to_date(name: str) -> None:
+    assert (FOLDER / name).read_text() == to_yaml(CRDS[name]), "run `xpyd render crds`"
+
+
+def test_no_other_file_is_there() -> None:
+    assert sorted(path.name for path in FOLDER.glob("*.yaml")) == sorted(CRDS)
+
+
+@pytest.mark.parametrize("name", CRDS)
+def test_the_text_is_the_object(name: str) -> None:
+    assert yaml.safe_load(to_yaml(CRDS[name])) == CRDS[name]
+    assert to_yaml(CRDS[name]) == to_yaml(crds()[name])
+
+
+@pytest.mark.parametrize("name", CRDS)
+def test_minified_it_stays_small(name: str) -> None:
+    assert len(minified(CRDS[name])) < 64 * 1024
+
+
+def test_names() -> None:
+    service, pool = (CRDS[name]["spec"] for name in ("disaggservices.yaml", "disaggpools.yaml"))
+    assert service["names"]["shortNames"] == ["dsvc"]
+    assert pool["names"]["shortNames"] == ["dpool"]
+    for name, crd in CRDS.items():
+        spec = crd["spec"]
+        assert crd["metadata"]["name"] == f"{spec['names']['plural']}.{spec['group']}" == f"{Path(name).stem}.xpyd.dev"
+        assert [(version["name"], version["served"], version["storage"]) for version in spec["versions"]] == [
+            ("v1alpha1", True, True)
+        ]
+
+
+def test_subresources() -> None:
+    names = ("disaggservices.yaml", "disaggpools.yaml")
+    service, pool = (CRDS[name]["spec"]["versions"][0]["subresources"] for name in names)
+    assert service == {"status": {}}
+    assert pool["status"] == {}
+    assert pool["scale"]["labelSelectorPath"] == ".status.selector"
+
+
+@pytest.mark.parametrize("name", CRDS)
+def test_columns_and_scale_point_to_fields(name: str) -> None:
+    version = CRDS[name]["spec"]["versions"][0]
+    paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
+    paths += version["subresources"].get("scale", {}).values()
+    for path in paths:
+        node = version["schema"]["openAPIV3Schema"]
+        for part in path.strip(".").split("[")[0].split("."):
+            if part == "metadata":
+                break
+            node = node["properties"][part]
+        else:
+            assert node["type"] in ("string", "integer", "array"), path
+
+
+def test_kubectl_shows_model_wanted_serving_ready_url_age() -> None:
+    columns = CRDS["disaggservices.yaml"]["spec"]["versions"][0]["additionalPrinterColumns"]
+    assert [column["name"] for column in columns] == ["Model", "Wanted", "Serving", "Ready", "URL", "Age"]

@@ -1,0 +1,122 @@
+"""What the structs say of themselves."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from api_documents import document
+
+from xpyd_operator.api.decode import decode_service
+from xpyd_operator.api.kv import Kv
+from xpyd_operator.api.roles import Parallelism, Resources, RoleSpec, Scaling
+from xpyd_operator.api.router import Router
+from xpyd_operator.api.service import DisaggService
+from xpyd_sidecar.contract.ids import Role
+
+
+def service(changes: dict[str, object] | None = None, **spec: object) -> DisaggService:
+    return decode_service(document(changes, **spec)).service
+
+
+def test_counts() -> None:
+    made = service(prefill={"scaling": {"min": 2, "max": 4}})
+    assert (made.spec.replicas(Role.PREFILL), made.spec.replicas(Role.DECODE)) == (2, 3)
+    assert made.spec.role(Role.PREFILL).most == 4
+    assert made.shape == "2P3D"
+
+
+@pytest.mark.parametrize(
+    ("role", "least", "most"),
+    [
+        (RoleSpec(), 1, 1),
+        (RoleSpec(replicas=0), 0, 0),
+        (RoleSpec(replicas=3), 3, 3),
+        (RoleSpec(scaling=Scaling(min=0, max=5)), 0, 5),
+    ],
+)
+def test_bounds_of_a_role(role: RoleSpec, least: int, most: int) -> None:
+    assert (role.least, role.most) == (least, most)
+
+
+@pytest.mark.parametrize(
+    ("source", "served", "name"),
+    [
+        ("Qwen/Qwen3-8B", None, "Qwen/Qwen3-8B"),
+        ("/models/x", None, "qwen"),
+        ("pvc://claim/x", None, "qwen"),
+        ("../weights", None, "qwen"),
+        ("/models/x", "mine", "mine"),
+    ],
+)
+def test_served_name(source: str, served: str | None, name: str) -> None:
+    assert service({"spec.model": {"source": source, "servedName": served}}).served_name == name
+
+
+def test_devices_and_executor() -> None:
+    assert Parallelism(tensor=2, pipeline=3, data=4).devices == 24
+    assert Parallelism().executor_or_default == Parallelism(data=8).executor_or_default == "uni"
+    assert Parallelism(tensor=2).executor_or_default == "mp"
+    assert Parallelism(tensor=2, executor="ray").executor_or_default == "ray"
+
+
+def test_a_device_is_a_gpu_unless_resources_say_otherwise() -> None:
+    assert RoleSpec(parallelism=Parallelism(tensor=2)).limits == {"nvidia.com/gpu": 2}
+    assert RoleSpec(resources=Resources()).limits == {}
+    assert RoleSpec(resources=Resources(limits={"cpu": "4"})).limits == {"cpu": "4"}
+
+
+@pytest.mark.parametrize(
+    ("kv", "prefill", "decode"),
+    [
+        (Kv(), 0, 100),
+        (Kv(mode="get"), 100, 100),
+        (Kv(buffer_size="20%"), 0, 200),
+        (Kv(mode="get", buffer_size="5%"), 50, 50),
+        (Kv(buffer_size=7), 0, 7),
+    ],
+)
+def test_buffer(kv: Kv, prefill: int, decode: int) -> None:
+    assert (kv.buffer_bytes("prefill", 1000), kv.buffer_bytes("decode", 1000)) == (prefill, decode)
+
+
+def test_times_are_seconds_and_sizes_bytes() -> None:
+    changes = {"spec.drain": {"timeout": "1h30m"}, "spec.rollout": {"switchWindow": "0s"}, "spec.kv": {"hostPool": "1Gi"}}
+    made = service(changes, planner={"interval": "45s"})
+    assert made.spec.drain.timeout_s == 5400
+    assert made.spec.planner.interval_s == 45
+    assert made.spec.rollout.switch_window_s == 0
+    assert made.spec.engine.startup_timeout_s == 1800
+    assert made.spec.kv.host_pool_bytes == 1 << 30
+    router = Router()
+    assert (router.heartbeat_s, router.request_timeout_s, router.pair_timeout_s) == (3, 3600, 60)
+    assert (router.max_body_bytes, router.replicas_or_default) == (32 << 20, 2)
+    assert Router(placement="Deployment", replicas=5).replicas_or_default == 5
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    """What the operator renders by default and what a sidecar assumes by default must not differ."""
+    from xpyd_sidecar.contract.launch import AgentConfig, KvOptions, RouterConfig
+
+    router, spec = Router(), service().spec
+    ours = {
+        "port": router.ports.http, "members_port": router.ports.members, "policy": router.policy,
+        "on_no_prefill": router.on_no_prefill, "failover": router.failover, "heartbeat_s": router.heartbeat_s,
+        "missed_beats": router.heartbeat.missed, "max_body_bytes": router.max_body_bytes,
+        "max_in_flight": router.max_in_flight,
+        "request_timeout_s": router.request_timeout_s, "pair_timeout_s": router.pair_timeout_s,
+    }  # fmt: skip
+    theirs = RouterConfig()
+    assert ours == {name: getattr(theirs, name) for name in ours}
+    options = KvOptions()
+    assert (spec.kv.transport, spec.kv.mode, spec.kv.checksum) == (options.transport, options.mode, options.checksum)
+    agent = {field.name: field.default for field in msgspec.structs.fields(AgentConfig)}
+    assert (spec.drain.timeout_s, spec.engine.startup_timeout_s) == (agent["drain_timeout_s"], agent["startup_timeout_s"])
+
+
+def test_every_policy_of_the_router_can_be_asked_for() -> None:
+    """A policy that is added to the router is added to the API, too."""
+    from typing import get_args, get_type_hints
+
+    from xpyd_sidecar.routing.policies import names
+
+    assert set(names()) <= set(get_args(get_type_hints(Router)["policy"]))

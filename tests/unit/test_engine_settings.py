@@ -1,0 +1,68 @@
+"""Settings of the connector: every bad one is refused with its field and what works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.engine import settings
+from xpyd_sidecar.errors import ConfigError
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    keys.write(tmp_path / "key", keys.mint())
+    return {"XPYD_HOST": "127.0.0.1", "XPYD_KEY_FILE": str(tmp_path / "key"), "XPYD_RUN_DIR": str(tmp_path),
+            "XPYD_SERVICE": "s", "XPYD_INSTANCE": "s-e0"}
+
+
+def test_everything_has_a_default_but_host_and_key(environ: dict[str, str]) -> None:
+    found = settings.read({}, environ)
+    assert (found.instance, found.host, found.options.transport) == ("s-e0", "127.0.0.1", "auto")
+    assert found.run_dir == Path(environ["XPYD_RUN_DIR"])
+    del environ["XPYD_RUN_DIR"]
+    assert settings.read({"other": 1}, environ).run_dir is None
+
+
+@pytest.mark.parametrize(("options", "text"), [
+    ({"transport": "shm"}, r"transport: 'shm' is not supported yet \(auto and tcp are\)"),
+    ({"transport": "nccl"}, r"transport: 'nccl' is not supported yet"),
+    ({"transport": "pigeon"}, r"Invalid enum value 'pigeon' - at `\$\.transport`"),
+    ({"mode": "get"}, r"mode: 'get' is not supported yet \(put_async is\)"),
+    ({"mode": "put"}, r"mode: 'put' is not supported yet"),
+    ({"keep_bytes": 0}, r"keep_bytes: 0 must be above 0"),
+    ({"keep_ttl_s": -1}, r"keep_ttl_s: -1\.0 must be above 0"),
+    ({"load_timeout_s": 0}, r"load_timeout_s"),
+    ({"peer_timeout_s": "fast"}, r"Expected `float`, got `str` - at `\$\.peer_timeout_s`"),
+    ({"control_port": 70000}, r"control_port: 70000 is no port"),
+    ({"data_port": -1}, r"data_port: -1 is no port"),
+    ({"advertise_data": "here"}, r"advertise_data: 'here' is not host:port"),
+    ({"advertise_data": "host.example:5"}, r"advertise_data: 'host\.example' is not an IP address"),
+    ({"keepbytes": 1}, r"unknown field `keepbytes`"),
+    ("tcp", r'kv_connector_extra_config\["xpyd"\]: Expected `object`, got `str`'),
+])
+def test_bad_options_are_refused_with_the_field(environ: dict[str, str], options: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        settings.read({"xpyd": options}, environ)
+
+
+@pytest.mark.parametrize(("changes", "text"), [
+    ({"XPYD_HOST": "localhost"}, "XPYD_HOST: 'localhost' is not an IP address"),
+    ({"XPYD_HOST": ""}, "XPYD_HOST: '' is not an IP address"),
+    ({"XPYD_KEY_FILE": ""}, "XPYD_KEY_FILE is not set"),
+    ({"XPYD_KEY_FILE": "/nowhere/key"}, "XPYD_KEY_FILE: .*No such file"),
+    ({"XPYD_RUN_DIR": "/nowhere"}, "XPYD_RUN_DIR: /nowhere is no folder"),
+])
+def test_bad_environment_is_refused_with_the_variable(environ: dict[str, str], changes: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        settings.read({}, environ | changes)
+
+
+def test_a_key_file_with_something_else_in_it_is_refused(environ: dict[str, str]) -> None:
+    Path(environ["XPYD_KEY_FILE"]).chmod(0o600)
+    Path(environ["XPYD_KEY_FILE"]).write_text("secret")
+    with pytest.raises(ConfigError, match="a service key is 64 hex digits"):
+        settings.read({}, environ)

@@ -1,0 +1,27 @@
+"""Keys order by attempt, then generation; what has ended is remembered up to a bound."""
+
+from __future__ import annotations
+
+from xpyd_sidecar.contract.ids import Attempt, TransferId
+from xpyd_sidecar.kv.keys import Key, Recent
+
+T = TransferId("a" * 32)
+
+
+def test_the_greater_attempt_wins_and_then_the_greater_generation() -> None:
+    tries = [Key(T, Attempt(2), 1), Key(T, Attempt(1), 9), Key(T, Attempt(2), 3)]
+    assert [key.order for key in sorted(tries, key=lambda key: key.order)] == [(1, 9), (2, 1), (2, 3)]
+
+
+def test_a_key_reads_well_in_a_log() -> None:
+    assert str(Key(T, Attempt(2), 1)) == f"{T}/2.1"
+
+
+def test_recent_forgets_the_oldest_beyond_its_bound() -> None:
+    recent: Recent[int, str] = Recent(2)
+    recent.put(1, "a")
+    recent.put(2, "b")
+    recent.put(1, "c")  # again: now the newest
+    recent.put(3, "d")
+    assert (recent.get(1), recent.get(2), recent.get(3), len(recent)) == ("c", None, "d", 2)
+    assert 2 not in recent

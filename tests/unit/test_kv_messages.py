@@ -1,0 +1,89 @@
+"""Control messages and frame bodies: round trips, other versions, malformed bytes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from xpyd_sidecar.contract.fingerprint import FingerprintFields
+from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
+from xpyd_sidecar.contract.membership import Parallel
+from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.messages import (
+    Announce,
+    Drop,
+    Gone,
+    Hello,
+    MessageError,
+    Ping,
+    Pong,
+    Rank,
+    Ready,
+    Reason,
+    Reject,
+    Welcome,
+)
+
+T = TransferId("ab" * 16)
+INC = Incarnation("c" * 32)
+FIELDS = FingerprintFields("m", "float32", "float32", 128, "HND", "vec", "0.32.0")
+ANNOUNCE = Announce(T, Attempt(3), 1, b"i" * 32, 10, (Rank(HostPort("10.0.0.1:5"), INC),))
+
+
+@pytest.mark.parametrize("message", [
+    Hello(InstanceName("p"), INC, INC, FIELDS, Parallel(), "g"), Welcome(InstanceName("d"), INC),
+    Reject(Outcome.INCOMPATIBLE, "dtype"), ANNOUNCE, Gone(T, Attempt(1), 1, Outcome.ABORTED, "r", True),
+    Drop(T, Attempt(1), 1, Outcome.UNUSED, "r"), Ping(1), Pong(1, INC)], ids=lambda m: type(m).__name__)
+def test_messages_come_back_as_they_were(message: messages.Control) -> None:
+    head, body = messages.pack(message)
+    assert messages.unpack(body) == message
+    assert messages.prefix(head).version == messages.WIRE_VERSION
+    assert len(head) + len(body) <= messages.MESSAGE_MAX
+
+
+def test_the_prefix_names_the_transfer_so_that_another_version_can_be_answered() -> None:
+    head, _ = messages.pack(ANNOUNCE)
+    newer = head[:4] + (7).to_bytes(2, "little") + head[6:]
+    assert messages.prefix(newer) == messages.Prefix(7, T, Attempt(3))
+    assert messages.prefix(messages.pack(Ping(1))[0]).transfer == "0" * 32
+
+
+def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
+    raw = msgspec.msgpack.encode({"t": "ping", "seq": 4, "colour": "blue"})
+    assert messages.unpack(raw) == Ping(4)
+
+
+@pytest.mark.parametrize("raw", [b"", b"\xc1", b"xpyd", msgspec.msgpack.encode({"t": "what"}), msgspec.msgpack.encode([1]),
+                                 msgspec.msgpack.encode({"t": "ping"}), msgspec.msgpack.encode({"t": "ping", "seq": "x"})])
+def test_malformed_bodies_are_refused(raw: bytes) -> None:
+    with pytest.raises(MessageError):
+        messages.unpack(raw)
+
+
+@pytest.mark.parametrize("raw", [b"", b"xpy", b"HTTP/1.1 200 OK padding paddin", b"xpyd\x01\0"])
+def test_what_has_no_prefix_is_no_message(raw: bytes) -> None:
+    with pytest.raises(MessageError, match="not an xpyd control message"):
+        messages.prefix(raw)
+
+
+@pytest.mark.parametrize(("changes", "text"), [
+    ({"tokens": 0}, "tokens"), ({"attempt": 0}, "attempt"), ({"generation": 0}, "generation"),
+    ({"identity": b"x"}, "identity"), ({"data": ()}, "data"), ({"data": ANNOUNCE.data * 2000}, "data")])
+def test_an_announcement_outside_its_bounds_is_refused_with_the_field(changes: dict[str, object], text: str) -> None:
+    bad = msgspec.structs.replace(ANNOUNCE, **changes)
+    with pytest.raises(MessageError, match=text):
+        messages.unpack(messages.pack(bad)[1])
+
+
+def test_keys_of_messages() -> None:
+    key = Key(T, Attempt(3), 1)
+    assert ANNOUNCE.key == key
+    assert Drop(*key, Outcome.UNUSED, "").key == Gone(*key, Outcome.ABORTED, "", False).key == key
+
+
+def test_bodies_come_back_as_they_were_and_name_what_is_wrong() -> None:
+    ready = Ready(1, 2, 3, 4, True)
+    assert messages.read_body(messages.body(ready), Ready) == ready
+    with pytest.raises(MessageError, match=r"Ready: .*first"):
+        messages.read_body(messages.body(Reason(Outcome.OK, "")), Ready)

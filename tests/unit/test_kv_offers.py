@@ -1,0 +1,124 @@
+"""Offers on the prefill side, rule by rule."""
+
+from __future__ import annotations
+
+from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
+from xpyd_sidecar.contract.legs import Peer
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.offers import Ended, Offers, Push, Release, SendAnnounce, SendGone
+
+D = Peer(InstanceName("d"), Incarnation("d" * 32), HostPort("d:1"))
+KEY = Key(TransferId("a" * 32), Attempt(1), 1)
+PROMPT = b"i" * 32
+
+
+def opened(tokens: int = 300, ranks: int = 1) -> Offers:
+    offers = Offers(block_size=128, ranks=ranks)
+    offers.register("r", KEY, D, PROMPT, tokens)
+    assert offers.open == 0
+    assert offers.allocated("r") == [SendAnnounce(D, KEY, PROMPT, tokens)]
+    return offers
+
+
+def test_chunks_are_pushed_in_whole_blocks_and_the_tail_comes_last() -> None:
+    offers = opened()
+    assert offers.step("r", [7, 8], reset=True, computed=200) == [Push(KEY, 0, (7,))]
+    assert offers.tracks("r")
+    assert offers.step("r", [9], reset=False, computed=300) == [Push(KEY, 1, (8, 9))]
+    assert not offers.tracks("r")
+    assert offers.end("r") == []
+    assert offers.open == 1
+    assert offers.rank_ended(0, KEY, Outcome.OK, "", 4096) == [Ended(D, KEY, Outcome.OK, "", 300, 4096)]
+    assert offers.open == 0
+
+
+def test_blocks_found_in_the_prefix_cache_are_pushed_too() -> None:
+    assert opened().step("r", [1, 2, 3], reset=True, computed=300) == [Push(KEY, 0, (1, 2, 3))]
+
+
+def test_a_chunk_that_completes_no_block_pushes_nothing() -> None:
+    offers = opened()
+    assert offers.step("r", [1], reset=True, computed=127) == []
+    assert offers.step("r", (), reset=False, computed=128) == [Push(KEY, 0, (1,))]
+
+
+def test_after_a_preemption_only_what_was_not_pushed_follows_from_the_new_blocks() -> None:
+    offers = opened()
+    offers.step("r", [1, 2], reset=True, computed=256)
+    assert offers.step("r", [11, 12], reset=True, computed=256) == []
+    assert offers.step("r", [13], reset=False, computed=300) == [Push(KEY, 2, (13,))]
+
+
+def test_it_is_announced_once() -> None:
+    assert opened().allocated("r") == []
+
+
+def test_a_leg_that_ends_early_is_withdrawn() -> None:
+    offers = opened()
+    offers.step("r", [1, 2], reset=True, computed=200)
+    gone, release = offers.end("r")
+    assert isinstance(gone, SendGone)
+    assert (gone.outcome, gone.retry) == (Outcome.ABORTED, True)
+    assert isinstance(release, Release)
+    (ended,) = offers.rank_ended(0, KEY, Outcome.ABORTED, "x", 0)
+    assert isinstance(ended, Ended)
+    assert ended.outcome is Outcome.ABORTED
+
+
+def test_a_leg_that_never_ran_leaves_nothing() -> None:
+    offers = Offers(block_size=128, ranks=1)
+    offers.register("r", KEY, D, PROMPT, 300)
+    assert offers.end("r") == []
+    assert offers.open == 0
+
+
+def test_a_repeated_key_is_an_ordinary_request() -> None:
+    offers = opened()
+    offers.register("twin", KEY, D, PROMPT, 300)
+    assert offers.allocated("twin") == offers.end("twin") == []
+    assert offers.open == 1
+
+
+def test_what_decode_does_not_want_is_pushed_no_further() -> None:
+    offers = opened()
+    offers.step("r", [1, 2], reset=True, computed=200)
+    assert offers.drop(KEY, Outcome.UNUSED, "x") == [Release(KEY, Outcome.UNUSED, "x")]
+    assert offers.drop(KEY, Outcome.UNUSED, "x") == []
+    assert offers.step("r", [3], reset=False, computed=300) == []
+    assert offers.end("r") == []
+    offers.rank_ended(0, KEY, Outcome.UNUSED, "x", 0)
+    assert offers.drop(KEY, Outcome.UNUSED, "x") == []
+
+
+def test_losing_a_peer_releases_its_transfers_and_no_others() -> None:
+    offers = opened()
+    other = Peer(InstanceName("e"), Incarnation("e" * 32), HostPort("e:1"))
+    offers.register("s", Key(TransferId("b" * 32), Attempt(1), 1), other, PROMPT, 300)
+    offers.allocated("s")
+    assert offers.peers() == {D, other}
+    assert offers.peer_lost(D, Outcome.PEER_LOST, "x") == [Release(KEY, Outcome.PEER_LOST, "x")]
+
+
+def test_a_transfer_ends_when_every_rank_has_ended_it_and_fails_if_one_failed() -> None:
+    offers = opened(ranks=3)
+    offers.step("r", [1, 2, 3], reset=True, computed=300)
+    assert offers.rank_ended(0, KEY, Outcome.OK, "", 10) == []
+    assert offers.rank_ended(0, KEY, Outcome.OK, "", 10) == []  # twice from one rank counts once
+    assert offers.rank_ended(1, KEY, Outcome.PEER_LOST, "gone", 0) == []
+    assert offers.rank_ended(2, KEY, Outcome.OK, "", 10) == [Ended(D, KEY, Outcome.PEER_LOST, "gone", 300, 20)]
+
+
+def test_a_rank_that_fails_early_stops_the_others() -> None:
+    offers = opened(ranks=2)
+    offers.step("r", [1, 2], reset=True, computed=200)
+    assert offers.rank_ended(0, KEY, Outcome.OVERFLOW, "full", 0) == [
+        SendGone(D, KEY, Outcome.OVERFLOW, "full", retry=False), Release(KEY, Outcome.OVERFLOW, "full")]
+    assert not offers.tracks("r")
+    (ended,) = offers.rank_ended(1, KEY, Outcome.OVERFLOW, "full", 0)
+    assert isinstance(ended, Ended)
+
+
+def test_unknown_requests_and_keys_change_nothing() -> None:
+    offers = Offers(block_size=128, ranks=1)
+    assert offers.allocated("x") == offers.step("x", [1], reset=True, computed=9) == offers.end("x") == []
+    assert offers.rank_ended(0, KEY, Outcome.OK, "", 1) == offers.drop(KEY, Outcome.OK, "") == []

@@ -1,0 +1,250 @@
+"""Pairing on the decode side, rule by rule; random orders are in ``test_kv_simulation``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, TransferId
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.leases import Lease
+from xpyd_sidecar.kv.messages import Announce, Gone, Rank
+from xpyd_sidecar.kv.pairing import UNCLAIMED_MAX, Abandon, DropPeer, Ended, FailLoad, Load, Pairing, Verdict
+
+T = TransferId("a" * 32)
+PROMPT = b"i" * 32
+
+
+def source(attempt: int = 1, **changes: Any) -> Announce:
+    rank = Rank(HostPort(f"10.0.0.{attempt}:1"), Incarnation("p" * 32))
+    return msgspec.structs.replace(Announce(T, Attempt(attempt), 1, PROMPT, 300, (rank,)), **changes)
+
+
+def machine(*, recompute: bool = True) -> Pairing:
+    return Pairing(recompute=recompute, unclaimed_s=60)
+
+
+def parked(*, recompute: bool = True, attempt: int = 1) -> Pairing:
+    pairing = machine(recompute=recompute)
+    assert pairing.register("r", T, Attempt(attempt), identity=PROMPT, tokens=300, lease=Lease(10.0)) == []
+    return pairing
+
+
+def loading(**options: Any) -> Pairing:
+    pairing = parked(**options)
+    pairing.announce(b"p1", source(), 1.0, ranks=1)
+    assert pairing.ask("r", 1.0) is Verdict.LOAD
+    assert pairing.allocated("r", 300) == [Load("r", source())]
+    return pairing
+
+
+def test_a_leg_waits_until_it_is_announced_and_then_loads() -> None:
+    pairing = parked()
+    assert pairing.ask("r", 5.0) is Verdict.WAIT
+    assert pairing.announce(b"p1", source(), 6.0, ranks=1) == []
+    assert pairing.ask("r", 6.0) is pairing.ask("r", 6.0) is Verdict.LOAD
+    assert pairing.allocated("r", 172) == [Load("r", source())]
+    assert pairing.finished("r", Outcome.OK, "") == [Ended("r", source().key, Outcome.OK, "")]
+    assert pairing.open == 0
+    assert pairing.ask("r", 7.0) is Verdict.COMPUTE  # after a preemption, or for a 1-token prompt
+    assert pairing.end("r") == []
+
+
+def test_an_announcement_may_come_first() -> None:
+    pairing = machine()
+    assert pairing.announce(b"p1", source(), 0.0, ranks=1) == []
+    pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, lease=Lease(10.0))
+    assert pairing.ask("r", 0.1) is Verdict.LOAD
+
+
+def test_unclaimed_announcements_run_out_and_are_bounded() -> None:
+    pairing = machine()
+    pairing.announce(b"p1", source(), 0.0, ranks=1)
+    assert pairing.tick(59.9) == []
+    assert pairing.tick(60.0) == [DropPeer(b"p1", source().key, Outcome.DEADLINE, "no decode leg claimed it")]
+    assert pairing.tick(99.0) == []
+    drops = [one for n in range(UNCLAIMED_MAX + 1)
+             for one in pairing.announce(b"p1", source(transfer=TransferId(f"{n:032x}")), 0.0, ranks=1)]
+    assert [(one.key.transfer, one.outcome) for one in drops] == [("0" * 32, Outcome.OVERFLOW)]  # type: ignore[union-attr]
+
+
+def test_a_leg_that_comes_after_its_announcement_ran_out_computes_at_once() -> None:
+    pairing = machine()
+    pairing.announce(b"p1", source(), 0.0, ranks=1)
+    pairing.tick(60.0)
+    pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, lease=Lease(99.0))
+    assert pairing.ask("r", 60.1) is Verdict.COMPUTE
+    assert pairing.open == 0
+
+
+@pytest.mark.parametrize(("recompute", "verdict"), [(True, Verdict.COMPUTE), (False, Verdict.FAIL)])
+def test_the_deadline_ends_the_wait_as_the_policy_says(recompute: bool, verdict: Verdict) -> None:
+    pairing = parked(recompute=recompute)
+    assert pairing.ask("r", 9.99) is Verdict.WAIT
+    assert pairing.ask("r", 10.0) is verdict
+    key = Key(T, Attempt(1), 1)
+    if recompute:
+        assert pairing.allocated("r", 0) == [Ended("r", key, Outcome.DEADLINE, "prefill did not announce in time")]
+    else:
+        assert pairing.allocated("r", 1) == [FailLoad("r")]
+        assert pairing.finished("r", Outcome.DEADLINE, "x") == [
+            Ended("r", key, Outcome.DEADLINE, "prefill did not announce in time")]
+
+
+def test_an_announcement_between_a_failing_answer_and_its_allocation_does_not_turn_into_a_load_of_one_token() -> None:
+    pairing = parked(recompute=False)
+    assert pairing.ask("r", 10.0) is Verdict.FAIL
+    pairing.announce(b"p1", source(), 10.0, ranks=1)
+    assert pairing.allocated("r", 1) == [FailLoad("r")]
+    late = "prefill did not announce in time"
+    assert pairing.finished("r", Outcome.DEADLINE, "x") == [
+        Ended("r", source().key, Outcome.DEADLINE, late),
+        DropPeer(b"p1", source().key, Outcome.DEADLINE, late)]  # told, so that it keeps nothing
+
+
+def test_a_withdrawal_between_answer_and_allocation_fails_the_load() -> None:
+    pairing = parked()
+    pairing.announce(b"p1", source(), 0.0, ranks=1)
+    assert pairing.ask("r", 0.0) is Verdict.LOAD
+    pairing.gone(Gone(T, Attempt(1), 1, Outcome.ABORTED, "x", retry=True))
+    assert pairing.allocated("r", 300) == [FailLoad("r")]
+
+
+def test_the_greatest_attempt_wins_before_the_load() -> None:
+    pairing = parked()
+    pairing.announce(b"p2", source(2), 0.0, ranks=1)
+    stale = pairing.announce(b"p1", source(1), 0.0, ranks=1)
+    assert stale == [DropPeer(b"p1", source(1).key, Outcome.STALE, "a newer try is known")]
+    assert pairing.announce(b"p3", source(3), 0.0, ranks=1) == [
+        DropPeer(b"p2", source(2).key, Outcome.STALE, "a newer try is known")]
+    pairing.ask("r", 0.0)
+    assert pairing.allocated("r", 300) == [Load("r", source(3))]
+
+
+def test_a_newer_attempt_takes_a_load_over() -> None:
+    pairing = loading()
+    assert pairing.newer() == []
+    assert pairing.announce(b"p2", source(2), 2.0, ranks=1) == []
+    assert pairing.newer() == [Load("r", source(2))]
+    assert pairing.newer() == []
+    assert pairing.announce(b"p1", source(1), 2.0, ranks=1)[0].outcome is Outcome.STALE  # type: ignore[union-attr]
+
+
+def test_a_newer_attempt_that_no_worker_was_told_of_is_dropped_when_the_load_ends() -> None:
+    pairing = loading()
+    pairing.announce(b"p2", source(2), 2.0, ranks=1)
+    assert DropPeer(b"p2", source(2).key, Outcome.STALE, "") in pairing.finished("r", Outcome.OK, "")
+
+
+def test_attempts_below_the_legs_own_are_stale() -> None:
+    pairing = parked(attempt=2)
+    assert pairing.announce(b"p1", source(1), 0.0, ranks=1)[0].outcome is Outcome.STALE  # type: ignore[union-attr]
+    assert pairing.ask("r", 0.0) is Verdict.WAIT
+
+
+@pytest.mark.parametrize("changes", [{"identity": b"j" * 32}, {"tokens": 301}])
+def test_another_prompt_is_refused_and_the_leg_fails_at_once(changes: dict[str, Any]) -> None:
+    pairing = parked()
+    (drop,) = pairing.announce(b"p1", source(**changes), 0.0, ranks=1)
+    assert isinstance(drop, DropPeer)
+    assert drop.outcome is Outcome.IDENTITY
+    assert pairing.ask("r", 0.0) is Verdict.COMPUTE
+
+
+def test_another_number_of_ranks_is_refused_with_both_numbers() -> None:
+    (drop,) = parked().announce(b"p1", source(), 0.0, ranks=2)
+    assert isinstance(drop, DropPeer)
+    assert (drop.outcome, drop.reason) == (Outcome.INCOMPATIBLE, "parallel: 2 ranks here, 1 there")
+
+
+def test_a_refused_peer_fails_the_leg_fast_also_when_it_came_first() -> None:
+    refused = (Outcome.INCOMPATIBLE, "dtype")
+    for first in (True, False):
+        pairing = machine() if first else parked()
+        steps = pairing.announce(b"p1", source(), 0.0, ranks=1, refused=refused)
+        if first:
+            steps = pairing.register("r", T, Attempt(1), identity=PROMPT, tokens=300, lease=Lease(10.0))
+        assert steps == [DropPeer(b"p1", source().key, *refused)]
+        assert pairing.ask("r", 0.1) is Verdict.COMPUTE
+
+
+def test_a_good_attempt_after_a_refused_one_is_used() -> None:
+    pairing = parked()
+    pairing.announce(b"p1", source(), 0.0, ranks=1, refused=(Outcome.INCOMPATIBLE, "dtype"))
+    pairing.announce(b"p2", source(2), 0.0, ranks=1)
+    assert pairing.ask("r", 0.1) is Verdict.LOAD
+
+
+def test_a_message_of_another_version_fails_the_leg_fast() -> None:
+    pairing = parked()
+    pairing.refuse(T, Attempt(1), Outcome.INCOMPATIBLE, "wire version")
+    assert pairing.ask("r", 0.1) is Verdict.COMPUTE
+
+
+@pytest.mark.parametrize(("retry", "verdict"), [(True, Verdict.WAIT), (False, Verdict.COMPUTE)])
+def test_a_withdrawn_try_is_waited_for_again_only_if_another_may_follow(retry: bool, verdict: Verdict) -> None:
+    pairing = parked()
+    pairing.announce(b"p1", source(), 0.0, ranks=1)
+    pairing.gone(Gone(T, Attempt(1), 1, Outcome.OVERFLOW, "x", retry))
+    assert pairing.ask("r", 0.1) is verdict
+
+
+def test_a_withdrawal_of_an_older_try_changes_nothing() -> None:
+    pairing = parked()
+    pairing.announce(b"p2", source(2), 0.0, ranks=1)
+    pairing.gone(Gone(T, Attempt(1), 1, Outcome.ABORTED, "x", retry=False))
+    assert pairing.ask("r", 0.1) is Verdict.LOAD
+
+
+def test_a_leg_that_ends_is_entombed_whatever_its_state() -> None:
+    key = source().key
+    waiting = parked()
+    assert waiting.end("r") == [Ended("r", key, Outcome.ABORTED, "decode's leg ended")]
+    announced = parked()
+    announced.announce(b"p1", source(), 0.0, ranks=1)
+    assert announced.end("r")[1] == DropPeer(b"p1", key, Outcome.ABORTED, "decode's leg ended")
+    busy = loading()
+    assert busy.end("r") == [Abandon("r"), Ended("r", key, Outcome.ABORTED, "decode's leg ended"),
+                             DropPeer(b"p1", key, Outcome.ABORTED, "decode's leg ended")]
+    for pairing in (waiting, announced, busy):
+        (late,) = pairing.announce(b"p1", source(), 0.0, ranks=1)
+        assert isinstance(late, DropPeer)
+        assert pairing.open == 0
+        assert pairing.leg("r") is None
+        assert pairing.finished("r", Outcome.OK, "") == []
+
+
+def test_the_same_transfer_may_come_again_with_a_newer_attempt_only() -> None:
+    pairing = parked()
+    pairing.end("r")
+    pairing.register("again", T, Attempt(1), identity=PROMPT, tokens=300, lease=Lease(10.0))
+    assert pairing.leg("again") is None
+    assert pairing.ask("again", 0.0) is Verdict.COMPUTE
+    pairing.register("newer", T, Attempt(2), identity=PROMPT, tokens=300, lease=Lease(10.0))
+    assert pairing.ask("newer", 0.0) is Verdict.WAIT
+
+
+def test_a_second_request_with_a_living_transfer_is_an_ordinary_one() -> None:
+    pairing = parked()
+    pairing.register("copy", T, Attempt(5), identity=PROMPT, tokens=300, lease=Lease(10.0))
+    assert pairing.ask("copy", 0.0) is Verdict.COMPUTE
+    assert pairing.end("copy") == []
+    assert pairing.ask("r", 0.0) is Verdict.WAIT
+
+
+def test_a_request_for_which_vllm_loads_nothing_lets_prefill_go() -> None:
+    pairing = parked()
+    pairing.announce(b"p1", source(), 0.0, ranks=1)
+    pairing.ask("r", 0.0)
+    ended, drop = pairing.allocated("r", 0)
+    assert isinstance(ended, Ended)
+    assert ended.outcome is Outcome.UNUSED
+    assert isinstance(drop, DropPeer)
+
+
+def test_requests_without_a_leg_are_left_alone() -> None:
+    pairing = machine()
+    assert pairing.ask("other", 0.0) is Verdict.COMPUTE
+    assert pairing.allocated("other", 0) == pairing.end("other") == pairing.finished("other", Outcome.OK, "") == []

@@ -1,0 +1,427 @@
+"""The four machines against each other, over channels that lose, delay and break, in many random orders.
+
+Held in every order: a committed load has exactly the prompt's blocks in its slots; nothing is written into blocks that are
+no longer held; every request ends; nothing stays open and every copy is freed once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+
+from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
+from xpyd_sidecar.kv import messages, offers, pairing, receiving, sending
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.leases import Lease
+from xpyd_sidecar.kv.messages import Announce, Drop, Gone, Rank
+from xpyd_sidecar.kv.offers import Offers
+from xpyd_sidecar.kv.pairing import Pairing, Verdict
+from xpyd_sidecar.kv.receiving import Order, Receiving
+from xpyd_sidecar.kv.sending import Copy, Sending
+
+BLOCK = 4
+REGIONS = 2
+DECODE = legs.Peer(InstanceName("d"), Incarnation("d" * 32), HostPort("d:1"))
+
+
+@dataclass(eq=False)
+class Block:
+    """A copy's bytes: which prompt's blocks they are, and how often they were freed."""
+
+    prompt: int
+    region: int
+    first: int
+    blocks: int
+    freed: int = 0
+
+
+@dataclass
+class Link:
+    """One ordered connection from D to a P."""
+
+    number: int
+    to_p: deque[tuple[str, Key, object]] = field(default_factory=deque)
+    to_d: deque[tuple[str, Key, object]] = field(default_factory=deque)
+
+
+class Prefill:
+    def __init__(self, sim: Sim, name: str) -> None:
+        self.sim, self.name, self.alive = sim, name, True
+        self.offers = Offers(block_size=BLOCK, ranks=1)
+        self.sending = Sending[Block](keep_s=20, send_s=30, regions=REGIONS, block_bytes=8, cover=True)
+        self.to_d: deque[Announce | Gone] = deque()
+        self.from_d: deque[Drop] = deque()
+        self.running: dict[str, list[int]] = {}
+        self.links: dict[int, Link] = {}
+        self.ended: list[offers.Ended] = []
+
+    def start(self, request: str, key: Key, prompt: int, tokens: int) -> None:
+        self.offers.register(request, key, DECODE, bytes([prompt]) * 32, tokens)
+        self.running[request] = [prompt, tokens, 0]
+        self.offer(self.offers.allocated(request))
+
+    def step(self, request: str) -> None:
+        prompt, tokens, done = self.running[request]
+        fresh = done == 0
+        done = min(tokens, done + self.sim.random.randrange(1, 3 * BLOCK))
+        self.running[request][2] = done
+        ids = list(range(-(-tokens // BLOCK))) if fresh else []
+        for one in self.offers.step(request, ids, reset=fresh, computed=done):
+            assert isinstance(one, offers.Push)
+            for region in range(REGIONS):
+                block = Block(prompt, region, one.first, len(one.ids))
+                self.sim.copies.append(block)
+                if self.sim.random.random() < 0.02:  # over the budget: never made
+                    self.sim.copies.remove(block)
+                    self.send(self.sending.release(one.key, Outcome.OVERFLOW, "full"))
+                    break
+                self.send(self.sending.copy(one.key, Copy(region, one.first, len(one.ids), block), self.sim.now))
+        if done == tokens:
+            self.end(request)
+
+    def end(self, request: str) -> None:
+        del self.running[request]
+        self.offer(self.offers.end(request))
+
+    def offer(self, steps: list[offers.Instruction]) -> None:
+        for one in steps:
+            if isinstance(one, offers.Release):
+                self.send(self.sending.release(one.key, one.outcome, one.reason, retry=one.outcome is Outcome.ABORTED))
+            elif isinstance(one, offers.SendAnnounce):
+                rank = Rank(HostPort(self.name), Incarnation(""))
+                self.to_d.append(Announce(*one.key, one.identity, one.tokens, (rank,)))
+            elif isinstance(one, offers.SendGone):
+                self.to_d.append(Gone(*one.key, one.outcome, one.reason, one.retry))
+            else:
+                assert isinstance(one, offers.Ended)
+                self.ended.append(one)
+
+    def send(self, steps: list[sending.Step[Block]]) -> None:
+        for one in steps:
+            if isinstance(one, sending.Send):
+                link = self.links.get(one.link)
+                if link is not None:
+                    link.to_d.append(("data", one.key, (one.copy.data, one.first, one.blocks)))
+                one.copy.data.freed += 1
+            elif isinstance(one, sending.Free):
+                one.copy.data.freed += 1
+            elif isinstance(one, sending.Refuse):
+                if one.link in self.links:
+                    self.links[one.link].to_d.append(("gone", one.key, (one.outcome, one.retry)))
+            else:
+                self.offer(self.offers.rank_ended(0, one.key, one.outcome, one.reason, 1 if one.confirmed else 0))
+
+    def hear(self, link: Link) -> None:
+        what, key, body = link.to_p.popleft()
+        if what == "ready":
+            assert isinstance(body, messages.Ready)
+            self.send(self.sending.ready(link.number, key, body, self.sim.now))
+        elif what == "done":
+            self.send(self.sending.done(link.number, key))
+        else:
+            self.send(self.sending.cancel(link.number, key, Outcome.ABORTED, "cancelled"))
+
+    def tick(self) -> None:
+        self.send(self.sending.tick(self.sim.now))
+
+
+class Decode:
+    def __init__(self, sim: Sim, *, recompute: bool) -> None:
+        self.sim, self.recompute = sim, recompute
+        self.pairing = Pairing(recompute=recompute, unclaimed_s=20)
+        self.receiving = Receiving(load_s=15, grace_s=1, regions=REGIONS, block_bytes=8, cover=True)
+        self.links: dict[str, Link] = {}
+        self.of_key: dict[Key, Link] = {}
+        self.waiting: dict[str, tuple[int, int, int]] = {}  # request → prompt, tokens, first missing block
+        self.held: dict[str, tuple[int, ...]] = {}
+        self.aborted: set[str] = set()
+        self.result: dict[str, str] = {}
+        self.cache: dict[tuple[int, int], tuple[Key, int, int, int]] = {}
+        self.slots = 0
+        self.finished: dict[str, int] = {}
+        self.inbox: deque[tuple[Key, object]] = deque()
+        self.switched = 0
+
+    def start(self, request: str, key: Key, prompt: int, tokens: int) -> None:
+        self.waiting[request] = (prompt, tokens, self.sim.random.randrange(-(-tokens // BLOCK)))
+        self.pair(self.pairing.register(request, key.transfer, key.attempt, identity=bytes([prompt]) * 32, tokens=tokens,
+                                        lease=Lease.of(self.sim.now, 10)))
+
+    def step(self) -> None:
+        for request in list(self.waiting):
+            verdict = self.pairing.ask(request, self.sim.now)
+            if verdict is Verdict.WAIT or self.sim.random.random() < 0.3:  # asked again later, nothing allocated
+                continue
+            prompt, tokens, first = self.waiting.pop(request)
+            if verdict is Verdict.COMPUTE:
+                self.result[request] = "computed"
+                self.pair(self.pairing.allocated(request, 0))
+                continue
+            count = -(-tokens // BLOCK) - first
+            self.held[request] = tuple(range(self.slots, self.slots + count))
+            self.slots += count
+            self.order = (first, prompt)
+            self.pair(self.pairing.allocated(request, tokens - first * BLOCK))
+        newer = self.pairing.newer()
+        self.switched += len(newer)
+        self.pair(newer)
+        self.receive(self.receiving.tick(self.sim.now))
+
+    def abort(self, request: str) -> None:
+        self.waiting.pop(request, None)
+        if request in self.held:
+            self.aborted.add(request)
+        else:
+            self.result.setdefault(request, "aborted")
+        self.pair(self.pairing.end(request))
+
+    def pair(self, steps: list[pairing.Instruction]) -> None:
+        for one in steps:
+            if isinstance(one, pairing.DropPeer):
+                prefill = self.sim.prefills[one.peer.decode()]
+                if prefill.alive:
+                    prefill.from_d.append(Drop(*one.key, one.outcome, one.reason))
+            elif isinstance(one, pairing.Load):
+                known = self.sim.first_of.setdefault(one.request, self.order)
+                rank = one.source.data[0]
+                self.receive(self.receiving.load(Order(one.request, one.source.key, known[0], self.held[one.request],
+                                                       rank.address, rank.incarnation), self.sim.now))
+            elif isinstance(one, pairing.FailLoad):
+                none = Key(TransferId("0" * 32), Attempt(1), 1)
+                self.receive(self.receiving.fail(one.request, none, Outcome.DEADLINE, ""))
+            elif isinstance(one, pairing.Abandon):
+                self.receive(self.receiving.abandon(one.request))
+
+    def receive(self, steps: list[receiving.Instruction]) -> None:
+        for one in steps:
+            if isinstance(one, receiving.Ask):
+                link = self.connect(one.address)
+                if link is None:
+                    self.receive(self.receiving.broken(one.key, Outcome.PEER_LOST, "refused", self.sim.now, final=False))
+                    continue
+                self.of_key[one.key] = link
+                link.to_p.append(("ready", one.key, one.ready))
+            elif isinstance(one, receiving.Finished):
+                self.finish(one)
+            else:
+                link = self.of_key.pop(one.key, None)
+                if link is not None:
+                    link.to_p.append(("done" if isinstance(one, receiving.Confirm) else "cancel", one.key, None))
+
+    def connect(self, name: str) -> Link | None:
+        prefill = self.sim.prefills[name]
+        if name not in self.links and prefill.alive:
+            self.sim.link_count += 1
+            self.links[name] = prefill.links[self.sim.link_count] = Link(self.sim.link_count)
+        return self.links.get(name)
+
+    def finish(self, one: receiving.Finished) -> None:
+        assert one.request not in self.finished, "reported twice"
+        self.finished[one.request] = 1
+        slots = self.held[one.request]
+        if one.outcome is Outcome.OK:
+            first, prompt = self.sim.first_of[one.request]
+            for region in range(REGIONS):
+                got = [self.cache.get((region, slot)) for slot in slots]
+                assert got == [(one.key, prompt, region, first + at) for at in range(len(slots))], "committed a wrong block"
+        for slot in slots:  # freed or handed to the engine: nobody may write here any more
+            self.sim.sealed.add(slot)
+        del self.held[one.request]
+        self.pair(self.pairing.finished(one.request, one.outcome, one.reason))
+        if one.request in self.aborted:
+            self.result[one.request] = "aborted"
+        elif one.outcome is Outcome.OK:
+            self.result[one.request] = "loaded"
+        else:
+            self.result[one.request] = "computed" if self.recompute else "failed"
+
+    def hear(self, link: Link) -> None:
+        what, key, body = link.to_d.popleft()
+        if what == "data" and self.sim.random.random() < 0.05:
+            link.to_d.append((what, key, body))  # a link that repeats itself
+        if self.of_key.get(key) is not link:
+            return
+        if what == "gone":
+            outcome, retry = body  # type: ignore[misc]
+            del self.of_key[key]
+            self.receive(self.receiving.broken(key, outcome, "gone", self.sim.now, final=not retry))
+            return
+        self.inbox.append((key, body))
+
+    def poll(self) -> None:
+        """The engine's thread takes what the I/O thread has received, also of tries that are cancelled by now."""
+        while self.inbox:
+            self.place(*self.inbox.popleft())
+
+    def place(self, key: Key, body: object) -> None:
+        block, first, count = body  # type: ignore[misc]
+        place = self.receiving.arrived(key, block.region, first, count, count)
+        if place is None:
+            return
+        for at, slot in enumerate(place.ids):
+            assert slot not in self.sim.sealed, "wrote into a block that is no longer held"
+            self.cache[block.region, slot] = (key, block.prompt, block.region, first + at)
+        self.receive(self.receiving.placed(key))
+
+    def cut(self, name: str, outcome: Outcome) -> None:
+        link = self.links.pop(name, None)
+        if link is None:
+            return
+        prefill = self.sim.prefills[name]
+        del prefill.links[link.number]
+        prefill.send(prefill.sending.lost(link.number, Outcome.PEER_LOST, "cut"))
+        for key in [k for k, one in self.of_key.items() if one is link]:
+            del self.of_key[key]
+            self.receive(self.receiving.broken(key, outcome, "cut", self.sim.now, final=outcome is Outcome.CHECKSUM))
+
+
+class Sim:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.copies: list[Block] = []
+        self.sealed: set[int] = set()
+        self.first_of: dict[str, tuple[int, int]] = {}
+        self.link_count = 0
+        self.prefills = {name: Prefill(self, name) for name in ("p1", "p2")}
+        self.decode = Decode(self, recompute=self.random.random() < 0.5)
+        self.requests = 0
+
+    def new_transfer(self) -> None:
+        prompt = self.requests = self.requests + 1
+        tokens = self.random.randrange(1, 30)
+        transfer = TransferId(f"{prompt:032x}")
+        plan = [lambda: self.decode.start(f"d{prompt}", Key(transfer, Attempt(1), 1), prompt, tokens)]
+        for attempt in range(1, self.random.choice((1, 2, 2, 3)) + 1):
+            name = self.random.choice(("p1", "p2"))
+            other = prompt if self.random.random() < 0.97 else 200  # another prompt's KV, by mistake
+            plan.append(lambda a=attempt, n=name, o=other: self.prefills[n].alive and self.prefills[n].start(
+                f"p{prompt}.{a}", Key(transfer, Attempt(a), 1), o, tokens))
+        if self.random.random() < 0.3:
+            self.random.shuffle(plan)
+        self.plans.append(deque(plan))
+
+    plans: list[deque[object]]
+
+    def act(self) -> None:
+        pick = self.random.random()
+        decode, names = self.decode, list(self.prefills)
+        name = self.random.choice(names)
+        prefill = self.prefills[name]
+        self.now += self.random.random() * 0.2
+        if self.plans and pick < 0.08:
+            plan = self.random.choice(self.plans)
+            plan.popleft()()  # type: ignore[operator]
+            self.plans = [one for one in self.plans if one]
+        elif pick < 0.45:
+            if prefill.running:
+                prefill.step(self.random.choice(list(prefill.running)))
+        elif pick < 0.55:
+            if prefill.to_d:
+                self.deliver(prefill)
+        elif pick < 0.62:
+            if prefill.from_d:
+                drop = prefill.from_d.popleft()
+                prefill.offer(prefill.offers.drop(drop.key, drop.outcome, drop.reason))
+        elif pick < 0.7:
+            decode.step()
+        elif pick < 0.75:
+            decode.poll()
+        elif pick < 0.95:
+            if link := decode.links.get(name):
+                if link.to_p and self.random.random() < 0.5:
+                    prefill.hear(link)
+                elif link.to_d:
+                    decode.hear(link)
+        elif pick < 0.96:
+            decode.cut(name, self.random.choice((Outcome.PEER_LOST, Outcome.CHECKSUM)))
+        elif pick < 0.97:
+            if prefill.running:
+                prefill.end(self.random.choice(list(prefill.running)))
+        elif pick < 0.98:
+            alive = [r for r in [*decode.waiting, *decode.held] if r not in decode.aborted]
+            if alive:
+                decode.abort(self.random.choice(alive))
+        elif pick < 0.983:
+            self.kill(prefill)
+        else:
+            self.now += self.random.random() * 3
+            prefill.tick()
+            decode.pair(decode.pairing.tick(self.now))
+
+    def deliver(self, prefill: Prefill) -> None:
+        message = prefill.to_d.popleft()
+        if self.random.random() < 0.03:
+            return  # lost with a broken connection
+        peer = prefill.name.encode()
+        if isinstance(message, Announce):
+            self.decode.pair(self.decode.pairing.announce(peer, message, self.now, ranks=1))
+        else:
+            self.decode.pair(self.decode.pairing.gone(message))
+
+    def kill(self, prefill: Prefill) -> None:
+        prefill.alive = False
+        prefill.running.clear()
+        prefill.to_d.clear()
+        prefill.from_d.clear()
+        self.decode.cut(prefill.name, Outcome.PEER_LOST)
+
+    def settle(self) -> None:
+        """No more faults: everything must come to its end by itself."""
+        for _ in range(4000):
+            self.now += 0.2
+            for plan in self.plans:
+                plan.popleft()()  # type: ignore[operator]
+            self.plans = [one for one in self.plans if one]
+            for prefill in self.prefills.values():
+                for request in list(prefill.running):
+                    prefill.step(request)
+                while prefill.to_d:
+                    self.deliver(prefill)
+                while prefill.from_d:
+                    drop = prefill.from_d.popleft()
+                    prefill.offer(prefill.offers.drop(drop.key, drop.outcome, drop.reason))
+                prefill.tick()
+            for name, link in list(self.decode.links.items()):
+                while link.to_p:
+                    self.prefills[name].hear(link)
+                while link.to_d:
+                    self.decode.hear(link)
+            self.decode.poll()
+            self.decode.step()
+            self.decode.pair(self.decode.pairing.tick(self.now))
+            if not (self.plans or self.decode.waiting or self.decode.held or any(
+                    p.alive and (p.running or p.offers.open) for p in self.prefills.values())):
+                return
+        raise AssertionError("did not come to an end")
+
+
+@pytest.mark.parametrize("block", range(20))
+def test_no_order_of_events_commits_a_wrong_block_or_leaves_anything_behind(block: int) -> None:
+    loaded = switched = 0
+    for seed in range(block * 40, block * 40 + 40):
+        sim = Sim(seed)
+        sim.plans = []
+        for _ in range(sim.random.randrange(1, 5)):
+            sim.new_transfer()
+        for _ in range(sim.random.randrange(20, 400)):
+            sim.act()
+        sim.settle()
+        decode = sim.decode
+        for request in [r for r in decode.result if decode.pairing.leg(r) is not None]:
+            decode.pair(decode.pairing.end(request))
+        assert decode.pairing.open == decode.receiving.open == 0, seed
+        assert set(decode.result) == {f"d{n + 1}" for n in range(sim.requests)}, seed
+        switched += decode.switched
+        loaded += sum(result == "loaded" for result in decode.result.values())
+        for prefill in sim.prefills.values():
+            if prefill.alive:
+                assert prefill.offers.open == prefill.sending.open == 0, seed
+        dead = not all(p.alive for p in sim.prefills.values())
+        assert all(c.freed == 1 or (dead and c.freed == 0) for c in sim.copies), seed
+    assert loaded > 20  # the orders are not all of failures
+    assert switched > 2  # nor without loads that change their source

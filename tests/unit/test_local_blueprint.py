@@ -1,0 +1,86 @@
+"""What the document asks for on this host."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+
+import pytest
+from render_service import service
+
+from xpyd_operator.errors import LocalError
+from xpyd_operator.local import store
+from xpyd_operator.local.blueprint import Blueprint
+from xpyd_operator.local.paths import ServiceFolder
+from xpyd_operator.local.store import StopRequest
+from xpyd_operator.plan.actions import Create
+from xpyd_sidecar.contract.ids import InstanceName, Role
+
+
+@pytest.fixture
+def blueprint(tmp_path: Path) -> Blueprint:
+    folder = ServiceFolder("qwen", tmp_path)
+    folder.make()
+    write(folder)
+    return Blueprint(folder, store.settings_for(folder, "127.0.0.1"))
+
+
+def write(folder: ServiceFolder, stamp: int = 1, **spec: object) -> None:
+    store.save_desired(folder, service(**spec))
+    os.utime(folder.desired, ns=(stamp, stamp))
+
+
+def test_counts_revisions_and_times_follow_the_document(blueprint: Blueprint) -> None:
+    before = blueprint.desired()
+    assert (before.shape, before.stopping, before.drain_timeout_s) == ("1P1D", False, 600.0)
+    write(blueprint.folder, 2, decode={"replicas": 3}, drain={"timeout": "5s"}, router={"policy": "least_loaded"})
+    after = blueprint.desired()
+    assert (after.shape, after.drain_timeout_s) == ("1P3D", 5.0)
+    assert after.decode.revision == before.decode.revision
+    assert after.router != before.router
+
+
+def test_scaling_starts_with_its_lower_bound(blueprint: Blueprint) -> None:
+    write(blueprint.folder, 2, decode={"scaling": {"min": 2, "max": 5}})
+    assert blueprint.desired().shape == "1P2D"
+
+
+def test_a_wish_to_end_stops_also_when_it_is_damaged(blueprint: Blueprint) -> None:
+    store.save(blueprint.folder.stop, StopRequest())
+    assert blueprint.desired().stopping
+    blueprint.folder.stop.write_text("{")
+    assert blueprint.desired().stopping
+    blueprint.folder.stop.unlink()
+    assert not blueprint.desired().stopping
+
+
+def test_a_document_that_is_gone_is_a_clear_error(blueprint: Blueprint) -> None:
+    blueprint.folder.desired.unlink()
+    with pytest.raises(LocalError, match=r"cannot read .*desired\.yaml"):
+        blueprint.desired()
+
+
+def test_new_instances_have_ports_of_their_own_and_agents_that_know_them(blueprint: Blueprint) -> None:
+    revision = blueprint.desired().decode.revision
+    records = []
+    for ordinal in range(3):
+        name = InstanceName(f"qwen-e{ordinal}")
+        records.append(blueprint.instance(Create(name, ordinal, Role.DECODE, revision), records, Random(0)))
+    assert len({record.port for record in records}) == 3
+    agents = blueprint.agents(records)
+    for record in records:
+        agent = agents[record.name].agent
+        assert agent is not None
+        assert agent.engine == f"127.0.0.1:{record.port}"
+        assert agent.routers == ("127.0.0.1:30001",)
+        assert agents[record.name].run_dir.endswith(f"/e{record.ordinal}")
+        assert "--port" not in record.process.argv
+
+
+def test_agents_of_an_old_revision_keep_their_settings(blueprint: Blueprint) -> None:
+    create = Create(InstanceName("qwen-e0"), 0, Role.DECODE, blueprint.desired().decode.revision)
+    record = blueprint.instance(create, [], Random(0))
+    write(blueprint.folder, 2, engine={"args": ["--enforce-eager"]})
+    blueprint.desired()
+    assert blueprint.agents([record]) == {}

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from xpyd_operator.api.roles import Parallelism, Resources, RoleSpec
+from xpyd_operator.local import gpus
+
+
+def test_counted_by_the_drivers_folder(tmp_path: Path) -> None:
+    assert gpus.count(tmp_path / "none") == 0
+    for name in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / name).mkdir()
+    assert gpus.count(tmp_path) == 2
+
+
+def test_least_used_first_and_shared_when_there_are_too_few() -> None:
+    one = RoleSpec()
+    assert gpus.assign(one, 2, []) == (0,)
+    assert gpus.assign(one, 2, [(0,)]) == (1,)
+    assert gpus.assign(one, 2, [(0,), (1,)]) == (0,)
+    assert gpus.assign(RoleSpec(parallelism=Parallelism(tensor=2)), 4, [(0,), (2,)]) == (1, 3)
+
+
+def test_none_where_there_are_none_or_none_is_asked_for() -> None:
+    assert gpus.assign(RoleSpec(), 0, []) == ()
+    assert gpus.assign(RoleSpec(resources=Resources()), 2, []) == ()

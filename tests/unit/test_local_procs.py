@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from xpyd_operator.local import procs
+
+
+def test_this_process_is_alive_and_knows_itself() -> None:
+    me = procs.identify(os.getpid())
+    assert me is not None
+    assert procs.alive(me)
+    assert not procs.alive(msgspec.structs.replace(me, start=me.start + 1))
+    assert not procs.alive(msgspec.structs.replace(me, boot="other"))
+    assert os.getpid() in {stat.pid for stat in procs.everyone()}
+
+
+def test_a_zombie_is_dead() -> None:
+    child = subprocess.Popen(["sleep", "1000"])
+    identity = procs.identify(child.pid)
+    assert identity is not None
+    assert procs.send(identity.pid, identity.start, signal.SIGKILL)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    stat = procs.read_stat(child.pid)
+    assert stat is not None
+    assert stat.dead
+    assert not procs.alive(identity)
+    assert procs.identify(child.pid) is None
+    assert child.pid not in {stat.pid for stat in procs.everyone()}
+    procs.reap(child.pid)
+    assert procs.read_stat(child.pid) is None
+    child.wait()
+
+
+def test_names_with_spaces_and_parentheses_are_read(tmp_path: Path) -> None:
+    script = tmp_path / "a) S (b"
+    script.write_text("#!/bin/sh\nread line\n")
+    script.chmod(0o700)
+    child = subprocess.Popen([str(script)], stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        stat = procs.read_stat(child.pid)
+        assert stat is not None
+        assert stat.session == child.pid
+        assert stat.parent == os.getpid()
+    finally:
+        child.communicate()
+
+
+def test_nobody_is_signalled_in_place_of_a_process_that_is_gone() -> None:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    assert not procs.send(child.pid, 1, signal.SIGKILL)
+    assert procs.read_stat(child.pid) is None
+    assert procs.environment_marker(child.pid) == ""
+
+
+def test_marker_and_log_of_a_process(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with open(log, "ab") as file:
+        child = subprocess.Popen(["sleep", "1000"], env={procs.MARKER: "/a/b/c"}, stdout=file)
+    try:
+        assert procs.environment_marker(child.pid) == "/a/b/c"
+        assert procs.writes_to(child.pid, log)
+        assert not procs.writes_to(child.pid, tmp_path)
+        assert [stat.pid for stat in procs.members(None, "/a/b", log)] == [child.pid]
+        assert procs.members(None, "/a/b/c/d", log) == []
+        assert procs.members(None, "/a/bb", log) == []
+    finally:
+        child.kill()
+        child.wait()

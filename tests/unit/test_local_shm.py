@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from xpyd_operator.local import procs, shm
+
+CODE = """
+import mmap, sys, time
+file = open(sys.argv[1], "r+b")
+kept = mmap.mmap(file.fileno(), 4096)
+if sys.argv[2] == "mapped": file.close()
+print("up", flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def segment() -> Iterator[Path]:
+    path = Path(f"/dev/shm/xpyd_unit_{os.getpid()}")
+    path.write_bytes(b"\0" * 4096)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize("how", ["mapped", "open"])
+def test_found_while_used_and_removed_when_its_user_is_gone(segment: Path, tmp_path: Path, how: str) -> None:
+    listed = tmp_path / "shm"
+    user = subprocess.Popen([sys.executable, "-S", "-c", CODE, str(segment), how], stdout=subprocess.PIPE)
+    try:
+        assert user.stdout is not None
+        user.stdout.readline()
+        stat = procs.read_stat(user.pid)
+        assert stat is not None
+        assert shm.used_by([stat]) == {str(segment)}
+        shm.remember(listed, shm.used_by([stat]))
+        shm.remember(listed, {"/dev/shm/xpyd_never_there"})
+        assert shm.remembered(listed) == {str(segment), "/dev/shm/xpyd_never_there"}
+        assert shm.clean(listed) == [], "somebody uses it still"
+        assert segment.exists()
+        shm.remember(listed, {str(segment)})
+    finally:
+        user.kill()
+        user.wait()
+        user.stdout.close()
+    assert shm.clean(listed) == [str(segment)]
+    assert not segment.exists()
+    assert not listed.exists()
+
+
+def test_nothing_listed_nothing_removed(segment: Path, tmp_path: Path) -> None:
+    assert shm.clean(tmp_path / "none") == []
+    assert segment.exists()

@@ -1,0 +1,116 @@
+"""The loop over a backend made of plain values."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from plan_world import World, desired
+
+from xpyd_operator import loop
+from xpyd_operator.errors import LocalError
+from xpyd_operator.plan.actions import Action
+from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.round import Round
+
+
+class FakeBackend:
+    """The planner's world as a backend; faults on request."""
+
+    def __init__(self) -> None:
+        self.world = World(start_s=1, drain_s=1, stop_s=1)
+        self.want: Desired | Exception = desired(1, 1)
+        self.blind = 0
+        self.clumsy = 0
+        self.rounds: list[Round] = []
+
+    async def desired(self) -> Desired:
+        if isinstance(self.want, Exception):
+            raise self.want
+        return self.want
+
+    async def observe(self, now: float) -> Observed:
+        if self.blind:
+            self.blind -= 1
+            raise LocalError("cannot look")
+        return self.world.observe()
+
+    async def apply(self, action: Action) -> None:
+        if self.clumsy:
+            self.clumsy -= 1
+            raise LocalError("cannot act")
+        self.world.apply(action)
+
+    def said(self, round_: Round) -> None:
+        self.rounds.append(round_)
+        self.world.advance(1.0)
+
+
+async def run(backend: FakeBackend, until: int = 40) -> Round:
+    def finished(done: Round) -> bool:
+        return (done.plan.settled and not done.failures and done.observed.instances != ()) or len(backend.rounds) >= until
+
+    return await loop.run(backend, lambda: backend.world.now, asyncio.Event(), interval_s=0.001, until=finished)
+
+
+async def test_converges_and_reports_every_round() -> None:
+    backend = FakeBackend()
+    done = await run(backend)
+    assert done.plan.settled
+    assert len(backend.rounds) >= 2
+    assert backend.rounds[0].plan.actions
+
+
+async def test_a_round_that_cannot_look_is_tried_again() -> None:
+    backend = FakeBackend()
+    backend.blind = 3
+    assert (await run(backend)).plan.settled
+
+
+async def test_an_action_that_fails_is_reported_and_planned_again() -> None:
+    backend = FakeBackend()
+    backend.clumsy = 1
+    assert (await run(backend)).plan.settled
+    assert backend.rounds[0].failures == ("start the router: none runs: cannot act",)
+    assert backend.world.log.count("start the router: none runs") == 1
+
+
+async def test_while_the_wish_cannot_be_read_the_last_one_counts() -> None:
+    backend = FakeBackend()
+    await run(backend)
+    backend.want = LocalError("no document")
+    backend.rounds.clear()
+    done = await loop.converge(backend, backend.world.now, last=desired(1, 1))
+    assert done.failures == ("what is wanted: no document",)
+    assert done.plan.settled
+    with pytest.raises(LocalError):
+        await loop.converge(backend, backend.world.now)
+
+
+async def test_a_dry_run_plans_and_does_nothing() -> None:
+    backend = FakeBackend()
+    done = await loop.converge(backend, 0.0, dry_run=True)
+    assert done.plan.actions
+    assert backend.world.log == []
+    assert backend.rounds == []
+
+
+async def test_by_default_it_ends_when_a_service_that_was_to_end_is_gone() -> None:
+    backend = FakeBackend()
+    await run(backend)
+    backend.want = desired(1, 1, stopping=True)
+    async with asyncio.timeout(5):
+        done = await loop.run(backend, lambda: backend.world.now, asyncio.Event(), interval_s=0.001)
+    assert done.gone
+    assert backend.world.engines == {}
+
+
+async def test_a_wake_begins_the_next_round_at_once() -> None:
+    backend, wake = FakeBackend(), asyncio.Event()
+    task = asyncio.create_task(loop.run(backend, lambda: backend.world.now, wake, interval_s=60.0, until=lambda _: False))
+    for _ in range(3):
+        wake.set()
+        await asyncio.sleep(0.01)
+    assert len(backend.rounds) >= 3
+    task.cancel()

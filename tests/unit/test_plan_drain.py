@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from xpyd_operator.plan.desired import Revision
+from xpyd_operator.plan.drain import victims
+from xpyd_operator.plan.observed import Instance, Phase, Unit
+from xpyd_sidecar.contract.ids import InstanceName, Role
+
+
+def instance(ordinal: int, phase: Phase, *, load: int = 0, since: float = 0.0, crashes: int = 0) -> Instance:
+    unit = Unit("engine", phase is not Phase.CRASHED, crashes)
+    return Instance(InstanceName(f"q-e{ordinal}"), ordinal, Role.DECODE, Revision("r"), phase, since, load, (unit,))
+
+
+def test_crashed_then_youngest_start_then_least_loaded() -> None:
+    order = victims(
+        [
+            instance(0, Phase.READY, load=1),
+            instance(1, Phase.READY, load=9),
+            instance(2, Phase.READY, load=1),
+            instance(3, Phase.STARTING, since=5),
+            instance(4, Phase.STARTING, since=9),
+            instance(5, Phase.CRASHED, crashes=1),
+            instance(6, Phase.CRASHED, crashes=4),
+        ]
+    )
+    assert [victim.ordinal for victim in order] == [6, 5, 4, 3, 2, 0, 1]

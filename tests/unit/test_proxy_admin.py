@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from beats import beat, bye
+from prometheus_client.parser import text_string_to_metric_families
+from router_fleet import KEY, RouterFleet, fleet
+from scripted_engine import Play
+
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.ids import State
+
+LOOPS = ("uvloop",)
+
+
+async def metrics(f: RouterFleet) -> dict[tuple[Any, ...], float]:
+    text = (await f.get("/metrics")).body.decode()
+    return {(s.name, *sorted(s.labels.values())): s.value
+            for family in text_string_to_metric_families(text) for s in family.samples}
+
+
+async def test_models_in_openais_form() -> None:
+    async with fleet(1, 2, model="configured") as f:
+        f.beat(f.d[0], max_model_len=100)
+        answer = (await f.get("/v1/models")).json
+        assert answer["object"] == "list"
+        assert [(m["id"], m["object"], m["max_model_len"]) for m in answer["data"]] == [
+            ("configured", "model", None), ("tiny", "model", 100)]
+        assert (await f.get("/v1/models/tiny")).json["id"] == "tiny"
+        answer = await f.get("/v1/models/none")
+        assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("GET", "/v1/completions", 405), ("PUT", "/v1/chat/completions", 405), ("POST", "/v1/models", 405),
+    ("POST", "/health", 405),
+    ("DELETE", "/fleet", 405), ("POST", "/v1/embeddings", 404), ("POST", "/tokenize", 404), ("GET", "/", 404),
+    ("GET", "/v1/completions/", 404), ("POST", "/V1/completions", 404), ("GET", "/%2e%2e/health", 404),
+])
+async def test_wrong_paths_and_methods(method: str, path: str, status: int) -> None:
+    async with fleet() as f:
+        answer = await f.post(path, {}, method=method)
+        assert answer.status == status
+        assert set(answer.json["error"]) == {"message", "type", "param", "code"}
+        assert path in answer.json["error"]["message"]
+        if status == 405:
+            assert answer.headers["allow"] in {"GET", "POST"}
+
+
+async def test_other_v1_paths_say_so() -> None:
+    async with fleet() as f:
+        assert (await f.post("/v1/embeddings",
+                             {})).json["error"]["message"] == "/v1/embeddings is not served by this router"
+
+
+async def test_health_is_the_process_and_ready_says_why_not() -> None:
+    async with fleet(1, 1, resolve_s=60.0) as f:
+        assert (await f.get("/health")).status == 200
+        answer = await f.get("/ready")
+        assert (answer.status, b"not settled" in answer.body) == (503, True)
+    async with fleet(1, 1) as f:
+        f.beat(f.d[0], state=State.DRAINING)
+        await f.wait(lambda: "d0 draining" in f.router.paths.not_ready(), "a settled router")
+        f.beat(f.d[0])
+        assert (await f.get("/ready?x")).status == 200
+        f.dispatch.on_message(bye("d0"))
+        assert (await f.get("/ready")).status == 503
+        assert (await f.get("/health")).status == 200
+
+
+async def test_client_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nkey-one\n\nkey-two\n")
+    async with fleet(1, 1, api_key_file=str(file)) as f:
+        for path, method in (("/v1/completions", "POST"), ("/v1/chat/completions", "POST"), ("/v1/models", "GET"),
+                             ("/v1/models/tiny", "GET")):
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic key-one"}):
+                answer = await f.post(path, {"prompt": "x"}, method=method, headers=headers)
+                assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+                assert answer.json["error"]["code"] == "invalid_api_key"
+        assert not f.d[0].seen
+        for key in ("key-one", "key-two"):
+            answer = await f.post("/v1/completions", {"prompt": "x"}, headers={"authorization": f"bearer {key}"})
+            assert answer.status == 200
+        for path in ("/health", "/metrics"):
+            assert (await f.get(path)).status == 200
+
+
+async def test_the_fleet_needs_the_admin_token() -> None:
+    async with fleet() as f:
+        for headers in ({}, {"Authorization": "Bearer x"}, {"Authorization": "Bearer " + keys.mint().hex()}):
+            assert (await f.get("/fleet", headers=headers)).status == 401
+        answer = await f.get("/fleet", headers={"Authorization": "Bearer " + keys.admin_token(KEY)})
+        assert [i["instance"] for i in answer.json["instances"]] == ["d0", "p0"]
+
+
+async def test_metrics_count_requests_legs_and_instances() -> None:
+    async with fleet(1, 2) as f:
+        f.d[0].plays.append(Play(die_at="request"))
+        f.d[1].plays.append(Play(status=400))
+        for _ in range(4):
+            await f.complete(stream=True)
+        await f.complete(kv_transfer_params={"a": 1})
+        f.dispatch.on_message(beat("d2", state=State.STARTING))
+        await f.wait_quiet()
+        seen = await metrics(f)
+        outcomes = {(set(key[1:]) - {"completions"}).pop(): value for key, value in seen.items()
+                    if key[0] == "xpyd_router_requests_total"}
+        assert outcomes.keys() == {"ok", "client_error", "refused"}
+        assert sum(outcomes.values()) == 5
+        assert seen["xpyd_router_in_flight",] == 0
+        assert seen["xpyd_router_retries_total",] == 2
+        assert seen["xpyd_router_instances", "decode", "starting"] == 1
+        assert seen["xpyd_router_instances", "decode", "ready"] == 2
+        assert seen["xpyd_router_legs_total", "decode", "lost"] == 1
+        assert seen["xpyd_router_first_byte_seconds_count", "completions"] == outcomes["ok"]
+        assert seen["xpyd_router_request_seconds_count", "completions"] == 4
+        opened = sum(value for key, value in seen.items() if key[0] == "xpyd_router_legs_total")
+        assert opened == len(f.p[0].seen) + len(f.d[0].seen) + len(f.d[1].seen)

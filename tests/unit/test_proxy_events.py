@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pytest
+
+from xpyd_sidecar.proxy.events import EventStream
+from xpyd_sidecar.proxy.wire import Malformed, chunk_of
+
+
+def token(text: str, reason: str | None = None) -> bytes:
+    choice = {"index": 0, "text": text, "finish_reason": reason}
+    return b"data: " + json.dumps({"id": "cmpl-1", "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+
+
+def error(code: object, message: str = "it died") -> bytes:
+    return b"data: " + json.dumps({"error": {"message": message, "type": "X", "param": None,
+                                             "code": code}}).encode() + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+END = b"0\r\n\r\n"
+NASTY = 'data: [DONE]\n\n data: {"error" "finish_reason":"abort" \r\n0\r\n\r\n'
+"""What a model might write to confuse a relay."""
+
+
+def run(parts: Iterable[bytes], *, framed: bool = True) -> tuple[bytes, EventStream]:
+    stream = EventStream(framed=framed)
+    return b"".join(stream.feed(part) for part in parts), stream
+
+
+def pieces(raw: bytes, size: int) -> list[bytes]:
+    return [raw[at:at + size] for at in range(0, len(raw), size)]
+
+
+GOOD = [token("a"), token(NASTY), token("b" * 300), token("c", "stop"), DONE]
+
+
+@pytest.mark.parametrize("framed", [True, False])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 16, 61, 200, 10_000])
+def test_a_good_stream_is_relayed_byte_for_byte_however_it_is_read(size: int, framed: bool) -> None:
+    raw = b"".join(chunk_of(event) for event in GOOD)
+    out, stream = run(pieces(raw + END, size), framed=framed)
+    assert out == (raw if framed else b"".join(GOOD))
+    assert (stream.ended, stream.done, stream.failure) == (True, True, "")
+
+
+@pytest.mark.parametrize("framed", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_read_of_whole_chunks_takes_the_short_way(framed: bool, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EventStream, "_feed_carefully", lambda *_: pytest.fail("the careful way"))
+    read = chunk_of(token(NASTY)) * count
+    out = EventStream(framed=framed).feed(read)
+    assert out == (read if framed else token(NASTY) * count)
+    if framed:
+        assert out is read, "no copy"
+
+
+@pytest.mark.parametrize("framed", [True, False])
+def test_after_whole_chunks_in_a_read_only_the_rest_takes_the_careful_way(framed: bool) -> None:
+    stream = EventStream(framed=framed)
+    whole, half = chunk_of(token("a")) * 3, chunk_of(token("b"))
+    assert stream.feed(whole + half[:20]) == (whole if framed else token("a") * 3)
+    assert stream.feed(half[20:]) == (half if framed else token("b"))
+    assert stream.feed(whole) == (whole if framed else token("a") * 3)
+    assert stream.feed(chunk_of(token("c")) + chunk_of(DONE) + END) == (
+        chunk_of(token("c")) + chunk_of(DONE) if framed else token("c") + DONE)
+    assert stream.ended
+    assert stream.done
+
+
+@pytest.mark.parametrize("bad",
+                         [error(500), error(None), error("x"), b"data: {\"error\": oops}\n\n", token("held", "abort")])
+@pytest.mark.parametrize("size", [1, 4, 50, 10_000])
+def test_what_comes_after_a_failure_is_never_relayed(bad: bytes, size: int) -> None:
+    good = chunk_of(token("a")) + chunk_of(token("b"))
+    raw = good + chunk_of(bad) + chunk_of(DONE) + END
+    out, stream = run(pieces(raw, size))
+    assert out == good
+    assert stream.failure
+    assert not stream.ended
+
+
+@pytest.mark.parametrize("bad", [error(500), token("held", "abort")])
+def test_a_failure_as_a_read_of_its_own(bad: bytes) -> None:
+    out, stream = run([chunk_of(token("a")), chunk_of(bad), chunk_of(DONE), END])
+    assert out == chunk_of(token("a"))
+    assert "died" in stream.failure or "aborted" in stream.failure
+
+
+def test_an_error_that_is_the_clients_goes_on_as_it_is() -> None:
+    raw = chunk_of(error(400, "token id 99 is out of vocabulary")) + chunk_of(DONE)
+    out, stream = run([raw + END])
+    assert b"out of vocabulary" in out
+    assert (stream.ended, stream.failure) == (True, "")
+
+
+def test_events_and_chunks_need_not_fall_together() -> None:
+    events = token("a") + token("b") + DONE
+    raw = chunk_of(events[:10]) + chunk_of(events[10:70]) + chunk_of(events[70:])
+    out, stream = run([*pieces(raw, 9), END], framed=False)
+    assert out == events
+    assert stream.ended
+
+
+def test_events_in_one_chunk_with_a_failure_between_them() -> None:
+    out, stream = run([chunk_of(token("a") + error(500) + token("b"))], framed=False)
+    assert out == token("a")
+    assert stream.failure == "the engine reported: it died"
+    out, _ = run([chunk_of(token("a") + error(500) + token("b"))])
+    assert out == chunk_of(token("a"))
+
+
+def test_only_whole_events_are_relayed() -> None:
+    stream = EventStream(framed=False)
+    assert stream.feed(chunk_of(b'data: {"choices":')) == b""
+    assert stream.feed(chunk_of(b"[]}\n")) == b""
+    assert stream.feed(chunk_of(b"\n")) == b'data: {"choices":[]}\n\n'
+
+
+def test_comments_and_crlf_are_events_too() -> None:
+    raw = chunk_of(b": keep-alive\n\n") + chunk_of(b'data: {"a":1}\r\n\r\n') + chunk_of(DONE)
+    out, stream = run([raw + END])
+    assert out == raw
+    assert stream.ended
+
+
+def test_a_body_may_end_without_done() -> None:
+    _, stream = run([chunk_of(token("a")), END])
+    assert (stream.done, stream.ended) == (True, False)
+
+
+def test_malformed_framing_is_told() -> None:
+    with pytest.raises(Malformed):
+        run([b"zz\r\n"])
+    with pytest.raises(Malformed):
+        run([b"5\r\ndata: {\"a\"}\n\n\r\n"])
+
+
+def test_an_event_without_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xpyd_sidecar.proxy.events.MAX_EVENT", 1000)
+    with pytest.raises(Malformed, match="an event of more"):
+        run([chunk_of(b"data: x") for _ in range(200)])

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import zmq
+import zmq.asyncio
+from beats import Beater, beat, bye
+
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.membership import Up
+from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.proxy import members as me
+from xpyd_sidecar.proxy.members import Members
+from xpyd_sidecar.routing.roster import Refused
+
+LOOPS = ("uvloop",)
+KEY = keys.ServiceKey(bytes(32))
+
+
+class Taken:
+    def __init__(self) -> None:
+        self.messages: list[Up] = []
+        self.counts: dict[str, int] = {}
+
+    def take(self, message: Up) -> None:
+        if message.v != 1:
+            raise Refused(f"version {message.v} is not understood here")
+        self.messages.append(message)
+
+    def count(self, result: str) -> None:
+        self.counts[result] = self.counts.get(result, 0) + 1
+
+
+@contextlib.asynccontextmanager
+async def listening() -> AsyncIterator[tuple[Members, int, Taken]]:
+    taken = Taken()
+    members = Members("r0", taken.take, taken.count)
+    try:
+        yield members, members.listen("127.0.0.1", 0, KEY), taken
+    finally:
+        members.close()
+
+
+@contextlib.asynccontextmanager
+async def beater(port: int, key: keys.ServiceKey = KEY, identity: bytes = b"") -> AsyncIterator[Beater]:
+    made = Beater(port, key, identity)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+async def test_beats_and_goodbyes_are_taken_and_acknowledged() -> None:
+    async with listening() as (_, port, taken), beater(port) as agent:
+        first, second = beat("d0", seq=4), bye("d0")
+        ack = await agent.say(first)
+        assert (ack.seq, ack.router, ack.refused, ack.v) == (4, "r0", "", 1)
+        assert (await agent.say(second)).seq == -1
+        assert taken.messages == [first, second]
+        assert taken.counts == {"taken": 2}
+
+
+@pytest.mark.parametrize("raw", [
+    msgspec.msgpack.encode({"t": "dance", "v": 1}),
+    msgspec.msgpack.encode({"type": "P", "http_address": "a", "zmq_address": "b"}),
+    msgspec.msgpack.encode([1, 2]), b"", b"\xc1", b"\xff" * 1000, msgspec.msgpack.encode({"t": "beat", "v": 1}),
+    msgspec.msgpack.encode({"t": "beat", "v": 1, "service": "x", "instance": "x", "seq": 1, "role": "cook", "epoch": 1,
+                            "state": "ready"}),
+])
+async def test_an_unknown_message_is_refused_with_a_reason_and_does_not_end_the_listener(
+        raw: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with listening() as (_, port, taken), beater(port) as agent:
+        ack = await agent.say(raw)
+        assert ack.refused.startswith("not a message known here")
+        assert (await agent.say(beat("d0"))).refused == ""
+        assert taken.counts == {"undecodable": 1, "taken": 1}
+        [line] = [r for r in caplog.records if "refused" in r.message]
+        assert line.__dict__["peer"] == "127.0.0.1"
+        await agent.say(raw)
+        assert len([r for r in caplog.records if "refused" in r.message]) == 1, "said once a minute"
+
+
+async def test_a_newer_version_is_refused_and_unknown_fields_are_not() -> None:
+    async with listening() as (_, port, taken), beater(port) as agent:
+        assert "version 2" in (await agent.say(beat("d0", v=2))).refused
+        newer = msgspec.msgpack.encode(msgspec.to_builtins(beat("d0")) | {"t": "beat", "a_new_field": [1]})
+        assert (await agent.say(newer)).refused == ""
+        assert taken.messages == [beat("d0")]
+
+
+async def test_who_does_not_hold_the_key_is_not_heard() -> None:
+    async with listening() as (_, port, taken):
+        async with beater(port, keys.mint()) as stranger:
+            await stranger.send(beat("evil"))
+            with pytest.raises(TimeoutError):
+                await stranger.ack(0.2)
+        context = zmq.asyncio.Context()
+        plain = context.socket(zmq.DEALER)
+        plain.setsockopt(zmq.LINGER, 0)
+        plain.connect(f"tcp://127.0.0.1:{port}")
+        await plain.send(msgspec.msgpack.encode(beat("evil")))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        await asyncio.sleep(0.1)
+        writer.transport.abort()
+        plain.close()
+        context.term()
+        async with beater(port) as agent:
+            await agent.say(beat("d0"))
+        assert [m.instance for m in taken.messages] == ["d0"]
+        assert reader is not None
+
+
+async def test_a_flood_is_taken_in_turns_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(me, "PER_TURN", 7)
+    async with listening() as (_, port, taken), beater(port) as agent:
+        for seq in range(500):
+            await agent.send(beat("d0", seq=seq))
+        assert [(await agent.ack()).seq for _ in range(500)] == list(range(500))
+        assert len(taken.messages) == 500
+
+
+async def test_an_agent_that_comes_back_with_the_same_identity_is_heard() -> None:
+    async with listening() as (_, port, taken):
+        for seq in range(3):
+            async with beater(port, identity=b"d0") as agent:
+                assert (await agent.say(beat("d0", seq=seq))).seq == seq
+        assert len(taken.messages) == 3
+
+
+async def test_an_oversized_message_is_dropped_and_the_socket_lives() -> None:
+    async with listening() as (_, port, taken):
+        async with beater(port) as agent:
+            await agent.send(b"x" * (me.MAX_MESSAGE + 1))
+            with pytest.raises(TimeoutError):
+                await agent.ack(0.2)
+        async with beater(port) as agent:
+            assert (await agent.say(beat("d0"))).refused == ""
+        assert taken.counts == {"taken": 1}
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    async with listening() as (_, port, _taken):
+        other = Members("r1", lambda _: None, lambda _: None)
+        with pytest.raises(ConfigError, match=rf"router\.members_port: cannot bind 127\.0\.0\.1:{port}"):
+            other.listen("127.0.0.1", port, KEY)
+        other.close()
+
+
+async def test_the_log_of_refusals_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(me, "LOG_PEERS", 3)
+    async with listening() as (members, port, _), beater(port) as agent:
+        for i in range(10):
+            await agent.say(msgspec.msgpack.encode({"t": f"kind{i}"}))
+        assert len(members._logged) <= 3

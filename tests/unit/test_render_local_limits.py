@@ -1,0 +1,58 @@
+"""What local processes can not do is refused with its field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from render_service import service
+
+from xpyd_operator.errors import Unsupported
+from xpyd_operator.render.local_limits import check_local, refusals
+
+SECRET = {"name": "s", "key": "k"}
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({"kv": {"transport": "shm"}}, "spec.kv.transport"),
+    ({"kv": {"transport": "nccl"}}, "spec.kv.transport"),
+    ({"kv": {"mode": "get"}}, "spec.kv.mode"),
+    ({"kv": {"mode": "put"}}, "spec.kv.mode"),
+    ({"kv": {"bufferSize": "1Gi"}}, "spec.kv.bufferSize"),
+    ({"kv": {"hostPool": "1Gi"}}, "spec.kv.hostPool"),
+    ({"model": {"source": "a/b", "cache": {"size": "1Gi"}}}, "spec.model.cache"),
+    ({"model": {"source": "a/b", "tokenSecret": SECRET}}, "spec.model.tokenSecret"),
+    ({"decode": {"parallelism": {"data": 2}}}, "spec.decode.parallelism.data"),
+    ({"prefill": {"parallelism": {"executor": "ray"}}}, "spec.prefill.parallelism.executor"),
+    ({"router": {"apiKeySecret": SECRET}}, "spec.router.apiKeySecret"),
+    ({"router": {"skipPrefillBelow": 5}}, "spec.router.skipPrefillBelow"),
+    ({"router": {"compat": "p2p"}}, "spec.router.compat"),
+    ({"router": {"policy": "prefix_aware"}}, "spec.router.policy"),
+    ({"router": {"policy": "least_loaded", "policyOptions": {"choices": 3}}}, "spec.router.policyOptions"),
+    ({"planner": {"mode": "Observe", "slo": {"ttftP95": "1s"}}}, "spec.planner.mode"),
+]
+
+
+@pytest.mark.parametrize(("spec", "path"), CASES, ids=[path for _, path in CASES])
+def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        check_local(service(**spec), gpus=0)
+    assert caught.value.path == path
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"kv": {"transport": "tcp"}},
+        {"router": {"policy": "least_loaded", "placement": "Deployment"}},
+        {"decode": {"scaling": {"min": 1, "max": 3}}, "prefill": {"parallelism": {"tensor": 2}}},
+        {"networkPolicy": {"enabled": False}},
+    ],
+)
+def test_accepted(spec: dict[str, Any]) -> None:
+    assert list(refusals(service(**spec), gpus=0)) == []
+
+
+def test_every_refusal_is_found_not_only_the_first() -> None:
+    found = [path for path, _ in refusals(service(kv={"mode": "get", "hostPool": "1Gi"}, router={"compat": "p2p"}), 0)]
+    assert found == ["spec.kv.mode", "spec.kv.hostPool", "spec.router.compat"]

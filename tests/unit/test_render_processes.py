@@ -1,0 +1,81 @@
+"""Processes of one host with every address bound."""
+
+from __future__ import annotations
+
+import pytest
+from render_service import service
+
+from xpyd_operator.errors import Unsupported
+from xpyd_operator.render import processes
+from xpyd_operator.render.processes import EngineBinding, Place
+from xpyd_sidecar.contract import launch
+from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
+
+PLACE = Place("/usr/bin/python", "/state/key", "/tmp/run/e0", "127.0.0.1")
+BINDING = EngineBinding(InstanceName("qwen-e0"), Role.DECODE)
+
+
+def test_an_engine_listens_where_it_is_told_and_reads_the_connectors_environment() -> None:
+    process = processes.engine_process(service(), PLACE, BINDING)
+    assert process.argv[:3] == ("/usr/bin/python", "-m", "vllm.entrypoints.openai.api_server")
+    assert process.argv[-2:] == ("--host", "127.0.0.1")
+    assert processes.port_args(8000) == ("--port", "8000")
+    assert process.env[launch.ENV_RUN_DIR] == process.env["TMPDIR"] == process.env["VLLM_RPC_BASE_PATH"] == "/tmp/run/e0"
+    assert process.env[launch.ENV_KEY_FILE] == "/state/key"
+    assert process.env[launch.ENV_SERVICE] == "qwen"
+    assert process.env[launch.ENV_INSTANCE] == "qwen-e0"
+    assert process.env[launch.ENV_HOST] == "127.0.0.1"
+
+
+def test_cpu_defaults_give_way_to_the_user() -> None:
+    assert processes.CPU_ENV.items() <= processes.engine_process(service(), PLACE, BINDING).env.items()
+    env = [{"name": "OMP_NUM_THREADS", "value": "8"}]
+    assert processes.engine_process(service(engine={"env": env}), PLACE, BINDING).env["OMP_NUM_THREADS"] == "8"
+
+
+def test_with_gpus_the_engine_sees_its_own_and_no_cpu_defaults() -> None:
+    binding = EngineBinding(InstanceName("qwen-e0"), Role.DECODE, (1, 3))
+    env = processes.engine_process(service(), PLACE, binding).env
+    assert env["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in env
+
+
+@pytest.mark.parametrize(("source", "offline"), [("Qwen/Qwen3-8B", False), ("/models/qwen", True)])
+def test_the_hub_is_asked_only_for_models_of_the_hub(source: str, offline: bool) -> None:
+    process = processes.engine_process(service(model={"source": source}), PLACE, BINDING)
+    assert ("HF_HUB_OFFLINE" in process.env) is offline
+    assert process.argv[process.argv.index("--model") + 1] == source
+
+
+def test_a_cluster_volume_is_no_local_model() -> None:
+    with pytest.raises(Unsupported, match=r"spec\.model\.source"):
+        processes.model_of(service(None, model={"source": "pvc://weights/qwen"}))
+
+
+def test_agent_and_router_agree() -> None:
+    one = service(
+        router={"ports": {"http": 12001, "members": 12002}, "heartbeat": {"interval": "500ms"}, "policy": "least_loaded"}
+    )
+    agent = processes.agent_config(one, PLACE, BINDING, 8000, (HostPort("127.0.0.1:12002"),))
+    router = processes.router_config(one, PLACE, "0.0.0.0")
+    assert agent.agent is not None
+    assert router.router is not None
+    assert agent.agent.engine == agent.agent.advertise_http == "127.0.0.1:8000"
+    assert agent.agent.heartbeat_s == router.router.heartbeat_s == 0.5
+    assert agent.agent.model == router.router.model == "Qwen/Qwen3-8B"
+    assert agent.service == router.service == "qwen"
+    assert (router.router.host, router.router.port, router.router.members_port) == ("0.0.0.0", 12001, 12002)
+    assert router.instance == "qwen-router"
+
+
+def test_a_routers_revision_changes_with_its_settings() -> None:
+    def revision(**spec: object) -> str:
+        return processes.sidecar_revision(processes.router_config(service(**spec), PLACE, "127.0.0.1"))
+
+    assert revision() == revision(decode={"replicas": 4})
+    assert revision() != revision(router={"failover": "error"})
+
+
+def test_a_sidecar_is_started_with_its_configuration() -> None:
+    process = processes.sidecar_process("/usr/bin/python", "/state/agent.json")
+    assert process.argv == ("/usr/bin/python", "-m", "xpyd_sidecar", "--config", "/state/agent.json")

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from beats import SERVICE, beat, bye
+
+from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.membership import Heartbeat
+from xpyd_sidecar.routing import roster as ro
+from xpyd_sidecar.routing.roster import Changed, Lost, Probe, Probed, Refused, Roster
+
+D0 = InstanceName("d0")
+I0 = Incarnation("i-d0")
+
+
+def make(**options: Any) -> Roster:
+    return Roster(SERVICE, **({"started": 0.0, "settle_s": 8.0, "missed_beats": 3} | options))
+
+
+def names(roster: Roster, role: Role = Role.DECODE) -> list[str]:
+    return [member.name for member in roster.pickable(role)]
+
+
+def probes(out: list[ro.Instruction]) -> list[Probe]:
+    return [i for i in out if isinstance(i, Probe)]
+
+
+def losts(out: list[ro.Instruction]) -> list[str]:
+    return [i.incarnation for i in out if isinstance(i, Lost)]
+
+
+def test_a_ready_beat_makes_an_instance_pickable_for_its_role() -> None:
+    roster = make()
+    assert [type(i) for i in roster.on_message(1.0, beat("d0"))] == [Changed]
+    roster.on_message(1.0, beat("p0", Role.PREFILL))
+    assert (names(roster), names(roster, Role.PREFILL)) == (["d0"], ["p0"])
+    assert roster.on_message(4.0, beat("d0", seq=2)) == []
+
+
+@pytest.mark.parametrize("fields", [{"state": State.STARTING}, {"state": State.DRAINING}, {"http": ()},
+                                    {"incarnation": Incarnation("")}])
+def test_who_is_not_ready_is_not_picked(fields: dict[str, Any]) -> None:
+    roster = make()
+    roster.on_message(1.0, beat("d0", **fields))
+    assert names(roster) == []
+    assert "d0" in roster.why_not(Role.DECODE)
+
+
+def test_why_not_names_what_is_missing() -> None:
+    roster = make()
+    assert roster.why_not(Role.DECODE) == "no decode instance is known"
+    for i in range(6):
+        roster.on_message(1.0, beat(f"d{i}", state=State.STARTING))
+    assert roster.why_not(Role.DECODE) == \
+        "no decode instance is ready (d0 starting, d1 starting, d2 starting, d3 starting, …)"
+
+
+def test_a_new_incarnation_replaces_the_old_one_and_its_legs_are_lost() -> None:
+    roster = make()
+    roster.on_message(1.0, beat("d0"))
+    roster.on_refused(1.5, D0, I0, "refused")
+    out = roster.on_message(2.0, beat("d0", incarnation=Incarnation("new")))
+    assert losts(out) == [I0]
+    assert names(roster) == ["d0"]
+    assert roster.find(D0, I0) is None
+    assert roster.on_probe(2.5, D0, I0, Probed.DEAD, "old") == [], "a probe of the old one says nothing of the new one"
+    assert names(roster) == ["d0"]
+
+
+def test_a_probe_of_the_old_incarnation_does_not_keep_the_new_one_from_being_probed() -> None:
+    roster = make()
+    roster.on_message(1.0, beat("d0"))
+    assert len(probes(roster.on_doubt(1.1, D0, I0))) == 1
+    new = Incarnation("new")
+    roster.on_message(1.2, beat("d0", incarnation=new))
+    assert probes(roster.on_refused(1.3, D0, new, "refused")) == [Probe(D0, new, HostPort("127.0.0.1:1"))]
+
+
+def test_a_probe_that_nobody_reports_on_is_made_again() -> None:
+    roster = make()
+    roster.on_message(1.0, beat("d0", interval_s=60.0))
+    assert len(probes(roster.on_doubt(2.0, D0, I0))) == 1
+    assert probes(roster.on_doubt(31.0, D0, I0)) == []
+    assert len(probes(roster.on_doubt(32.0, D0, I0))) == 1
+
+
+def test_an_engine_that_vanishes_behind_a_living_agent_loses_its_legs() -> None:
+    roster = make()
+    roster.on_message(1.0, beat("d0"))
+    out = roster.on_message(2.0, beat("d0", incarnation=Incarnation(""), state=State.STARTING))
+    assert losts(out) == [I0]
+    assert names(roster) == []
+
+
+def test_the_higher_epoch_wins_and_a_role_changes_only_with_one() -> None:
+    roster = make()
+    roster.on_message(1.0, beat("e0", epoch=2))
+    with pytest.raises(Refused, match="epoch 1 is older than 2"):
+        roster.on_message(2.0, beat("e0", Role.PREFILL, epoch=1))
+    with pytest.raises(Refused, match="without a new epoch"):
+        roster.on_message(2.0, beat("e0", Role.PREFILL, epoch=2))
+    assert names(roster) == ["e0"]
+    roster.on_message(3.0, beat("e0", Role.PREFILL, epoch=3))
+    assert (names(roster), names(roster, Role.PREFILL)) == ([], ["e0"])
+
+
+@pytest.mark.parametrize(("message", "words"), [
+    (beat("d0", v=2), "version 2 is not understood here"),
+    (bye("d0", v=9), "version 9"),
+    (beat("d0", service=ServiceName("other")), "serves 'test', not 'other'"),
+])
+def test_foreign_messages_are_refused_with_a_reason(message: Heartbeat, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        make().on_message(1.0, message)
+
+
+def test_the_roster_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ro, "MAX_INSTANCES", 2)
+    roster = make()
+    roster.on_message(1.0, beat("d0"))
+    roster.on_message(1.0, beat("d1"))
+    with pytest.raises(Refused, match="full"):
+        roster.on_message(1.0, beat("d2"))
+    roster.on_message(2.0, beat("d1"))
+
+
+def test_silence_alone_evicts_nobody_a_failed_probe_does() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", interval_s=3.0))
+    assert roster.on_tick(9.0) == []
+    assert probes(roster.on_tick(9.1)) == [Probe(D0, I0, HostPort("127.0.0.1:1"))]
+    assert roster.on_tick(9.2) == [], "one probe at a time"
+    assert roster.on_probe(9.5, D0, I0, Probed.HEALTHY, "") == []
+    assert names(roster) == ["d0"]
+    assert len(probes(roster.on_tick(10.2))) == 1
+    out = roster.on_probe(15.2, D0, I0, Probed.SILENT, "no answer")
+    assert losts(out) == [I0]
+    assert roster.members() == []
+
+
+def test_one_live_entry_does_not_shield_dead_ones() -> None:
+    roster = make()
+    for name in ("d0", "d1", "d2", "p0"):
+        roster.on_message(0.0, beat(name, Role.PREFILL if name == "p0" else Role.DECODE))
+    roster.on_message(9.0, beat("d0"))
+    dead = [p.instance for p in probes(roster.on_tick(10.0))]
+    assert dead == ["d1", "d2", "p0"]
+    for name in dead:
+        roster.on_probe(10.1, name, Incarnation(f"i-{name}"), Probed.DEAD, "refused")
+    assert [m.name for m in roster.members()] == ["d0"]
+
+
+def test_silent_without_an_address_is_evicted_without_a_probe() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", http=(), state=State.STARTING))
+    assert [type(i) for i in roster.on_tick(9.5)] == [Changed]
+    assert roster.members() == []
+
+
+def test_a_refused_connection_suspends_at_once_until_a_good_probe() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0"))
+    assert len(probes(roster.on_refused(1.0, D0, I0, "connection refused"))) == 1
+    assert names(roster) == []
+    assert "suspended: connection refused" in roster.why_not(Role.DECODE)
+    assert roster.on_refused(1.1, D0, I0, "connection refused") == []
+    assert roster.on_message(1.2, beat("d0")) == [], "the open probe knows better than a beat"
+    assert names(roster) == []
+    assert [type(i) for i in roster.on_probe(1.3, D0, I0, Probed.HEALTHY, "")] == [Changed]
+    assert names(roster) == ["d0"]
+
+
+def test_a_suspended_instance_comes_back_with_a_beat_after_its_probe_failed() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0"))
+    roster.on_refused(1.0, D0, I0, "connection refused")
+    assert losts(roster.on_probe(1.1, D0, I0, Probed.DEAD, "refused")) == [I0]
+    assert roster.on_tick(1.5) == [], "probes keep a distance"
+    assert len(probes(roster.on_tick(2.1))) == 1
+    roster.on_probe(2.2, D0, I0, Probed.SILENT, "no answer")
+    assert names(roster) == []
+    roster.on_message(3.0, beat("d0"))
+    assert names(roster) == ["d0"]
+
+
+def test_doubt_asks_but_goes_on_picking() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0"))
+    assert len(probes(roster.on_doubt(1.0, D0, I0))) == 1
+    assert names(roster) == ["d0"]
+    assert roster.on_probe(6.0, D0, I0, Probed.SILENT, "busy") == [], "busy is not dead"
+    assert names(roster) == ["d0"]
+    roster.on_doubt(7.5, D0, I0)
+    assert losts(roster.on_probe(7.6, D0, I0, Probed.DEAD, "GET /health answered 503")) == [I0]
+    assert names(roster) == []
+
+
+def test_events_of_unknown_instances_change_nothing() -> None:
+    roster = make()
+    assert roster.on_refused(1.0, D0, I0, "x") == []
+    assert roster.on_doubt(1.0, D0, I0) == []
+    assert roster.on_probe(1.0, D0, I0, Probed.DEAD, "x") == []
+    assert roster.on_message(1.0, bye("d0")) == []
+
+
+def test_goodbye_stops_picking_at_once_but_its_legs_run_on() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0"))
+    assert losts(roster.on_message(1.0, bye("d0"))) == []
+    assert roster.members() == []
+
+
+def test_a_late_goodbye_of_an_old_incarnation_does_not_remove_the_new_one() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", incarnation=Incarnation("new")))
+    with pytest.raises(Refused, match="replaced"):
+        roster.on_message(1.0, bye("d0"))
+    assert names(roster) == ["d0"]
+
+
+def test_settled_after_the_time_that_agents_need() -> None:
+    roster = make(started=100.0)
+    assert not roster.settled(107.9)
+    assert roster.settled(108.0)
+
+
+def test_a_beats_interval_is_bounded() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", interval_s=1e9))
+    assert len(probes(roster.on_tick(181.0))) == 1
+
+
+def test_the_fleet_shows_what_is_known() -> None:
+    roster = make()
+    roster.on_message(1.0, beat("d0", model="m", drained=True))
+    roster.leg_opened(roster.members()[0])
+    roster.on_refused(2.0, D0, I0, "gone")
+    [shown] = roster.fleet(3.5)
+    assert (shown.instance, shown.in_flight, shown.beat_age_s, shown.suspended, shown.drained) == ("d0", 1, 2.5, "gone",
+                                                                                                   True)
+    roster.leg_closed(roster.members()[0])
+    assert roster.fleet(3.5)[0].in_flight == 0
+    assert roster.models() == ["m"]

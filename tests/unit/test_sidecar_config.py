@@ -1,0 +1,75 @@
+"""Configuration of the sidecar: what is wrong is named with its field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from xpyd_sidecar import config
+from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.errors import ConfigError
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """A right one; a change ``a__b=1`` sets ``a.b``, None removes."""
+    made: dict[str, Any] = {
+        "service": "test", "instance": "test-e0", "key_file": "/k", "run_dir": "/r",
+        "agent": {"role": "decode", "engine": "127.0.0.1:8000", "advertise_http": "10.0.0.7:8000", "routers": ["r:30001"]},
+        "router": {},
+    }
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        place = made
+        for parent in parents:
+            place = place[parent]
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+    return made
+
+
+def test_a_right_document() -> None:
+    decoded = config.decode(json.dumps(document()))
+    assert decoded.agent is not None
+    assert decoded.router is not None
+    assert (decoded.agent.role, decoded.router.members_port) == (Role.DECODE, 30001)
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"agent__engin": "x"}, "unknown field `engin` - at `$.agent`"),
+    ({"port": 1}, "unknown field `port`"),
+    ({"router__port": "80"}, "`$.router.port`"),
+    ({"router__port": 0}, "a port from 1 to 65535, not 0 - at `$.router.port`"),
+    ({"router__members_port": 70000}, "not 70000 - at `$.router.members_port`"),
+    ({"router__port": 30001}, "must differ from port, both are 30001 - at `$.router.members_port`"),
+    ({"router__heartbeat_s": -1}, "above 0, not -1.0 - at `$.router.heartbeat_s`"),
+    ({"router__listen_on_s": -1}, "not be negative, not -1.0 - at `$.router.listen_on_s`"),
+    ({"agent__role": "both"}, "`$.agent.role`"),
+    ({"agent__engine": "8000"}, "'8000' is not host:port - at `$.agent.engine`"),
+    ({"agent__advertise_http": "::1:8000"}, "write an IPv6 host in brackets, [host]:port - at `$.agent.advertise_http`"),
+    ({"agent__routers": []}, "at least one router address is required - at `$.agent.routers`"),
+    ({"agent__routers": ["a:1", "b"]}, "'b' is not host:port - at `$.agent.routers[1]`"),
+    ({"agent__data_parallel": 0}, "at least 1, not 0 - at `$.agent.data_parallel`"),
+    ({"agent__epoch": -1}, "not be negative, not -1 - at `$.agent.epoch`"),
+    ({"agent__drain_timeout_s": 0}, "above 0, not 0.0 - at `$.agent.drain_timeout_s`"),
+    ({"service": "Test_1"}, "`$.service`"),
+    ({"service": "a" * 46}, "`$.service`"),
+    ({"instance": ""}, "must not be empty - at `$.instance`"),
+    ({"key_file": ""}, "a path is required - at `$.key_file`"),
+    ({"key_file": None}, "missing required field `key_file`"),
+    ({"agent": None, "router": None}, "give `agent`, `router` or both"),
+])
+def test_a_wrong_document_is_named(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config.decode(json.dumps(document(**changes)))
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", b"\xff\xfe"])
+def test_what_is_no_document_is_refused(text: str | bytes) -> None:
+    with pytest.raises(ConfigError):
+        config.decode(text)

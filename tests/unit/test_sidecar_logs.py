@@ -1,0 +1,52 @@
+"""Log lines: one object or one line per event, with the fields that readers filter by."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from xpyd_sidecar import logs
+
+
+@pytest.fixture(autouse=True)
+def root() -> Iterator[None]:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before
+
+
+def test_json_lines_carry_process_fields_extra_and_exception() -> None:
+    out = io.StringIO()
+    logs.configure("info", "json", out, service="test", instance="test-e0")
+    try:
+        int("no number")
+    except ValueError:
+        logging.getLogger("xpyd.part").exception("lost %s", "it", extra={"transfer": "ab", "peer": object, "level": "mine"})
+    logging.getLogger("xpyd.part").debug("not shown")
+    [line] = out.getvalue().splitlines()
+    record = json.loads(line)
+    assert (record["level"], record["logger"], record["message"]) == ("error", "xpyd.part", "lost it")
+    assert (record["service"], record["instance"], record["transfer"]) == ("test", "test-e0", "ab")
+    assert record["time"].endswith("Z")
+    assert "ValueError: invalid literal" in record["exception"]
+
+
+def test_text_lines_are_one_line_with_values_at_the_end() -> None:
+    out = io.StringIO()
+    logs.configure("debug", "text", out, instance="test-e0")
+    logging.getLogger("xpyd.part").debug("pushed", extra={"bytes": 3})
+    assert out.getvalue().endswith("Z DEBUG   test-e0 xpyd.part: pushed bytes=3\n")
+
+
+def test_configuring_again_replaces_the_handler() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    logs.configure("info", "text", first)
+    logs.configure("info", "text", second)
+    logging.getLogger("x").info("once")
+    assert first.getvalue() == ""
+    assert second.getvalue().count("once") == 1

@@ -1,0 +1,87 @@
+"""Processes of tests are never left behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from processes import Group, ProcessFailed, free_port
+
+CHILD = "import subprocess, sys, time; subprocess.Popen(['sleep', '60']); print('up', flush=True); time.sleep(60)"
+
+
+def alive(group: int) -> bool:
+    return subprocess.run(["ps", "-o", "pid=", "-g", str(group)], capture_output=True, check=False).stdout.strip() != b""
+
+
+def started(folder: Path) -> Group:
+    group = Group([sys.executable, "-S", "-c", CHILD], log=folder / "log")
+    group.wait_until(lambda: "up" in group.tail(), 10, "up", poll_s=0.01)
+    return group
+
+
+def test_kill_ends_the_children_too(tmp_path: Path) -> None:
+    group = started(tmp_path)
+    assert len(group.pids()) == 2
+    group.kill()
+    group.kill()
+    assert group.pids() == []
+    assert group.returncode() == -9
+
+
+def test_shared_memory_of_a_killed_process_goes_with_it(tmp_path: Path) -> None:
+    program = ("from multiprocessing.shared_memory import SharedMemory as S; import time\n"
+               "s = S(create=True, size=4096); print('name', s.name, 'end', flush=True); time.sleep(60)")
+    group = Group([sys.executable, "-c", program], log=tmp_path / "log")
+    group.wait_until(lambda: "end" in group.tail(), 10, "up", poll_s=0.01)
+    name = Path("/dev/shm") / group.tail().split()[1]
+    assert name.exists()
+    group.kill()
+    assert not name.exists()
+
+
+def test_stop_reports_the_exit_code(tmp_path: Path) -> None:
+    group = started(tmp_path)
+    assert group.stop(5) == -15
+    assert group.pids() == []
+
+
+def test_a_process_that_ends_early_fails_with_its_log(tmp_path: Path) -> None:
+    program = "print('no such model'); raise SystemExit(3)"
+    group = Group([sys.executable, "-S", "-c", program], log=tmp_path / "log", name="e0")
+    with pytest.raises(ProcessFailed, match=r"e0 ended with 3 before it was healthy(.|\n)*no such model"):
+        group.wait_until(lambda: False, 10, "healthy", poll_s=0.01)
+    group.kill()
+
+
+def test_a_process_that_is_late_fails_with_its_log(tmp_path: Path) -> None:
+    group = started(tmp_path)
+    with pytest.raises(ProcessFailed, match=r"not healthy within 0 s(.|\n)*up"):
+        group.wait_until(lambda: False, 0.05, "healthy", poll_s=0.01)
+    group.kill()
+
+
+def test_killed_tests_leave_no_process(tmp_path: Path) -> None:
+    """kill -9 of the interpreter that started a group: the guard ends the group."""
+    support = Path(__file__).resolve().parents[1] / "support"
+    program = (f"import sys, time; sys.path.insert(0, {str(support)!r}); from pathlib import Path\n"
+               f"from processes import Group\n"
+               f"g = Group(['sleep', '60'], log=Path({str(tmp_path / 'log')!r})); print(g.pid, flush=True); time.sleep(60)")
+    test = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert test.stdout is not None
+    group = int(test.stdout.readline())
+    assert alive(group)
+    test.kill()
+    test.wait()
+    test.stdout.close()
+    end = time.monotonic() + 5
+    while alive(group) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not alive(group)
+
+
+def test_free_ports_are_ports() -> None:
+    assert 0 < free_port() < 65536
