@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import signal
 import sys
 import time
@@ -58,6 +59,7 @@ class Supervisor:
                     await asyncio.wait([work])
                     await self._backend.close()
                     await self._backend.sweep()
+                    self._remove_remains()
                     return
                 work.result()
                 request = self._backend.blueprint.stop_request()
@@ -80,6 +82,11 @@ class Supervisor:
         self._wake.set()
         if self._on_signal is not None:
             self._on_signal(request)
+
+    def _remove_remains(self) -> None:
+        """What a round that was under way made again of the removed folder; nothing once the service was made anew."""
+        if self.folder.path.exists() and not self.folder.settings.exists():
+            shutil.rmtree(self.folder.path)
 
     def _finished(self, done: Round) -> bool:
         request = self._backend.blueprint.stop_request()
