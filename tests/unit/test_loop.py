@@ -24,6 +24,12 @@ class FakeBackend:
         self.blind = 0
         self.clumsy = 0
         self.rounds: list[Round] = []
+        self.prepared: list[Round] = []
+
+    width = 4
+
+    async def prepare(self, round_: Round) -> None:
+        self.prepared.append(round_)
 
     async def desired(self) -> Desired:
         if isinstance(self.want, Exception):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Protocol
@@ -35,6 +36,13 @@ class Backend(Protocol):
     async def observe(self, now: float) -> Observed:
         """What is there now; bounded in time."""
 
+    async def prepare(self, round_: Round) -> None:
+        """Make what goes with the service beside its instances as it should be; bounded in time."""
+
+    @property
+    def width(self) -> int:
+        """How many actions of one kind may be under way side by side."""
+
     async def apply(self, action: Action) -> None:
         """Carry out or begin one action; bounded in time. What is begun shows in the next observation."""
 
@@ -59,17 +67,35 @@ async def converge(backend: Backend, now: float, *, dry_run: bool = False, last:
     observed = await backend.observe(now)
     done = think(desired, observed, now)
     if not dry_run:
-        for action in done.plan.actions:
+        failures += await _carry_out(backend, done)
+    done = msgspec.structs.replace(done, failures=tuple(failures))
+    if not dry_run:
+        backend.said(done)
+    return done
+
+
+async def _carry_out(backend: Backend, done: Round) -> list[str]:
+    """Everything that a round asks for, in its order; neighbours of one kind side by side. What failed, in words."""
+    failures: list[str] = []
+    try:
+        await backend.prepare(done)
+    except Exception as error:
+        logger.exception("could not prepare")
+        failures.append(f"what goes with the service: {error}")
+    turns = asyncio.Semaphore(backend.width)
+
+    async def carry_out(action: Action) -> None:
+        async with turns:
             logger.info("%s", action)
             try:
                 await backend.apply(action)
             except Exception as error:
                 logger.exception("could not %s", action)
                 failures.append(f"{action}: {error}")
-    done = msgspec.structs.replace(done, failures=tuple(failures))
-    if not dry_run:
-        backend.said(done)
-    return done
+
+    for _, same in itertools.groupby(done.plan.actions, type):
+        await asyncio.gather(*(carry_out(action) for action in same))
+    return failures
 
 
 async def run(
@@ -78,9 +104,13 @@ async def run(
     wake: asyncio.Event,
     *,
     interval_s: float = INTERVAL_S,
+    gap_s: float = 0.0,
     until: Callable[[Round], bool] = lambda done: done.gone,
 ) -> Round:
-    """Rounds until one satisfies ``until``; ``wake`` begins the next one at once. The last round."""
+    """Rounds until one satisfies ``until``, the last of which is returned.
+
+    ``wake`` begins the next round, ``gap_s`` after the last one at the earliest, so that a storm of events costs one round.
+    """
     failed = 0
     last: Desired | None = None
     while True:
@@ -97,5 +127,6 @@ async def run(
         pause_s = min(SLOWEST_S, interval_s * 2.0 ** min(failed, 16))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
+                await asyncio.sleep(gap_s)
                 await wake.wait()
         wake.clear()

@@ -25,7 +25,7 @@ from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.router import LocalRouter
 from xpyd_operator.local.store import InstanceRecord, Settings
 from xpyd_operator.local.units import Unit
-from xpyd_operator.plan.actions import Action, Create, Drain, Remove, Restart, StartRouter, StopRouter, Undrain
+from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Restart, StartRouter, StopRouter, Undrain
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.round import Round
@@ -138,6 +138,12 @@ class LocalBackend:
 
     # What is done
 
+    width = 1
+    """One action at a time: they share the host's devices and ports."""
+
+    async def prepare(self, round_: Round) -> None:
+        """Nothing: a local service consists of its processes."""
+
     async def apply(self, action: Action) -> None:
         """Begin one action; a drain is asked for at once."""
         match action:
@@ -153,6 +159,8 @@ class LocalBackend:
                 instance = self.instance(action.instance)
                 unit = next(unit for unit in instance.units if unit.name == action.unit)
                 self._begin(action.instance, Work.STARTING, self._start(instance, unit))
+            case Label():
+                raise LocalError("local instances do not route")
             case StartRouter():
                 self._begin("router", Work.STARTING, self._start_router())
             case StopRouter():

@@ -90,7 +90,7 @@ class Observer:
         router = None
         if config is not None or "router" in work:
             router = self._seen_router(fleet, found, work.get("router"), now)
-        observed = Observed(found, router, known)
+        observed = Observed(found, router, fleet_known=known)
         return Picture(observed, tuple(sorted(sights, key=lambda sight: sight.record.ordinal)), fleet)
 
     async def _fleet(self, config: SidecarConfig | None) -> Fleet | None:

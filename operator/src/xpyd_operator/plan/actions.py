@@ -61,6 +61,18 @@ class Restart(msgspec.Struct, frozen=True, tag="restart"):
         return f"restart {self.unit} of {self.instance}: {self.reason}"
 
 
+class Label(msgspec.Struct, frozen=True, tag="label"):
+    """Say which instances route: ``roster``: agents beat to its router; ``router``: clients reach it."""
+
+    instance: InstanceName
+    roster: bool
+    router: bool
+
+    def __str__(self) -> str:
+        what = "routes" if self.router else "learns the roster" if self.roster else "does not route"
+        return f"{self.instance} {what}"
+
+
 class StartRouter(msgspec.Struct, frozen=True, tag="start_router"):
     """Start the router, or start it again; end the old one first where it still runs."""
 
@@ -80,7 +92,7 @@ class StopRouter(msgspec.Struct, frozen=True, tag="stop_router"):
         return f"stop the router: {self.reason}"
 
 
-Action = Create | Drain | Undrain | Remove | Restart | StartRouter | StopRouter
+Action = Create | Drain | Undrain | Remove | Restart | Label | StartRouter | StopRouter
 
 
 class Wait(msgspec.Struct, frozen=True):

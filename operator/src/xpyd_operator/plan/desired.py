@@ -36,6 +36,10 @@ class Desired(msgspec.Struct, frozen=True):
     startup_timeout_s: float = 1800.0
     hang_timeout_s: float = 120.0
     """How long an engine that was ready may fail its health checks before it is restarted."""
+    max_sidecars: int = 0
+    """Most decode instances whose own router serves clients; 0: routers are elsewhere."""
+    keep_terminating: bool = True
+    """An instance that drains can be taken back (False: its removal has begun with the drain, as with pods)."""
     stopping: bool = False
     """The service is to end: router first, so that nothing new comes in, then the instances."""
 

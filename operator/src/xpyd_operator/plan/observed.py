@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from xpyd_operator.plan.desired import Revision
-from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role
 
 
 class Phase(StrEnum):
@@ -23,9 +23,23 @@ class Phase(StrEnum):
     """Its removal is under way."""
     CRASHED = "crashed"
     """Its engine ended without being asked."""
+    LOST = "lost"
+    """It never comes back and nobody can tell when its name will be free (a pod that ends on a node that is away): it counts
+    for nothing but its ordinal."""
 
 
-LEAVING = frozenset({Phase.DRAINING, Phase.DRAINED, Phase.STOPPING})
+LEAVING = frozenset({Phase.DRAINING, Phase.DRAINED, Phase.STOPPING, Phase.LOST})
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why an instance does not serve, where the platform tells."""
+
+    reason: str
+    """One word that a program can compare: ``ImagePull``, ``OutOfMemory``, ``Unschedulable``, ``CrashLoop`` …"""
+    message: str
+    """The cause in words, with the last log line of a crash."""
+    lasting: bool = True
+    """A person must act, or it would have gone away by itself; False while it may still be the usual way up."""
 
 
 class Unit(msgspec.Struct, frozen=True):
@@ -59,6 +73,17 @@ class Instance(msgspec.Struct, frozen=True):
     was_ready: bool = False
     """Its engine served before and does not any more: it hangs, rather than that it takes long to start."""
     units: tuple[Unit, ...] = ()
+    platform_crashes: int = 0
+    """Crashes in a row, where the platform restarts by itself and ``units`` is empty."""
+    problem: Problem | None = None
+    fingerprint: Fingerprint = Fingerprint("")
+    """What its KV may be exchanged with; empty while unknown."""
+    roster: bool = False
+    """Agents are told to beat to the router beside it."""
+    router: bool = False
+    """Clients reach the router beside it."""
+    settled: bool = False
+    """The router beside it answers and knows the roster."""
 
     @property
     def leaving(self) -> bool:
@@ -73,7 +98,7 @@ class Instance(msgspec.Struct, frozen=True):
     @property
     def crashes(self) -> int:
         """Crashes in a row of its worst process."""
-        return max((unit.crashes for unit in self.units), default=0)
+        return max((unit.crashes for unit in self.units), default=self.platform_crashes)
 
 
 class Router(msgspec.Struct, frozen=True):
@@ -86,10 +111,21 @@ class Router(msgspec.Struct, frozen=True):
     stopping: bool = False
 
 
+class Front(msgspec.Struct, frozen=True):
+    """Whether clients are served, where routers are no process of the planner's own."""
+
+    ready: bool
+    """A client's request would be answered: a router that clients reach has a settled roster and can pick."""
+    reason: str = "Unknown"
+    message: str = ""
+
+
 class Observed(msgspec.Struct, frozen=True):
     """Everything a step looks at."""
 
     instances: tuple[Instance, ...] = ()
     router: Router | None = None
+    front: Front | None = None
+    """None where the router is a process of the planner's own (``router``)."""
     fleet_known: bool = False
     """A settled router told the load and drain state. Without it nothing that serves is drained."""
