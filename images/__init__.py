@@ -1,0 +1,8 @@
+"""The container images of xpyd: what is in them, and how they are built on a machine with Debian packages and PyPI alone.
+
+    python -m images build     operator, sidecar, engine-cpu → OCI archives in the cache, nothing where nothing changed
+    python -m images push      operator and sidecar → a registry
+    python -m images paths     what a pod of engine-cpu mounts from the host
+
+Belongs here: build time only, the standard library alone. Nothing of xpyd imports it.
+"""
