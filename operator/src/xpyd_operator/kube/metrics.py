@@ -28,12 +28,14 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         self._rounds = Histogram("xpyd_operator_reconcile_seconds",
-                                 "One round of one service, from observing to its last write", buckets=_ROUND, registry=self.registry)
+                                 "One round of one service, from observing to its last write", buckets=_ROUND,
+                                 registry=self.registry)
         self._results = Counter("xpyd_operator_reconcile", "Rounds by result", ["result"], registry=self.registry)
         self._requests = Counter("xpyd_operator_api_requests", "Requests to the API server; code 0: no answer came",
                                  ["verb", "resource", "code"], registry=self.registry)
         self._seconds = Histogram("xpyd_operator_api_request_seconds",
-                                  "From sending a request to its answer or its deadline", ["verb", "resource"], buckets=_REQUEST, registry=self.registry)
+                                  "From sending a request to its answer or its deadline", ["verb", "resource"],
+                                  buckets=_REQUEST, registry=self.registry)
         self._errors = Counter("xpyd_operator_errors", "What went wrong, by kind", ["kind"], registry=self.registry)
         self._watched = Counter("xpyd_operator_watch_events", "Objects that the watches brought", ["kind", "type"],
                                 registry=self.registry)
