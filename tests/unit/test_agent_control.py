@@ -17,6 +17,7 @@ from xpyd_sidecar.agent import app as app_module
 from xpyd_sidecar.agent import ask as ask_module
 from xpyd_sidecar.agent import control
 from xpyd_sidecar.agent.app import Agent
+from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract.ids import State
 from xpyd_sidecar.contract.launch import AGENT_SOCKET, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
@@ -32,7 +33,10 @@ class Running:
         self.config: SidecarConfig = config_of(run_dir, engine.address, (router.address,), heartbeat_s=0.3,
                                                **fields)
         self.stop = asyncio.Event()
-        self.task = asyncio.ensure_future(Agent(self.config, KEY).run(self.stop))
+        self.heard: list[bool] = []
+        draining = Draining()
+        draining.listen(self.heard.append)
+        self.task = asyncio.ensure_future(Agent(self.config, KEY, draining=draining).run(self.stop))
 
     async def ask(self, method: str, path: str, timeout_s: float = 10.0) -> tuple[int, dict[str, Any]]:
         return await asyncio.to_thread(ask_module.ask, self.run_dir, method, path, timeout_s)
@@ -237,3 +241,10 @@ def test_wrong_usage_of_the_command(arguments: list[str], monkeypatch: pytest.Mo
     with pytest.raises(SystemExit) as end:
         ask_module.main(arguments)
     assert end.value.code == 2
+
+
+async def test_the_router_beside_hears_of_a_drain_and_of_its_end(running: Running) -> None:
+    assert running.heard == [False]
+    await running.ask("POST", "/drain")
+    await running.ask("POST", "/undrain")
+    assert running.heard == [False, True, False]

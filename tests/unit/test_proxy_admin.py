@@ -70,6 +70,20 @@ async def test_health_is_the_process_and_ready_says_why_not() -> None:
         assert (await f.get("/health")).status == 200
 
 
+async def test_beside_an_engine_a_router_is_ready_without_members_once_it_has_listened() -> None:
+    async with fleet(0, 0, beside_engine=True, resolve_s=60.0) as f:
+        assert (await f.get("/ready")).status == 503
+    async with fleet(0, 0, beside_engine=True) as f:
+        await f.wait(lambda: f.router.paths.not_ready() == "", "a router that has listened")
+        assert not f.dispatch.roster.settled(f.dispatch.loop.time())
+        f.router.turn_away(True)
+        answer = await f.get("/ready")
+        assert (answer.status, answer.headers["connection"]) == (503, "close")
+        f.router.turn_away(False)
+        answer = await f.get("/ready")
+        assert (answer.status, answer.headers.get("connection")) == (200, None)
+
+
 async def test_client_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nkey-one\n\nkey-two\n")

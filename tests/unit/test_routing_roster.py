@@ -225,6 +225,23 @@ def test_settled_after_the_time_that_agents_need() -> None:
     assert roster.settled(108.0)
 
 
+def test_beside_an_engine_settled_after_the_first_beat_that_was_not_followed_by_silence() -> None:
+    """Agents are told of such a router at some time; all of them come within one look-up and one beat of the first."""
+    roster = make(started=100.0, beside_engine=True)
+    assert (roster.listened(107.9), roster.listened(108.0)) == (False, True)
+    assert not roster.settled(500.0), "nobody beats"
+    roster.on_message(500.0, beat("d0"))
+    roster.on_message(503.0, beat("d0", seq=2))
+    assert not roster.settled(507.9)
+    roster.on_message(506.0, beat("d1"))
+    assert roster.settled(508.0)
+    assert not roster.settled(514.0), "silence: agents were told that this router is none any more"
+    roster.on_message(600.0, beat("d0", seq=3))
+    assert not roster.settled(600.0)
+    roster.on_message(605.0, beat("d0", seq=4))
+    assert roster.settled(608.0)
+
+
 def test_a_beats_interval_is_bounded() -> None:
     roster = make()
     roster.on_message(0.0, beat("d0", interval_s=1e9))

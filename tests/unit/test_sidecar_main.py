@@ -20,6 +20,7 @@ from engines import answers, get
 from processes import Group, free_port
 
 from xpyd_sidecar import __main__ as entry
+from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import HostPort, State
@@ -110,7 +111,7 @@ def test_a_taken_port_is_named_with_its_field(config: SidecarConfig, field: str,
 
 
 def failing(error: BaseException | None) -> Any:
-    async def half(config: SidecarConfig, key: keys.ServiceKey, stop: asyncio.Event) -> None:
+    async def half(config: SidecarConfig, key: keys.ServiceKey, stop: asyncio.Event, draining: Draining) -> None:
         if error is not None:
             raise error
 
@@ -129,11 +130,29 @@ def test_a_half_that_fails_ends_the_process_with_1(config: SidecarConfig, error:
     assert words in capfd.readouterr().err
 
 
+def test_the_halves_share_the_wish_to_drain(config: SidecarConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[bool] = []
+
+    async def agent(config: SidecarConfig, key: keys.ServiceKey, stop: asyncio.Event, draining: Draining) -> None:
+        draining.say(True)
+        draining.say(False)
+
+    async def router(config: SidecarConfig, key: keys.ServiceKey, stop: asyncio.Event, draining: Draining) -> None:
+        draining.listen(heard.append)
+        await stop.wait()
+
+    halves = {"router": router, "agent": agent}
+    monkeypatch.setattr(entry, "_half", halves.__getitem__)
+    both = msgspec.structs.replace(config, router=RouterConfig())
+    assert asyncio.run(entry._run(both, keys.mint())) == 1, "the agent ended without being asked"
+    assert heard == [False, True, False]
+
+
 def test_a_half_that_fails_stops_the_other_in_order(config: SidecarConfig, monkeypatch: pytest.MonkeyPatch,
                                                     capfd: pytest.CaptureFixture[str]) -> None:
     ended = []
 
-    async def orderly(config: SidecarConfig, key: keys.ServiceKey, stop: asyncio.Event) -> None:
+    async def orderly(config: SidecarConfig, key: keys.ServiceKey, stop: asyncio.Event, draining: Draining) -> None:
         await stop.wait()
         ended.append("agent")
 

@@ -22,6 +22,7 @@ import uvloop
 
 from xpyd_sidecar import config as configuration
 from xpyd_sidecar import logs
+from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import ConfigError, XpydError
@@ -31,7 +32,7 @@ logger = logging.getLogger("xpyd_sidecar")
 HALVES = {"router": ("xpyd_sidecar.proxy.app", "run_router"), "agent": ("xpyd_sidecar.agent.app", "run_agent")}
 """Where each half is; imported only where it runs, so that an agent alone stays small."""
 
-Half = Callable[[SidecarConfig, keys.ServiceKey, asyncio.Event], Awaitable[None]]
+Half = Callable[[SidecarConfig, keys.ServiceKey, asyncio.Event, Draining], Awaitable[None]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,8 +81,9 @@ async def _run(config: SidecarConfig, key: keys.ServiceKey) -> int:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    draining = Draining()
     names = [name for name in HALVES if getattr(config, name) is not None]
-    tasks = {asyncio.ensure_future(_half(name)(config, key, stop)): name for name in names}
+    tasks = {asyncio.ensure_future(_half(name)(config, key, stop, draining)): name for name in names}
     code = 0
     while tasks:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

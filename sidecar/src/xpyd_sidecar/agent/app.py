@@ -18,6 +18,7 @@ from xpyd_sidecar.agent.beat import BeatNow, DrainAsked, DrainEnded, Event, Look
 from xpyd_sidecar.agent.beats import Beats, Resolve, system_resolve
 from xpyd_sidecar.agent.control import Control
 from xpyd_sidecar.agent.engine import Probe
+from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract.ids import State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
@@ -34,8 +35,9 @@ LOOK_S = 1.0
 class Agent:
     """One agent. ``run`` it until ``stop``."""
 
-    def __init__(self, config: SidecarConfig, key: ServiceKey, resolve: Resolve = system_resolve) -> None:
-        """Opens nothing yet.
+    def __init__(self, config: SidecarConfig, key: ServiceKey, resolve: Resolve = system_resolve,
+                 draining: Draining | None = None) -> None:
+        """Opens nothing yet. ``draining`` is told of drains.
 
         Raises:
             ConfigError: the configuration has no agent.
@@ -44,6 +46,7 @@ class Agent:
             raise ConfigError("an agent needs its settings - at `$.agent`")
         self._config = config.agent
         self._run_dir = Path(config.run_dir)
+        self._draining = draining or Draining()
         self._machine = Machine(config)
         self._loop = asyncio.get_running_loop()
         self._beats = Beats(config.agent.routers, key, heartbeat_s=config.agent.heartbeat_s,
@@ -116,11 +119,13 @@ class Agent:
             return
         self._drain_deadline = now + self._config.drain_timeout_s
         self._apply(DrainAsked())
+        self._draining.say(True)
 
     def undrain(self) -> None:
         """Take the drain back."""
         self._apply(UndrainAsked())
         self._drain_over = None
+        self._draining.say(False)
 
     async def wait_drained(self, timeout_s: float | None) -> tuple[bool, str]:
         """``(drained, reason)`` once drained, at the drain deadline or after ``timeout_s``."""
@@ -188,10 +193,10 @@ async def _wait_or(event: asyncio.Event, timeout_s: float) -> None:
     event.clear()
 
 
-async def run_agent(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event) -> None:
-    """Run the agent of ``config`` until ``stop`` is set.
+async def run_agent(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event, draining: Draining | None = None) -> None:
+    """Run the agent of ``config`` until ``stop`` is set; the router in the same process listens to ``draining``.
 
     Raises:
         ConfigError: no agent configured, or its control socket cannot be opened.
     """
-    await Agent(config, key).run(stop)
+    await Agent(config, key, draining=draining).run(stop)

@@ -105,6 +105,8 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_timeout_s: float = 600.0
     """How long a stopping router waits for its requests to end."""
     access_log: bool = True
+    beside_engine: bool = False
+    """The router runs in an engine's pod, where agents are told of it at some time, or never: ready also before that."""
 
 
 class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

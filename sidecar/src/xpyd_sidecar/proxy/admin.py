@@ -3,7 +3,7 @@
     POST /v1/completions  /v1/chat/completions    generation
     GET  /v1/models  /v1/models/{id}              served models
     GET  /health                                  the process lives
-    GET  /ready                                   the roster is known and somebody decodes
+    GET  /ready                                   the roster is known and somebody decodes (see not_ready)
     GET  /metrics                                 Prometheus
     GET  /fleet                                   contract.fleet.Fleet; needs the admin token
 """
@@ -78,14 +78,21 @@ class Paths:
         reply.whole(200, _TEXT, b"ok\n")
 
     def not_ready(self) -> str:
-        """Why this router should get no traffic; empty when it should."""
+        """Why this router should get no traffic; empty when it should.
+
+        Beside an engine this and the engine's own health make the pod's readiness, also where no clients are sent here, so
+        only a restart counts: agents that knew this router must have had the time to come back. Clients come once the
+        operator saw ``settled``. Whether anybody decodes is left out: a 503 says more than a connection refused.
+        """
         dispatch = self._dispatch
         if dispatch.draining:
             return "the router is stopping"
-        if not dispatch.roster.settled(dispatch.loop.time()):
+        now, roster = dispatch.loop.time(), dispatch.roster
+        beside = dispatch.config.beside_engine
+        if not (roster.listened(now) if beside else roster.settled(now)):
             return "the roster is not settled: agents may not have found this router yet"
-        if not dispatch.roster.pickable(Role.DECODE):
-            return dispatch.roster.why_not(Role.DECODE)
+        if not beside and not roster.pickable(Role.DECODE):
+            return roster.why_not(Role.DECODE)
         return ""
 
     def _ready(self, _: HttpRequest, reply: Reply) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 
+from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
@@ -56,6 +57,17 @@ class Router:
         logger.info("router listens", extra={"port": self.port, "members_port": self.members_port,
                                              "policy": self._config.policy})
 
+    def turn_away(self, away: bool) -> None:
+        """Send clients elsewhere (not ready, ``Connection: close``) while serving all who come, or take that back.
+
+        While the engine beside drains: the pod goes, and connections that clients keep would find it gone.
+        """
+        self.dispatch.draining = away
+        if away:
+            self.server.drain()
+        else:
+            self.server.undrain()
+
     async def stop(self) -> None:
         """Drain: no longer ready, no new connections after ``listen_on_s``, own requests end within ``drain_timeout_s``."""
         self.dispatch.draining = True
@@ -94,14 +106,16 @@ class Router:
                     logger.exception("a turn of the clock failed")
 
 
-async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event) -> None:
-    """Run a router until ``stop`` is set, then drain it.
+async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event, draining: Draining | None = None) -> None:
+    """Run a router until ``stop`` is set, then drain it. ``draining`` is that of the agent in the same process.
 
     Raises:
         ConfigError: a setting is wrong, or a port is taken.
     """
     router = Router(config, key)
     await router.start()
+    if draining is not None:
+        draining.listen(router.turn_away)
     # Objects made at start live for ever: the collector need not look at them again and again.
     gc.collect()
     gc.freeze()

@@ -47,7 +47,7 @@ class Dispatch:
         self.name = config.instance
         self.started = self.loop.time()
         self.roster = ro.Roster(config.service, started=self.started, settle_s=router.heartbeat_s + router.resolve_s,
-                                missed_beats=router.missed_beats)
+                                missed_beats=router.missed_beats, beside_engine=router.beside_engine)
         policy = policies.make(router.policy, router.policy_options, secrets.randbits(64))
         self.picker = Picker(self.roster, policy)
         self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,

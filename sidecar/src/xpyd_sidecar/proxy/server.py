@@ -74,6 +74,10 @@ class Server:
         for connection in list(self.connections):
             connection.drain()
 
+    def undrain(self) -> None:
+        """Keep connections again."""
+        self.draining = False
+
     def abort(self) -> None:
         """Close every connection now."""
         self.stop_listening()

@@ -116,8 +116,13 @@ class Refused(Exception):
 class Roster:
     """The instances of one service. Times are seconds of one monotonic clock."""
 
-    def __init__(self, service: ServiceName, *, started: float, settle_s: float, missed_beats: int) -> None:
+    def __init__(self, service: ServiceName, *, started: float, settle_s: float, missed_beats: int,
+                 beside_engine: bool = False) -> None:
+        """``beside_engine``: agents are told of this router at some time, not before its start."""
         self.service = service
+        self._beside_engine = beside_engine
+        self._heard_since: float | None = None
+        self._heard = started
         self._members: dict[InstanceName, Member] = {}
         self._started = started
         self._settle_s = settle_s
@@ -128,8 +133,21 @@ class Roster:
     # ---- what others read
 
     def settled(self, now: float) -> bool:
-        """Every agent had the time to find this router and to beat once."""
+        """Every agent had the time to find this router and to beat once.
+
+        Agents look up the routers' name again and again, so all of them find a router within one such interval of the first
+        that did; until then the router knows only some of them.
+        """
+        if not self._beside_engine:
+            return self.listened(now)
+        return self._heard_since is not None and not self._unheard(now) and now - self._heard_since >= self._settle_s
+
+    def listened(self, now: float) -> bool:
+        """Agents that knew this router before its start had the time to come back."""
         return now - self._started >= self._settle_s
+
+    def _unheard(self, now: float) -> bool:
+        return now - self._heard >= self._settle_s
 
     def members(self) -> list[Member]:
         """All, by name."""
@@ -200,6 +218,9 @@ class Roster:
         return self._on_beat(now, message) if isinstance(message, Heartbeat) else self._on_goodbye(message)
 
     def _on_beat(self, now: float, beat: Heartbeat) -> list[Instruction]:
+        if self._heard_since is None or self._unheard(now):
+            self._heard_since = now
+        self._heard = now
         member = self._members.get(beat.instance)
         out: list[Instruction] = []
         if member is None:
