@@ -14,7 +14,7 @@ COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-ha
 tier = $(if $(wildcard $(1)/test_*.py),$(if $(ROOT),$(BIN)/pytest $(1) --timeout 600,\
   echo "left out: $(1) (it needs root)"),echo "left out: $(1) (its tests come with $(2))")
 
-.PHONY: help setup demo test test-unit test-component test-kube test-e2e lint requirements crds clean
+.PHONY: help setup demo test test-unit test-component test-kube test-e2e lint requirements crds clean images images-push
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -59,6 +59,7 @@ requirements: ## Pin again what the .in files ask for
 	  requirements/dev.in -o requirements/cpu.txt
 	$(COMPILE) --no-emit-index-url --no-emit-find-links \
 	  requirements/uv.in -o requirements/uv.txt
+	for name in operator-image sidecar-image engine-image pip; do $(COMPILE_IMAGE) requirements/$$name.in -o requirements/$$name.txt; done
 
 crds: $(STAMP) ## Write crds/*.yaml and docs/reference.md from the API structs
 	$(BIN)/xpyd render crds
@@ -66,3 +67,38 @@ crds: $(STAMP) ## Write crds/*.yaml and docs/reference.md from the API structs
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+# --- images: see docs/images.md ---
+# Wheels for Linux alone, in the versions that the tests run with.
+COMPILE_IMAGE := $(BIN)/uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes \
+  --no-emit-index-url --no-emit-find-links -c requirements/cpu.txt
+BASE ?=
+REGISTRY ?=
+TAG ?=
+
+images: $(STAMP) ## Build the container images (root); BASE=… names another base
+	@$(BIN)/python -m images build $(if $(BASE),--base '$(BASE)')
+
+images-push: $(STAMP) ## Push operator and sidecar to REGISTRY=host/path; TAG=…, INSECURE=1 for plain HTTP
+	@$(if $(REGISTRY),,$(error give the registry: make images-push REGISTRY=host/path))
+	@$(BIN)/python -m images push '$(REGISTRY)' $(if $(BASE),--base '$(BASE)') $(if $(TAG),--tag '$(TAG)') $(if $(INSECURE),--insecure)
+# --- end of images ---
+
+# --- the test cluster: a real Kubernetes of this host; PROFILE=light|full, DIR=its folder, KWOK=1 adds fake nodes ---
+PROFILE ?= light
+DIR ?=
+KWOK ?=
+CLUSTER = PYTHONPATH=e2e/cluster $(BIN)/python -m testcluster
+CLUSTER_AT = --profile $(PROFILE) $(if $(DIR),--dir '$(DIR)')
+
+cluster-up: $(STAMP) ## Start a Kubernetes for hand work (PROFILE=light|full, KWOK=1 for fake nodes, DIR=folder)
+	@$(CLUSTER) up $(CLUSTER_AT) $(if $(KWOK),--kwok)
+
+cluster-down: $(STAMP) ## Remove it, whatever is left of it
+	@$(CLUSTER) down $(CLUSTER_AT)
+
+cluster-status: $(STAMP) ## Say what of it runs
+	@$(CLUSTER) status $(CLUSTER_AT)
+
+cluster-build: $(STAMP) ## Build its programs alone (once, 8 minutes)
+	@$(CLUSTER) build --profile $(PROFILE) $(if $(KWOK),--kwok)
