@@ -1,0 +1,290 @@
+"""Requests to the API server: plain dictionaries in and out, each with a deadline.
+
+TLS, credentials and their renewal are the official client's; its models are left aside, since a list of thousands of pods
+is much cheaper as plain JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol
+from urllib.parse import quote
+
+import aiohttp
+import msgspec
+from kubernetes.aio import config as kubernetes_config
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import ConfigException
+
+from xpyd_operator.api.base import API_VERSION
+from xpyd_operator.errors import XpydError
+from xpyd_operator.render.labels import FIELD_MANAGER
+
+Body = dict[str, Any]
+Bodies = list[Body]
+_config: Any = kubernetes_config  # the library's loaders have no types
+PAGE = 500
+PATIENCE_S = 5.0
+"""Longest ``Retry-After`` that is waited for."""
+UNREACHABLE = 0
+"""Status of an ApiError where no answer came."""
+
+
+class Resource(msgspec.Struct, frozen=True):
+    """Where objects of a kind are."""
+
+    version: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str = "", sub: str = "") -> str:
+        """Path below the server's address; no namespace: all of them."""
+        root = f"/api/{self.version}" if "/" not in self.version else f"/apis/{self.version}"
+        where = f"/namespaces/{quote(namespace, safe='')}" if namespace is not None else ""
+        parts = [root + where, self.plural, quote(name, safe=""), sub]
+        return "/".join(part for part in parts if part)
+
+
+RESOURCES: Mapping[str, Resource] = {
+    "DisaggService": Resource(API_VERSION, "disaggservices"),
+    "DisaggPool": Resource(API_VERSION, "disaggpools"),
+    "Pod": Resource("v1", "pods"),
+    "Service": Resource("v1", "services"),
+    "Secret": Resource("v1", "secrets"),
+    "Event": Resource("v1", "events"),
+    "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
+    "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
+    "Deployment": Resource("apps/v1", "deployments"),
+}
+
+
+class ApiError(XpydError):
+    """The API server refused a request, or did not answer in time (``status`` 0)."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        """Kubernetes' own word: ``NotFound``, ``AlreadyExists``, ``Conflict``, ``Forbidden`` …"""
+        self.message = message
+        self.retry_after = retry_after
+        """Seconds, where the server says."""
+
+    @property
+    def missing(self) -> bool:
+        """There is no such object."""
+        return self.status == 404
+
+    @property
+    def conflict(self) -> bool:
+        """The object is not as the request took it to be, or exists already."""
+        return self.status == 409
+
+
+class Counter(Protocol):
+    """Takes note of requests (``kube.metrics.Metrics``)."""
+
+    def request(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        """One request was answered with ``code``, or not at all (0)."""
+
+
+class _Cause(msgspec.Struct):
+    reason: str = ""
+
+
+class _Details(msgspec.Struct):
+    causes: list[_Cause] = []
+    retry_after: float | None = msgspec.field(name="retryAfterSeconds", default=None)
+
+
+class _Status(msgspec.Struct):
+    """``kind: Status``, what the server says instead of an object."""
+
+    reason: str = ""
+    message: str = ""
+    details: _Details | None = None
+
+
+class _Question(msgspec.Struct, frozen=True):
+    method: str
+    path: str
+    query: Mapping[str, str]
+    content: str
+    body: Body | None
+
+
+class Api:
+    """A bounded number of requests at a time; as an async context manager it closes its connections."""
+
+    def __init__(
+        self, client: ApiClient, counter: Counter | None = None, *, width: int = 32, timeout_s: float = 10.0
+    ) -> None:
+        self._client: Any = client  # its generated half has no types
+        self._counter = counter
+        self._turns = asyncio.Semaphore(width)
+        self._timeout_s = timeout_s
+        self.requests = 0
+        """How many were sent."""
+
+    @classmethod
+    async def connect(cls, counter: Counter | None = None, *, kubeconfig: str | None = None, width: int = 32,
+                      timeout_s: float = 10.0) -> Api:
+        """With the service account of this pod, or with a kubeconfig (None: inside a cluster, else the usual file).
+
+        Raises:
+            XpydError: neither can be used.
+        """
+        configuration = Configuration()
+        try:
+            if kubeconfig is None and not _inside(configuration):
+                await _config.load_kube_config(client_configuration=configuration)
+            elif kubeconfig is not None:
+                await _config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+        except (ConfigException, OSError) as error:
+            raise XpydError(f"no way to the API server: {error}") from None
+        configuration.retries = None
+        configuration.connection_pool_maxsize = width + 4
+        client = ApiClient(configuration)
+        client.user_agent = "xpyd-operator"
+        return cls(client, counter, width=width, timeout_s=timeout_s)
+
+    async def __aenter__(self) -> Api:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._client.close()
+
+    async def get(self, kind: str, namespace: str, name: str) -> Body:
+        """One object."""
+        return await self._ask("get", kind, namespace, name)
+
+    async def list(self, kind: str, namespace: str | None, selector: str = "") -> tuple[Bodies, int]:
+        """All objects of a kind (None: in all namespaces) and the version of the list."""
+        items: Bodies = []
+        more = ""
+        while True:
+            query = {"labelSelector": selector, "limit": str(PAGE), "continue": more}
+            page = await self._ask("list", kind, namespace, query={key: value for key, value in query.items() if value})
+            items += page.get("items") or []
+            metadata = page.get("metadata") or {}
+            more = metadata.get("continue") or ""
+            if not more:
+                text = str(metadata.get("resourceVersion", ""))
+                return items, int(text) if text.isdecimal() else 0
+
+    async def create(self, kind: str, namespace: str, body: Body, *, dry_run: bool = False) -> Body:
+        """Make an object that is not there yet (409 where it is)."""
+        return await self._ask("create", kind, namespace, body=body, dry_run=dry_run)
+
+    async def apply(self, kind: str, namespace: str, body: Body) -> Body:
+        """Server-side apply, taking over fields of others."""
+        name = body["metadata"]["name"]
+        return await self._ask("apply", kind, namespace, name, body=body, query={"force": "true"})
+
+    async def patch(self, kind: str, namespace: str, name: str, body: Body) -> Body:
+        """Merge patch. A ``metadata.uid`` in it is a precondition (409)."""
+        return await self._ask("patch", kind, namespace, name, body=body)
+
+    async def patch_status(self, kind: str, namespace: str, name: str, status: Body, uid: str = "") -> Body:
+        """Merge patch of the status alone; ``uid``: only of this very object (409)."""
+        body: Body = {"status": status}
+        if uid:
+            body["metadata"] = {"uid": uid}
+        return await self._ask("patch", kind, namespace, name, sub="status", body=body)
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> Body:
+        """Delete, with the object's own grace period; ``uid``: only this very object (409)."""
+        body: Body = {"propagationPolicy": "Background"}
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        return await self._ask("delete", kind, namespace, name, body=body)
+
+    async def _ask(self, verb: str, kind: str, namespace: str | None, name: str = "", *, sub: str = "",
+                   body: Body | None = None, query: Mapping[str, str] | None = None, dry_run: bool = False) -> Body:
+        resource = RESOURCES[kind]
+        method, content = _METHODS[verb]
+        question = dict(query or {})
+        if method in ("POST", "PATCH"):
+            question["fieldManager"] = FIELD_MANAGER
+        if dry_run:
+            question["dryRun"] = "All"
+        path = resource.path(namespace, name, sub)
+        label = f"{resource.plural}/{sub}" if sub else resource.plural
+        async with self._turns:
+            for attempt in (1, 2):
+                try:
+                    return await self._once(verb, label, _Question(method, path, question, content, body))
+                except ApiError as error:
+                    if error.status != 429 or attempt == 2 or (error.retry_after or 1.0) > PATIENCE_S:
+                        raise
+                    await asyncio.sleep(error.retry_after or 1.0)
+        raise AssertionError
+
+    async def _once(self, verb: str, label: str, ask: _Question) -> Body:
+        started = time.perf_counter()
+        status = UNREACHABLE
+        what = f"{ask.method} {ask.path}"
+        self.requests += 1
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                status, retry_after, raw = await self._send(ask)
+            if not 200 <= status < 300:
+                raise _refused(status, retry_after, raw, what)
+            decoded: Body = msgspec.json.decode(raw)
+        except TimeoutError:
+            raise ApiError(UNREACHABLE, "Timeout", f"{what}: no answer within {self._timeout_s:g} s") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise ApiError(UNREACHABLE, "Unreachable", f"{what}: {error or type(error).__name__}") from None
+        except msgspec.DecodeError as error:
+            raise ApiError(status, "BadAnswer", f"{what}: the answer is not JSON: {error}") from None
+        else:
+            return decoded
+        finally:
+            if self._counter is not None:
+                self._counter.request(verb, label, status, time.perf_counter() - started)
+
+    async def _send(self, ask: _Question) -> tuple[int, str | None, bytes]:
+        _, url, headers, body, _ = await self._client.param_serialize(
+            method=ask.method, resource_path=ask.path, query_params=list(ask.query.items()), body=ask.body,
+            header_params={"Accept": "application/json", "Content-Type": ask.content}, auth_settings=["BearerToken"],
+        )
+        limit = aiohttp.ClientTimeout(total=self._timeout_s)
+        answer = await self._client.call_api(ask.method, url, headers, body, _request_timeout=limit)
+        return answer.status, answer.getheader("Retry-After"), await answer.read()
+
+
+_METHODS = {
+    "get": ("GET", "application/json"),
+    "list": ("GET", "application/json"),
+    "create": ("POST", "application/json"),
+    "apply": ("PATCH", "application/apply-patch+yaml"),
+    "patch": ("PATCH", "application/merge-patch+json"),
+    "delete": ("DELETE", "application/json"),
+}
+
+
+def _inside(configuration: Configuration) -> bool:
+    try:
+        _config.load_incluster_config(client_configuration=configuration)
+    except ConfigException:
+        return False
+    return True
+
+
+def _refused(status: int, retry_after: str | None, raw: bytes, what: str) -> ApiError:
+    try:
+        said = msgspec.json.decode(raw, type=_Status)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        said = _Status(message=raw[:500].decode(errors="replace").strip())
+    details = said.details or _Details()
+    reason = next((cause.reason for cause in details.causes if cause.reason == "NamespaceTerminating"), said.reason)
+    wait_s = float(retry_after) if retry_after and retry_after.isdecimal() else details.retry_after
+    return ApiError(status, reason, said.message or f"{what}: {status}", wait_s)

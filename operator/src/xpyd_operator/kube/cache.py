@@ -1,0 +1,151 @@
+"""What the watches show, with our own writes on top: the operator's picture of the cluster.
+
+Laws
+    1. Of one name the body with the highest resourceVersion stays, whatever the order in which watch events and answers to
+       our own writes come. Versions of one kind come from one counter, so they order objects of one name and different
+       uid as well.
+    2. A uid that was deleted stays deleted: an answer that comes late does not bring it back.
+    3. A deletion of another uid than the one that is there changes nothing.
+
+Nothing here waits or asks; the caller is a single event loop. Bodies are shared: nobody may change one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from xpyd_operator.render.labels import SERVICE
+
+Body = dict[str, Any]
+T = TypeVar("T")
+
+OWNER_KIND = "DisaggService"
+KINDS = (OWNER_KIND, "DisaggPool", "Pod", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment")
+"""What is watched; all but the first by the label ``xpyd.dev/service``."""
+TOMBSTONES = 20_000
+"""Deleted uids that are remembered, far more than answers can be under way."""
+
+
+class Entry:
+    """One object as it was last seen."""
+
+    __slots__ = ("_derived", "body", "kind", "name", "namespace", "service", "uid", "version")
+
+    def __init__(self, kind: str, body: Body) -> None:
+        metadata = body["metadata"]
+        self.kind = kind
+        self.body = body
+        self.name: str = metadata["name"]
+        self.namespace: str = metadata.get("namespace", "")
+        self.uid: str = metadata.get("uid", "")
+        self.version = _version(metadata)
+        self.service: str = self.name if kind == OWNER_KIND else (metadata.get("labels") or {}).get(SERVICE, "")
+        self._derived: tuple[Callable[[Body], Any], Any] | None = None
+
+    def derived(self, how: Callable[[Body], T]) -> T:
+        """``how(body)``, worked out once for this body."""
+        if self._derived is None or self._derived[0] is not how:
+            self._derived = (how, how(self.body))
+        found: T = self._derived[1]
+        return found
+
+
+class Cache:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str, str], Entry] = {}
+        self._of_service: dict[tuple[str, str, str], dict[str, Entry]] = {}
+        self._dead: dict[tuple[str, str], None] = {}
+
+    # What comes in
+
+    def seen(self, kind: str, body: Body) -> bool:
+        """A watch shows an object; whether that was news."""
+        return self._put(Entry(kind, body))
+
+    def wrote(self, kind: str, body: Body) -> bool:
+        """The API server answered one of our writes with this object; whether that was news."""
+        return self._put(Entry(kind, body))
+
+    def gone(self, kind: str, body: Body) -> bool:
+        """An object does not exist any more; whether that was news."""
+        entry = Entry(kind, body)
+        self._bury(kind, entry.uid)
+        there = self._entries.get((kind, entry.namespace, entry.name))
+        if there is None or (there.uid != entry.uid and entry.uid):
+            return False
+        self._drop(there)
+        return True
+
+    def missing(self, entry: Entry) -> None:
+        """The API server says that there is no such object (404), or that its name has another uid (409)."""
+        self._bury(entry.kind, entry.uid)
+        if self._entries.get((entry.kind, entry.namespace, entry.name)) is entry:
+            self._drop(entry)
+
+    def listed(self, kind: str, namespace: str | None, bodies: Iterable[Body], version: int) -> set[tuple[str, str]]:
+        """Everything of one kind (None: in all namespaces) as of ``version``: what is not in it and not newer is gone.
+
+        Returns:
+            (namespace, service) of everything that was not as the list has it.
+        """
+        changed: set[tuple[str, str]] = set()
+        there: set[tuple[str, str]] = set()
+        for body in bodies:
+            entry = Entry(kind, body)
+            there.add((entry.namespace, entry.name))
+            if self._put(entry):
+                changed.add((entry.namespace, entry.service))
+        for entry in [each for each in self._entries.values() if each.kind == kind]:
+            inside = namespace is None or entry.namespace == namespace
+            if inside and entry.version <= version and (entry.namespace, entry.name) not in there:
+                self.missing(entry)
+                changed.add((entry.namespace, entry.service))
+        return changed
+
+    # What is there
+
+    def get(self, kind: str, namespace: str, name: str) -> Entry | None:
+        """One object."""
+        return self._entries.get((kind, namespace, name))
+
+    def of_service(self, kind: str, namespace: str, service: str) -> list[Entry]:
+        """The objects of one kind that carry the label of a service, in no order."""
+        return list(self._of_service.get((kind, namespace, service), {}).values())
+
+    def services(self) -> list[tuple[str, str]]:
+        """(namespace, name) of every DisaggService."""
+        return [(namespace, name) for kind, namespace, name in self._entries if kind == OWNER_KIND]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _put(self, entry: Entry) -> bool:
+        there = self._entries.get((entry.kind, entry.namespace, entry.name))
+        if (entry.kind, entry.uid) in self._dead or (there is not None and entry.version <= there.version):
+            return False
+        if there is not None:
+            self._drop(there)
+        self._entries[(entry.kind, entry.namespace, entry.name)] = entry
+        self._of_service.setdefault((entry.kind, entry.namespace, entry.service), {})[entry.name] = entry
+        return True
+
+    def _drop(self, entry: Entry) -> None:
+        del self._entries[(entry.kind, entry.namespace, entry.name)]
+        of_service = self._of_service[(entry.kind, entry.namespace, entry.service)]
+        del of_service[entry.name]
+        if not of_service:
+            del self._of_service[(entry.kind, entry.namespace, entry.service)]
+
+    def _bury(self, kind: str, uid: str) -> None:
+        if uid:
+            self._dead[(kind, uid)] = None
+            while len(self._dead) > TOMBSTONES:
+                del self._dead[next(iter(self._dead))]
+
+
+def _version(metadata: Body) -> int:
+    text = str(metadata.get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0
