@@ -79,6 +79,7 @@ async def test_beside_an_engine_a_router_is_ready_without_members_once_it_has_li
         f.router.turn_away(True)
         answer = await f.get("/ready")
         assert (answer.status, answer.headers["connection"]) == (503, "close")
+        assert not f.router.server.draining, "it goes on serving"
         f.router.turn_away(False)
         answer = await f.get("/ready")
         assert (answer.status, answer.headers.get("connection")) == (200, None)

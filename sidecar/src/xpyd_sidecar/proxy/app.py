@@ -62,11 +62,7 @@ class Router:
 
         While the engine beside drains: the pod goes, and connections that clients keep would find it gone.
         """
-        self.dispatch.draining = away
-        if away:
-            self.server.drain()
-        else:
-            self.server.undrain()
+        self.dispatch.draining = self.server.turned_away = away
 
     async def stop(self) -> None:
         """Drain: no longer ready, no new connections after ``listen_on_s``, own requests end within ``drain_timeout_s``."""

@@ -35,6 +35,8 @@ IDLE_S = 75.0
 """How long a connection may lie idle between requests."""
 IDLE_DRAINING_S = 1.0
 """The same while the server stops: time for a request that is on its way on a new connection."""
+IDLE_TURNED_AWAY_S = 5.0
+"""The same while clients are turned away but the server goes on. Closing at once could meet a request on its way."""
 UNREAD_S = 60.0
 """How long a client may leave bytes unread before it counts as gone."""
 LINGER_S = 3.0
@@ -62,6 +64,7 @@ class Home(Protocol):
     loop: asyncio.AbstractEventLoop
     connections: set[Connection]
     draining: bool
+    turned_away: bool
     date: bytes
 
     @property
@@ -266,8 +269,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether the server stops, so that the next answer is the last."""
-        return self.server.draining
+        """Whether the server stops or turns clients away, so that the next answer is the last."""
+        return self.server.draining or self.server.turned_away
 
     @property
     def date(self) -> bytes:
@@ -369,8 +372,13 @@ class Connection(asyncio.Protocol):
             if now - self._since > allowed:
                 self._fault = Fault(408, f"the request did not come within {allowed:g} s", code="request_timeout")
                 self._refuse(self._fault)
-        elif now - self._since > (IDLE_DRAINING_S if self.server.draining else IDLE_S):
+        elif now - self._since > self._idle_s():
             self._close()
+
+    def _idle_s(self) -> float:
+        if self.server.draining:
+            return IDLE_DRAINING_S
+        return IDLE_TURNED_AWAY_S if self.server.turned_away else IDLE_S
 
     def drain(self) -> None:
         """The server stops: a connection that lies idle after an answer is closed, a busy one after its answer."""

@@ -30,6 +30,8 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
         self.draining = False
+        self.turned_away = False
+        """Every answer is the last of its connection, though the server goes on."""
         self.date = formatdate(usegmt=True).encode()
         self._server: asyncio.Server | None = None
 
@@ -73,10 +75,6 @@ class Server:
         self.draining = True
         for connection in list(self.connections):
             connection.drain()
-
-    def undrain(self) -> None:
-        """Keep connections again."""
-        self.draining = False
 
     def abort(self) -> None:
         """Close every connection now."""
