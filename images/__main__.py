@@ -42,7 +42,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="images", description="Build and push the container images of xpyd.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     making = argparse.ArgumentParser(add_help=False)
-    making.add_argument("--base", help="base of operator and sidecar, with python3 of 3.11 or later (default: our own Debian)")
+    making.add_argument("--base", help="base of operator and sidecar, with python3 ≥ 3.11 (default: our own Debian)")
     making.add_argument("--cache", type=Path, default=default_cache(), help="folder of archives and layers (%(default)s)")
     make = commands.add_parser("build", parents=[making], help="build what is not there yet")
     names = [kind.name for kind in inputs.KINDS]

@@ -1,4 +1,4 @@
-"""The default base: Debian of this machine's release with python3, made by debootstrap from the mirror that apt is set to."""
+"""The default base: Debian of this machine's release with python3, made by debootstrap from apt's own mirror."""
 
 from __future__ import annotations
 

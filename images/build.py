@@ -13,7 +13,7 @@ from images import base, inputs, wheels
 from images.buildah import Buildah
 from images.hosts import host_paths
 from images.inputs import KINDS, Kind
-from images.tools import ImageError, locked, say
+from images.tools import ROOT, ImageError, locked, say
 
 KEPT = 2
 """Builds of an image that are kept, the newest ones: a test may still import the one before."""
@@ -29,7 +29,7 @@ class Built(TypedDict):
     archive: str
     """An OCI archive that carries this name."""
     bytes: int
-    """Size of the archive, whose layers are not compressed."""
+    """Size of the archive."""
 
 
 def build(cache: Path, base_image: str | None = None, only: Sequence[str] = ()) -> dict[str, Built]:
@@ -65,7 +65,7 @@ def archive_of(cache: Path, image: str) -> Path:
 
 
 def _one(cache: Path, kind: Kind, base_image: str | None) -> Built:
-    base_name = base_image or own_base()
+    base_name, pull = base_image or own_base(), base_image is not None
     image = name_of(kind, base_name)
     archive = archive_of(cache, image)
     if not archive.exists():
@@ -74,51 +74,48 @@ def _one(cache: Path, kind: Kind, base_image: str | None) -> Built:
         buildah.sweep()
         if (free := shutil.disk_usage(cache).free) < NEEDED:
             raise ImageError(f"{cache}: {free >> 20} MiB free, {NEEDED >> 20} MiB are needed")
-        if base_image is None and base_name not in buildah.images():
+        if not pull and base_name not in buildah.images():
             base.make(buildah, base_name, cache)
         say(f"building {image}")
         with tempfile.TemporaryDirectory(prefix="context-", dir=cache) as context:
-            arguments = _context(cache, buildah, kind, base_name, Path(context), pull=base_image is not None)
-            buildah.bud(image, inputs.HERE / f"Containerfile.{kind.name}", Path(context), arguments,
-                        pull=base_image is not None)
+            arguments = {"BASE": base_name, "VERSION": inputs.version()}
+            shutil.copy(inputs.HERE / "assemble.py", context)
+            if not kind.projects:
+                paths = host_paths()
+                arguments["VENV"] = str(Path(paths["python"]).parent.parent)
+                arguments["MOUNTS"] = " ".join(mount["path"] for mount in paths["mounts"])
+            else:
+                _fill(Path(context), cache, kind, *buildah.python_of(base_name, pull=pull))
+            buildah.bud(image, inputs.HERE / f"Containerfile.{kind.name}", Path(context), arguments, pull=pull)
         buildah.export(image, archive)
-        _prune(cache, buildah, kind, archive, image)
+        _prune(cache, buildah, kind, None if pull else base_name)
         say(f"{image}: {archive.stat().st_size >> 20} MiB, {time.monotonic() - start:.0f} s")
     return {"image": image, "archive": str(archive), "bytes": archive.stat().st_size}
 
 
-def _context(cache: Path, buildah: Buildah, kind: Kind, base_name: str, folder: Path, pull: bool) -> dict[str, str]:
-    """Fill the folder that a build copies from; the build's arguments."""
-    arguments = {"BASE": base_name, "VERSION": inputs.version()}
-    shutil.copy(inputs.HERE / "assemble.py", folder)
-    if kind.requirements is None:
-        paths = host_paths()
-        return {**arguments, "VENV": str(Path(paths["python"]).parent.parent),
-                "MOUNTS": " ".join(mount["path"] for mount in paths["mounts"])}
-    python, glibc = buildah.python_of(base_name, pull)
-    shutil.copy(kind.requirements, folder / "requirements.txt")
-    shutil.copytree(wheels.download(cache, kind.requirements, python, glibc), folder / "wheels")
-    shutil.copytree(wheels.download(cache, inputs.PIP, python, glibc), folder / "pip")
+def _fill(context: Path, cache: Path, kind: Kind, python: str, glibc: str) -> None:
+    """Put into a build's folder what its Containerfile copies, for a base with these versions."""
+    requirements = ROOT / "requirements" / f"{kind.name}-image.txt"
+    shutil.copy(requirements, context / "requirements.txt")
+    shutil.copytree(wheels.download(cache, requirements, python, glibc), context / "wheels")
+    shutil.copytree(wheels.download(cache, inputs.PIP, python, glibc), context / "pip")
     for project in kind.projects:
-        wheels.own(project, folder / "own")
+        wheels.own(project, context / "own")
     if kind.extras is not None:
         for version in wheels.ENGINE_PYTHONS:
-            shutil.copytree(wheels.download(cache, kind.extras, version, wheels.ENGINE_GLIBC), folder / "extras",
-                            dirs_exist_ok=True)
+            folder = wheels.download(cache, kind.extras, version, wheels.ENGINE_GLIBC)
+            shutil.copytree(folder, context / "extras", dirs_exist_ok=True)
     wheels.prune(cache)
-    return arguments
 
 
-def _prune(cache: Path, buildah: Buildah, kind: Kind, archive: Path, image: str) -> None:
-    """Remove builds that newer ones have replaced; of the base, what no longer is it."""
-    start = archive.name.removesuffix(image.rpartition("-")[2] + ".tar")
-    mine = [path for path in cache.glob(f"xpyd-{kind.name}-*.tar") if path.name[: len(start)] == start or path == archive]
-    kept = sorted(mine, key=lambda path: path.stat().st_mtime)[-KEPT:]
-    for path in cache.glob(f"xpyd-{kind.name}-*.tar"):
-        if path not in kept:
-            path.unlink()
-    names = {path.name for path in kept}
-    gone = [name for name in buildah.images() if name.startswith(f"localhost/xpyd-{kind.name}:")
-            and archive_of(cache, name).name not in names]
-    gone += [name for name in buildah.images() if name.startswith("localhost/xpyd-base:") and name != own_base()]
-    buildah.remove(gone)
+def _prune(cache: Path, buildah: Buildah, kind: Kind, base_name: str | None) -> None:
+    """Remove builds of an image that newer ones have replaced, and bases but for the one that was just used."""
+    archives = sorted(cache.glob(f"xpyd-{kind.name}-*.tar"), key=lambda path: path.stat().st_mtime)
+    for path in archives[:-KEPT]:
+        path.unlink()
+    kept = {path.name for path in cache.glob("xpyd-*.tar")}
+    stored = [name for name in buildah.images() if name.startswith("localhost/xpyd-")]
+    bases = [name for name in stored if name.startswith("localhost/xpyd-base:")]
+    buildah.remove([name for name in stored if name not in bases and archive_of(cache, name).name not in kept])
+    if base_name is not None:
+        buildah.remove([name for name in bases if name != base_name])

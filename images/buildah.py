@@ -46,7 +46,7 @@ class Buildah:
         listed: list[dict[str, Any]] = json.loads(self.call("images", "--json") or "[]")
         return [name for image in listed for name in image.get("names") or ()]
 
-    def bud(self, image: str, containerfile: Path, context: Path, arguments: Mapping[str, str], pull: bool) -> None:
+    def bud(self, image: str, containerfile: Path, context: Path, arguments: Mapping[str, str], *, pull: bool) -> None:
         """Build ``image`` from a Containerfile; ``pull`` asks a registry for a base that is not stored."""
         words = ["bud", "--layers=false", "--force-rm", "--format", "oci", "--timestamp", EPOCH, "-q"]
         words.append("--pull" if pull else "--pull-never")
@@ -54,7 +54,7 @@ class Buildah:
             words += ["--build-arg", f"{key}={value}"]
         self.call(*words, "--file", str(containerfile), "--tag", image, str(context))
 
-    def python_of(self, image: str, pull: bool) -> tuple[str, str]:
+    def python_of(self, image: str, *, pull: bool) -> tuple[str, str]:
         """Versions of python3 and of glibc in an image, as "3.11" and "2.36".
 
         Raises:
@@ -68,11 +68,11 @@ class Buildah:
         return f"{major}.{minor}", version if library == "glibc" else ""
 
     def export(self, image: str, archive: Path) -> None:
-        """Write an OCI archive that carries the image's name. Its layers are not compressed: it stays on this machine."""
+        """Write an OCI archive that carries the image's name."""
         temporary = archive.with_suffix(".part")
         temporary.unlink(missing_ok=True)
         try:
-            self.call("push", "-q", "--disable-compression", image, f"oci-archive:{temporary}:{image}")
+            self.call("push", "-q", image, f"oci-archive:{temporary}:{image}")
             temporary.replace(archive)
         finally:
             temporary.unlink(missing_ok=True)

@@ -20,8 +20,7 @@ class Kind(NamedTuple):
 
     name: str
     projects: tuple[str, ...] = ()
-    """Packages of this repository, by folder."""
-    requirements: Path | None = None
+    """Packages of this repository, by folder; their pins are in requirements/NAME-image.txt."""
     extras: Path | None = None
     """Requirements of the engine's side, for every version of Python that it may have."""
     published: bool = True
@@ -29,8 +28,8 @@ class Kind(NamedTuple):
 
 PIP = ROOT / "requirements" / "pip.txt"
 KINDS = (
-    Kind("operator", ("sidecar", "operator"), ROOT / "requirements" / "operator-image.txt"),
-    Kind("sidecar", ("sidecar",), ROOT / "requirements" / "sidecar-image.txt", ROOT / "requirements" / "engine-image.txt"),
+    Kind("operator", ("sidecar", "operator")),
+    Kind("sidecar", ("sidecar",), ROOT / "requirements" / "engine-image.txt"),
     Kind("engine-cpu", published=False),
 )
 
@@ -62,13 +61,11 @@ def files_of(kind: Kind) -> list[Path]:
     files = [*RECIPE, HERE / f"Containerfile.{kind.name}"]
     for project in kind.projects:
         files += [ROOT / project / "pyproject.toml", *sources(ROOT / project / "src")]
-    for path in (kind.requirements, kind.extras):
-        if path is not None:
-            files += [path, PIP]
-    return files
+    if kind.projects:
+        files += [PIP, ROOT / "requirements" / f"{kind.name}-image.txt"]
+    return files if kind.extras is None else [*files, kind.extras]
 
 
 def sources(folder: Path) -> list[Path]:
     """Files of a package, without what Python leaves there."""
-    return [path for path in folder.rglob("*")
-            if path.is_file() and "__pycache__" not in path.parts and not any(part.endswith(".egg-info") for part in path.parts)]
+    return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
