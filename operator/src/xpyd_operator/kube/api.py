@@ -57,6 +57,7 @@ RESOURCES: Mapping[str, Resource] = {
     "NetworkPolicy": Resource("networking.k8s.io/v1", "networkpolicies"),
     "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
     "Deployment": Resource("apps/v1", "deployments"),
+    "Lease": Resource("coordination.k8s.io/v1", "leases"),
 }
 
 
