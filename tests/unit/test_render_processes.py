@@ -7,6 +7,7 @@ from render_service import service
 
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import processes
+from xpyd_operator.render.engine import CPU_ENV
 from xpyd_operator.render.processes import EngineBinding, Place
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
@@ -28,7 +29,7 @@ def test_an_engine_listens_where_it_is_told_and_reads_the_connectors_environment
 
 
 def test_cpu_defaults_give_way_to_the_user() -> None:
-    assert processes.CPU_ENV.items() <= processes.engine_process(service(), PLACE, BINDING).env.items()
+    assert CPU_ENV.items() <= processes.engine_process(service(), PLACE, BINDING).env.items()
     env = [{"name": "OMP_NUM_THREADS", "value": "8"}]
     assert processes.engine_process(service(engine={"env": env}), PLACE, BINDING).env["OMP_NUM_THREADS"] == "8"
 

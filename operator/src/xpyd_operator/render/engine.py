@@ -19,6 +19,13 @@ MODULE = "vllm.entrypoints.openai.api_server"
 PROBED = "/health,/metrics"
 """Asked by the agent every second; not worth a line in the log each time."""
 
+CPU_ENV = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+}
+"""Defaults without a GPU. vLLM's own would pin the engines of a host to the same cores and give each 4 GiB for KV."""
+
 
 def engine_args(service: DisaggService, role: Role, model: str) -> tuple[str, ...]:
     """Arguments of the server but for host and port. ``model`` is a hub id, or a path as the engine sees it.

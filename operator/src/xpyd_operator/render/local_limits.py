@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from xpyd_operator.api.router import PolicyOptions
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Unsupported
+from xpyd_operator.render import not_built
 from xpyd_sidecar.contract.ids import Role
-
-POLICIES = ("round_robin", "random", "least_loaded")
 
 
 def check_local(service: DisaggService, gpus: int) -> None:
@@ -50,22 +48,14 @@ def _kv(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
     kv = service.spec.kv
     if kv.transport == "nccl" and not gpus:
         yield "spec.kv.transport", "nccl needs GPUs and this host has none; write tcp or auto"
-    elif kv.transport not in ("auto", "tcp"):
-        yield "spec.kv.transport", f"{kv.transport} is not built yet; write tcp or auto"
-    if kv.mode != "put_async":
-        yield "spec.kv.mode", f"{kv.mode} is not built yet; write put_async"
-    if kv.buffer_size is not None:
-        yield "spec.kv.bufferSize", "decode keeps no lookup buffer yet; leave it out"
-    if kv.host_pool_bytes:
-        yield "spec.kv.hostPool", "there is no host pool yet; leave it out"
-    if kv.shared_memory is not None:
-        yield "spec.kv.sharedMemory", "needs transport shm, which is not built yet; leave it out"
+    else:
+        yield from not_built.transport(service)
+    yield from not_built.kv(service)
 
 
 def _role(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
+    yield from not_built.role(service, role)
     parallel = service.spec.role(role).parallelism
-    if parallel.data > 1:
-        yield f"spec.{role}.parallelism.data", "data-parallel instances are not built yet; write 1 and more replicas"
     if parallel.executor == "ray":
         yield f"spec.{role}.parallelism.executor", "ray spreads an instance over hosts; write mp or leave it out"
 
@@ -74,11 +64,4 @@ def _router(service: DisaggService) -> Iterator[tuple[str, str]]:
     router = service.spec.router
     if router.api_key_secret is not None:
         yield "spec.router.apiKeySecret", "there are no Secrets on a single host; leave it out"
-    if router.skip_prefill_below:
-        yield "spec.router.skipPrefillBelow", "the router does not weigh prompts yet; write 0"
-    if router.compat != "none":
-        yield "spec.router.compat", f"{router.compat} is not built yet; write none"
-    if router.policy not in POLICIES:
-        yield "spec.router.policy", f"{router.policy} is not built yet; write {' or '.join(POLICIES)}"
-    if router.policy_options != PolicyOptions():
-        yield "spec.router.policyOptions", "the policies that are built have no settings yet; leave it out"
+    yield from not_built.router(service)

@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import msgspec
 
-from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside, Claim, Folder, Hub
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
-from xpyd_operator.render.engine import MODULE, engine_args, engine_env, shutdown_args
+from xpyd_operator.render.engine import CPU_ENV, MODULE, engine_args, engine_env, shutdown_args
+from xpyd_operator.render.sections import agent_section, router_section
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, join_host_port
-from xpyd_sidecar.contract.launch import AgentConfig, RouterConfig, SidecarConfig
-
-CPU_ENV = {
-    "OMP_NUM_THREADS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-}
-"""Defaults without a GPU. vLLM's own would pin the engines of a host to the same cores and give each 4 GiB for KV."""
+from xpyd_sidecar.contract.launch import SidecarConfig
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -120,43 +113,18 @@ def agent_config(
         instance=binding.instance,
         key_file=place.key_file,
         run_dir=place.run_dir,
-        agent=AgentConfig(
-            role=binding.role,
-            engine=engine,
-            advertise_http=engine,
-            routers=routers,
-            model=service.served_name,
-            heartbeat_s=service.spec.router.heartbeat_s,
-            drain_timeout_s=service.spec.drain.timeout_s,
-            startup_timeout_s=seconds(service.spec.engine.startup_timeout),
-        ),
+        agent=agent_section(service, binding.role, engine, engine, routers),
     )
 
 
 def router_config(service: DisaggService, place: Place, listen: str) -> SidecarConfig:
     """The router of a host; ``listen`` is the address on which clients and agents reach it."""
-    spec = service.spec.router
     return SidecarConfig(
         service=ServiceName(service.name),
         instance=InstanceName(f"{service.name}-router"),
         key_file=place.key_file,
         run_dir=place.run_dir,
-        router=RouterConfig(
-            host=listen,
-            port=spec.ports.http,
-            members_port=spec.ports.members,
-            policy=spec.policy,
-            policy_options=msgspec.to_builtins(spec.policy_options),
-            on_no_prefill=spec.on_no_prefill,
-            failover=spec.failover,
-            model=service.served_name,
-            heartbeat_s=spec.heartbeat_s,
-            missed_beats=spec.heartbeat.missed,
-            max_body_bytes=spec.max_body_bytes,
-            max_in_flight=spec.max_in_flight,
-            request_timeout_s=spec.request_timeout_s,
-            pair_timeout_s=spec.pair_timeout_s,
-        ),
+        router=router_section(service, listen),
     )
 
 

@@ -1,0 +1,109 @@
+"""Everything of a service that is not an engine's pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.plan.desired import revision_of
+from xpyd_operator.render import labels
+from xpyd_operator.render.owner import metadata, owner_reference
+from xpyd_operator.render.policies import budget, clients_policy, pods_policy
+from xpyd_operator.render.routers import router_deployment
+from xpyd_operator.render.settings import KubeSettings
+from xpyd_sidecar.contract.ids import Role
+
+__all__ = ["children", "key_secret", "owner_reference", "pool", "unwanted"]
+
+
+def children(service: DisaggService, counts: Mapping[Role, int], settings: KubeSettings) -> tuple[dict[str, Any], ...]:
+    """Everything that is server-side applied. ``counts``: wanted instances of each role.
+
+    Each object carries a hash of what it was rendered to: without it, a field that is no longer rendered would look like
+    one that others added (``differs``), and stay.
+    """
+    found = [_clients_service(service), _members_service(service)]
+    if service.spec.network_policy.enabled:
+        found += [pods_policy(service, settings), clients_policy(service)]
+    for role in Role:
+        selector = labels.selector(service, role=role)
+        found.append(budget(service, labels.role_name(service.name, role), selector, counts[role]))
+    if service.spec.router.placement == "Deployment":
+        name = labels.router_name(service.name)
+        selector = labels.selector(service, component=labels.ROUTERS)
+        found.append(router_deployment(service, settings))
+        found.append(budget(service, name, selector, service.spec.router.replicas_or_default))
+    return tuple(_marked(one) for one in found)
+
+
+def unwanted(service: DisaggService) -> tuple[tuple[str, str], ...]:
+    """Kinds and names of what other settings would make, to be deleted where it exists."""
+    found: list[tuple[str, str]] = []
+    if not service.spec.network_policy.enabled:
+        found += [("NetworkPolicy", service.name), ("NetworkPolicy", labels.clients_name(service.name))]
+    if service.spec.router.placement != "Deployment":
+        name = labels.router_name(service.name)
+        found += [("Deployment", name), ("PodDisruptionBudget", name)]
+    return tuple(found)
+
+
+def key_secret(service: DisaggService, key_hex: str) -> dict[str, Any]:
+    """The Secret with the service's key (64 hex digits), made once."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(service, labels.key_name(service.name), labels.common(service)),
+        "type": "Opaque",
+        "immutable": True,
+        "stringData": {labels.KEY: key_hex},
+    }
+
+
+def pool(service: DisaggService, role: Role, replicas: int) -> dict[str, Any]:
+    """A role's DisaggPool, to be created; later only its ``replicas`` are ever written."""
+    return {
+        "apiVersion": service.api_version,
+        "kind": "DisaggPool",
+        "metadata": metadata(service, labels.role_name(service.name, role), labels.common(service) | {labels.ROLE: role}),
+        "spec": {"service": service.name, "role": role, "replicas": replicas},
+    }
+
+
+def _clients_service(service: DisaggService) -> dict[str, Any]:
+    port = {"name": "http", "port": service.spec.router.ports.http, "protocol": "TCP", "appProtocol": "http"}
+    return _service(
+        service,
+        service.name,
+        {
+            "type": "ClusterIP",
+            "selector": labels.selector(service, router=labels.YES),
+            "sessionAffinity": "None",
+            "ports": [port | {"targetPort": port["port"]}],
+        },
+    )
+
+
+def _members_service(service: DisaggService) -> dict[str, Any]:
+    """Resolves to every router, ready or not: else agents and routers would wait for each other."""
+    port = {"name": "members", "port": service.spec.router.ports.members, "protocol": "TCP"}
+    return _service(
+        service,
+        labels.members_name(service.name),
+        {
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": labels.selector(service, roster=labels.YES),
+            "ports": [port | {"targetPort": port["port"]}],
+        },
+    )
+
+
+def _service(service: DisaggService, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    made = metadata(service, name, labels.common(service))
+    return {"apiVersion": "v1", "kind": "Service", "metadata": made, "spec": spec}
+
+
+def _marked(made: dict[str, Any]) -> dict[str, Any]:
+    return made | {"metadata": made["metadata"] | {"annotations": {labels.APPLIED: revision_of(made)}}}

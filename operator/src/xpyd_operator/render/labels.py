@@ -1,0 +1,84 @@
+"""Labels, and the names of what belongs to a service: the words by which the operator finds its own objects again."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xpyd_operator.api.base import GROUP
+from xpyd_operator.api.service import DisaggService
+from xpyd_sidecar.contract.ids import Role
+
+FIELD_MANAGER: Final = "xpyd"
+"""Who server-side apply says has set a field."""
+
+NAME: Final = "app.kubernetes.io/name"
+INSTANCE: Final = "app.kubernetes.io/instance"
+COMPONENT: Final = "app.kubernetes.io/component"
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+
+SERVICE: Final = f"{GROUP}/service"
+"""Name of the DisaggService; on every object of it."""
+ROLE: Final = f"{GROUP}/role"
+REVISION: Final = f"{GROUP}/revision"
+ROSTER: Final = f"{GROUP}/roster"
+"""``"true"`` on pods whose router hears the heartbeats."""
+ROUTER: Final = f"{GROUP}/router"
+"""``"true"`` on pods whose router is reached by clients."""
+YES: Final = "true"
+APPLIED: Final = f"{GROUP}/applied"
+"""Annotation: hash of what an applied object was rendered to."""
+
+APPLICATION: Final = "xpyd"
+ENGINE: Final = "engine"
+ROUTERS: Final = "router"
+OPERATOR: Final = "xpyd-operator"
+"""``app.kubernetes.io/name`` of the operator's own pods."""
+
+MAIN: Final = "main"
+"""Container of the engine."""
+SIDECAR: Final = "sidecar"
+INSTALL: Final = "xpyd-install"
+
+KEY: Final = "key"
+"""The key inside the Secret of a service."""
+
+
+def common(service: DisaggService) -> dict[str, str]:
+    """Labels of every object of a service."""
+    return {NAME: APPLICATION, INSTANCE: service.name, MANAGED_BY: APPLICATION, SERVICE: service.name}
+
+
+def engine(service: DisaggService, role: Role, revision: str) -> dict[str, str]:
+    """Labels of an engine's pod."""
+    return common(service) | {COMPONENT: ENGINE, ROLE: role, REVISION: revision}
+
+
+def selector(service: DisaggService, **more: str) -> dict[str, str]:
+    """Selects pods of a service. ``role`` and ``component`` narrow it; ``roster`` and ``router`` are ``"true"``."""
+    names = {"role": ROLE, "component": COMPONENT, "roster": ROSTER, "router": ROUTER}
+    return {SERVICE: service.name} | {names[name]: value for name, value in more.items()}
+
+
+def key_name(service: str) -> str:
+    """Name of the Secret with the service's key."""
+    return f"{service}-key"
+
+
+def members_name(service: str) -> str:
+    """Name of the headless Service that heartbeats go to."""
+    return f"{service}-members"
+
+
+def clients_name(service: str) -> str:
+    """Name of the NetworkPolicy that lets clients in."""
+    return f"{service}-clients"
+
+
+def router_name(service: str) -> str:
+    """Name of the Deployment of routers, and of its PodDisruptionBudget."""
+    return f"{service}-router"
+
+
+def role_name(service: str, role: Role) -> str:
+    """Name of a role's DisaggPool, and of its PodDisruptionBudget."""
+    return f"{service}-{role}"

@@ -1,0 +1,50 @@
+"""What the API has and this version cannot do yet, wherever a service runs. Refused with the field and what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xpyd_operator.api.router import PolicyOptions
+from xpyd_operator.api.service import DisaggService
+from xpyd_sidecar.contract.ids import Role
+
+POLICIES = ("round_robin", "random", "least_loaded")
+
+
+def transport(service: DisaggService) -> Iterator[tuple[str, str]]:
+    """Links."""
+    name = service.spec.kv.transport
+    if name not in ("auto", "tcp"):
+        yield "spec.kv.transport", f"{name} is not built yet; write tcp or auto"
+
+
+def kv(service: DisaggService) -> Iterator[tuple[str, str]]:
+    """The rest of ``spec.kv``."""
+    given = service.spec.kv
+    if given.mode != "put_async":
+        yield "spec.kv.mode", f"{given.mode} is not built yet; write put_async"
+    if given.buffer_size is not None:
+        yield "spec.kv.bufferSize", "decode keeps no lookup buffer yet; leave it out"
+    if given.host_pool_bytes:
+        yield "spec.kv.hostPool", "there is no host pool yet; leave it out"
+    if given.shared_memory is not None:
+        yield "spec.kv.sharedMemory", "needs transport shm, which is not built yet; leave it out"
+
+
+def role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
+    """One role."""
+    if service.spec.role(which).parallelism.data > 1:
+        yield f"spec.{which}.parallelism.data", "data-parallel instances are not built yet; write 1 and more replicas"
+
+
+def router(service: DisaggService) -> Iterator[tuple[str, str]]:
+    """The router."""
+    given = service.spec.router
+    if given.skip_prefill_below:
+        yield "spec.router.skipPrefillBelow", "the router does not weigh prompts yet; write 0"
+    if given.compat != "none":
+        yield "spec.router.compat", f"{given.compat} is not built yet; write none"
+    if given.policy not in POLICIES:
+        yield "spec.router.policy", f"{given.policy} is not built yet; write {' or '.join(POLICIES)}"
+    if given.policy_options != PolicyOptions():
+        yield "spec.router.policyOptions", "the policies that are built have no settings yet; leave it out"

@@ -1,0 +1,189 @@
+"""Laying the user's pod template over a pod that xpyd made.
+
+    maps                                   merged; ``null`` takes a field away
+    containers, initContainers, volumes,   merged by ``name``; what is new comes last. A variable or a volume with another
+    env, ports, imagePullSecrets           source replaces the one of that name
+    volumeMounts                           merged by ``mountPath``
+    every other list                       replaced
+
+What xpyd needs cannot be taken away, and is refused with its path: names, its labels, what its containers run, its
+variables, ports, and the volumes ``xpyd``, ``run``, ``key``, ``clients`` and ``model`` with their mounts. The volumes
+``shm``, ``tmp``, ``home`` and ``cache`` may become others, e.g. a larger disk; probes, resources and security contexts may
+change too. Of xpyd's own containers only resources and security context may.
+
+This is the strategic merge of Kubernetes without its directives (``$patch`` and the like).
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from xpyd_operator.api import owned
+from xpyd_operator.api.base import GROUP
+from xpyd_operator.errors import Unsupported
+from xpyd_operator.render import labels
+from xpyd_operator.render import places as at
+
+_MERGE_KEYS: Final = {
+    "containers": "name",
+    "initContainers": "name",
+    "volumes": "name",
+    "env": "name",
+    "ports": "name",
+    "imagePullSecrets": "name",
+    "volumeMounts": "mountPath",
+}
+_NEEDED_VOLUMES: Final = frozenset({"xpyd", "run", "key", "clients", "model"})
+_NEEDED_MOUNTS: Final = (at.PACKAGE, at.RUN, at.KEY_DIR, at.CLIENTS_DIR, at.CLAIM)
+_NEEDED_LABELS: Final = frozenset({labels.NAME, labels.INSTANCE, labels.COMPONENT, labels.MANAGED_BY})
+_POD: Final = {
+    "restartPolicy": "an engine that ends is started again; leave it out",
+    "enableServiceLinks": "a Service named vllm would then set VLLM_PORT, on which vLLM ends; leave it out",
+    "terminationGracePeriodSeconds": "write spec.drain.timeout",
+    "hostNetwork": "the ports of two engines on one node would clash; leave it out",
+    "activeDeadlineSeconds": "an engine that serves would be ended; leave it out",
+}
+_MAIN: Final = {
+    "image": "write spec.engine.image",
+    "imagePullPolicy": "write spec.engine.imagePullPolicy",
+    "command": "xpyd starts the engine; write spec.engine.args or the role's args",
+    "args": "write spec.engine.args or the role's args",
+    "lifecycle": "xpyd drains the engine before it stops; leave it out",
+}
+_OWN: Final = frozenset({"name", "resources", "securityContext"})
+
+Finding = tuple[str, str]
+"""Path, and what is wrong and what would be right."""
+
+
+def overlay(pod: dict[str, Any], template: Mapping[str, Any], path: str = "template") -> dict[str, Any]:
+    """The pod with the template laid over it; neither is changed.
+
+    Raises:
+        Unsupported: the first of ``faults``.
+    """
+    for where, reason in faults(template, path):
+        raise Unsupported(where, reason)
+    return _merged(pod, {key: part for key, part in template.items() if part is not None})
+
+
+def faults(template: Mapping[str, Any], path: str = "template") -> Iterator[Finding]:
+    """What of a template would take away something that is needed, or has not the form of a pod template."""
+    for key in template:
+        if key not in ("metadata", "spec"):
+            yield f"{path}.{key}", "a pod template has metadata and spec"
+    for key, check in (("metadata", _metadata), ("spec", _pod)):
+        part = template.get(key)
+        if isinstance(part, dict):
+            yield from check(part, f"{path}.{key}")
+            yield from _form(part, f"{path}.{key}")
+        elif part is not None:
+            yield f"{path}.{key}", "must be an object (key: value)"
+
+
+def _metadata(given: dict[str, Any], path: str) -> Iterator[Finding]:
+    for key, part in given.items():
+        here = f"{path}.{key}"
+        if key not in ("labels", "annotations"):
+            yield here, "only labels and annotations can be given"
+        elif not isinstance(part, dict):
+            yield here, "must be an object (key: value); xpyd's own stay"
+        else:
+            for name in part:
+                if name.partition("/")[0] == GROUP or name in _NEEDED_LABELS:
+                    yield f'{here}["{name}"]', "is set by xpyd; take another name"
+
+
+def _pod(spec: dict[str, Any], path: str) -> Iterator[Finding]:
+    yield from _taken(spec, _POD, path)
+    for here, container in _items(spec, "containers", path):
+        if container["name"] == labels.MAIN:
+            yield from _main(container, here)
+        elif container["name"] in (labels.SIDECAR, labels.INSTALL):
+            yield f"{here}.name", f"{container['name']} is among initContainers; take another name"
+    for here, container in _items(spec, "initContainers", path):
+        if container["name"] == labels.MAIN:
+            yield f"{here}.name", f"{labels.MAIN} is among containers; take another name"
+        elif container["name"] in (labels.SIDECAR, labels.INSTALL):
+            for key in container:
+                if key not in _OWN:
+                    yield f"{here}.{key}", "of this container only resources and securityContext can be given"
+    for here, volume in _items(spec, "volumes", path):
+        if volume["name"] in _NEEDED_VOLUMES:
+            yield f"{here}.name", f"{volume['name']} is a volume of xpyd; take another name"
+
+
+def _main(container: dict[str, Any], path: str) -> Iterator[Finding]:
+    yield from _taken(container, _MAIN, path)
+    for here, variable in _items(container, "env", path):
+        if owned.env(variable["name"]):
+            yield f"{here}.name", f"{variable['name']} is set by xpyd; take another name"
+    for here, mount in _items(container, "volumeMounts", path):
+        where = posixpath.normpath(mount["mountPath"])
+        for needed in _NEEDED_MOUNTS:
+            if where == needed or where.startswith(f"{needed}/"):
+                yield f"{here}.mountPath", f"{needed} is used by xpyd; take another path"
+    for here, port in _items(container, "ports", path):
+        if port["name"] == "engine" or port.get("containerPort") == at.ENGINE_PORT:
+            yield here, f"{at.ENGINE_PORT} is the engine's own port; take another one"
+
+
+def _taken(given: dict[str, Any], fields: dict[str, str], path: str) -> Iterator[Finding]:
+    for key, instead in fields.items():
+        if key in given:
+            yield f"{path}.{key}", instead
+
+
+def _items(given: dict[str, Any], name: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The items of a list that is merged, with their paths; those that have not the right form are found by ``_form``."""
+    items = given.get(name)
+    for index, item in enumerate(items if isinstance(items, list | tuple) else ()):
+        if isinstance(item, dict) and isinstance(item.get(_MERGE_KEYS[name]), str):
+            yield f"{path}.{name}[{index}]", item
+
+
+def _form(given: dict[str, Any], path: str) -> Iterator[Finding]:
+    """Whether everything can be merged."""
+    for key, part in given.items():
+        here = f"{path}.{key}"
+        if key.startswith("$"):
+            yield here, "directives of a strategic merge are not known here"
+        elif isinstance(part, dict):
+            yield from _form(part, here)
+        elif key in _MERGE_KEYS:
+            if not isinstance(part, list | tuple):
+                yield here, "must be a list; what xpyd needs in it cannot be taken away"
+                continue
+            for index, item in enumerate(part):
+                if isinstance(item, dict) and isinstance(item.get(_MERGE_KEYS[key]), str):
+                    yield from _form(item, f"{here}[{index}]")
+                else:
+                    yield f"{here}[{index}]", f"must be an object with {_MERGE_KEYS[key]}"
+
+
+def _merged(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, part in given.items():
+        below = merged.get(key)
+        if part is None:
+            merged.pop(key, None)
+        elif isinstance(part, dict):
+            merged[key] = _merged(below if isinstance(below, dict) else {}, part)
+        elif key in _MERGE_KEYS:
+            merged[key] = _merged_list(below or [], part, key)
+        else:
+            merged[key] = part
+    return merged
+
+
+def _merged_list(base: list[Any], given: list[Any] | tuple[Any, ...], name: str) -> list[Any]:
+    key = _MERGE_KEYS[name]
+    merged = {item[key]: item for item in base}
+    for item in given:
+        known = merged.get(item[key], {})
+        if name in ("env", "volumes") and known.keys() != item.keys():  # another source
+            known = {}
+        merged[item[key]] = _merged(known, item)
+    return list(merged.values())

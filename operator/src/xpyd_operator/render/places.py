@@ -1,0 +1,82 @@
+"""Where things are inside a pod, and who it runs as. Volumes by name, paths inside the containers."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+ENGINE_PORT: Final = 8000
+USER: Final = 65532
+"""User and group; what the images of xpyd are made for."""
+
+PACKAGE: Final = "/xpyd"
+RUN: Final = "/run/xpyd"
+"""Sockets and records of agent and engine; short, since the path of a socket holds 107 bytes."""
+KEY_DIR: Final = "/etc/xpyd/key"
+CLIENTS_DIR: Final = "/etc/xpyd/clients"
+CLIENTS_FILE: Final = "keys"
+CLAIM: Final = "/models/claim"
+CACHE: Final = "/cache"
+HOME: Final = "/home/xpyd"
+TMP: Final = "/tmp"  # noqa: S108  # a volume of the pod's own
+SHM: Final = "/dev/shm"  # noqa: S108  # likewise, in memory
+
+SECRET_MODE: Final = 0o440
+MARGIN_S: Final = 30
+"""What a pod gets beyond its drain, before it is killed."""
+LISTEN_ON_S: Final = 5.0
+"""How long a stopping router takes connections from nodes that have not heard of it."""
+
+POD_SECURITY: Final[dict[str, Any]] = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY: Final[dict[str, Any]] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+OWN_SECURITY: Final[dict[str, Any]] = {**CONTAINER_SECURITY, "readOnlyRootFilesystem": True}
+"""Of the containers that run images of xpyd."""
+
+
+def mount(volume: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
+    """A volume mount."""
+    return {"name": volume, "mountPath": path} | ({"readOnly": True} if read_only else {})
+
+
+def http_probe(path: str, port: int, *, period_s: int, failures: int, timeout_s: int = 5) -> dict[str, Any]:
+    """A probe that asks ``path``."""
+    return {
+        "httpGet": {"path": path, "port": port},
+        "periodSeconds": period_s,
+        "failureThreshold": failures,
+        "timeoutSeconds": timeout_s,
+    }
+
+
+def exec_probe(command: list[str], *, period_s: int, failures: int, timeout_s: int = 10) -> dict[str, Any]:
+    """A probe that runs a command."""
+    return {
+        "exec": {"command": command},
+        "periodSeconds": period_s,
+        "failureThreshold": failures,
+        "timeoutSeconds": timeout_s,
+    }
+
+
+def secret_volume(name: str, secret: str, key: str, file: str) -> dict[str, Any]:
+    """A volume that holds one key of a Secret as a file."""
+    items = [{"key": key, "path": file}]
+    return {"name": name, "secret": {"secretName": secret, "items": items, "defaultMode": SECRET_MODE}}
+
+
+def spread(labels: dict[str, str]) -> list[dict[str, Any]]:
+    """Pods with these labels on different nodes, as far as that is possible."""
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": labels},
+        }
+    ]

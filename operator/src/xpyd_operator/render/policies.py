@@ -1,0 +1,86 @@
+"""Who may reach the pods of a service, and how many may be evicted at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.render import labels
+from xpyd_operator.render.owner import metadata
+from xpyd_operator.render.settings import KubeSettings
+
+_DNS_PORT = 53
+_HTTPS_PORT = 443
+
+
+def pods_policy(service: DisaggService, settings: KubeSettings) -> dict[str, Any]:
+    """For all pods of the service.
+
+    In: everything among themselves (NCCL and torch choose their ports), and the operator to the routers. Out: to each
+    other, name resolution, HTTPS and what the user added.
+    """
+    own = {"podSelector": {"matchLabels": labels.selector(service)}}
+    operator = {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.operator_namespace}},
+        "podSelector": {"matchLabels": {labels.NAME: labels.OPERATOR}},
+    }
+    return _policy(
+        service,
+        service.name,
+        {
+            "podSelector": {"matchLabels": labels.selector(service)},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [{"from": [own]}, {"from": [operator], "ports": [_router_port(service)]}],
+            "egress": [
+                {"to": [own]},
+                {"ports": [{"protocol": protocol, "port": _DNS_PORT} for protocol in ("UDP", "TCP")]},
+                {"ports": [{"protocol": "TCP", "port": _HTTPS_PORT}]},
+                *service.spec.network_policy.egress,
+            ],
+        },
+    )
+
+
+def clients_policy(service: DisaggService) -> dict[str, Any]:
+    """The pods that route: clients to the router's port."""
+    clients = list(service.spec.network_policy.clients)
+    rule = {"ports": [_router_port(service)]} | ({"from": clients} if clients else {})
+    return _policy(
+        service,
+        labels.clients_name(service.name),
+        {
+            "podSelector": {"matchLabels": labels.selector(service, router=labels.YES)},
+            "policyTypes": ["Ingress"],
+            "ingress": [rule],
+        },
+    )
+
+
+def budget(service: DisaggService, name: str, selector: dict[str, str], wanted: int) -> dict[str, Any]:
+    """At most one of the ``wanted`` pods may be evicted at a time; pods that are not ready may always go.
+
+    A number, since a share would need a controller with ``/scale`` above the pods.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(service, name, labels.common(service)),
+        "spec": {
+            "minAvailable": max(0, wanted - 1),
+            "selector": {"matchLabels": selector},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+def _policy(service: DisaggService, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(service, name, labels.common(service)),
+        "spec": spec,
+    }
+
+
+def _router_port(service: DisaggService) -> dict[str, Any]:
+    return {"protocol": "TCP", "port": service.spec.router.ports.http}

@@ -1,0 +1,47 @@
+"""The two halves of a sidecar's configuration, as far as they do not depend on where it runs. Shared by the backends."""
+
+from __future__ import annotations
+
+import msgspec
+
+from xpyd_operator.api.durations import seconds
+from xpyd_operator.api.service import DisaggService
+from xpyd_sidecar.contract.ids import HostPort, Role
+from xpyd_sidecar.contract.launch import AgentConfig, RouterConfig
+
+
+def router_section(service: DisaggService, listen: str) -> RouterConfig:
+    """A router that listens on the address ``listen``."""
+    spec = service.spec.router
+    return RouterConfig(
+        host=listen,
+        port=spec.ports.http,
+        members_port=spec.ports.members,
+        policy=spec.policy,
+        policy_options=msgspec.to_builtins(spec.policy_options),
+        on_no_prefill=spec.on_no_prefill,
+        failover=spec.failover,
+        model=service.served_name,
+        heartbeat_s=spec.heartbeat_s,
+        missed_beats=spec.heartbeat.missed,
+        max_body_bytes=spec.max_body_bytes,
+        max_in_flight=spec.max_in_flight,
+        request_timeout_s=spec.request_timeout_s,
+        pair_timeout_s=spec.pair_timeout_s,
+    )
+
+
+def agent_section(
+    service: DisaggService, role: Role, engine: HostPort, advertised: HostPort, routers: tuple[HostPort, ...]
+) -> AgentConfig:
+    """The agent of an engine: where it finds it, where routers find it, and the routers' membership addresses."""
+    return AgentConfig(
+        role=role,
+        engine=engine,
+        advertise_http=advertised,
+        routers=routers,
+        model=service.served_name,
+        heartbeat_s=service.spec.router.heartbeat_s,
+        drain_timeout_s=service.spec.drain.timeout_s,
+        startup_timeout_s=seconds(service.spec.engine.startup_timeout),
+    )

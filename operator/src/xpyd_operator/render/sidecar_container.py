@@ -1,0 +1,149 @@
+"""The containers that run xpyd's own image: the one that brings the package, and router and agent."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.render import labels
+from xpyd_operator.render import places as at
+from xpyd_operator.render.engine_container import ASK, HOST_VAR
+from xpyd_operator.render.literal import literals
+from xpyd_operator.render.sections import agent_section, router_section
+from xpyd_operator.render.settings import KubeSettings
+from xpyd_sidecar.contract import launch
+from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, join_host_port
+from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
+
+COMMAND: Final = ["python3", "-m", "xpyd_sidecar"]
+_INSTANCE_VAR: Final = f"$({launch.ENV_INSTANCE})"
+_RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+_INSTALL_RESOURCES: Final = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
+
+
+def install_container(settings: KubeSettings) -> dict[str, Any]:
+    """Copies the package onto the volume that the engine reads it from."""
+    return {
+        "name": labels.INSTALL,
+        "image": settings.sidecar_image,
+        "imagePullPolicy": settings.sidecar_pull_policy,
+        "command": ["python3", "-m", "xpyd_sidecar.install", at.PACKAGE],
+        "resources": _INSTALL_RESOURCES,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": at.OWN_SECURITY,
+        "volumeMounts": [at.mount("xpyd", at.PACKAGE)],
+    }
+
+
+def sidecar_container(service: DisaggService, role: Role, name: InstanceName, settings: KubeSettings) -> dict[str, Any]:
+    """Agent of an engine, and with placement Sidecar its router, as a native sidecar."""
+    own_router = service.spec.router.placement == "Sidecar"
+    container = _container(service, labels.SIDECAR, settings, clients=own_router)
+    container |= {"command": _command(_sidecar_config(service, role, name, settings)), "restartPolicy": "Always"}
+    container["env"] = [_field(launch.ENV_HOST, "status.podIP"), {"name": launch.ENV_RUN_DIR, "value": at.RUN}]
+    if own_router:
+        container |= _router_probes(service)
+    else:
+        status = [*ASK, "status"]
+        container["startupProbe"] = at.exec_probe(status, period_s=2, failures=30)
+        container["livenessProbe"] = at.exec_probe(status, period_s=30, failures=4)
+    return container
+
+
+def router_container(service: DisaggService, settings: KubeSettings) -> dict[str, Any]:
+    """A router in a pod of its own."""
+    container = _container(service, labels.ROUTERS, settings, clients=True)
+    config = SidecarConfig(
+        service=ServiceName(service.name),
+        instance=InstanceName(""),
+        key_file=f"{at.KEY_DIR}/{labels.KEY}",
+        run_dir=at.RUN,
+        router=_router(service, beside_engine=False),
+    )
+    container["command"] = _command(config, instance=_INSTANCE_VAR)
+    container["env"] = [_field(launch.ENV_INSTANCE, "metadata.name")]
+    return container | _router_probes(service)
+
+
+def members_address(service: DisaggService, settings: KubeSettings) -> HostPort:
+    """The name that stands for every router."""
+    namespace = service.metadata.namespace or "default"
+    host = f"{labels.members_name(service.name)}.{namespace}.svc.{settings.cluster_domain}"
+    return join_host_port(host, service.spec.router.ports.members)
+
+
+def clients_volume(service: DisaggService) -> list[dict[str, Any]]:
+    """The volume with the clients' keys, where there are any."""
+    secret = service.spec.router.api_key_secret
+    return [] if secret is None else [at.secret_volume("clients", secret.name, secret.key, at.CLIENTS_FILE)]
+
+
+def _sidecar_config(service: DisaggService, role: Role, name: InstanceName, settings: KubeSettings) -> SidecarConfig:
+    engine = join_host_port("127.0.0.1", at.ENGINE_PORT)
+    agent = agent_section(service, role, engine, HostPort(""), (members_address(service, settings),))
+    return SidecarConfig(
+        service=ServiceName(service.name),
+        instance=name,
+        key_file=f"{at.KEY_DIR}/{labels.KEY}",
+        run_dir=at.RUN,
+        agent=agent,
+        router=_router(service, beside_engine=True) if service.spec.router.placement == "Sidecar" else None,
+    )
+
+
+def _router(service: DisaggService, *, beside_engine: bool) -> RouterConfig:
+    key_file = f"{at.CLIENTS_DIR}/{at.CLIENTS_FILE}" if service.spec.router.api_key_secret is not None else None
+    return msgspec.structs.replace(
+        router_section(service, "0.0.0.0"),
+        api_key_file=key_file,
+        listen_on_s=at.LISTEN_ON_S,
+        drain_timeout_s=service.spec.drain.timeout_s,
+        beside_engine=beside_engine,
+    )
+
+
+def _command(config: SidecarConfig, instance: str = "") -> list[str]:
+    """The command, every text in it as it is but for the pod's own address and name, which Kubernetes fills in."""
+    plain = literals(msgspec.to_builtins(config))
+    if instance:
+        plain["instance"] = instance
+    if plain["agent"] is not None:
+        plain["agent"]["advertise_http"] = f"{HOST_VAR}:{at.ENGINE_PORT}"
+    return [*COMMAND, "--config-json", msgspec.json.encode(plain, order="sorted").decode()]
+
+
+def _container(service: DisaggService, name: str, settings: KubeSettings, *, clients: bool) -> dict[str, Any]:
+    mounts = [at.mount("run", at.RUN), at.mount("key", at.KEY_DIR, read_only=True), at.mount("tmp", at.TMP)]
+    ports = []
+    if clients:
+        given = service.spec.router.ports
+        ports = [
+            {"name": "http", "containerPort": given.http, "protocol": "TCP"},
+            {"name": "members", "containerPort": given.members, "protocol": "TCP"},
+        ]
+        if service.spec.router.api_key_secret is not None:
+            mounts.append(at.mount("clients", at.CLIENTS_DIR, read_only=True))
+    return {
+        "name": name,
+        "image": settings.sidecar_image,
+        "imagePullPolicy": settings.sidecar_pull_policy,
+        "resources": _RESOURCES,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": at.OWN_SECURITY,
+        "volumeMounts": mounts,
+    } | ({"ports": ports} if ports else {})
+
+
+def _router_probes(service: DisaggService) -> dict[str, Any]:
+    port = service.spec.router.ports.http
+    return {
+        "startupProbe": at.http_probe("/health", port, period_s=1, failures=60, timeout_s=2),
+        "livenessProbe": at.http_probe("/health", port, period_s=10, failures=6),
+        "readinessProbe": at.http_probe("/ready", port, period_s=2, failures=2, timeout_s=2),
+    }
+
+
+def _field(name: str, path: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

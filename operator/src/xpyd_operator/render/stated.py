@@ -1,0 +1,29 @@
+"""What a document states: its fields without those that have their default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import structs
+
+
+def stated(part: Any) -> Any:
+    """Structs as dictionaries by their names on the wire. A default that is written out is the same as one that is not."""
+    if isinstance(part, msgspec.Struct):
+        return {
+            field.encode_name: stated(value)
+            for field in structs.fields(type(part))
+            if (value := getattr(part, field.name)) != _default(field)
+        }
+    if isinstance(part, tuple | list):
+        return [stated(one) for one in part]
+    if isinstance(part, dict):
+        return {key: stated(one) for key, one in part.items()}
+    return part
+
+
+def _default(field: structs.FieldInfo) -> Any:
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return field.default  # NODEFAULT where there is none, which no value equals
