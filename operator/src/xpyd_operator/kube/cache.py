@@ -4,8 +4,10 @@ Laws
     1. Of one name the body with the highest resourceVersion stays, whatever the order in which watch events and answers to
        our own writes come. Versions of one kind come from one counter, so they order objects of one name and different
        uid as well.
-    2. A uid that was deleted stays deleted: an answer that comes late does not bring it back.
-    3. A deletion of another uid than the one that is there changes nothing.
+    2. What was deleted stays so: an answer that is older than the deletion does not bring it back. (A newer one does: for
+       the API server, an object that loses our label and gets it back is deleted and comes again.)
+    3. A deletion that is older than what is there, or of another uid, changes nothing.
+    4. An object without our label is none of ours, and is not kept.
 
 Nothing here waits or asks; the caller is a single event loop. Bodies are shared: nobody may change one.
 """
@@ -57,7 +59,8 @@ class Cache:
     def __init__(self) -> None:
         self._entries: dict[tuple[str, str, str], Entry] = {}
         self._of_service: dict[tuple[str, str, str], dict[str, Entry]] = {}
-        self._dead: dict[tuple[str, str], None] = {}
+        self._dead: dict[tuple[str, str], int] = {}
+        """(kind, uid) → version of the deletion."""
 
     # What comes in
 
@@ -72,16 +75,16 @@ class Cache:
     def gone(self, kind: str, body: Body) -> bool:
         """An object does not exist any more; whether that was news."""
         entry = Entry(kind, body)
-        self._bury(kind, entry.uid)
+        self._bury(entry, entry.version)
         there = self._entries.get((kind, entry.namespace, entry.name))
-        if there is None or (there.uid != entry.uid and entry.uid):
+        if there is None or there.uid != entry.uid or 0 < entry.version < there.version:
             return False
         self._drop(there)
         return True
 
-    def missing(self, entry: Entry) -> None:
+    def missing(self, entry: Entry, version: int = 0) -> None:
         """The API server says that there is no such object (404), or that its name has another uid (409)."""
-        self._bury(entry.kind, entry.uid)
+        self._bury(entry, max(version, entry.version))
         if self._entries.get((entry.kind, entry.namespace, entry.name)) is entry:
             self._drop(entry)
 
@@ -101,7 +104,7 @@ class Cache:
         for entry in [each for each in self._entries.values() if each.kind == kind]:
             inside = namespace is None or entry.namespace == namespace
             if inside and entry.version <= version and (entry.namespace, entry.name) not in there:
-                self.missing(entry)
+                self.missing(entry, version)
                 changed.add((entry.namespace, entry.service))
         return changed
 
@@ -124,10 +127,16 @@ class Cache:
 
     def _put(self, entry: Entry) -> bool:
         there = self._entries.get((entry.kind, entry.namespace, entry.name))
-        if (entry.kind, entry.uid) in self._dead or (there is not None and entry.version <= there.version):
+        if entry.version <= self._dead.get((entry.kind, entry.uid), -1):
+            return False
+        if there is not None and entry.version <= there.version:
             return False
         if there is not None:
             self._drop(there)
+        if not entry.service:
+            if there is not None:
+                self._bury(entry, entry.version)
+            return there is not None
         self._entries[(entry.kind, entry.namespace, entry.name)] = entry
         self._of_service.setdefault((entry.kind, entry.namespace, entry.service), {})[entry.name] = entry
         return True
@@ -139,11 +148,11 @@ class Cache:
         if not of_service:
             del self._of_service[(entry.kind, entry.namespace, entry.service)]
 
-    def _bury(self, kind: str, uid: str) -> None:
-        if uid:
-            self._dead[(kind, uid)] = None
-            while len(self._dead) > TOMBSTONES:
-                del self._dead[next(iter(self._dead))]
+    def _bury(self, entry: Entry, version: int) -> None:
+        at = (entry.kind, entry.uid)
+        self._dead[at] = max(version, self._dead.pop(at, -1))
+        while len(self._dead) > TOMBSTONES:
+            del self._dead[next(iter(self._dead))]
 
 
 def _version(metadata: Body) -> int:

@@ -20,8 +20,6 @@ class OperatorSettings(KubeSettings, frozen=True, kw_only=True):
     """Most requests to the API server at the same time, of all services together."""
     rounds: int = 16
     """Most services that have a round at the same time."""
-    relist_s: float = 600.0
-    """So often everything is listed again, in case a watch lost a deletion."""
     dry_run: bool = False
     """Plan and log, write nothing."""
     fleet_timeout_s: float = 2.0

@@ -1,0 +1,120 @@
+"""Asking the routers of a service what they know, each answer within a deadline.
+
+One settled router tells load, drain state and fingerprints for all; the one that told last is preferred, so that its counts
+go on. Pods that only learn the roster are asked too, since they get clients once they are settled; and the routers in turn,
+so that one that has lost the roster is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Iterable, Sequence
+
+import aiohttp
+import msgspec
+
+from xpyd_operator.kube.observe import Facts, Told
+from xpyd_sidecar.contract.fleet import Fleet
+from xpyd_sidecar.contract.ids import join_host_port
+from xpyd_sidecar.contract.keys import ServiceKey, admin_token
+
+ANSWER_MAX = 16 << 20
+EVERY_S = 5.0
+HURRY_S = 1.0
+"""While some pod that learns the roster is not settled yet, or no router tells."""
+FORGET_S = 60.0
+"""How long a router that was settled is taken to be so without being asked again."""
+
+
+class Fleets:
+    """The routers of one service. ``limit``: most requests at a time."""
+
+    def __init__(self, session: aiohttp.ClientSession, *, timeout_s: float = 2.0) -> None:
+        self._session = session
+        self._timeout_s = timeout_s
+        self._asked_at = float("-inf")
+        self._picture: Hashable = None
+        self._told_by = ""
+        self._turn = 0
+        self._fleet: Fleet | None = None
+        self._settled: dict[str, float] = {}
+        """uid → when its router last said that it is settled."""
+
+    async def ask(
+        self, routers: Sequence[Facts], learners: Sequence[Facts], port: int, key: ServiceKey, now: float, *, limit: int,
+        picture: Hashable = None,
+    ) -> Told:
+        """What is known now; asks at most once in 5 s, or in one while something is under way or ``picture`` changed.
+
+        Args:
+            routers: usable pods whose router clients reach.
+            learners: usable pods whose router only learns the roster.
+            port: the routers' HTTP port.
+            key: of the service.
+            now: unix seconds.
+            limit: most requests.
+            picture: what the caller saw; another value than last time makes the question due at once.
+        """
+        every = (*routers, *learners)
+        hurry = self._fleet is None or any(each.uid not in self._settled for each in every)
+        due_s = HURRY_S if hurry else EVERY_S
+        if picture != self._picture or not 0 <= now - self._asked_at < due_s:
+            self._picture, self._asked_at = picture, now
+            chosen = self._choose(routers, learners, limit)
+            self._note(now, chosen, await asyncio.gather(*(self._one(each, port, key) for each in chosen)))
+        there = {each.uid for each in every}
+        self._settled = {uid: when for uid, when in self._settled.items() if uid in there and now - when < FORGET_S}
+        names = frozenset(each.name for each in every if each.uid in self._settled)
+        return Told(self._fleet, names)
+
+    @property
+    def hurried(self) -> bool:
+        """Something is expected to change soon."""
+        return self._fleet is None
+
+    def _note(self, now: float, chosen: Sequence[Facts], answers: Sequence[Fleet | None]) -> None:
+        told: dict[str, Fleet] = {}
+        for each, answer in zip(chosen, answers, strict=True):
+            if answer is not None and answer.settled:
+                self._settled[each.uid] = now
+                told[each.uid] = answer
+            else:
+                self._settled.pop(each.uid, None)
+        if self._told_by not in told:
+            self._told_by = next((each.uid for each in chosen if each.uid in told), "")
+        self._fleet = told.get(self._told_by)
+
+    def _choose(self, routers: Sequence[Facts], learners: Sequence[Facts], limit: int) -> list[Facts]:
+        new = [each for each in routers if each.uid not in self._settled]
+        last = [each for each in routers if each.uid == self._told_by]
+        self._turn += 1
+        turn = [routers[self._turn % len(routers)]] if routers else []
+        rest = list(routers) if self._fleet is None else []
+        return _distinct((*last, *learners, *new, *turn, *rest))[:limit]
+
+    async def _one(self, pod: Facts, port: int, key: ServiceKey) -> Fleet | None:
+        url = f"http://{join_host_port(pod.ip, port)}/fleet"
+        headers = {"Authorization": f"Bearer {admin_token(key)}"}
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        try:
+            async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as answer:
+                if answer.status != 200:
+                    return None
+                return msgspec.json.decode(await _read(answer.content), type=Fleet)
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
+            return None
+
+
+async def _read(content: aiohttp.StreamReader) -> bytes:
+    parts = []
+    length = 0
+    async for part in content.iter_any():
+        length += len(part)
+        if length > ANSWER_MAX:
+            raise aiohttp.ClientPayloadError(f"an answer of more than {ANSWER_MAX} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _distinct(pods: Iterable[Facts]) -> list[Facts]:
+    return list({each.uid: each for each in pods}.values())

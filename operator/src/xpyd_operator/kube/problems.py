@@ -1,0 +1,204 @@
+"""Why a pod does not serve, from what its status says: one word for programs, and a sentence with what to do for people.
+
+Pure: the body of a pod and the time in, a ``Problem`` or None out. The first cause in the pod's way up is told, since what
+comes after it only follows from it: placed on a node → init containers → images → configuration → main → sidecar.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from xpyd_operator.plan.backoff import LOOPING
+from xpyd_operator.plan.observed import Problem
+from xpyd_operator.render.labels import MAIN, SIDECAR
+
+Body = dict[str, Any]
+PLACING_S = 60.0
+"""A pod without a node is the usual way up for so long (a node may be on its way)."""
+UNREADY_S = 60.0
+CREATING_S = 300.0
+"""Large images take minutes; later than this it is worth looking."""
+WORDS_MAX = 500
+
+_PULL = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError"}
+_NEVER_PULL = {"InvalidImageName", "ErrImageNeverPull"}
+_CREATE = {"CreateContainerError", "RunContainerError", "PostStartHookError"}
+_USUAL = {"Ready", "ContainersReady", "Initialized", "PodScheduled", "DisruptionTarget"}
+_SECRET = re.compile(r'secret "[^"]+" not found|couldn\'t find key \S+ in Secret', re.IGNORECASE)
+
+
+def problem(pod: Body, now: float) -> Problem | None:
+    """What is wrong with a pod at ``now`` (unix seconds); None: nothing, or nothing yet."""
+    name = pod["metadata"]["name"]
+    status: Body = pod.get("status") or {}
+    if status.get("phase") in ("Failed", "Succeeded"):
+        return _over(name, status)
+    placing = condition(status, "PodScheduled")
+    if placing is not None and placing.get("status") == "False":
+        return _not_placed(name, placing, now)
+    for each in status.get("initContainerStatuses") or ():
+        if each["name"] != SIDECAR and (found := _init(name, each)):
+            return found
+    containers = {each["name"]: each for each in status.get("containerStatuses") or ()}
+    sidecar = next((each for each in status.get("initContainerStatuses") or () if each["name"] == SIDECAR), None)
+    for each in (sidecar, *containers.values()):
+        if each is not None and (found := _waiting(name, each)):
+            return found
+    if sidecar is not None and (found := _crash(name, sidecar, pod, "SidecarCrash")):
+        return found
+    main = containers.get(MAIN) or next(iter(containers.values()), None)
+    if main is not None and (found := _crash(name, main, pod, "CrashLoop")):
+        return found
+    return _not_ready(name, status, main, sidecar, now, created=unix(pod["metadata"].get("creationTimestamp")))
+
+
+def condition(status: Body, kind: str) -> Body | None:
+    """One of the pod's conditions."""
+    return next((each for each in status.get("conditions") or () if each.get("type") == kind), None)
+
+
+def unix(text: str | None) -> float:
+    """A time as Kubernetes writes it, in unix seconds; 0 where there is none."""
+    if not text:
+        return 0.0
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def clock(when: float) -> str:
+    """A time in words that stay the same from round to round."""
+    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def last_line(text: str | None) -> str:
+    """The last line that says something."""
+    lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+    return lines[-1][:WORDS_MAX] if lines else ""
+
+
+def _over(name: str, status: Body) -> Problem:
+    reason = status.get("reason") or ("Failed" if status.get("phase") == "Failed" else "Completed")
+    words = last_line(status.get("message"))
+    said = f": {words}" if words else ""
+    return Problem(reason, f"pod {name} has ended ({reason}{said}) and will be replaced")
+
+
+def _not_placed(name: str, placing: Body, now: float) -> Problem:
+    reason = placing.get("reason") or "Unschedulable"
+    since = unix(placing.get("lastTransitionTime"))
+    words = last_line(placing.get("message"))
+    if reason == "SchedulingGated":
+        return Problem(reason, f"pod {name} is held by a scheduling gate: {words or 'see spec.schedulingGates'}")
+    advice = "add nodes or devices, or ask for fewer (resources, replicas)"
+    return Problem("Unschedulable", f"no node takes pod {name}: {words}; {advice}", lasting=now - since >= PLACING_S)
+
+
+def _init(name: str, container: Body) -> Problem | None:
+    state: Body = container.get("state") or {}
+    ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
+    if found := _waiting(name, container):
+        return found
+    if ended is None or not ended.get("exitCode") or (state.get("terminated") or {}).get("exitCode") == 0:
+        return None
+    if "running" in state:
+        return None
+    which = container["name"]
+    words = _ended(ended)
+    advice = f"see kubectl logs {name} -c {which}"
+    lasting = container.get("restartCount", 0) >= LOOPING
+    return Problem("InitFailed", f"init container {which} of pod {name} {words}; {advice}", lasting=lasting)
+
+
+def _waiting(name: str, container: Body) -> Problem | None:
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    reason, words = waiting.get("reason") or "", last_line(waiting.get("message"))
+    which = f"container {container['name']} of pod {name}"
+    if reason in _PULL:
+        advice = "check the image's name, its registry and imagePullSecrets"
+        return Problem("ImagePull", f"{container.get('image')} for {which} cannot be pulled: {words or reason}; {advice}",
+                       lasting=reason != "ErrImagePull")
+    if reason in _NEVER_PULL:
+        image = container.get("image")
+        return Problem("ImagePull", f"{image} for {which} cannot be used: {words or reason}; correct the image")
+    if reason == "CreateContainerConfigError":
+        kind = "SecretMissing" if _SECRET.search(words) else "ConfigError"
+        advice = "create what is missing in the pod's namespace"
+        return Problem(kind, f"{which} cannot be configured: {words or reason}; {advice}")
+    if reason in _CREATE:
+        return Problem("ContainerError", f"{which} cannot be started: {words or reason}; see kubectl describe pod {name}")
+    return None
+
+
+def _crash(name: str, container: Body, pod: Body, loop: str) -> Problem | None:
+    state: Body = container.get("state") or {}
+    ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
+    restarts = container.get("restartCount", 0)
+    if ended is None or (("running" in state) and container.get("ready")):
+        return None
+    which = container["name"]
+    times = max(1, restarts)
+    how_often = "once" if times == 1 else f"{times} times"
+    lasting = times >= LOOPING
+    if ended.get("reason") == "OOMKilled":
+        advice = "give it more memory (resources.limits.memory), or let it take less"
+        words = f"container {which} of pod {name} was killed for memory {how_often}; {advice}"
+        return Problem("OutOfMemory", words, lasting=lasting)
+    limit_s = _startup_limit_s(pod, which)
+    ran_s = unix(ended.get("finishedAt")) - unix(ended.get("startedAt"))
+    if limit_s and ran_s >= limit_s and ended.get("exitCode") in (137, 143):
+        advice = "raise spec.engine.startupTimeout or see why it is slow"
+        return Problem("StartupTimeout", f"the engine of pod {name} was not up within {limit_s:.0f} s ({how_often}); "
+                       f"{advice}: kubectl logs {name} -c {which} --previous")
+    advice = f"see kubectl logs {name} -c {which} --previous"
+    words = f"container {which} of pod {name} ended {how_often}, last {_ended(ended)}; {advice}"
+    return Problem(loop, words, lasting=lasting)
+
+
+def _ended(ended: Body) -> str:
+    words = last_line(ended.get("message"))
+    reason = ended.get("reason") or ""
+    cause = f" ({reason})" if reason and reason not in ("Error", "Completed") else ""
+    how = f"with signal {ended['signal']}" if ended.get("signal") else f"with exit code {ended.get('exitCode')}"
+    return f"{how}{cause}{f': {words}' if words else ''}"
+
+
+def _startup_limit_s(pod: Body, container: str) -> float:
+    """Seconds that a container has for its start, by its startup probe; 0 without one."""
+    for each in (pod.get("spec") or {}).get("containers") or ():
+        probe = each.get("startupProbe")
+        if each["name"] == container and probe:
+            return float(probe.get("periodSeconds", 10) * probe.get("failureThreshold", 3))
+    return 0.0
+
+
+def _not_ready(
+    name: str, status: Body, main: Body | None, sidecar: Body | None, now: float, *, created: float
+) -> Problem | None:
+    ready = condition(status, "Ready")
+    if ready is not None and ready.get("status") == "True":
+        return None
+    if status.get("reason") == "NodeLost" or (ready is not None and ready.get("status") == "Unknown"):
+        return Problem("NodeLost", f"the node of pod {name} does not answer; see kubectl get nodes")
+    since = unix(ready.get("lastTransitionTime")) if ready is not None else created
+    late = now - since >= UNREADY_S
+    state: Body = (main.get("state") or {}) if main is not None else {}
+    if main is not None and "running" in state:
+        if not main.get("ready"):
+            if not main.get("started"):
+                return None  # the startup probe sets the limit
+            words = f"the engine of pod {name} was up and does not answer its health check since {clock(since)}"
+            return Problem("EngineNotReady", f"{words}; see kubectl logs {name} -c {MAIN}", lasting=late)
+        if sidecar is not None and not sidecar.get("ready"):
+            words = f"the engine of pod {name} is up, and its router does not know the roster since {clock(since)}"
+            return Problem("SidecarNotReady", f"{words}; see kubectl logs {name} -c {SIDECAR}", lasting=late)
+        gates = [each["type"] for each in status.get("conditions") or ()
+                 if each.get("status") == "False" and each["type"] not in _USUAL]
+        return Problem("GateNotReady", f"pod {name} waits for {', '.join(gates)}", lasting=late) if gates else None
+    if now - created >= CREATING_S and "waiting" in state:
+        words = f"pod {name} of {clock(created)} has a node and no running container yet: a large image, or a volume"
+        return Problem("NotStarted", f"{words}; see kubectl describe pod {name}", lasting=False)
+    return None
