@@ -22,6 +22,8 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"model": {"source": "a/b", "tokenSecret": SECRET}}, "spec.model.tokenSecret"),
     ({"decode": {"parallelism": {"data": 2}}}, "spec.decode.parallelism.data"),
     ({"prefill": {"parallelism": {"executor": "ray"}}}, "spec.prefill.parallelism.executor"),
+    ({"prefill": {"parallelism": {"tensor": 2}}}, "spec.decode.parallelism.tensor"),
+    ({"prefill": {"parallelism": {"pipeline": 2}}}, "spec.decode.parallelism.pipeline"),
     ({"router": {"apiKeySecret": SECRET}}, "spec.router.apiKeySecret"),
     ({"router": {"skipPrefillBelow": 5}}, "spec.router.skipPrefillBelow"),
     ({"router": {"compat": "p2p"}}, "spec.router.compat"),
@@ -45,8 +47,9 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {},
         {"kv": {"transport": "tcp"}},
         {"router": {"policy": "least_loaded", "placement": "Deployment"}},
-        {"decode": {"scaling": {"min": 1, "max": 3}}, "prefill": {"parallelism": {"tensor": 2}}},
+        {"decode": {"scaling": {"min": 1, "max": 3}}, "prefill": {"replicas": 2}},
         {"networkPolicy": {"enabled": False}},
+        {"prefill": {"replicas": 0, "parallelism": {"tensor": 2}}},
     ],
 )
 def test_accepted(spec: dict[str, Any]) -> None:

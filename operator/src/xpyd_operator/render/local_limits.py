@@ -31,6 +31,7 @@ def refusals(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
     yield from _kv(service, gpus)
     for role in Role:
         yield from _role(service, role)
+    yield from not_built.sizes(service)
     yield from _router(service)
     if service.spec.planner.mode != "Off":
         yield "spec.planner.mode", "nothing sets the counts of local processes; write Off and change replicas"

@@ -37,6 +37,17 @@ def role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
         yield f"spec.{which}.parallelism.data", "data-parallel instances are not built yet; write 1 and more replicas"
 
 
+def sizes(service: DisaggService) -> Iterator[tuple[str, str]]:
+    """Both roles together: a transfer between unequal ones would be refused by decode, each time."""
+    if service.spec.prefill.most == 0:
+        return
+    ours, theirs = service.spec.decode.parallelism, service.spec.prefill.parallelism
+    for name, here, there in (("tensor", ours.tensor, theirs.tensor), ("pipeline", ours.pipeline, theirs.pipeline)):
+        if here != there:
+            reason = f"must be {there} as in prefill, not {here}: KV is not sliced by heads yet"
+            yield f"spec.decode.parallelism.{name}", reason
+
+
 def router(service: DisaggService) -> Iterator[tuple[str, str]]:
     """The router."""
     given = service.spec.router
