@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from plan_world import World, desired
 
+from xpyd_operator.plan.canary import view
 from xpyd_operator.plan.observed import Phase
-from xpyd_operator.plan.rollout import missing, retire, view
+from xpyd_operator.plan.rollout import missing, retire
 from xpyd_sidecar.contract.ids import Role
 
 
@@ -123,5 +124,6 @@ def test_retire_says_who_is_held_and_why() -> None:
     prefill, decode = (view(role, want.target(role), instances) for role in (Role.PREFILL, Role.DECODE))
     out = retire(decode, prefill, max_surge=1, max_unavailable=0, fleet_known=False)
     assert out.drain == ()
-    assert [instance.name for instance in out.held] == ["qwen-e2"]
-    assert out.why
+    assert [(instance.name, why) for instance, why in out.held] == [
+        ("qwen-e2", "no router tells the load of the instances")
+    ]

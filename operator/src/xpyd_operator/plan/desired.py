@@ -40,6 +40,8 @@ class Desired(msgspec.Struct, frozen=True):
     """Most decode instances whose own router serves clients; 0: routers are elsewhere."""
     keep_terminating: bool = True
     """An instance that drains can be taken back (False: its removal has begun with the drain, as with pods)."""
+    held: str = ""
+    """Which limit keeps the counts from what was asked for, in words; empty where none does."""
     stopping: bool = False
     """The service is to end: router first, so that nothing new comes in, then the instances."""
 

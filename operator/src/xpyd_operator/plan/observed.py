@@ -24,8 +24,8 @@ class Phase(StrEnum):
     CRASHED = "crashed"
     """Its engine ended without being asked."""
     LOST = "lost"
-    """It never comes back and nobody can tell when its name will be free (a pod that ends on a node that is away): it counts
-    for nothing but its ordinal."""
+    """It never comes back, and nobody can tell when its name will be free (a pod that ends on a node that is away): it
+    counts for nothing but its ordinal."""
 
 
 LEAVING = frozenset({Phase.DRAINING, Phase.DRAINED, Phase.STOPPING, Phase.LOST})
@@ -127,5 +127,7 @@ class Observed(msgspec.Struct, frozen=True):
     router: Router | None = None
     front: Front | None = None
     """None where the router is a process of the planner's own (``router``)."""
+    problems: tuple[Problem, ...] = ()
+    """What is wrong with the service as a whole, of no instance: ``TemplateRejected`` …"""
     fleet_known: bool = False
     """A settled router told the load and drain state. Without it nothing that serves is drained."""

@@ -9,70 +9,27 @@ With ``w`` wanted, ``s`` surge, ``u`` unavailable, over the instances of one rol
     make             min(w - fresh, w + s - all)         leaving ones count: they still hold memory and devices
     keep of stale    max(0, w - u - ready fresh)         an old one goes when a new one serves in its place
     drain            only while ready - 1 >= w - u       serving never falls below what is asked for
-    remove at once   what serves nothing and is surplus, or stale while the new revision is not in a crash loop
+    remove at once   what serves nothing and is surplus, or stale once the new revision serves
 
-Both roles roll together, since a new revision may compute other KV, which pairs only with itself: below ``w`` an old
-instance is drained only when the other role has a new one that serves, or has nothing old (surge 0 has no room for that).
+``canary`` says what is known of the wanted revision's KV, and so how these bounds tighten:
+
+    PROBING, HELD    one fresh one at most; nothing old that serves is drained, but one where without it no canary has room
+    DIFFERENT        an old one goes only once the new KV is served by both roles, and in balance (``balance``)
+    BLIND            as DIFFERENT, by revision: an old one goes when the other role has a new one that serves, or has
+                     nothing old, or has no room for a new one
+    SAME, FREE       the bounds alone
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from xpyd_operator.plan.backoff import LOOPING
-from xpyd_operator.plan.desired import RoleTarget
+from xpyd_operator.plan import balance
+from xpyd_operator.plan.canary import RoleView, Stage, alone, clash, hopeless, stage
 from xpyd_operator.plan.drain import victims
 from xpyd_operator.plan.observed import Instance, Phase
-from xpyd_sidecar.contract.ids import Role
 
-
-class RoleView(msgspec.Struct, frozen=True):
-    """The instances of one role beside what is wanted of it."""
-
-    role: Role
-    target: RoleTarget
-    everything: tuple[Instance, ...]
-    fresh: tuple[Instance, ...]
-    stale: tuple[Instance, ...]
-
-    @property
-    def wanted(self) -> int:
-        """Instances asked for."""
-        return self.target.replicas
-
-    @property
-    def ready(self) -> int:
-        """Instances that serve."""
-        return sum(instance.ready for instance in (*self.fresh, *self.stale))
-
-    @property
-    def fresh_ready(self) -> int:
-        """Instances of the wanted revision that serve."""
-        return sum(instance.ready for instance in self.fresh)
-
-    @property
-    def fresh_fails(self) -> bool:
-        """The wanted revision crashes and none of it serves: what is old is worth keeping."""
-        return bool(self.fresh) and not self.fresh_ready and any(instance.crashes >= 1 for instance in self.fresh)
-
-    @property
-    def coming(self) -> bool:
-        """Fewer serve than asked for, and that will change: not all that is missing is in a crash loop."""
-        hopeless = sum(1 for instance in (*self.fresh, *self.stale) if not instance.ready and instance.crashes >= LOOPING)
-        return self.ready + hopeless < self.wanted
-
-
-def view(role: Role, target: RoleTarget, instances: tuple[Instance, ...]) -> RoleView:
-    """Sort the instances of one role out of all."""
-    mine = tuple(instance for instance in instances if instance.role is role)
-    staying = tuple(instance for instance in mine if not instance.leaving)
-    return RoleView(
-        role=role,
-        target=target,
-        everything=mine,
-        fresh=tuple(instance for instance in staying if instance.revision == target.revision),
-        stale=tuple(instance for instance in staying if instance.revision != target.revision),
-    )
+UNKNOWN_LOAD = "no router tells the load of the instances"
 
 
 def returning(mine: RoleView) -> list[Instance]:
@@ -81,49 +38,104 @@ def returning(mine: RoleView) -> list[Instance]:
     return sorted(usable, key=lambda instance: instance.ordinal)[: max(0, mine.wanted - len(mine.fresh))]
 
 
-def missing(mine: RoleView, back: int, max_surge: int) -> int:
-    """How many instances to make now, beside those whose drain is taken back."""
-    return max(0, min(mine.wanted - len(mine.fresh) - back, mine.wanted + max_surge - len(mine.everything)))
+def missing(mine: RoleView, back: int, max_surge: int, *, canary: bool = False) -> int:
+    """How many instances to make now, beside those whose drain is taken back; ``canary``: so that there is one at most."""
+    wanted = min(1, mine.wanted) if canary else mine.wanted
+    return max(0, min(wanted - len(mine.fresh) - back, mine.wanted + max_surge - len(mine.everything)))
 
 
 class Retire(msgspec.Struct, frozen=True):
-    """Who goes. ``held`` would be drained, were it not for ``why``."""
+    """Who goes. ``held`` would be drained, were it not for what stands beside it."""
 
     remove: tuple[tuple[Instance, str], ...] = ()
     drain: tuple[tuple[Instance, str], ...] = ()
-    held: tuple[Instance, ...] = ()
-    why: str = ""
+    held: tuple[tuple[Instance, str], ...] = ()
+
+    def without(self, stay: dict[str, str]) -> Retire:
+        """The same, but for those that must stay: name → why."""
+        drain = tuple((instance, why) for instance, why in self.drain if instance.name not in stay)
+        held = tuple((instance, stay[instance.name]) for instance, _ in self.drain if instance.name in stay)
+        return Retire(self.remove, drain, (*self.held, *held))
 
 
 def retire(mine: RoleView, other: RoleView, *, max_surge: int, max_unavailable: int, fleet_known: bool) -> Retire:
-    """Who of one role goes now."""
-    remove: list[tuple[Instance, str]] = []
-    ready_stale = [instance for instance in mine.stale if instance.ready]
-    idle_stale = [instance for instance in mine.stale if not instance.ready]
-    if mine.fresh_fails:
-        keep = max(0, mine.wanted - len(ready_stale))
-        idle_stale = victims(idle_stale)[: max(0, len(idle_stale) - keep)]
-    remove += [(instance, "of an old revision and not serving") for instance in idle_stale]
-
+    """Who of one role goes now, as far as this role alone decides."""
+    at = stage(mine, other, fleet_known=fleet_known)
+    first = balance.rank(mine, other)
+    none = (False, 0, "")
+    old = sorted(
+        victims(instance for instance in mine.stale if instance.ready),
+        key=lambda instance: first.get(instance.fingerprint, none),
+    )
     surplus = victims(mine.fresh)[: max(0, len(mine.fresh) - mine.wanted)]
+    idle = _idle(mine, at, max_surge)
+    remove = [(instance, "of an old revision and not serving") for instance in idle]
     remove += [(instance, "more than asked for, and not serving") for instance in surplus if not instance.ready]
 
-    old = victims(ready_stale)
     above = max(0, len(old) - mine.wanted)
-    replaced = max(above, len(old) - max(0, mine.wanted - max_unavailable - mine.fresh_ready))
     fewer = [instance for instance in surplus if instance.ready] + old[:above]
-    newer = old[above:replaced]
+    newer = old[above : _replaced(mine, at, len(old), max_surge=max_surge, max_unavailable=max_unavailable, idle=len(idle))]
     room = max(0, mine.ready - (mine.wanted - (max_unavailable if old else 0)))
     fewer = fewer[:room]
     newer = newer[: room - len(fewer)]
 
-    if not fleet_known and (fewer or newer):
-        return Retire(tuple(remove), (), (*fewer, *newer), "no router tells the load of the instances")
-    drain = [(instance, "more than asked for") for instance in fewer]
-    drain_newer = [(instance, "of an old revision, replaced") for instance in newer]
+    drain: list[tuple[Instance, str]] = []
+    held: list[tuple[Instance, str]] = []
+    if not fleet_known:
+        return Retire(tuple(remove), (), tuple((instance, UNKNOWN_LOAD) for instance in (*fewer, *newer)))
     if fewer and other.coming:
-        held, why = tuple(fewer), f"{other.role} has {other.ready} of {other.wanted} ready"
-        return Retire(tuple(remove), tuple(drain_newer), held, why)
-    if newer and max_surge > 0 and other.stale and other.wanted and not other.fresh_ready:
-        return Retire(tuple(remove), tuple(drain), tuple(newer), f"no {other.role} instance of the new revision is ready")
-    return Retire(tuple(remove), (*drain, *drain_newer))
+        held += [(instance, f"{other.role} has {other.ready} of {other.wanted} ready") for instance in fewer]
+    else:
+        drain += [(instance, "more than asked for") for instance in fewer]
+    go, why = _allowed(mine, other, at, len(newer), max_surge)
+    drain += [(instance, "of an old revision, replaced") for instance in newer[:go]]
+    held += [(instance, why) for instance in newer[go:]]
+    return Retire(tuple(remove), tuple(drain), tuple(held))
+
+
+def _replaced(mine: RoleView, at: Stage, old: int, *, max_surge: int, max_unavailable: int, idle: int) -> int:
+    """How many of the old ones that serve are replaced by now, those above the wanted count included."""
+    above = max(0, old - mine.wanted)
+    if at is Stage.HELD:
+        return above
+    if at is Stage.PROBING:
+        full = not mine.fresh and len(mine.stale) >= mine.wanted + max_surge
+        return 1 if full and not above and not idle else above
+    return max(above, old - max(0, mine.wanted - max_unavailable - mine.fresh_ready))
+
+
+def _allowed(mine: RoleView, other: RoleView, at: Stage, count: int, max_surge: int) -> tuple[int, str]:
+    """How many of ``count`` old ones may be drained for new ones, as far as the other role goes; and why not more."""
+    if at is Stage.BLIND and max_surge > 0 and other.stale and other.wanted and not other.fresh_ready:
+        return 0, f"no {other.role} instance of the new revision is ready"
+    if at is not Stage.DIFFERENT:
+        return count, ""
+    full = max_surge > 0 and not other.fresh and len(other.stale) >= other.wanted + max_surge
+    if not balance.paired(mine, other) and not full:
+        return 0, f"no {other.role} instance with the KV of the new revision is ready"
+    return min(count, balance.lead(mine, other)), f"{other.role} is behind with the new revision"
+
+
+def _idle(mine: RoleView, at: Stage, max_surge: int) -> list[Instance]:
+    """The old ones that serve nothing and go at once.
+
+    They are kept, up to the wanted count, while the new revision may be worse: it is only being tried, it crashes, it can not
+    pair; or none of it serves yet and an old one is likely to come back by itself.
+    """
+    idle = victims(instance for instance in mine.stale if not instance.ready)
+    serving = len(mine.stale) - len(idle)
+    doubt = alone(at) or mine.fresh_fails
+    worth = [i for i in idle if doubt or (not mine.fresh_ready and not i.units and not hopeless(i))]
+    keep = max(0, mine.wanted - serving)
+    if not mine.fresh and len(mine.stale) >= mine.wanted + max_surge:
+        keep = min(keep, max(0, len(worth) - 1))
+    stay = {instance.name for instance in worth[max(0, len(worth) - keep) :]}
+    return [instance for instance in idle if instance.name not in stay]
+
+
+def reason_to_wait(mine: RoleView, other: RoleView, at: Stage) -> str:
+    """Why no more than a canary is made of the wanted revision."""
+    if at is Stage.HELD:
+        return clash(mine, other)
+    names = ", ".join(instance.name for instance in mine.fresh) or "an instance"
+    return f"the new revision is tried on {names} first"

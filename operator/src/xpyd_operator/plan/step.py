@@ -7,11 +7,18 @@ Laws
     4. All that exists of a role stays within replicas + surge; what is above that goes away and is never added to.
     5. A process that ended by itself comes back after its back-off, unless it is not wanted any more.
     6. At the end the router goes first, so that no request finds the engines gone.
+    7. What serves with one fingerprint in both roles goes on doing so until the whole of it can go (``balance``).
+    8. Clients always reach a router that knows the roster, as long as one can (``routers``).
+    9. What the platform restarts by itself is left to it; what it never starts again is removed.
 """
 
 from __future__ import annotations
 
-from xpyd_operator.plan import backoff, names
+from collections.abc import Collection, Iterator
+
+import msgspec
+
+from xpyd_operator.plan import backoff, balance, names, routers
 from xpyd_operator.plan.actions import (
     Action,
     Create,
@@ -24,10 +31,14 @@ from xpyd_operator.plan.actions import (
     Undrain,
     Wait,
 )
+from xpyd_operator.plan.canary import RoleView, alone, stage, view
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Instance, Observed, Phase, Unit
-from xpyd_operator.plan.rollout import missing, retire, returning, view
+from xpyd_operator.plan.rollout import Retire, missing, reason_to_wait, retire, returning
 from xpyd_sidecar.contract.ids import Role
+
+NEVER_AGAIN = frozenset({"Failed", "Evicted"})
+"""Problems of an instance that its platform will not start again."""
 
 
 def step(desired: Desired, observed: Observed, now: float) -> Plan:
@@ -37,46 +48,83 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     actions: list[Action] = []
     waits: list[Wait] = []
     _router(desired, observed, now, actions, waits)
-    going: set[str] = set()
-    for instance in observed.instances:
-        gone = _finish(instance, desired.drain_timeout_s, now)
-        if gone:
-            actions.append(gone)
-            going.add(instance.name)
+    gone = [_finish(instance, desired.drain_timeout_s, now) for instance in observed.instances]
+    actions += [action for action in gone if action]
+    going = {action.instance for action in gone if action}
 
-    prefill = view(Role.PREFILL, desired.prefill, observed.instances)
-    decode = view(Role.DECODE, desired.decode, observed.instances)
+    there = tuple(_seen(instance) for instance in observed.instances)
+    views = (view(Role.PREFILL, desired.prefill, there), view(Role.DECODE, desired.decode, there))
+    outs, last = _retire(desired, observed, views, going)
     drains: list[Action] = []
-    for mine, other in ((prefill, decode), (decode, prefill)):
-        out = retire(
-            mine,
-            other,
-            max_surge=desired.max_surge,
-            max_unavailable=desired.max_unavailable,
-            fleet_known=observed.fleet_known,
-        )
+    for out in outs:
         actions += [Remove(instance.name, reason) for instance, reason in out.remove]
         drains += [Drain(instance.name, reason) for instance, reason in out.drain]
-        waits += [Wait(f"draining {instance.name}", out.why) for instance in out.held]
+        waits += [Wait(f"draining {instance.name}", why) for instance, why in out.held]
         going.update(instance.name for instance, _ in (*out.remove, *out.drain))
 
     ordinals = names.free_ordinals([instance.ordinal for instance in observed.instances])
-    for mine in (prefill, decode):
-        back = [instance for instance in returning(mine) if instance.name not in going]
-        actions += [Undrain(instance.name, "asked for again") for instance in back]
-        count = missing(mine, len(back), desired.max_surge)
-        for _, ordinal in zip(range(count), ordinals, strict=False):
-            name = names.instance_name(desired.service, ordinal)
-            actions.append(Create(name, ordinal, mine.role, mine.target.revision))
-        short = mine.wanted - len(mine.fresh) - len(back) - count
-        if short > 0:
-            why = f"{len(mine.everything)} exist, surge is {desired.max_surge}"
-            waits.append(Wait(f"creating {short} more of {mine.role}", why))
+    for mine, other in (views, views[::-1]):
+        _add(desired, (mine, other), going, ordinals, actions, waits, fleet_known=observed.fleet_known)
     actions += drains
     for instance in observed.instances:
         if instance.name not in going and not instance.leaving:
             _revive(instance, desired, now, actions, waits)
+    actions += routers.label(desired, observed, going, last)
     return Plan(tuple(actions), tuple(waits))
+
+
+def _retire(
+    desired: Desired, observed: Observed, views: tuple[RoleView, RoleView], going: Collection[str]
+) -> tuple[tuple[Retire, Retire], str]:
+    """Who goes of prefill and decode, so that what is left can pair and is reached; and the router that is kept for that."""
+    surge, known = desired.max_surge, observed.fleet_known
+    prefill, decode = (
+        retire(mine, other, max_surge=surge, max_unavailable=desired.max_unavailable, fleet_known=known)
+        for mine, other in (views, views[::-1])
+    )
+    last = ""
+    if desired.max_sidecars:
+        last = routers.last_router(observed, {*going, *(instance.name for instance, _ in decode.drain)})
+        decode = decode.without({last: "clients reach no other router yet"})
+    leaving = ([instance for instance, _ in prefill.drain], [instance for instance, _ in decode.drain])
+    stay = balance.kept(*views, leaving, surge)
+    return (prefill.without(stay), decode.without(stay)), last
+
+
+def _add(
+    desired: Desired,
+    views: tuple[RoleView, RoleView],
+    going: Collection[str],
+    ordinals: Iterator[int],
+    actions: list[Action],
+    waits: list[Wait],
+    *,
+    fleet_known: bool,
+) -> None:
+    """Take back and make what is missing of the first of ``views``."""
+    mine, other = views
+    at = stage(mine, other, fleet_known=fleet_known)
+    back = [one for one in returning(mine) if one.name not in going] if desired.keep_terminating else []
+    actions += [Undrain(instance.name, "asked for again") for instance in back]
+    count = missing(mine, len(back), desired.max_surge, canary=alone(at))
+    for _, ordinal in zip(range(count), ordinals, strict=False):
+        name = names.instance_name(desired.service, ordinal)
+        actions.append(Create(name, ordinal, mine.role, mine.target.revision))
+    short = mine.wanted - len(mine.fresh) - len(back) - count
+    if short > 0:
+        why = f"{len(mine.everything)} exist, surge is {desired.max_surge}"
+        waits.append(Wait(f"creating {short} more of {mine.role}", reason_to_wait(mine, other, at) if alone(at) else why))
+
+
+def _seen(instance: Instance) -> Instance:
+    """An instance that never starts again counts as one whose removal is under way."""
+    return msgspec.structs.replace(instance, phase=Phase.STOPPING) if _spent(instance) else instance
+
+
+def _spent(instance: Instance) -> bool:
+    """Its platform will never start it again."""
+    ended = instance.phase is Phase.CRASHED and not instance.units
+    return ended and instance.problem is not None and instance.problem.reason in NEVER_AGAIN
 
 
 def _router(desired: Desired, observed: Observed, now: float, actions: list[Action], waits: list[Wait]) -> None:
@@ -97,7 +145,9 @@ def _router(desired: Desired, observed: Observed, now: float, actions: list[Acti
 
 
 def _finish(instance: Instance, drain_timeout_s: float, now: float) -> Remove | None:
-    """The removal of an instance that is through with its work, or had all the time it gets."""
+    """The removal of an instance that is through with its work, had all the time it gets, or never runs again."""
+    if _spent(instance) and instance.problem is not None:
+        return Remove(instance.name, f"it will never run again: {instance.problem.reason}")
     if instance.phase is Phase.DRAINED:
         return Remove(instance.name, "drained")
     if instance.phase is Phase.DRAINING and now - instance.since >= drain_timeout_s:

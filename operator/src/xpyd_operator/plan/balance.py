@@ -1,0 +1,92 @@
+"""Prefill and decode of one fingerprint, while two fingerprints run side by side.
+
+A request never crosses fingerprints, so the instances that serve fall into groups of one fingerprint each, and a group is
+worth something only while it has both roles:
+
+    before            after a step                    allowed
+    2P 3D of f        1P 2D of f                      yes
+    1P 3D of f        0P 2D of f                      no: its decode would be left without prefill
+    1P 1D of f        0P 0D of f                      yes: the group goes as a whole
+    0P 2D of f        0P 1D of f                      yes: it paired with nobody before
+
+So that a group can go as a whole at all, both roles give up the same group first (``rank``), and neither runs ahead of the
+other by more than an instance (``lead``).
+
+Where no instance may be added (surge 0), a role's only instance must go before a new one can come: prefill first, since
+decode can do the prefill itself, and only once the other role has shown what it can without loss (``_must``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from xpyd_operator.plan.canary import RoleView, prints
+from xpyd_operator.plan.observed import Instance
+from xpyd_sidecar.contract.ids import Fingerprint, Role
+
+Groups = Mapping[Fingerprint, int]
+
+
+def group(instances: Iterable[Instance]) -> Counter[Fingerprint]:
+    """How many serve of each known fingerprint."""
+    return Counter(instance.fingerprint for instance in instances if instance.ready and instance.fingerprint)
+
+
+def rank(mine: RoleView, other: RoleView) -> dict[Fingerprint, tuple[bool, int, str]]:
+    """Which group goes first: one that cannot pair, then the smallest. The same for both roles."""
+    ours, theirs = group(mine.serving), group(other.serving)
+    return {
+        found: (ours[found] > 0 and theirs[found] > 0, ours[found] + theirs[found], found) for found in ours.keys() | theirs
+    }
+
+
+def lead(mine: RoleView, other: RoleView) -> int:
+    """How many old ones that serve may go, so that the share that is still old stays within an instance of the other's.
+
+    With w wanted and o old ones of this role, W and O of the other: the largest n with (o - n) / w >= O / W - max(1 / w, 1 / W).
+    No bound where several fingerprints are old: then a group of few must be able to go first.
+    """
+    old, theirs = group(mine.stale), group(other.stale)
+    count = old.total()
+    if not mine.wanted or not other.wanted or len(old.keys() | theirs.keys()) > 1:
+        return count
+    slack = max(mine.wanted, other.wanted)
+    behind = min(other.wanted, theirs.total())
+    return max(0, (count * other.wanted - behind * mine.wanted + slack) // other.wanted)
+
+
+def kept(
+    prefill: RoleView, decode: RoleView, going: tuple[list[Instance], list[Instance]], max_surge: int
+) -> dict[str, str]:
+    """Who of those that would be drained (prefill, decode; the first to go first) must stay for now: name → why."""
+    if not prefill.wanted or not decode.wanted:
+        return {}
+    views = (prefill, decode)
+    before = (group(prefill.serving), group(decode.serving))
+    after = tuple(have - group(leaving) for have, leaving in zip(before, going, strict=True))
+    stay: dict[str, str] = {}
+    for found in sorted(before[0].keys() & before[1].keys()):
+        left = (after[0][found], after[1][found])
+        if all(left) or not any(left):
+            continue
+        side = 0 if not left[0] else 1
+        last = [instance for instance in going[side] if instance.fingerprint == found][-1]
+        if not _must(views[side], views[1 - side], before[1 - side][found], max_surge):
+            role, other = views[side].role, views[1 - side].role
+            stay[last.name] = f"it is the last {role} of {found[:8]}, of which {left[1 - side]} {other} serve"
+    return stay
+
+
+def paired(mine: RoleView, other: RoleView) -> bool:
+    """What is new of a role has somebody of the other role to exchange KV with."""
+    return not other.wanted or bool(prints(mine.fresh) & prints(other.serving))
+
+
+def _must(mine: RoleView, other: RoleView, partners: int, max_surge: int) -> bool:
+    """Surge 0, and this role has no other way to a new one than to give up its last of the group."""
+    if max_surge > 0 or mine.fresh:
+        return False
+    if not any(instance.ready for instance in other.stale) or other.fresh_ready:
+        return True
+    return mine.role is Role.PREFILL and partners == 1
