@@ -28,7 +28,7 @@ COMMANDS: dict[str, str] = {
     "down": "drain and stop a service of this host",
     "join": "add an engine of this host to a service on another one",
     "check": "say what is wrong with documents, without a cluster",
-    "render": "print the CRDs or the reference",
+    "render": "print what is made of a document, the CRDs or the reference",
 }
 """Subcommands (modules of this package) with one line of help each."""
 

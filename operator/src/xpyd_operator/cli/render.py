@@ -1,20 +1,52 @@
-"""``xpyd render``: what is generated from the API."""
+"""``xpyd render``: what is generated from the API, and what the operator would make of a document."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import yaml
+
+from xpyd_operator import __version__
 from xpyd_operator.api import crds, reference
-from xpyd_operator.errors import XpydError
+from xpyd_operator.api.decode import decode_service
+from xpyd_operator.api.load import LoadError, documents
+from xpyd_operator.api.recognize import Kind, recognize
+from xpyd_operator.api.rule import Target
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.cli.documents import files, located, read
+from xpyd_operator.errors import Fault, SpecError, XpydError
+from xpyd_operator.render.kube_limits import refusals
+from xpyd_operator.render.manifests import manifests
+from xpyd_operator.render.settings import KubeSettings
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes what stands twice twice, not as an alias."""
+
+    def ignore_aliases(self, _: Any) -> bool:
+        """Always."""
+        return True
 
 
 def add_parser(subparsers: Any) -> None:
     """Declare the arguments."""
-    parser = subparsers.add_parser("render", help="write the CRDs or the reference")
+    parser = subparsers.add_parser("render", help="write what is made of a document, the CRDs or the reference")
     what = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    pods = what.add_parser("pods", help="every object that the operator would make of a document")
+    pods.add_argument(
+        "-f", "--file", action="append", required=True, metavar="FILE", help="file, folder, or -; may be repeated"
+    )
+    pods.add_argument("-o", "--output", choices=("yaml", "json"), default="yaml", help="form of the answer")
+    pods.add_argument("-n", "--namespace", help="for documents that name none")
+    image = f"xpyd-sidecar:{__version__}"
+    pods.add_argument("--sidecar-image", default=image, help=f"the operator's setting (default: {image})")
+    pods.add_argument("--operator-namespace", default="xpyd-system", help="where the operator runs (default: xpyd-system)")
+    pods.add_argument("--cluster-domain", default="cluster.local", help="the cluster's domain (default: cluster.local)")
     some = what.add_parser("crds", help="the CustomResourceDefinitions")
     some.add_argument("--dir", default="crds", help="folder that gets one file per CRD; - prints them (default: crds)")
     text = what.add_parser("reference", help="the field reference (Markdown)")
@@ -25,6 +57,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0: written, printed, or up to date; 1: ``--check`` found a file that is not."""
+    if args.what == "pods":
+        return _pods(args)
     if args.what == "reference":
         texts = {Path(args.file): reference.reference()}
         printed = args.file == "-"
@@ -43,6 +77,55 @@ def run(args: argparse.Namespace) -> int:
         _write(file, text)
         sys.stdout.write(f"{file}\n")
     return 0
+
+
+def _pods(args: argparse.Namespace) -> int:
+    settings = KubeSettings(
+        sidecar_image=args.sidecar_image, cluster_domain=args.cluster_domain, operator_namespace=args.operator_namespace
+    )
+    names = list(files(args.file))
+    services = [service for name in names for service in _services(name, args.namespace)]
+    if not services:
+        raise XpydError(f"{', '.join(names)}: no DisaggService in it")
+    made = [one for service in services for one in manifests(service, settings)]
+    if args.output == "json":
+        listing = {"apiVersion": "v1", "kind": "List", "items": made}
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(listing), indent=2).decode() + "\n")
+    else:
+        sys.stdout.write(yaml.dump_all(made, Dumper=_Plain, sort_keys=False, width=120, allow_unicode=True))
+    return 0
+
+
+def _services(name: str, namespace: str | None) -> Iterator[DisaggService]:
+    """The services of a file that can run in Kubernetes; other objects are passed over.
+
+    Raises:
+        SpecError: with every fault and every refusal of a document; each path begins with ``file:line``.
+        XpydError: the file cannot be read.
+    """
+    try:
+        found = documents(read(name))
+    except LoadError as error:
+        raise SpecError(tuple(Fault(f"{name}:{error.line}", fault.message) for fault in error.faults)) from None
+    for document in found:
+        if recognize(document.value) is not Kind.SERVICE:
+            continue
+        service, faults = _decoded(document.value)
+        if service is None or faults:
+            raise SpecError(tuple(located(name, document, fault) for fault in faults))
+        if service.metadata.namespace is None and namespace is not None:
+            metadata = msgspec.structs.replace(service.metadata, namespace=namespace)
+            service = msgspec.structs.replace(service, metadata=metadata)
+        yield service
+
+
+def _decoded(value: Any) -> tuple[DisaggService | None, tuple[Fault, ...]]:
+    """The service, and what is wrong with it or not possible in Kubernetes."""
+    try:
+        service = decode_service(value, strict=True, target=Target.KUBERNETES).service
+    except SpecError as error:
+        return None, error.faults
+    return service, tuple(Fault(path, reason) for path, reason in refusals(service))
 
 
 def _read(file: Path) -> str | None:

@@ -62,11 +62,12 @@ def key_secret(service: DisaggService, key_hex: str) -> dict[str, Any]:
 
 def pool(service: DisaggService, role: Role, replicas: int) -> dict[str, Any]:
     """A role's DisaggPool, to be created; later only its ``replicas`` are ever written."""
+    its_labels = labels.common(service) | {labels.ROLE: role.value}
     return {
         "apiVersion": service.api_version,
         "kind": "DisaggPool",
-        "metadata": metadata(service, labels.role_name(service.name, role), labels.common(service) | {labels.ROLE: role}),
-        "spec": {"service": service.name, "role": role, "replicas": replicas},
+        "metadata": metadata(service, labels.role_name(service.name, role), its_labels),
+        "spec": {"service": service.name, "role": role.value, "replicas": replicas},
     }
 
 

@@ -50,13 +50,13 @@ def common(service: DisaggService) -> dict[str, str]:
 
 def engine(service: DisaggService, role: Role, revision: str) -> dict[str, str]:
     """Labels of an engine's pod."""
-    return common(service) | {COMPONENT: ENGINE, ROLE: role, REVISION: revision}
+    return common(service) | {COMPONENT: ENGINE, ROLE: role.value, REVISION: revision}
 
 
 def selector(service: DisaggService, **more: str) -> dict[str, str]:
     """Selects pods of a service. ``role`` and ``component`` narrow it; ``roster`` and ``router`` are ``"true"``."""
     names = {"role": ROLE, "component": COMPONENT, "roster": ROSTER, "router": ROUTER}
-    return {SERVICE: service.name} | {names[name]: value for name, value in more.items()}
+    return {SERVICE: service.name} | {names[name]: str(value) for name, value in more.items()}
 
 
 def key_name(service: str) -> str:
