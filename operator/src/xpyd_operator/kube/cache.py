@@ -45,6 +45,11 @@ class Entry:
         self.service: str = self.name if kind == OWNER_KIND else (metadata.get("labels") or {}).get(SERVICE, "")
         self._derived: tuple[Callable[[Body], Any], Any] | None = None
 
+    @property
+    def deleting(self) -> bool:
+        """Its deletion has begun."""
+        return bool(self.body["metadata"].get("deletionTimestamp"))
+
     def derived(self, how: Callable[[Body], T]) -> T:
         """``how(body)``, worked out once for this body."""
         if self._derived is None or self._derived[0] is not how:

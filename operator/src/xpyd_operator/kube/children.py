@@ -1,0 +1,191 @@
+"""What goes with a service beside its engines: made where it is missing, put back where it differs, removed where it is not
+wanted. Everything is judged by the cache, so nothing is asked or written while nothing differs.
+
+An object is ours when the service is its controller. One that is not is never touched; its name is reported as taken. The
+watch only shows objects with our label, so a name that seems free is looked up once before it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.errors import XpydError
+from xpyd_operator.kube.api import Api, ApiError
+from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.events import Events
+from xpyd_operator.kube.observe import controller
+from xpyd_operator.render.children import children, pool, unwanted
+from xpyd_operator.render.differs import differs
+from xpyd_operator.render.labels import role_name
+from xpyd_operator.render.settings import KubeSettings
+from xpyd_sidecar.contract.ids import Role
+
+logger = logging.getLogger(__name__)
+Body = dict[str, Any]
+AGAIN_S = 30.0
+"""A name that is taken is looked up again so late."""
+
+
+class Children:
+    """Of one service."""
+
+    def __init__(self, api: Api, cache: Cache, events: Events, settings: KubeSettings) -> None:
+        self._api = api
+        self._cache = cache
+        self._events = events
+        self._settings = settings
+        self._taken: dict[tuple[str, str], float] = {}
+        """Kind and name of somebody else's object → when to look again."""
+        self._rendered: tuple[object, tuple[Body, ...]] = (None, ())
+
+    @property
+    def taken(self) -> str:
+        """Names that others have, in words; empty without any."""
+        return ", ".join(f"{kind} {name}" for kind, name in sorted(self._taken))
+
+    async def tend(self, service: DisaggService, counts: Mapping[Role, int], now: float) -> None:
+        """Make everything as it should be.
+
+        Raises:
+            ApiError: something could not be written; everything else was.
+            XpydError: several things could not.
+        """
+        namespace, uid = service.metadata.namespace or "", service.metadata.uid or ""
+        work: list[Awaitable[None] | None] = []
+        for kind, name in unwanted(service):
+            entry = self._cache.get(kind, namespace, name)
+            if entry is not None and not entry.deleting and controller(entry.body["metadata"]) == uid:
+                work.append(self._delete(entry))
+            self._taken.pop((kind, name), None)
+        work += [self._child(service, wanted, now) for wanted in self._children(service, counts)]
+        work += [self._pool(service, role, counts[role], now) for role in Role]
+        await all_of(each for each in work if each is not None)
+
+    def pool(self, service: DisaggService, role: Role) -> Entry | None:
+        """The pool of a role, if it is there and ours."""
+        entry = self._cache.get("DisaggPool", service.metadata.namespace or "", role_name(service.name, role))
+        ours = entry is not None and controller(entry.body["metadata"]) == service.metadata.uid
+        return entry if ours and entry is not None and not entry.deleting else None
+
+    def _children(self, service: DisaggService, counts: Mapping[Role, int]) -> tuple[Body, ...]:
+        key = (service, tuple(sorted(counts.items())))
+        if self._rendered[0] != key:
+            self._rendered = (key, children(service, counts, self._settings))
+        return self._rendered[1]
+
+    def _child(self, service: DisaggService, wanted: Body, now: float) -> Awaitable[None] | None:
+        kind, name = wanted["kind"], wanted["metadata"]["name"]
+        entry = self._cache.get(kind, service.metadata.namespace or "", name)
+        if entry is None:
+            return self._first(service, kind, name, now, partial(self._apply, wanted, "it is missing"))
+        if entry.deleting or self._foreign(entry, service, now):
+            return None
+        what = differs(wanted, entry.body)
+        return self._apply(wanted, f"{what} differs") if what else None
+
+    def _pool(self, service: DisaggService, role: Role, count: int, now: float) -> Awaitable[None] | None:
+        name = role_name(service.name, role)
+        entry = self._cache.get("DisaggPool", service.metadata.namespace or "", name)
+        if entry is None:
+            return self._first(service, "DisaggPool", name, now, partial(self._create, pool(service, role, count)))
+        if entry.deleting or self._foreign(entry, service, now):
+            return None
+        if service.spec.role(role).scaling is None:
+            wanted = service.spec.replicas(role)
+            there = (entry.body.get("spec") or {}).get("replicas")
+            if there != wanted:
+                return self._mirror(entry, service.name, there, wanted)
+        return None
+
+    def _foreign(self, entry: Entry, service: DisaggService, now: float) -> bool:
+        if controller(entry.body["metadata"]) == service.metadata.uid:
+            self._taken.pop((entry.kind, entry.name), None)
+            return False
+        self._taken[entry.kind, entry.name] = now + AGAIN_S
+        return True
+
+    def _first(
+        self, service: DisaggService, kind: str, name: str, now: float, make: Callable[[], Awaitable[None]]
+    ) -> Awaitable[None] | None:
+        """Make what seems not to be there, unless somebody else's object turns out to have the name."""
+        if now < self._taken.get((kind, name), 0.0):
+            return None
+        return self._look_and_make(service, kind, name, now, make)
+
+    async def _look_and_make(
+        self, service: DisaggService, kind: str, name: str, now: float, make: Callable[[], Awaitable[None]]
+    ) -> None:
+        try:
+            there = await self._api.get(kind, service.metadata.namespace or "", name)
+        except ApiError as error:
+            if not error.missing:
+                raise
+        else:
+            if controller(there["metadata"]) != service.metadata.uid:
+                if (kind, name) not in self._taken:
+                    logger.warning("%s %s/%s is somebody else's", kind, service.metadata.namespace, name)
+                self._taken[kind, name] = now + AGAIN_S
+                return
+        self._taken.pop((kind, name), None)
+        await make()
+
+    async def _apply(self, wanted: Body, why: str) -> None:
+        kind, namespace = wanted["kind"], wanted["metadata"]["namespace"]
+        logger.info("apply %s %s/%s: %s", kind, namespace, wanted["metadata"]["name"], why)
+        self._cache.wrote(kind, await self._api.apply(kind, namespace, wanted))
+
+    async def _create(self, wanted: Body) -> None:
+        kind, namespace = wanted["kind"], wanted["metadata"]["namespace"]
+        logger.info("create %s %s/%s", kind, namespace, wanted["metadata"]["name"])
+        try:
+            self._cache.wrote(kind, await self._api.create(kind, namespace, wanted))
+        except ApiError as error:
+            if not error.conflict:  # made by a leader before us; the watch brings it
+                raise
+
+    async def _mirror(self, entry: Entry, service: str, there: Any, wanted: int) -> None:
+        patch = {"metadata": {"uid": entry.uid}, "spec": {"replicas": wanted}}
+        try:
+            self._cache.wrote(entry.kind, await self._api.patch(entry.kind, entry.namespace, entry.name, patch))
+        except ApiError as error:
+            self._excuse(entry, error)
+            return
+        told = (entry.body.get("status") or {}).get("observedGeneration")
+        # Of a generation that was seen before: the service has changed, not the pool.
+        if told is not None and told != entry.body["metadata"].get("generation"):
+            words = f"replicas {there} put back to {wanted} of DisaggService {service}; write scaling there to scale here"
+            self._events.say(entry, "Warning", "PoolScaledBack", words)
+
+    async def _delete(self, entry: Entry) -> None:
+        logger.info("delete %s %s/%s: not asked for", entry.kind, entry.namespace, entry.name)
+        try:
+            await self._api.delete(entry.kind, entry.namespace, entry.name, entry.uid)
+        except ApiError as error:
+            self._excuse(entry, error)
+        else:
+            self._cache.missing(entry)
+
+    def _excuse(self, entry: Entry, error: ApiError) -> None:
+        """It has gone, or is another one by now, which the watch brings: nothing is wrong."""
+        if error.missing:
+            self._cache.missing(entry)
+        elif not error.conflict:
+            raise error
+
+
+async def all_of(work: Iterable[Awaitable[None]]) -> None:
+    """Wait for all, side by side, and raise what went wrong only then."""
+    done = await asyncio.gather(*work, return_exceptions=True)
+    wrong = [each for each in done if isinstance(each, BaseException)]
+    for each in wrong:
+        if not isinstance(each, XpydError):
+            raise each
+    if len(wrong) == 1:
+        raise wrong[0]
+    if wrong:
+        raise XpydError("; ".join(dict.fromkeys(str(each) for each in wrong)))
