@@ -75,7 +75,7 @@ def retire(mine: RoleView, other: RoleView, *, max_surge: int, max_unavailable: 
     above = max(0, len(old) - mine.wanted)
     fewer = [instance for instance in surplus if instance.ready] + old[:above]
     newer = old[above : _replaced(mine, at, len(old), max_surge=max_surge, max_unavailable=max_unavailable, idle=len(idle))]
-    room = max(0, mine.ready - (mine.wanted - (max_unavailable if old else 0)))
+    room = _room(mine, max_unavailable if old else 0)
     fewer = fewer[:room]
     newer = newer[: room - len(fewer)]
 
@@ -91,6 +91,11 @@ def retire(mine: RoleView, other: RoleView, *, max_surge: int, max_unavailable: 
     drain += [(instance, "of an old revision, replaced") for instance in newer[:go]]
     held += [(instance, why) for instance in newer[go:]]
     return Retire(tuple(remove), tuple(drain), tuple(held))
+
+
+def _room(mine: RoleView, max_unavailable: int) -> int:
+    """How many that serve may go before fewer serve than are asked for."""
+    return max(0, mine.ready - (mine.wanted - max_unavailable))
 
 
 def _replaced(mine: RoleView, at: Stage, old: int, *, max_surge: int, max_unavailable: int, idle: int) -> int:

@@ -6,8 +6,8 @@ Laws
        equals. So a router that works is never given up for one that does not.
     2. One of them gets ``router`` once its own router is settled, and keeps it.
     3. What leaves keeps what it has: its streams end through its own router. Prefill instances have neither.
-    4. The last settled router that clients reach is not drained while another instance could take over; one that is kept
-       for that alone does not count for law 1.
+    4. The last settled router that clients reach is not drained while another instance could take over. So with
+       ``max_sidecars`` 1 there are two while one hands over to the other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def label(desired: Desired, observed: Observed, going: Collection[str] = (), las
     staying = [instance for instance in observed.instances if not instance.leaving and instance.name not in going]
     decode = [one for one in staying if one.role is Role.DECODE and one.name != last]
     decode.sort(key=lambda one: _order(one, one.revision != desired.decode.revision))
-    chosen = {instance.name for instance in decode[: desired.max_sidecars]} | {last}
+    slots = max(1, desired.max_sidecars - bool(last))
+    chosen = {instance.name for instance in decode[:slots]} | {last}
     labels = []
     for instance in staying:
         roster = instance.name in chosen

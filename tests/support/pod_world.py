@@ -1,0 +1,237 @@
+"""A world of pods that behaves as Kubernetes does: grace periods, restarts by the kubelet, nodes that are lost, full clusters.
+
+Nothing of the operator lives here: a pod is what a backend would see of it, and the planner's memory is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from xpyd_operator.plan import backoff
+from xpyd_operator.plan.actions import Action, Create, Drain, Label, Plan, Remove
+from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
+from xpyd_operator.plan.observed import Front, Instance, Observed, Phase, Problem
+from xpyd_operator.plan.step import step
+from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role, ServiceName
+
+ROLES = (Role.PREFILL, Role.DECODE)
+
+
+def wish(prefill: int, decode: int, revision: str = "r1", decode_revision: str = "", **more: object) -> Desired:
+    """What is wanted of pods; ``decode_revision`` where the roles differ."""
+    settings: dict[str, object] = {"max_sidecars": 8, "keep_terminating": False, **more}
+    return Desired(
+        service=ServiceName("qwen"),
+        prefill=RoleTarget(prefill, Revision(revision)),
+        decode=RoleTarget(decode, Revision(decode_revision or revision)),
+        router=None,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+@dataclass
+class Pod:
+    """One engine pod."""
+
+    name: InstanceName
+    ordinal: int
+    role: Role
+    revision: Revision
+    phase: Phase = Phase.STARTING
+    since: float = 0.0
+    scheduled: bool = False
+    failed: str = ""
+    """Reason for which it never runs again."""
+    ends: float | None = None
+    """When its containers are through with ending; None while nobody deleted it."""
+    crashes: int = 0
+    load: int = 0
+    roster: bool = False
+    router: bool = False
+    hears: float = 0.0
+    """Since when agents beat to it."""
+
+
+@dataclass
+class PodWorld:
+    """Starting takes ``start_s``, ending ``drain_s`` where requests run and ``stop_s`` where not."""
+
+    now: float = 1000.0
+    start_s: float = 8.0
+    drain_s: float = 5.0
+    stop_s: float = 2.0
+    settle_s: float = 4.0
+    room: int = 1000
+    """Pods that find a node."""
+    broken: set[str] = field(default_factory=set)
+    """Revisions that crash at start."""
+    slow: set[str] = field(default_factory=set)
+    """Revisions that never get ready."""
+    prints: dict[str, str] = field(default_factory=dict)
+    """Fingerprint by revision; that of the others is the same."""
+    answers: bool = True
+    """The operator reaches a router."""
+    pods: dict[str, Pod] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+
+    def observe(self) -> Observed:
+        """What a backend would make of it."""
+        known = self.answers and any(self.settled(pod) and pod.router for pod in self.serving(Role.DECODE))
+        return Observed(
+            instances=tuple(self._instance(pod, known) for pod in sorted(self.pods.values(), key=lambda pod: pod.ordinal)),
+            front=Front(known, "Serving" if known else "NoRouter"),
+            fleet_known=known,
+        )
+
+    def _instance(self, pod: Pod, known: bool) -> Instance:
+        return Instance(
+            name=pod.name,
+            ordinal=pod.ordinal,
+            role=pod.role,
+            revision=pod.revision,
+            phase=pod.phase,
+            since=pod.since,
+            load=pod.load if known else 0,
+            platform_crashes=pod.crashes,
+            problem=self._problem(pod),
+            fingerprint=self.fingerprint(pod) if known and pod.phase is Phase.READY else Fingerprint(""),
+            roster=pod.roster,
+            router=pod.router,
+            settled=self.answers and self.settled(pod),
+        )
+
+    def _problem(self, pod: Pod) -> Problem | None:
+        if pod.phase is Phase.LOST:
+            return Problem("NodeLost", "its node is away")
+        if pod.failed:
+            return Problem(pod.failed, "it was put off its node")
+        if pod.phase is Phase.STARTING and not pod.scheduled:
+            return Problem("Unschedulable", "no node has room")
+        if pod.phase is Phase.CRASHED:
+            return Problem("CrashLoop", "exit code 1: no", lasting=pod.crashes >= backoff.LOOPING)
+        return None
+
+    def fingerprint(self, pod: Pod) -> Fingerprint:
+        """Of its KV."""
+        return Fingerprint(self.prints.get(pod.revision, "f" * 32))
+
+    def settled(self, pod: Pod) -> bool:
+        """Its router knows the roster."""
+        runs = pod.scheduled and pod.phase in (Phase.STARTING, Phase.READY)
+        return runs and pod.roster and self.now - pod.hears >= self.settle_s
+
+    def serving(self, role: Role) -> list[Pod]:
+        """Ready pods of a role that nobody deleted."""
+        return [pod for pod in self.pods.values() if pod.role is role and pod.phase is Phase.READY]
+
+    def existing(self, role: Role) -> list[Pod]:
+        """Pods of a role, those that end included, those that are lost not."""
+        return [pod for pod in self.pods.values() if pod.role is role and pod.phase is not Phase.LOST]
+
+    def routing(self) -> list[Pod]:
+        """Pods whose router serves clients."""
+        return [pod for pod in self.serving(Role.DECODE) if pod.router and self.settled(pod)]
+
+    def groups(self) -> dict[str, tuple[int, int]]:
+        """Prefill and decode that serve, by fingerprint."""
+        found: dict[str, tuple[int, int]] = {}
+        for index, role in enumerate(ROLES):
+            for pod in self.serving(role):
+                pair = list(found.get(self.fingerprint(pod), (0, 0)))
+                pair[index] += 1
+                found[self.fingerprint(pod)] = (pair[0], pair[1])
+        return found
+
+    def apply(self, action: Action) -> None:
+        """What the API server does with it."""
+        self.log.append(str(action))
+        match action:
+            case Create():
+                assert action.instance not in self.pods, f"{action.instance} exists"
+                self.pods[action.instance] = Pod(
+                    action.instance, action.ordinal, action.role, action.revision, since=self.now
+                )
+                self._schedule()
+            case Drain() | Remove():
+                self.delete(action.instance)
+            case Label():
+                pod = self.pods[action.instance]
+                if action.roster and not pod.roster:
+                    pod.hears = self.now
+                pod.roster, pod.router = action.roster, action.router
+            case _:
+                raise AssertionError(f"not for pods: {action}")
+
+    def delete(self, name: str) -> None:
+        """Delete a pod: it gets its grace."""
+        pod = self.pods[name]
+        if pod.ends is None:
+            pod.ends = self.now + (self.drain_s if pod.phase is Phase.READY else self.stop_s)
+            self._enter(pod, Phase.STOPPING)
+
+    def lose(self, name: str) -> None:
+        """Its node goes away, and the pod is to end there."""
+        pod = self.pods[name]
+        pod.ends = self.now
+        self._enter(pod, Phase.LOST)
+
+    def fail(self, name: str) -> None:
+        """It is evicted."""
+        pod = self.pods[name]
+        if pod.ends is None:
+            pod.failed = "Evicted"
+            self._enter(pod, Phase.CRASHED)
+
+    def crash(self, name: str) -> None:
+        """Its engine ends by itself; the kubelet starts it again later."""
+        pod = self.pods[name]
+        if pod.ends is None and pod.scheduled and not pod.failed:
+            ran_s = self.now - pod.since if pod.phase is Phase.READY else 0.0
+            pod.crashes = backoff.count_crash(pod.crashes, ran_s)
+            self._enter(pod, Phase.CRASHED)
+
+    def nodes_back(self) -> None:
+        """Lost nodes are there again, or removed: their pods end."""
+        for name in [pod.name for pod in self.pods.values() if pod.phase is Phase.LOST]:
+            del self.pods[name]
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+        for pod in list(self.pods.values()):
+            age = self.now - pod.since
+            if pod.phase is Phase.STOPPING and pod.ends is not None and self.now >= pod.ends:
+                del self.pods[pod.name]
+            elif pod.phase is Phase.CRASHED and not pod.failed and age >= backoff.delay_s(pod.crashes):
+                self._enter(pod, Phase.STARTING)
+            elif pod.phase is Phase.STARTING and pod.scheduled and pod.revision in self.broken and age >= 1:
+                self.crash(pod.name)
+            elif pod.phase is Phase.STARTING and pod.scheduled and pod.revision not in self.slow and age >= self.start_s:
+                self._enter(pod, Phase.READY)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        used = sum(pod.scheduled for pod in self.pods.values())
+        for pod in self.pods.values():
+            if not pod.scheduled and pod.ends is None and used < self.room:
+                pod.scheduled, pod.since, used = True, self.now, used + 1
+
+    def _enter(self, pod: Pod, phase: Phase) -> None:
+        pod.phase, pod.since = phase, self.now
+
+    def tick(self, want: Desired, seconds: float = 1.0) -> Plan:
+        """One round, then time."""
+        plan = step(want, self.observe(), self.now)
+        for action in plan.actions:
+            self.apply(action)
+        self.advance(seconds)
+        return plan
+
+    def run(self, want: Desired, *, limit: int = 600, quiet: int = 90) -> list[str]:
+        """Until nothing was done for ``quiet`` seconds; the actions taken but for labels, in order."""
+        begin, still = len(self.log), 0
+        for _ in range(limit + quiet):
+            still = 0 if self.tick(want).actions else still + 1
+            if still >= quiet:
+                return [line for line in self.log[begin:] if "route" not in line and "roster" not in line]
+        raise AssertionError(f"no rest after {limit} s: {self.log[begin:][-20:]}")
