@@ -1,0 +1,155 @@
+"""Between kopf's watches and the cache: complete lists, single events, and whom they wake.
+
+kopf lists and watches, comes back after cuts and notices new CRDs. Two things it does not tell its handlers: that a list is
+complete, and what is missing from a list that was fetched again after a cut (deletions in between are lost). Both are read
+here from the lists themselves, as they pass through the session that kopf is given:
+
+    kopf ── GET /api/v1/pods ──▶ session ─▶ API server        what is in no list any more is gone;
+                                   │ items, resourceVersion    rounds begin when each kind was listed once
+                                   ▼
+                                 cache ◀── ADDED, MODIFIED, DELETED ── handlers ◀── kopf
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
+
+from xpyd_operator.kube.api import RESOURCES
+from xpyd_operator.kube.cache import KINDS, OWNER_KIND, Cache
+from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.render.labels import SERVICE
+
+logger = logging.getLogger(__name__)
+_COLLECTION: Final = re.compile(
+    r"/(api|apis/(?P<group>[^/]+))/(?P<version>v\d\w*)(/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)$")
+_KINDS = {(RESOURCES[kind].version, RESOURCES[kind].plural): kind for kind in KINDS}
+_EVERYWHERE: Final = None
+
+Wake = Callable[[str, str], None]
+
+
+class _Metadata(msgspec.Struct):
+    version: str = msgspec.field(name="resourceVersion", default="")
+    more: str = msgspec.field(name="continue", default="")
+
+
+class _List(msgspec.Struct):
+    metadata: _Metadata
+    kind: str = ""
+    version: str = msgspec.field(name="apiVersion", default="")
+    items: list[dict[str, Any]] | None = None
+
+
+_DECODER = msgspec.json.Decoder(_List)
+
+
+class Watch:
+    """Feeds one cache. ``wake(namespace, service)`` is called for what changed, once everything there is known."""
+
+    def __init__(self, cache: Cache, metrics: Metrics, namespaces: Iterable[str], wake: Wake) -> None:
+        self.filled = asyncio.Event()
+        """Set once there is nothing left to wait for."""
+        self._cache = cache
+        self._metrics = metrics
+        self._namespaces: tuple[str | None, ...] = tuple(namespaces) or (_EVERYWHERE,)
+        self._wake = wake
+        self._listed: dict[str | None, set[str]] = {}
+        """Kinds that were listed, by namespace (None: all namespaces in one list)."""
+
+    # What is known
+
+    def complete(self, namespace: str) -> bool:
+        """Whether each kind was listed where ``namespace`` is."""
+        where = _EVERYWHERE if self._namespaces == (_EVERYWHERE,) else namespace
+        return len(self._listed.get(where, ())) == len(KINDS)
+
+    def missing(self) -> str:
+        """What was not listed yet, in words; empty when there is nothing left to wait for.
+
+        A namespace that is looked after and does not exist is not waited for.
+        """
+        begun = [where for where in self._namespaces if where in self._listed]
+        if not begun:
+            names = ", ".join(str(where) for where in self._namespaces if where is not None)
+            return f"nothing was listed yet in {names}" if names else "nothing was listed yet"
+        kinds = {kind for where in begun for kind in KINDS if kind not in self._listed[where]}
+        return f"not listed yet: {', '.join(kind for kind in KINDS if kind in kinds)}" if kinds else ""
+
+    # What comes in
+
+    def event(self, kind: str, type_: str | None, body: dict[str, Any]) -> None:
+        """Kopf shows an object. ``type_`` is None for what a list brought, which is known already."""
+        self._metrics.watched(kind, (type_ or "listed").lower())
+        if type_ is None:
+            return
+        news = self._cache.gone(kind, body) if type_ == "DELETED" else self._cache.seen(kind, body)
+        if news:
+            self._tell({_service(kind, body)})
+
+    async def pass_on(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
+        """Middleware of kopf's session: counts each request, and reads the lists of what we watch."""
+        found = _COLLECTION.search(request.url.path)
+        watching = request.url.query.get("watch") == "true"
+        verb = "watch" if watching else "list" if found else "get"
+        resource = found["plural"] if found else "discovery"
+        started = time.perf_counter()
+        code = 0
+        try:
+            response = await handler(request)
+            code = response.status
+        finally:
+            self._metrics.request(verb, resource, code, time.perf_counter() - started)
+        kind = _kind(found) if found else None
+        if found is not None and kind is not None and not watching and code == 200:
+            self._list(kind, found["namespace"], await response.read())
+        return response
+
+    def _list(self, kind: str, namespace: str | None, raw: bytes) -> None:
+        try:
+            listed = _DECODER.decode(raw)
+            version = int(listed.metadata.version)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise aiohttp.ClientPayloadError(f"the list of {kind}s: {error}") from None  # kopf lists again then
+        if listed.metadata.more:
+            raise aiohttp.ClientPayloadError(f"the list of {kind}s came in parts, which was not asked for")
+        items = listed.items or []
+        for item in items:
+            item.setdefault("kind", kind)
+            item.setdefault("apiVersion", listed.version)
+        changed = self._cache.listed(kind, namespace, items, version)
+        complete_before = self.complete(namespace or "")
+        self._listed.setdefault(namespace, set()).add(kind)
+        if not complete_before and self.complete(namespace or ""):
+            where = f" in {namespace}" if namespace else ""
+            logger.info("everything was listed once%s: %d objects", where, len(self._cache))
+            changed = {pair for pair in self._cache.services() if namespace in (None, pair[0])}
+        if not self.missing():
+            self.filled.set()
+        self._tell(changed)
+
+    def _tell(self, services: Iterable[tuple[str, str]]) -> None:
+        for namespace, service in services:
+            if service and self.complete(namespace):
+                self._wake(namespace, service)
+
+
+def _kind(found: re.Match[str]) -> str | None:
+    version = f"{found['group']}/{found['version']}" if found["group"] else found["version"]
+    return _KINDS.get((version, found["plural"]))
+
+
+def _service(kind: str, body: dict[str, Any]) -> tuple[str, str]:
+    """(namespace, name) of the service that an object is of; no name where it says none."""
+    metadata = body["metadata"]
+    if kind == OWNER_KIND:
+        return metadata.get("namespace", ""), metadata["name"]
+    return metadata.get("namespace", ""), (metadata.get("labels") or {}).get(SERVICE, "")
