@@ -12,7 +12,7 @@ from pathlib import Path
 from images import inputs
 from images.build import build
 from images.hosts import host_paths
-from images.push import push
+from images.push import check, push
 from images.tools import ImageError, default_cache, say
 
 
@@ -25,10 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             result = host_paths()
         else:
             os.nice(10)
-            built = build(args.cache.absolute(), args.base or None, args.only)
-            result = built
-            if args.command == "push":
-                result = push(args.cache.absolute(), built, args.registry, args.tag or inputs.version(), args.insecure)
+            cache, registry = args.cache.absolute(), check(args.registry) if args.command == "push" else ""
+            built = build(cache, args.base or None, args.only)
+            result = push(cache, built, registry, args.tag or inputs.version(), args.insecure) if registry else built
     except ImageError as error:
         say(str(error))
         return 1
@@ -49,7 +48,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     make.add_argument("only", nargs="*", metavar="IMAGE", help=f"of {', '.join(names)} (default: all)")
     send = commands.add_parser("push", parents=[making], help="push operator and sidecar")
     send.set_defaults(only=[kind.name for kind in inputs.KINDS if kind.published])
-    send.add_argument("registry", help="host[:port][/path], or oci:FOLDER")
+    send.add_argument("registry", help="host[:port][/path]")
     send.add_argument("--tag", help="default: the version of xpyd")
     send.add_argument("--insecure", action="store_true", help="allow plain HTTP")
     commands.add_parser("paths", help="print what a pod of engine-cpu mounts from the host")

@@ -22,8 +22,10 @@ def python(folder: Path) -> None:
     if sys.version_info < OLDEST:
         raise SystemExit(f"the base has Python {sys.version.split()[0]}: 3.11 or later is needed")
     venv.create(folder, symlinks=True, with_pip=False)
-    (wheel,) = (BUILD / "pip").glob("pip-*.whl")
-    pip = [str(folder / "bin/python"), str(wheel / "pip"), "--no-cache-dir", "--disable-pip-version-check", "-q"]
+    wheels = list((BUILD / "pip").glob("pip-*.whl"))
+    if len(wheels) != 1:
+        raise SystemExit(f"{len(wheels)} wheels of pip, not one")
+    pip = [str(folder / "bin/python"), str(wheels[0] / "pip"), "--no-cache-dir", "--disable-pip-version-check", "-q"]
     offline = ["--no-index", "--no-deps", "--no-compile", "--root-user-action=ignore"]
     call([*pip, "install", *offline, "--require-hashes", "--find-links", str(BUILD / "wheels"),
           "-r", str(BUILD / "requirements.txt")])
@@ -31,7 +33,7 @@ def python(folder: Path) -> None:
     call([*pip, "check"])
     for path in sorted(folder.rglob("direct_url.json")):  # names the build's folders
         path.unlink()
-    call([str(folder / "bin/python"), "-m", "compileall", "-q", "--invalidation-mode", "unchecked-hash",
+    call([str(folder / "bin/python"), "-m", "compileall", "-q", "-f", "--invalidation-mode", "unchecked-hash",
           str(folder / "lib")])
 
 

@@ -15,8 +15,8 @@ from images.hosts import host_paths
 from images.inputs import KINDS, Kind
 from images.tools import ROOT, ImageError, locked, say
 
-KEPT = 2
-"""Builds of an image that are kept, the newest ones: a test may still import the one before."""
+KEPT = 6
+"""Builds of an image that are kept, the newest ones: a test may still import an earlier one."""
 NEEDED = 2 << 30
 """Bytes that a build of everything takes, the base's tree included."""
 
