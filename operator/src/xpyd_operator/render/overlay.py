@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from xpyd_operator.api import owned
 from xpyd_operator.api.base import GROUP
@@ -26,15 +26,24 @@ from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import labels
 from xpyd_operator.render import places as at
 
-_MERGE_KEYS: Final = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "ports": "name",
-    "imagePullSecrets": "name",
-    "volumeMounts": "mountPath",
+
+class _List(NamedTuple):
+    """A list that is merged by a key, and the lists of that kind inside its items."""
+
+    key: str
+    inside: Mapping[str, _List] = {}
+
+
+_CONTAINERS: Final = _List("name", {"env": _List("name"), "ports": _List("name"), "volumeMounts": _List("mountPath")})
+_LISTS: Final = {
+    "containers": _CONTAINERS,
+    "initContainers": _CONTAINERS,
+    "volumes": _List("name"),
+    "imagePullSecrets": _List("name"),
 }
+"""Those of a pod's spec."""
+_SOURCES: Final = frozenset({"env", "volumes"})
+"""Lists whose items have one source each: another one replaces it."""
 _NEEDED_VOLUMES: Final = frozenset({"xpyd", "run", "key", "clients", "model"})
 _NEEDED_MOUNTS: Final = (at.PACKAGE, at.RUN, at.KEY_DIR, at.CLIENTS_DIR, at.CLAIM)
 _NEEDED_LABELS: Final = frozenset({labels.NAME, labels.INSTANCE, labels.COMPONENT, labels.MANAGED_BY})
@@ -66,7 +75,11 @@ def overlay(pod: dict[str, Any], template: Mapping[str, Any], path: str = "templ
     """
     for where, reason in faults(template, path):
         raise Unsupported(where, reason)
-    return _merged(pod, {key: part for key, part in template.items() if part is not None})
+    merged = dict(pod)
+    for key, lists in (("metadata", {}), ("spec", _LISTS)):
+        if template.get(key) is not None:
+            merged[key] = _merged(pod[key], template[key], lists)
+    return merged
 
 
 def faults(template: Mapping[str, Any], path: str = "template") -> Iterator[Finding]:
@@ -74,11 +87,11 @@ def faults(template: Mapping[str, Any], path: str = "template") -> Iterator[Find
     for key in template:
         if key not in ("metadata", "spec"):
             yield f"{path}.{key}", "a pod template has metadata and spec"
-    for key, check in (("metadata", _metadata), ("spec", _pod)):
+    for key, check, lists in (("metadata", _metadata, {}), ("spec", _pod, _LISTS)):
         part = template.get(key)
         if isinstance(part, dict):
             yield from check(part, f"{path}.{key}")
-            yield from _form(part, f"{path}.{key}")
+            yield from _form(part, f"{path}.{key}", lists)
         elif part is not None:
             yield f"{path}.{key}", "must be an object (key: value)"
 
@@ -138,52 +151,55 @@ def _taken(given: dict[str, Any], fields: dict[str, str], path: str) -> Iterator
 
 def _items(given: dict[str, Any], name: str, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The items of a list that is merged, with their paths; those that have not the right form are found by ``_form``."""
-    items = given.get(name)
+    items, key = given.get(name), "mountPath" if name == "volumeMounts" else "name"
     for index, item in enumerate(items if isinstance(items, list | tuple) else ()):
-        if isinstance(item, dict) and isinstance(item.get(_MERGE_KEYS[name]), str):
+        if isinstance(item, dict) and isinstance(item.get(key), str):
             yield f"{path}.{name}[{index}]", item
 
 
-def _form(given: dict[str, Any], path: str) -> Iterator[Finding]:
+def _form(given: dict[str, Any], path: str, lists: Mapping[str, _List]) -> Iterator[Finding]:
     """Whether everything can be merged."""
     for key, part in given.items():
         here = f"{path}.{key}"
         if key.startswith("$"):
             yield here, "directives of a strategic merge are not known here"
+        elif key in lists:
+            yield from _list_form(part, here, lists[key])
         elif isinstance(part, dict):
-            yield from _form(part, here)
-        elif key in _MERGE_KEYS:
-            if not isinstance(part, list | tuple):
-                yield here, "must be a list; what xpyd needs in it cannot be taken away"
-                continue
-            for index, item in enumerate(part):
-                if isinstance(item, dict) and isinstance(item.get(_MERGE_KEYS[key]), str):
-                    yield from _form(item, f"{here}[{index}]")
-                else:
-                    yield f"{here}[{index}]", f"must be an object with {_MERGE_KEYS[key]}"
+            yield from _form(part, here, {})
 
 
-def _merged(base: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _list_form(items: Any, path: str, how: _List) -> Iterator[Finding]:
+    if not isinstance(items, list | tuple):
+        yield path, "must be a list; what xpyd needs in it cannot be taken away"
+        return
+    for index, item in enumerate(items):
+        if isinstance(item, dict) and isinstance(item.get(how.key), str):
+            yield from _form(item, f"{path}[{index}]", how.inside)
+        else:
+            yield f"{path}[{index}]", f"must be an object with {how.key}"
+
+
+def _merged(base: Mapping[str, Any], given: Mapping[str, Any], lists: Mapping[str, _List]) -> dict[str, Any]:
     merged = dict(base)
     for key, part in given.items():
         below = merged.get(key)
         if part is None:
             merged.pop(key, None)
+        elif key in lists:
+            merged[key] = _merged_list(below or [], part, lists[key], sources=key in _SOURCES)
         elif isinstance(part, dict):
-            merged[key] = _merged(below if isinstance(below, dict) else {}, part)
-        elif key in _MERGE_KEYS:
-            merged[key] = _merged_list(below or [], part, key)
+            merged[key] = _merged(below if isinstance(below, dict) else {}, part, {})
         else:
             merged[key] = part
     return merged
 
 
-def _merged_list(base: list[Any], given: list[Any] | tuple[Any, ...], name: str) -> list[Any]:
-    key = _MERGE_KEYS[name]
-    merged = {item[key]: item for item in base}
+def _merged_list(base: list[Any], given: list[Any], how: _List, *, sources: bool) -> list[Any]:
+    merged = {item[how.key]: item for item in base}
     for item in given:
-        known = merged.get(item[key], {})
-        if name in ("env", "volumes") and known.keys() != item.keys():  # another source
+        known = merged.get(item[how.key], {})
+        if sources and known.keys() != item.keys():
             known = {}
-        merged[item[key]] = _merged(known, item)
+        merged[item[how.key]] = _merged(known, item, how.inside)
     return list(merged.values())

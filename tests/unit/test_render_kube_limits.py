@@ -1,0 +1,86 @@
+"""What Kubernetes pods can not do is refused with its field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from render_service import service
+
+from xpyd_operator.errors import Unsupported
+from xpyd_operator.render.kube_limits import STAGING_BYTES, check_kube, refusals
+
+SECRET = {"name": "s", "key": "k"}
+GPUS = {"nvidia.com/gpu": 2}
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({"model": {"source": "./weights"}}, "spec.model.source"),
+    ({"kv": {"transport": "shm", "sharedMemory": {"hostPath": "/dev/shm/x"}}}, "spec.kv.transport"),
+    ({"kv": {"sharedMemory": {"hostPath": "/dev/shm/x"}}}, "spec.kv.sharedMemory"),
+    ({"kv": {"transport": "nccl"}}, "spec.kv.transport"),
+    ({"kv": {"mode": "get"}}, "spec.kv.mode"),
+    ({"kv": {"bufferSize": "1Gi"}}, "spec.kv.bufferSize"),
+    ({"kv": {"hostPool": "1Gi"}}, "spec.kv.hostPool"),
+    ({"decode": {"parallelism": {"data": 2}}}, "spec.decode.parallelism.data"),
+    ({"decode": {"parallelism": {"tensor": 2}}}, "spec.decode.parallelism.tensor"),
+    ({"decode": {"resources": {"limits": {"memory": "319Mi"}}}}, "spec.decode.resources.limits.memory"),
+    ({"prefill": {"template": {"spec": {"hostNetwork": True}}}}, "spec.prefill.template.spec.hostNetwork"),
+    ({"router": {"skipPrefillBelow": 5}}, "spec.router.skipPrefillBelow"),
+    ({"router": {"compat": "p2p"}}, "spec.router.compat"),
+    ({"router": {"policy": "prefix_aware"}}, "spec.router.policy"),
+    ({"router": {"ports": {"http": 8000}}}, "spec.router.ports.http"),
+    ({"router": {"ports": {"members": 8000}}}, "spec.router.ports.members"),
+    ({"planner": {"mode": "Observe", "slo": {"ttftP95": "1s"}}}, "spec.planner.mode"),
+]
+
+
+@pytest.mark.parametrize(("spec", "path"), CASES, ids=[path for _, path in CASES])
+def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        check_kube(service(None, **spec))
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"model": {"source": "a/b", "tokenSecret": SECRET, "cache": {"claim": "c"}}, "router": {"apiKeySecret": SECRET}},
+        {"prefill": {"parallelism": {"tensor": 2, "executor": "ray"}}, "decode": {"parallelism": {"tensor": 2}}},
+        {"decode": {"resources": {"limits": {"memory": "320Mi"}}}},
+        {"router": {"placement": "Deployment", "ports": {"http": 8000}}},
+        {"decode": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}},
+        {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": SECRET}}]}},
+    ],
+    ids=str,
+)
+def test_accepted(spec: dict[str, Any]) -> None:
+    assert list(refusals(service(**spec, target=None))) == []
+
+
+def test_memory_is_counted_per_rank_and_the_figures_are_given() -> None:
+    two = {"parallelism": {"tensor": 2}, "resources": {"limits": {**GPUS, "memory": "600Mi"}}}
+    ((path, reason),) = refusals(service(None, prefill={"parallelism": {"tensor": 2}}, decode=two))
+    assert path == "spec.decode.resources.limits.memory"
+    assert reason.startswith("must be above 640Mi, not 600Mi: each of 2 ranks keeps up to 256Mi of KV to send and 64Mi")
+
+
+def test_the_figure_is_that_of_the_connector() -> None:
+    source = Path(__file__).parents[2] / "sidecar/src/xpyd_sidecar/engine/worker_side.py"
+    assert f"STAGING_BYTES: Final = {STAGING_BYTES >> 20} << 20\n" in source.read_text()
+
+
+@pytest.mark.parametrize("name", ["qwen-members", "qwen-clients"])
+def test_names_that_another_services_object_would_have(name: str) -> None:
+    one = service()
+    other = msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, name=name))
+    ((path, reason),) = refusals(other)
+    assert path == "metadata.name"
+    assert "an object of a service qwen would have this name" in reason
+
+
+def test_every_refusal_is_found_not_only_the_first() -> None:
+    template = {"spec": {"hostNetwork": True, "restartPolicy": "Never"}}
+    found = [path for path, _ in refusals(service(None, kv={"mode": "get"}, decode={"template": template}))]
+    assert found == ["spec.kv.mode", "spec.decode.template.spec.restartPolicy", "spec.decode.template.spec.hostNetwork"]
