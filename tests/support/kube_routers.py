@@ -1,0 +1,92 @@
+"""Scripted routers: for every pod that runs one, ``/fleet`` and ``/ready`` on its own loopback address."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hmac
+import itertools
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from aiohttp import web
+from kube_client import Kube, KubeError, Object
+
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.fleet import Fleet
+from xpyd_sidecar.contract.launch import SidecarConfig
+
+PORT = 10001
+FLAG = "--config-json"
+
+
+def router_port(pod: Object) -> int:
+    """Where the router of a pod listens, from the configuration that the pod carries."""
+    containers = [*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"]]
+    for container in containers:
+        words = [*container.get("command", ()), *container.get("args", ())]
+        for word, after in itertools.pairwise([*words, ""]):
+            raw = after if word == FLAG else word.removeprefix(f"{FLAG}=") if word.startswith(f"{FLAG}=") else ""
+            if raw:
+                config = msgspec.json.decode(raw, type=SidecarConfig)
+                if config.router is not None:
+                    return config.router.port
+    return PORT
+
+
+class Tokens:
+    """Admin tokens of services, from their Secrets."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._known: dict[tuple[str, str], str] = {}
+
+    async def of(self, namespace: str, service: str, owner: str) -> str:
+        """The token of a service whose pods are owned by the uid ``owner``; empty while there is no key."""
+        at = (namespace, owner)
+        if at not in self._known:
+            with contextlib.suppress(KubeError):
+                secret = await self._kube.get("Secret", namespace, f"{service}-key")
+                key = keys.ServiceKey(bytes.fromhex(base64.b64decode(secret["data"]["key"]).decode().strip()))
+                self._known[at] = keys.admin_token(key)
+        return self._known.get(at, "")
+
+
+class ScriptedRouter:
+    """One router. ``fleet()`` says what it knows, ``why_not()`` why it is not ready (empty: it is)."""
+
+    def __init__(self, address: str, port: int, token: Callable[[], Awaitable[str]], fleet: Callable[[], Fleet],
+                 why_not: Callable[[], str]) -> None:
+        self.address = address
+        self.port = port
+        self.asked = 0
+        self.refused = 0
+        self._token = token
+        self._fleet = fleet
+        self._why_not = why_not
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.add_routes([web.get("/fleet", self._on_fleet), web.get("/ready", self._on_ready)])
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self.address, self.port, reuse_address=True).start()
+
+    async def stop(self) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
+
+    async def _on_fleet(self, request: web.Request) -> web.Response:
+        token = await self._token()
+        said = request.headers.get("Authorization", "")
+        if not token or not hmac.compare_digest(said, f"Bearer {token}"):
+            self.refused += 1
+            return web.Response(status=401, text="the admin token is needed")
+        self.asked += 1
+        return web.Response(body=msgspec.json.encode(self._fleet()), content_type="application/json")
+
+    async def _on_ready(self, _: web.Request) -> web.Response:
+        reason = self._why_not()
+        return web.Response(status=503 if reason else 200, text=reason or "ready")
