@@ -91,6 +91,7 @@ KWOK ?=
 CLUSTER = PYTHONPATH=e2e/cluster $(BIN)/python -m testcluster
 CLUSTER_AT = --profile $(PROFILE) $(if $(DIR),--dir '$(DIR)')
 
+.PHONY: cluster-up cluster-down cluster-status cluster-build
 cluster-up: $(STAMP) ## Start a Kubernetes for hand work (PROFILE=light|full, KWOK=1 for fake nodes, DIR=folder)
 	@$(CLUSTER) up $(CLUSTER_AT) $(if $(KWOK),--kwok)
 

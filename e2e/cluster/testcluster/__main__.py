@@ -11,6 +11,7 @@ from pathlib import Path
 from testcluster import build, remains
 from testcluster.base import Cluster
 from testcluster.errors import ClusterError
+from testcluster.full import FullCluster
 from testcluster.light import LightCluster
 from testcluster.state import Folder
 from xpyd_operator.local import procs
@@ -82,6 +83,8 @@ def _build(given: argparse.Namespace) -> int:
 
 
 def _cluster(given: argparse.Namespace) -> Cluster:
+    if given.profile == "full":
+        return FullCluster(_folder(given).path, kwok=given.kwok)
     return LightCluster(_folder(given).path, scheduler=given.scheduler, kwok=given.kwok)
 
 

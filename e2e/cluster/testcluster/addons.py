@@ -1,4 +1,4 @@
-"""Fake nodes: kwok plays the kubelet of every node that has its annotation."""
+"""What runs on a cluster to make it whole: the names of Services (CoreDNS), and fake nodes (kwok plays their kubelets)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,20 @@ KWOK = "kwok"
 FAKE = "kwok.x-k8s.io/node"
 FAKE_PODS = "10.200.0.0/16"
 LEASE_S = 40
+DNS = "localhost/testcluster-coredns:1"
+COREFILE = """\
+.:53 {
+    errors
+    health :8080
+    ready :8181
+    kubernetes %DOMAIN% in-addr.arpa ip6.arpa {
+        pods insecure
+    }
+    template ANY ANY . {
+        rcode NXDOMAIN
+    }
+}
+"""
 
 
 def kwok(place: Place, program: Path) -> Component:
@@ -24,9 +38,9 @@ def kwok(place: Place, program: Path) -> Component:
     command = [
         *place.prefix, str(program), f"--kubeconfig={place.kubeconfig(KWOK)}", f"--config={stages}",
         f"--manage-nodes-with-annotation-selector={FAKE}=fake", f"--node-lease-duration-seconds={LEASE_S}",
-        f"--cidr={FAKE_PODS}", f"--server-address=127.0.0.1:{place.ports[KWOK]}",
+        f"--cidr={FAKE_PODS}", f"--server-address={place.host}:{place.ports[KWOK]}",
     ]  # fmt: skip
-    return Component(KWOK, command, lambda: probes.plain(f"http://127.0.0.1:{place.ports[KWOK]}/readyz"))
+    return Component(KWOK, command, lambda: probes.plain(f"http://{place.host}:{place.ports[KWOK]}/readyz"))
 
 
 def fake_node(name: str, allocatable: Mapping[str, str], labels: Mapping[str, str] | None = None,
@@ -41,3 +55,47 @@ def fake_node(name: str, allocatable: Mapping[str, str], labels: Mapping[str, st
         "spec": {"taints": [{"key": FAKE, "value": "fake", "effect": "NoSchedule"}]} if tainted else {},
         "status": {"allocatable": resources, "capacity": resources},
     }
+
+
+def dns(address: str, domain: str) -> list[dict[str, Any]]:
+    """CoreDNS as every cluster has it: ``kube-dns`` in ``kube-system``. Names of the world outside do not exist here."""
+    labels = {"k8s-app": "kube-dns"}
+    where = {"name": "kube-dns", "namespace": "kube-system"}
+    container = {
+        "name": "coredns",
+        "image": DNS,
+        "imagePullPolicy": "Never",
+        "args": ["-conf", "/etc/coredns/Corefile"],
+        "ports": [{"name": "dns", "containerPort": 53, "protocol": "UDP"},
+                  {"name": "dns-tcp", "containerPort": 53, "protocol": "TCP"}],
+        "readinessProbe": {"httpGet": {"path": "/ready", "port": 8181}, "periodSeconds": 1, "failureThreshold": 10},
+        "livenessProbe": {"httpGet": {"path": "/health", "port": 8080}, "initialDelaySeconds": 30},
+        "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
+                            "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}},
+        "volumeMounts": [{"name": "config", "mountPath": "/etc/coredns"}],
+    }
+    pod = {
+        "serviceAccountName": "kube-dns",
+        "dnsPolicy": "Default",
+        "priorityClassName": "system-cluster-critical",
+        "containers": [container],
+        "volumes": [{"name": "config", "configMap": {"name": "kube-dns"}}],
+    }
+    reads = [{"apiGroups": [""], "resources": ["endpoints", "services", "pods", "namespaces"], "verbs": ["list", "watch"]},
+             {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]}]
+    rbac = "rbac.authorization.k8s.io"
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": where},
+        {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": {"name": "testcluster:dns"}, "rules": reads},
+        {"apiVersion": f"{rbac}/v1", "kind": "ClusterRoleBinding", "metadata": {"name": "testcluster:dns"},
+         "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": "testcluster:dns"},
+         "subjects": [{"kind": "ServiceAccount", **where}]},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": where,
+         "data": {"Corefile": COREFILE.replace("%DOMAIN%", domain)}},
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {**where, "labels": labels},
+         "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": pod}}},
+        {"apiVersion": "v1", "kind": "Service", "metadata": {**where, "labels": labels},
+         "spec": {"selector": labels, "clusterIP": address,
+                  "ports": [{"name": "dns", "port": 53, "protocol": "UDP"},
+                            {"name": "dns-tcp", "port": 53, "protocol": "TCP"}]}},
+    ]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from testcluster import guard, remains
+import yaml
+
+from testcluster import addons, guard, remains
 from testcluster.control_plane import Place
 from testcluster.errors import ClusterError, InUse
 from testcluster.kubectl import Kubectl
@@ -21,6 +23,7 @@ from testcluster.runner import Component, Runner, tail
 from testcluster.state import Folder, Options, Profile, Record
 
 TOKEN_HOURS = 24
+NODES_S = 60.0
 
 
 class Cluster:
@@ -33,6 +36,7 @@ class Cluster:
         self.options = options
         self._guard: subprocess.Popen[bytes] | None = None
         self._runner: Runner | None = None
+        self._here: Place | None = None
         self._components: dict[str, Callable[[], Component]] = {}
 
     def up(self) -> list[str]:
@@ -79,6 +83,22 @@ class Cluster:
         token = self.kubectl("create", "token", service_account, "-n", namespace, f"--duration={TOKEN_HOURS}h").strip()
         path = self.folder / "kubeconfigs" / f"{namespace}.{service_account}.kubeconfig"
         return self._place.pki.token_kubeconfig(path, self._place.server, service_account, token, namespace)
+
+    def add_nodes(self, count: int, allocatable: Mapping[str, str] | None = None, labels: Mapping[str, str] | None = None,
+                  prefix: str = "fake", tainted: bool = False) -> list[str]:
+        """Fake nodes ``<prefix>-0`` and on, returned once they are ready.
+
+        Raises:
+            ClusterError: this cluster has no kwok, or the nodes are not ready in time.
+        """
+        if not self.options.kwok:
+            raise ClusterError("fake nodes need a cluster with kwok=True")
+        names = [f"{prefix}-{index}" for index in range(count)]
+        nodes = [addons.fake_node(name, allocatable or {}, labels, tainted) for name in names]
+        self.kubectl("create", "-f", "-", stdin=yaml.safe_dump_all(nodes))
+        self.kubectl("wait", "--for=condition=Ready", f"--timeout={NODES_S:.0f}s", *(f"node/{name}" for name in names),
+                     timeout_s=NODES_S + 10)
+        return names
 
     def components(self) -> tuple[str, ...]:
         """Names of the processes, in the order in which they start."""
@@ -170,4 +190,6 @@ class Cluster:
 
     @property
     def _place(self) -> Place:
-        raise NotImplementedError
+        if self._here is None:
+            raise ClusterError(f"the cluster in {self.folder.path} is not up")
+        return self._here

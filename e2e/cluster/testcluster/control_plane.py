@@ -19,7 +19,7 @@ from testcluster.state import Folder
 
 SERVICE_RANGE = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
-PORTS = ("etcd", "etcd-peer", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+PORTS = ("etcd", "etcd-peer", "etcd-health", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 ETCD, API, CONTROLLERS, SCHEDULER = "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"
 KEPT_OBJECT = "/api/v1/namespaces/kube-public/serviceaccounts/default"
 """The controller manager makes it; nobody uses it."""
@@ -44,6 +44,8 @@ class Place(msgspec.Struct, frozen=True):
     """Of the API server, as everybody reaches it."""
     listen: str
     """What the API server binds to."""
+    host: str
+    """Where the other components serve their health."""
     prefix: tuple[str, ...] = ()
     """Put before every command, to run it in a network of its own."""
 
@@ -91,13 +93,15 @@ def login(place: Place, name: str, user: str, groups: tuple[str, ...]) -> Path:
 def etcd(place: Place) -> Component:
     """The store. What it acknowledged survives kill -9 of itself, but not a crash of the host."""
     client, peer = (f"http://127.0.0.1:{place.ports[name]}" for name in ("etcd", "etcd-peer"))
+    health = f"http://{place.host}:{place.ports['etcd-health']}"
     command = [
         *place.prefix, "etcd", "--name=test", f"--data-dir={place.folder / 'etcd'}", "--unsafe-no-fsync",
         f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=test={peer}", "--logger=zap", "--log-level=warn",
-        "--auto-compaction-mode=periodic", "--auto-compaction-retention=10m", f"--quota-backend-bytes={4 << 30}",
+        f"--listen-metrics-urls={health}", "--auto-compaction-mode=periodic", "--auto-compaction-retention=10m",
+        f"--quota-backend-bytes={4 << 30}",
     ]  # fmt: skip
-    return Component(ETCD, command, lambda: probes.plain(f"{client}/health"))
+    return Component(ETCD, command, lambda: probes.plain(f"{health}/health"))
 
 
 def api_server(place: Place, *more: str) -> Component:
@@ -127,38 +131,39 @@ def api_server(place: Place, *more: str) -> Component:
     return Component(API, command, lambda: probes.trusted(f"{place.server}/readyz?verbose", pki, "admin"), deadline_s=120)
 
 
-def controllers(place: Place, host: str) -> Component:
-    """The controller manager; ``host`` is where it serves its health.
+def controllers(place: Place) -> Component:
+    """The controller manager, ready once its controllers work.
 
     All controllers act as one user, which starts faster than with a token for each.
     """
     pki = place.pki
     command = place.command(
         CONTROLLERS,
-        *_controller_flags(place, CONTROLLERS, host), *FAST_CLIENT,
+        *_controller_flags(place, CONTROLLERS), *FAST_CLIENT,
         f"--service-account-private-key-file={pki.key('service-accounts')}", f"--root-ca-file={pki.certificate('ca')}",
         f"--cluster-signing-cert-file={pki.certificate('ca')}", f"--cluster-signing-key-file={pki.key('ca')}",
         "--use-service-account-credentials=false", "--controllers=*", "--allocate-node-cidrs=false",
         "--concurrent-deployment-syncs=20", "--concurrent-replicaset-syncs=20", "--concurrent-gc-syncs=40",
     )  # fmt: skip
     work = probes.MadeAgain(f"{place.server}{KEPT_OBJECT}", pki, "admin")
-    return Component(CONTROLLERS, command, lambda: _health(place, CONTROLLERS, host) or work())
+    return Component(CONTROLLERS, command, lambda: _health(place, CONTROLLERS) or work())
 
 
-def scheduler(place: Place, host: str) -> Component:
-    """The scheduler; ``host`` is where it serves its health."""
-    command = place.command(SCHEDULER, *_controller_flags(place, SCHEDULER, host), *FAST_CLIENT)
-    return Component(SCHEDULER, command, lambda: _health(place, SCHEDULER, host))
+def scheduler(place: Place) -> Component:
+    """The scheduler."""
+    command = place.command(SCHEDULER, *_controller_flags(place, SCHEDULER), *FAST_CLIENT)
+    return Component(SCHEDULER, command, lambda: _health(place, SCHEDULER))
 
 
-def _controller_flags(place: Place, name: str, host: str) -> list[str]:
+def _controller_flags(place: Place, name: str) -> list[str]:
     config = place.kubeconfig(name)
     return [f"--kubeconfig={config}", f"--authentication-kubeconfig={config}", f"--authorization-kubeconfig={config}",
-            f"--bind-address={host}", f"--secure-port={place.ports[name]}", "--leader-elect=false", "--profiling=false"]
+            f"--bind-address={place.host}", f"--secure-port={place.ports[name]}", "--leader-elect=false",
+            "--profiling=false"]
 
 
-def _health(place: Place, name: str, host: str) -> str:
-    return probes.own_certificate(f"https://{host}:{place.ports[name]}/healthz")
+def _health(place: Place, name: str) -> str:
+    return probes.own_certificate(f"https://{place.host}:{place.ports[name]}/healthz")
 
 
 AUDIT = {

@@ -24,6 +24,7 @@ COMMANDS = {
         "ip": "iproute2",
         "nsenter": "util-linux",
         "mount": "mount",
+        "sysctl": "procps",
         "conntrack": "conntrack",
         "/usr/lib/cni/bridge": "containernetworking-plugins",
     },

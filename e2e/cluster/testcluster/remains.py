@@ -2,7 +2,7 @@
 
     processes   the recorded ones, those with our mark in the environment (containerd's shims inherit it), daemons that name
                 the folder in their arguments, and everything in the cluster's control groups (pods)
-    mounts      below the folder
+    mounts      below the folder: what keeps the node's namespaces; all other mounts are inside these
     links       the one that joins the node's network to the host; its alias names the folder
     cgroups     one tree, named after the folder, in every hierarchy
 
@@ -32,8 +32,7 @@ POLL_S = 0.1
 LINKS = Path("/sys/class/net")
 DAEMONS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kwok",
            "containerd", "containerd-shim-runc-v2", "netpol")
-DATA = ("etcd", "pki", "config", "kubeconfigs", "images", "containerd", "run", "kubelet", "cni", "network", "pods",
-        "admin.kubeconfig", "cluster.json", "cluster.partial")
+DATA = ("etcd", "pki", "config", "kubeconfigs", "node", "admin.kubeconfig", "cluster.json", "cluster.partial")
 """What ``remove`` deletes in the folder. Logs stay."""
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
@@ -62,22 +61,31 @@ def remove(folder: Folder) -> None:
     if not folder.path.exists() and not leftovers(folder):
         return
     with folder.changing():
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            _kill(folder)
-            problems = [*_unmount(folder), *_unlink(folder), *_remove_cgroups(folder)]
-            left = leftovers(folder)
-            if not left:
-                break
-            if time.monotonic() > end:
-                raise ClusterError(f"left of the cluster in {folder.path}: {'; '.join([*left, *problems])}")
-            time.sleep(POLL_S)
+        clear(folder)
         for name in DATA:
             path = folder / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+
+
+def clear(folder: Folder) -> None:
+    """End and remove everything, but for the files in the folder.
+
+    Raises:
+        ClusterError: something stays in spite of all; says what.
+    """
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        _kill(folder)
+        problems = [*_unmount(folder), *_unlink(folder), *_remove_cgroups(folder)]
+        left = leftovers(folder)
+        if not left:
+            return
+        if time.monotonic() > end:
+            raise ClusterError(f"left of the cluster in {folder.path}: {'; '.join([*left, *problems])}")
+        time.sleep(POLL_S)
 
 
 def processes(folder: Folder) -> list[int]:
@@ -100,9 +108,13 @@ def links(folder: Folder) -> list[Path]:
 
 def cgroups(folder: Folder) -> list[Path]:
     """Roots of the cluster's control groups."""
+    return [root / short_name(folder) for root in hierarchies() if (root / short_name(folder)).is_dir()]
+
+
+def hierarchies() -> list[Path]:
+    """Where the host mounts control groups."""
     lines = [line.split(" ") for line in _mountinfo()]
-    roots = [Path(fields[4]) for fields in lines if _type(fields) in ("cgroup", "cgroup2")]
-    return [root / short_name(folder) for root in roots if (root / short_name(folder)).is_dir()]
+    return [Path(fields[4]) for fields in lines if _type(fields) in ("cgroup", "cgroup2")]
 
 
 def _found(folder: Folder) -> Iterator[tuple[int, int]]:

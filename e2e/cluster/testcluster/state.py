@@ -3,7 +3,8 @@
     <folder>/cluster.json    profile, options, ports, processes: rewritten at every change, by renaming
              lock            held while somebody changes the cluster
              admin.kubeconfig
-             pki/ config/ kubeconfigs/ logs/ etcd/ …
+             pki/ config/ kubeconfigs/ logs/ etcd/
+             node/           of a full cluster: namespaces, containerd, and what the node sees as /var
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ import (
 	_ "github.com/coredns/coredns/plugin/health"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
 	_ "github.com/coredns/coredns/plugin/ready"
+	_ "github.com/coredns/coredns/plugin/template"
 )
 
 func main() {
 	// Plugins run in this order, whatever the configuration's.
-	dnsserver.Directives = []string{"errors", "health", "ready", "kubernetes"}
+	dnsserver.Directives = []string{"errors", "health", "ready", "kubernetes", "template"}
 	coremain.Run()
 }

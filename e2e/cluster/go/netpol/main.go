@@ -39,7 +39,9 @@ func run(kubeconfig, node string, queue int) error {
 		return err
 	}
 	factory := informers.NewSharedInformerFactory(client, 0)
-	options := networkpolicy.Config{NodeName: node, QueueID: queue, NRIdisabled: true}
+	// The container runtime here does not tell plugins about pods (NRI). It must not be disabled all the same: an address that is
+	// no pod's is looked up in the plugin's table, which does not exist then. Not finding the runtime is logged once.
+	options := networkpolicy.Config{NodeName: node, QueueID: queue, NRIdisabled: false}
 	controller, err := networkpolicy.NewController(client, factory.Networking().V1().NetworkPolicies(),
 		factory.Core().V1().Namespaces(), factory.Core().V1().Pods(), nil, nil, nil, nil, options)
 	if err != nil {

@@ -1,0 +1,102 @@
+"""The full cluster: a control plane and one real node that runs pods, with Services, DNS and network policies.
+
+    with FullCluster(folder) as cluster:
+        cluster.import_image(archive)          pods: imagePullPolicy Never or IfNotPresent
+        cluster.kubectl("apply", "-f", …)
+        urlopen("http://10.96.1.2")            the host reaches pods and Services, and the policies apply to it
+
+One per host, and only as root. Where its parts are: see network. Pods reach the host at ``network.HOST_ADDRESS`` and
+nothing beyond it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from testcluster import addons, build, control_plane, images, network, node, packages
+from testcluster.addons import KWOK
+from testcluster.base import Cluster
+from testcluster.control_plane import API, CONTROLLERS, ETCD, SCHEDULER, Place
+from testcluster.errors import CommandFailed, ComponentFailed
+from testcluster.kubectl import wait_until
+from testcluster.node import CONTAINERD, KUBELET, NETPOL, PROXY
+from testcluster.runner import Runner
+from testcluster.state import Options, held
+
+NODE_S = 90.0
+PORTS = {ETCD: 2379, "etcd-peer": 2380, "etcd-health": 2381, API: 6443, CONTROLLERS: 10257, SCHEDULER: 10259, KWOK: 10247}
+"""The usual ones: nobody else is in the node's network."""
+DNS = ("deployment/kube-dns", "--namespace=kube-system")
+HOST_LOCK = Path("/run/lock/xpyd-testcluster")
+
+
+class FullCluster(Cluster):
+    """A cluster with a node, in ``folder``."""
+
+    profile = "full"
+
+    def __init__(self, folder: Path, *, kwok: bool = False) -> None:
+        super().__init__(folder, Options(scheduler=True, kwok=kwok))
+
+    def up(self) -> list[str]:
+        """See Cluster."""
+        network.check(self.folder)
+        packages.ensure("full")
+        self._load()
+        programs = build.ensure((*build.PROFILES["full"], *(("kwok",) if self.options.kwok else ())))
+        HOST_LOCK.parent.mkdir(parents=True, exist_ok=True)
+        with self.folder.changing(), held(HOST_LOCK, "another full cluster is being started on this host"):
+            network.check(self.folder)
+            record = self._load()
+            record.ports = PORTS
+            network.ensure(self.folder)
+            self.folder.save(record)
+            self._runner = runner = Runner(self.folder, record)
+            self._here = place = Place(self.folder, programs["kube"], record.ports, address=network.NODE_ADDRESS,
+                                       listen="0.0.0.0", host=network.NODE_ADDRESS, prefix=network.node_prefix(self.folder))
+            control_plane.prepare(place)
+            node.prepare(place)
+            self._components = {
+                ETCD: lambda: control_plane.etcd(place),
+                CONTAINERD: lambda: node.containerd(place),
+                API: lambda: control_plane.api_server(place),
+                CONTROLLERS: lambda: control_plane.controllers(place),
+                SCHEDULER: lambda: control_plane.scheduler(place),
+                KUBELET: lambda: node.kubelet(place),
+                PROXY: lambda: node.proxy(place),
+                NETPOL: lambda: node.netpol(place, programs["netpol"] / "netpol", runner),
+            }
+            if self.options.kwok:
+                control_plane.login(place, KWOK, KWOK, ("system:masters",))
+                self._components[KWOK] = lambda: addons.kwok(place, programs["kwok"] / "kwok")
+            started = self._launch((ETCD, CONTAINERD))
+            for name, reference in (("pause", node.PAUSE), ("coredns", addons.DNS)):
+                archive = self.folder.sub("node") / f"{name}.tar"
+                self.import_image(images.assemble(archive, reference, programs[name] / name, [f"/{name}"]))
+            started += self._launch(tuple(self._components)[2:])
+        self.kubectl.apply(*addons.dns(node.DNS_SERVICE, node.DOMAIN))
+        self._wait_ready()
+        return started
+
+    def _wait_ready(self) -> None:
+        """Until the node takes pods, names are answered, and a pod can be made in the namespace ``default``."""
+        limit = f"--timeout={NODE_S:.0f}s"
+        try:
+            self.kubectl("wait", "--for=condition=Ready", f"node/{node.NAME}", limit, timeout_s=NODE_S + 10)
+        except CommandFailed as error:
+            raise ComponentFailed(f"the node is not ready: {error}; {self._run.quote(KUBELET)}") from None
+        try:
+            self.kubectl("rollout", "status", *DNS, limit, timeout_s=NODE_S + 10)
+        except CommandFailed as error:
+            said = self.kubectl("logs", *DNS, "--tail=20", "--ignore-errors")
+            raise ComponentFailed(f"CoreDNS is not ready: {error}; it says: {said}; {self._run.quote(KUBELET)}") from None
+        wait_until(lambda: bool(self.kubectl("get", "serviceaccount", "default", "-n", "default", "-o", "name")), NODE_S,
+                   "the controllers made the service account default")
+
+    def import_image(self, archive: Path) -> list[str]:
+        """Bring an OCI archive to the node. Returns the names of its images, which must be full ones.
+
+        Raises:
+            ClusterError: it is no such archive, or an image in it has no full name.
+        """
+        return images.load(self.folder, archive)
