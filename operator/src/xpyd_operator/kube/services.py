@@ -1,30 +1,207 @@
-"""One task per DisaggService, begun when it is first heard of and ended when it is gone."""
+"""One task per DisaggService, begun when it is first heard of and ended when it is gone.
+
+Events only wake a task; each round looks at everything. Rounds of one service never overlap; those of several run side by
+side, up to a bound. A round that failed is tried again later and later, and an event then waits for the pause as well.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import time
+
+import aiohttp
+
+from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import Api
-from xpyd_operator.kube.cache import Cache
+from xpyd_operator.kube.backend import KubeBackend, Shared
+from xpyd_operator.kube.blueprint import Gone, Refused
+from xpyd_operator.kube.cache import OWNER_KIND, Cache
+from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.loop import SLOWEST_S, converge
+from xpyd_operator.plan.round import Round
+
+logger = logging.getLogger(__name__)
+SOON_S = 1.0
+"""Pause while something is on its way that no watch tells of."""
+FLUSH_S = 3.0
+"""How long the last Events and the action that is under way may take at the end."""
+ROUND_S = 60.0
+"""Deadline of one round, far beyond what its requests may take."""
+
+Name = tuple[str, str]
+
+
+class _Service:
+    """The task of one service."""
+
+    def __init__(self, name: Name) -> None:
+        self.name = name
+        self.wake = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+        self.backend: KubeBackend | None = None
+        self.failed = 0
+        self.refused = ""
 
 
 class Services:
     """``wake`` is cheap and may be called for any event of a service or of what belongs to it."""
 
     def __init__(self, api: Api, cache: Cache, settings: OperatorSettings, metrics: Metrics) -> None:
-        self._api = api
         self._cache = cache
         self._settings = settings
         self._metrics = metrics
+        self._api = api
+        self._events = Events(api, metrics)
+        self._services: dict[Name, _Service] = {}
+        self._turns = asyncio.Semaphore(settings.rounds)
+        self._ending = asyncio.Event()
+        self._shared: Shared | None = None
 
     def wake(self, namespace: str, name: str) -> None:
         """Something of this service may have changed."""
-        raise NotImplementedError
+        at = (namespace, name)
+        found = self._services.get(at)
+        if found is None:
+            if self._ending.is_set() or self._cache.get(OWNER_KIND, namespace, name) is None:
+                return
+            found = self._services[at] = _Service(at)
+            self._begin(found)
+        found.wake.set()
 
     async def run(self) -> None:
         """Look after every service in the cache until cancelled or closed."""
-        raise NotImplementedError
+        connector = aiohttp.TCPConnector(limit=256, limit_per_host=2)
+        async with aiohttp.ClientSession(connector=connector) as session:
+            self._shared = Shared(self._api, self._cache, self._settings, self._events, session, time.time)
+            sender = asyncio.create_task(self._events.run(), name="events")
+            try:
+                for at in self._cache.services():
+                    self.wake(*at)
+                for service in list(self._services.values()):
+                    self._begin(service)
+                await self._ending.wait()
+            finally:
+                self._ending.set()
+                await self._end(sender)
 
     async def close(self) -> None:
         """End all tasks; what was begun is finished or given up within seconds."""
-        raise NotImplementedError
+        self._ending.set()
+        for service in self._services.values():
+            service.wake.set()
+        tasks = [service.task for service in self._services.values() if service.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=FLUSH_S)
+
+    def _begin(self, service: _Service) -> None:
+        """Once ``run`` has begun."""
+        if self._shared is not None and service.task is None:
+            where = "/".join(service.name)
+            service.task = asyncio.create_task(self._tend(service, self._shared), name=f"service {where}")
+            self._metrics.tasks.inc()
+
+    async def _end(self, sender: asyncio.Task[None]) -> None:
+        tasks = [service.task for service in self._services.values() if service.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        sender.cancel()
+        await asyncio.gather(sender, return_exceptions=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self._events.flush()
+        self._shared = None
+
+    async def _tend(self, service: _Service, shared: Shared) -> None:
+        try:
+            while not self._ending.is_set():
+                service.wake.clear()
+                entry = self._cache.get(OWNER_KIND, *service.name)
+                if entry is None:
+                    break
+                pause_s = self._settings.resync_s
+                if not entry.deleting:
+                    if service.backend is None or service.backend.uid != entry.uid:
+                        await self._drop(service)
+                        service.backend = KubeBackend(shared, entry)
+                    async with self._turns:
+                        pause_s = await self._round(service, service.backend)
+                await self._pause(service, pause_s)
+        finally:
+            await self._drop(service)
+            if self._services.get(service.name) is service:
+                del self._services[service.name]
+            self._metrics.tasks.dec()
+            self.wake(*service.name)  # one of the same name may have come meanwhile
+
+    async def _drop(self, service: _Service) -> None:
+        backend, service.backend = service.backend, None
+        service.failed = 0
+        if backend is not None:
+            await backend.close()
+
+    async def _pause(self, service: _Service, pause_s: float) -> None:
+        """Until the service is woken or the pause is over; not less than the gap, nor than the back-off after failures."""
+        gap_s = self._settings.gap_s
+        least_s = min(SLOWEST_S, gap_s * 2.0 ** min(service.failed, 16)) if service.failed else gap_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(least_s):
+                await self._ending.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, pause_s - least_s)):
+                await service.wake.wait()
+
+    async def _round(self, service: _Service, backend: KubeBackend) -> float:
+        """One round; the pause until the next."""
+        started = time.perf_counter()
+        result = "failed"
+        last = backend.last.desired if backend.last is not None else None
+        try:
+            async with asyncio.timeout(ROUND_S):
+                done = await converge(backend, time.time(), dry_run=self._settings.dry_run, last=last)
+        except Gone:
+            result = "gone"
+        except Refused as error:
+            service.failed, result = 0, "refused"
+            if str(error) != service.refused:
+                logger.warning("%s/%s: %s", *service.name, error)
+                service.refused = str(error)
+        except XpydError as error:
+            logger.warning("%s/%s: %s", *service.name, error)
+            self._fail(service, error)
+        except TimeoutError as error:
+            logger.exception("%s/%s: no end of a round within %g s", *service.name, ROUND_S)
+            self._fail(service, error)
+        except Exception as error:
+            logger.exception("%s/%s: round failed", *service.name)
+            self._fail(service, error)
+        else:
+            return self._after(service, backend, done, time.perf_counter() - started)
+        self._metrics.reconcile(time.perf_counter() - started, result)
+        return self._settings.resync_s
+
+    def _after(self, service: _Service, backend: KubeBackend, done: Round, took_s: float) -> float:
+        service.refused = ""
+        result = "failed" if done.failures else "changed" if done.plan.actions else "same"
+        self._metrics.reconcile(took_s, result)
+        if self._settings.dry_run and done.plan.actions:
+            logger.info("%s/%s would: %s", *service.name, "; ".join(str(action) for action in done.plan.actions))
+        if done.failures:
+            service.failed += 1
+            self._metrics.errors("action")
+            return self._settings.resync_s
+        service.failed = 0
+        if self._settings.dry_run:
+            return self._settings.resync_s
+        return 0.0 if done.plan.actions and not backend.holds.held(time.time()) else self._soon(backend)
+
+    def _soon(self, backend: KubeBackend) -> float:
+        return min(SOON_S, self._settings.resync_s) if backend.hurried else self._settings.resync_s
+
+    def _fail(self, service: _Service, error: Exception) -> None:
+        service.failed += 1
+        self._metrics.errors(type(error).__name__)

@@ -1,0 +1,283 @@
+"""The backend of a cluster: actions become pods, and what is observed comes from the watches and the routers.
+
+Everything is read from the cache. Each write goes in there with its answer, so that the next round sees it; a write that
+finds its object gone or changed is no error, since the watch tells and the next round plans on that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable
+
+import aiohttp
+import msgspec
+
+from xpyd_operator.api.status import Condition, ServiceStatus
+from xpyd_operator.errors import XpydError
+from xpyd_operator.kube.api import Api, ApiError
+from xpyd_operator.kube.blueprint import Blueprint, Gone
+from xpyd_operator.kube.cache import OWNER_KIND, Cache, Entry
+from xpyd_operator.kube.children import Children
+from xpyd_operator.kube.dryrun import DryRun
+from xpyd_operator.kube.events import Events, now_text
+from xpyd_operator.kube.fleet import Fleets
+from xpyd_operator.kube.holds import Holds
+from xpyd_operator.kube.interim import news
+from xpyd_operator.kube.key import KeySecret
+from xpyd_operator.kube.observe import Facts, Told, controller, facts, front, instances
+from xpyd_operator.kube.said import pool_status, service_status
+from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.status import StatusWriter, read
+from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove
+from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.round import Round
+from xpyd_operator.render import labels
+from xpyd_operator.render.pods import engine_pod
+from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
+
+logger = logging.getLogger(__name__)
+TAKEN_S = 30.0
+"""A pod's name that somebody else has is tried again so late."""
+
+
+class Shared(msgspec.Struct, frozen=True):
+    """What the backends of all services have together."""
+
+    api: Api
+    cache: Cache
+    settings: OperatorSettings
+    events: Events
+    session: aiohttp.ClientSession
+    clock: Callable[[], float]
+    """Unix seconds."""
+
+
+class KubeBackend:
+    """Of one DisaggService, by its uid: one of the same name made later is another one."""
+
+    def __init__(self, shared: Shared, entry: Entry) -> None:
+        self.namespace, self.name, self.uid = entry.namespace, entry.name, entry.uid
+        self.last: Round | None = None
+        self.holds = Holds()
+        self._shared = shared
+        self._api, self._cache, self._settings = shared.api, shared.cache, shared.settings
+        self._children = Children(shared.api, shared.cache, shared.events, shared.settings)
+        self._secret = KeySecret(shared.api, dry_run=shared.settings.dry_run)
+        self._dry_run = DryRun(shared.api, shared.settings)
+        self._blueprint = Blueprint(shared.cache, self._children, self._secret, self._dry_run)
+        self._fleets = Fleets(shared.session, timeout_s=shared.settings.fleet_timeout_s)
+        self._status = StatusWriter(shared.api, shared.cache)
+        self._told = Told()
+        self._taken: dict[str, float] = {}
+        """Names of pods of others, which carry no label of ours → when to try again."""
+
+    # What is wanted
+
+    async def desired(self) -> Desired:
+        """From the watched document and the pools; one that cannot be followed shows in the status at once.
+
+        Raises:
+            Gone: the service is not there any more.
+            XpydError: it cannot be told, and nothing before was accepted.
+        """
+        entry = self._entry()
+        try:
+            return await self._blueprint.desired(entry, self._shared.clock())
+        except XpydError as error:
+            if self.last is None and not self._settings.dry_run:
+                self._refused(entry, error)
+            raise
+
+    # What is there
+
+    async def observe(self, now: float) -> Observed:
+        """Pods from the cache, and what a router tells; takes at most the routers' timeout."""
+        service = self._blueprint.service
+        pods = self._pods()
+        seen = [pod.derived(facts) for pod in pods]
+        mine = [each for each in seen if each.owner == self.uid]
+        apart = service.spec.router.placement == "Deployment"
+        routers = [each for each in seen if each.component == labels.ROUTERS] if apart else [e for e in mine if e.router]
+        learners = [] if apart else [each for each in mine if each.roster and not each.router]
+        self._told = await self._fleets.ask(
+            [each for each in routers if each.usable],
+            [each for each in learners if each.usable],
+            service.spec.router.ports.http,
+            self._secret.key,
+            now,
+            limit=service.spec.router.max_sidecars + 1,
+            picture=_picture(seen),
+        )
+        self._taken = {name: when for name, when in self._taken.items() if now < when}
+        name = ServiceName(service.name)
+        found = instances(name, self.uid, pods, self._told, now, taken=self._taken)
+        wanted = self._blueprint.counts
+        prefill = wanted is None or wanted.prefill > 0
+        return Observed(
+            found, front=front(routers, self._told, prefill=prefill), fleet_known=self._told.fleet is not None
+        )
+
+    @property
+    def hurried(self) -> bool:
+        """Something is on its way that no watch tells of: look again soon."""
+        return self.last is not None and bool(self.last.observed.instances) and self._fleets.hurried
+
+    # What is done
+
+    @property
+    def width(self) -> int:
+        """Requests side by side."""
+        return self._settings.width
+
+    async def prepare(self, round_: Round) -> None:
+        """The key's Secret before pods need it, and everything else that goes with the service."""
+        self._entry()
+        service, now = self._blueprint.service, self._shared.clock()
+        making = any(isinstance(action, Create) for action in round_.plan.actions)
+        wanted = {role: round_.desired.target(role).replicas for role in Role}
+        try:
+            await self._secret.ensure(service, now, soon=making)
+            await self._children.tend(service, wanted, now)
+        except ApiError as error:
+            if not self.holds.excuses(error, "what goes with the service", now):
+                raise
+
+    async def apply(self, action: Action) -> None:
+        """Carry out one action.
+
+        Raises:
+            ApiError: the API server refuses, or does not answer.
+            XpydError: the action has no meaning here.
+        """
+        self._entry()
+        match action:
+            case Create():
+                await self._create(action)
+            case Drain() | Remove():
+                await self._delete(action.instance)
+            case Label():
+                await self._label(action)
+            case _:
+                raise XpydError(f"pods know no such thing: {action}")
+
+    async def _create(self, action: Create) -> None:
+        if self.holds.held(self._shared.clock()):
+            return
+        blueprint, name = self._blueprint, action.instance
+        if blueprint.revisions.get(action.role) != action.revision:
+            raise XpydError(f"{name} was planned of {action.revision}, which is not in force any more")
+        pod = engine_pod(blueprint.service, action.role, name, action.revision, self._settings)
+        try:
+            self._cache.wrote("Pod", await self._api.create("Pod", self.namespace, pod))
+        except ApiError as error:
+            if error.conflict:
+                await self._recognize(name)
+            elif not self.holds.excuses(error, f"creating {name}", self._shared.clock()):
+                raise
+
+    async def _recognize(self, name: str) -> None:
+        """A pod of this name exists that the watch does not show: it lost its label, or is somebody else's."""
+        try:
+            pod = await self._api.get("Pod", self.namespace, name)
+            if controller(pod["metadata"]) == self.uid:
+                mark = {"metadata": {"uid": pod["metadata"]["uid"], "labels": {labels.SERVICE: self.name}}}
+                self._cache.wrote("Pod", await self._api.patch("Pod", self.namespace, name, mark))
+                return
+        except ApiError as error:
+            if not (error.missing or error.conflict):
+                raise
+            return
+        logger.warning("pod %s/%s is somebody else's", self.namespace, name)
+        self._taken[name] = self._shared.clock() + TAKEN_S
+
+    async def _delete(self, name: InstanceName) -> None:
+        entry = self._pod(name)
+        if entry is None or entry.deleting:
+            return
+        try:
+            answer = await self._api.delete("Pod", self.namespace, name, entry.uid)
+        except ApiError as error:
+            self._excuse(entry, error)
+        else:
+            if answer.get("kind") == "Pod":
+                self._cache.wrote("Pod", answer)
+
+    async def _label(self, action: Label) -> None:
+        entry = self._pod(action.instance)
+        if entry is None:
+            return
+        held = {labels.ROSTER: action.roster, labels.ROUTER: action.router}
+        wanted = {label: labels.YES if holds else None for label, holds in held.items()}
+        patch = {"metadata": {"uid": entry.uid, "labels": wanted}}
+        try:
+            self._cache.wrote("Pod", await self._api.patch("Pod", self.namespace, action.instance, patch))
+        except ApiError as error:
+            self._excuse(entry, error)
+
+    # What is said
+
+    def said(self, round_: Round) -> None:
+        """Write the status where it differs, and Events for what is new."""
+        entry = self._cache.get(OWNER_KIND, self.namespace, self.name)
+        if entry is None or entry.uid != self.uid or entry.deleting:
+            return
+        service, blueprint, now = self._blueprint.service, self._blueprint, now_text()
+        taken = self._children.taken
+        status = service_status(
+            round_, service, self._settings, valid=blueprint.valid, revision=blueprint.revisions[Role.DECODE], taken=taken,
+            holds=self.holds.words(self._shared.clock()),
+        )
+        self._status.put(entry, status, now)
+        for role in Role:
+            pool = self._children.pool(service, role)
+            if pool is not None:
+                self._status.put(pool, pool_status(round_, service, role), now)
+        for each in news(self.last, round_):
+            self._shared.events.say(entry, "Warning" if each.warning else "Normal", each.reason, each.message)
+        self.last = round_
+
+    def _refused(self, entry: Entry, error: XpydError) -> None:
+        """Nothing was ever accepted while this process lives: say why. What runs goes on, so its Ready is left alone."""
+        valid = self._blueprint.valid
+        before = read(entry.body, ServiceStatus)
+        there = {each.type for each in before.conditions}
+        if valid.status != "False":
+            if "Valid" in there:
+                return  # it could not be told at present, and will be
+            valid = Condition(type="Valid", status="Unknown", reason="NotReached", message=str(error))
+        conditions = [each for each in before.conditions if each.type != "Valid"]
+        if "Ready" not in there:
+            conditions.append(Condition(type="Ready", status="False", reason=valid.reason, message=valid.message))
+        self._status.put(entry, msgspec.structs.replace(before, conditions=(*conditions, valid)), now_text())
+        if valid.status == "False":
+            self._shared.events.say(entry, "Warning", valid.reason, valid.message)
+
+    async def close(self) -> None:
+        """Write what was said, as far as that goes in time."""
+        await self._status.close()
+
+    def _entry(self) -> Entry:
+        entry = self._cache.get(OWNER_KIND, self.namespace, self.name)
+        if entry is None or entry.uid != self.uid or entry.deleting:
+            raise Gone(f"{self.namespace}/{self.name} is being deleted")
+        return entry
+
+    def _pods(self) -> list[Entry]:
+        return self._cache.of_service("Pod", self.namespace, self.name)
+
+    def _pod(self, name: InstanceName) -> Entry | None:
+        entry = self._cache.get("Pod", self.namespace, name)
+        return entry if entry is not None and controller(entry.body["metadata"]) == self.uid else None
+
+    def _excuse(self, entry: Entry, error: ApiError) -> None:
+        """It has gone, or is another one by now, which the watch tells: nothing is wrong."""
+        if error.missing:
+            self._cache.missing(entry)
+        elif not error.conflict:
+            raise error
+
+
+def _picture(pods: list[Facts]) -> Hashable:
+    """Changes with everything that a router's answer may depend on."""
+    return hash(frozenset((each.uid, each.phase, bool(each.ends_by), each.roster, each.router, each.ip) for each in pods))

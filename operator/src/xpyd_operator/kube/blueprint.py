@@ -1,0 +1,183 @@
+"""What one DisaggService asks for: decoded, checked, tried, and in force as long as nothing better is.
+
+    watched body ─▶ decode ─▶ what this backend can do ─▶ dry run of a pod ─▶ in force
+                      │ Invalid      │ Unsupported            │ TemplateRejected
+                      └──────────────┴── Valid=False, and the last good document goes on ┘
+
+Unknown fields (a newer CRD's) are dropped with a warning in the condition. Counts come from the pools.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+from xpyd_operator.api.decode import decode_service
+from xpyd_operator.api.durations import seconds
+from xpyd_operator.api.rule import Target
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.api.status import Condition
+from xpyd_operator.errors import SpecError, Unsupported, XpydError
+from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.children import Children
+from xpyd_operator.kube.dryrun import DryRun
+from xpyd_operator.kube.interim import Counts, counts
+from xpyd_operator.kube.key import KeySecret, NameTaken
+from xpyd_operator.kube.observe import facts
+from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
+from xpyd_operator.render.kube_limits import check_kube
+from xpyd_operator.render.pods import pod_revision
+from xpyd_sidecar.contract.ids import Role, ServiceName
+
+logger = logging.getLogger(__name__)
+Body = dict[str, Any]
+FAULTS_MAX = 20
+
+
+class Refused(XpydError):
+    """The document cannot be followed, and there is none before it that could be."""
+
+
+class Gone(XpydError):
+    """The service does not exist any more, or is being deleted: nothing may be written for it."""
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """A document, and what is against it (``reason`` empty: nothing)."""
+
+    service: DisaggService | None
+    reason: str = ""
+    message: str = ""
+    warnings: str = ""
+
+
+def judge(body: Body) -> Judged:
+    """Decode a watched document, and see whether this backend can do what it asks for."""
+    try:
+        decoded = decode_service(body, strict=False, target=Target.KUBERNETES)
+        check_kube(decoded.service)
+    except SpecError as error:
+        return Judged(None, "Invalid", _listed([str(fault) for fault in error.faults]))
+    except Unsupported as error:
+        return Judged(None, "Unsupported", str(error))
+    return Judged(decoded.service, warnings=_listed([str(fault) for fault in decoded.warnings]))
+
+
+class Blueprint:
+    """Of one service. ``service`` is the document in force, ``valid`` what is said of the newest one."""
+
+    def __init__(self, cache: Cache, children: Children, secret: KeySecret, dry_run: DryRun) -> None:
+        self._cache = cache
+        self._children = children
+        self._secret = secret
+        self._dry_run = dry_run
+        self._judged: tuple[tuple[str, object], Judged] | None = None
+        self._service: DisaggService | None = None
+        self.valid = Condition(type="Valid", status="Unknown", reason="NotSeen")
+        self.revisions: dict[Role, Revision] = {}
+        """Of the document in force."""
+        self.counts: Counts | None = None
+
+    @property
+    def service(self) -> DisaggService:
+        """The document in force. Raises Refused without one."""
+        if self._service is None:
+            raise Refused(self.valid.message or "no document was accepted yet")
+        return self._service
+
+    async def desired(self, entry: Entry, now: float) -> Desired:
+        """For the planner.
+
+        Raises:
+            Refused: neither this document nor one before it can be followed.
+            XpydError: it cannot be told at present.
+        """
+        await self._consider(entry, now)
+        service = self.service
+        spec = service.spec
+        found = counts(service, self._pools(service))
+        self.counts = found
+        numbers = {Role.PREFILL: found.prefill, Role.DECODE: found.decode}
+        targets = {role: RoleTarget(numbers[role], self.revisions[role]) for role in Role}
+        return Desired(
+            service=ServiceName(service.name),
+            prefill=targets[Role.PREFILL],
+            decode=targets[Role.DECODE],
+            router=None,
+            max_surge=spec.rollout.max_surge,
+            max_unavailable=spec.rollout.max_unavailable,
+            drain_timeout_s=spec.drain.timeout_s,
+            startup_timeout_s=seconds(spec.engine.startup_timeout),
+            max_sidecars=spec.router.max_sidecars if spec.router.placement == "Sidecar" else 0,
+            keep_terminating=False,
+            held=found.held,
+        )
+
+    async def _consider(self, entry: Entry, now: float) -> None:
+        judged = self._judge(entry)
+        if judged.service is None:
+            self._refuse(judged.reason, judged.message)
+            return
+        service = judged.service
+        try:
+            await self._secret.ensure(service, now)
+        except NameTaken as error:
+            self._refuse("NameTaken", str(error))
+            return
+        revisions = {role: pod_revision(service, role, self._secret.identity) for role in Role}
+        for role in Role:
+            if service is self._service and self.revisions == revisions:
+                break
+            if words := await self._tried(service, role, revisions[role], now):
+                self._refuse("TemplateRejected", f"the API server refuses a pod of {role}: {words}")
+                return
+        self._service, self.revisions = service, revisions
+        said = "the document is followed"
+        reason = "UnknownFields" if judged.warnings else "Valid"
+        self.valid = Condition(type="Valid", status="True", reason=reason, message=judged.warnings or said)
+
+    def _judge(self, entry: Entry) -> Judged:
+        at = (entry.uid, entry.body["metadata"].get("generation"))
+        if self._judged is None or self._judged[0] != at:
+            started = time.perf_counter()
+            self._judged = (at, judge(entry.body))
+            logger.debug("judged %s/%s in %.4f s", entry.namespace, entry.name, time.perf_counter() - started)
+        return self._judged[1]
+
+    def _refuse(self, reason: str, message: str) -> None:
+        condition = Condition(type="Valid", status="False", reason=reason, message=message)
+        if condition != self.valid:
+            logger.warning("document refused (%s): %s", reason, message)
+        self.valid = condition
+
+    async def _tried(self, service: DisaggService, role: Role, revision: Revision, now: float) -> str:
+        """What the API server has against pods of this revision, where some are wanted and none exists."""
+        if service.spec.role(role).most == 0:
+            return ""
+        for pod in self._cache.of_service("Pod", service.metadata.namespace or "", service.name):
+            fact = pod.derived(facts)
+            if fact.owner == service.metadata.uid and fact.revision == revision and fact.role is role:
+                self._dry_run.accept(role, revision)
+                return ""
+        try:
+            return await self._dry_run.ask(service, role, revision, now)
+        except Unsupported as error:
+            return str(error)
+
+    def _pools(self, service: DisaggService) -> dict[Role, int]:
+        """The counts that stand in the pools that are there."""
+        found = {}
+        for role in Role:
+            entry = self._children.pool(service, role)
+            replicas = (entry.body.get("spec") or {}).get("replicas") if entry is not None else None
+            if isinstance(replicas, int):
+                found[role] = replicas
+        return found
+
+
+def _listed(words: list[str]) -> str:
+    more = len(words) - FAULTS_MAX
+    return "; ".join([*words[:FAULTS_MAX], *([f"and {more} more"] if more > 0 else [])])

@@ -1,0 +1,39 @@
+"""Refusals that are no errors: a namespace that ends, a quota that is used up. Trying again at once changes nothing."""
+
+from __future__ import annotations
+
+from xpyd_operator.kube.api import ApiError
+
+FIRST_S = 5.0
+LONGEST_S = 60.0
+
+
+class Holds:
+    """What holds the making of objects up, and until when; each time in a row for longer."""
+
+    def __init__(self) -> None:
+        self._words = ""
+        self._until = 0.0
+        self._wait_s = FIRST_S
+
+    def excuses(self, error: ApiError, what: str, now: float) -> bool:
+        """Whether this refusal only means to wait; then nothing is made for a while."""
+        if error.reason == "NamespaceTerminating":
+            why = "the namespace is being deleted"
+        elif error.status == 403 and "exceeded quota" in error.message:
+            why = error.message
+        else:
+            return False
+        if not self.held(now):
+            self._wait_s = min(LONGEST_S, self._wait_s * 2.0) if now - self._until < LONGEST_S else FIRST_S
+            self._until = now + self._wait_s
+        self._words = f"{what} waits: {why}"
+        return True
+
+    def held(self, now: float) -> bool:
+        """Nothing need be tried yet."""
+        return now < self._until
+
+    def words(self, now: float) -> str:
+        """What waits and why; empty where nothing does."""
+        return self._words if now < self._until + LONGEST_S else ""
