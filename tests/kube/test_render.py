@@ -1,0 +1,160 @@
+"""What is rendered, before a real API server: dry runs, strict about fields, in a namespace that enforces "restricted"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from kube_cluster import start_light
+from testcluster.errors import CommandFailed
+from testcluster.light import LightCluster
+
+from xpyd_operator.api.decode import decode_service
+from xpyd_operator.api.load import documents
+from xpyd_operator.api.rule import Target
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.plan.desired import Revision
+from xpyd_operator.render.children import children, key_secret
+from xpyd_operator.render.differs import differs
+from xpyd_operator.render.kube_limits import refusals
+from xpyd_operator.render.labels import FIELD_MANAGER
+from xpyd_operator.render.manifests import manifests
+from xpyd_operator.render.pods import engine_pod
+from xpyd_operator.render.settings import KubeSettings
+from xpyd_sidecar.contract.ids import InstanceName, Role
+
+pytestmark = pytest.mark.timeout(1200)
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "kubernetes").glob("*.yaml"))
+NAMESPACE = "models"
+SETTINGS = KubeSettings(sidecar_image="xpyd-sidecar:1")
+SECRET = {"name": "s", "key": "k"}
+CORNERS: dict[str, dict[str, Any]] = {
+    "claims": {
+        "model": {"source": "pvc://models/a"},
+        "router": {"placement": "Deployment", "apiKeySecret": SECRET},
+        "networkPolicy": {
+            "clients": [{"namespaceSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}],
+            "egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": [{"port": 8443}]}],
+        },
+    },
+    "cache": {
+        "model": {"source": "a/b", "cache": {"size": "40Gi"}, "tokenSecret": SECRET},
+        "engine": {"env": [{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k", "optional": True}}}]},
+        "router": {"apiKeySecret": SECRET},
+        "decode": {"resources": {"limits": {"cpu": "1500m", "memory": "4Gi"}, "requests": {"cpu": 1}}},
+    },
+    "template": {
+        "decode": {
+            "template": {
+                "metadata": {"labels": {"team": "a"}},
+                "spec": {
+                    "priorityClassName": None,
+                    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+                    "volumes": [{"name": "cache", "persistentVolumeClaim": {"claimName": "c"}},
+                                {"name": "shm", "emptyDir": {"sizeLimit": "8Gi"}}],
+                    "containers": [
+                        {"name": "main", "env": [{"name": "NCCL_DEBUG", "value": "INFO"}],
+                         "ports": [{"name": "debug", "containerPort": 5678}],
+                         "volumeMounts": [{"name": "shm", "mountPath": "/more"}]}
+                    ],
+                },
+            }
+        }
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightCluster]:
+    with start_light(tmp_path_factory) as running:
+        running.kubectl("create", "namespace", NAMESPACE)
+        running.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
+        yield running
+
+
+def try_out(cluster: LightCluster, made: list[dict[str, Any]] | tuple[dict[str, Any], ...]) -> None:
+    text = msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": made}).decode()
+    flags = ("--dry-run=server", "--validate=strict", "--warnings-as-errors")
+    answer = cluster.kubectl("create", *flags, "-n", NAMESPACE, "-f", "-", stdin=text)
+    assert answer.count("(server dry run)") == len(made)
+
+
+def from_server(cluster: LightCluster, document: dict[str, Any]) -> DisaggService:
+    """Created for good, so that owner references mean something."""
+    document = document | {"metadata": {**document["metadata"], "namespace": NAMESPACE}}
+    cluster.kubectl("create", "-f", "-", stdin=msgspec.json.encode(document).decode())
+    live = cluster.kubectl.get("disaggservice", document["metadata"]["name"], "-n", NAMESPACE)
+    return decode_service(live, target=Target.KUBERNETES).service
+
+
+def corner(name: str) -> dict[str, Any]:
+    spec = {"model": {"source": "Qwen/Qwen3-8B"}, **CORNERS[name]}
+    return {"apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService", "metadata": {"name": name}, "spec": spec}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_the_api_server_takes_every_object_of_every_example(cluster: LightCluster, path: Path) -> None:
+    document = documents(path.read_text())[0].value
+    service = decode_service(document, target=Target.KUBERNETES).service
+    if "# Not built yet" in path.read_text():
+        assert list(refusals(service)) != []
+        return
+    assert list(refusals(service)) == []
+    try_out(cluster, manifests(service, SETTINGS))
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_the_api_server_takes_every_setting(cluster: LightCluster, name: str) -> None:
+    service = from_server(cluster, corner(name))
+    assert list(refusals(service)) == []
+    try_out(cluster, manifests(service, SETTINGS))
+
+
+def test_what_was_applied_does_not_differ_and_what_was_edited_does(cluster: LightCluster) -> None:
+    document = corner("claims") | {"metadata": {"name": "applied"}}
+    service = from_server(cluster, document)
+    for one in children(service, {Role.PREFILL: 2, Role.DECODE: 3}, SETTINGS):
+        kind, name = one["kind"], one["metadata"]["name"]
+        text = msgspec.json.encode(one).decode()
+        apply = ("apply", "--server-side", f"--field-manager={FIELD_MANAGER}", "--force-conflicts", "-f", "-")
+        cluster.kubectl(*apply, stdin=text)
+        live = cluster.kubectl.get(kind, name, "-n", NAMESPACE)
+        assert differs(one, live) == "", f"{kind} {name}"
+        field, path = EDITS[kind]
+        cluster.kubectl("patch", kind, name, "-n", NAMESPACE, "--type=merge", "-p", msgspec.json.encode(field).decode())
+        assert differs(one, cluster.kubectl.get(kind, name, "-n", NAMESPACE)).startswith(path), f"{kind} {name}"
+        cluster.kubectl(*apply, stdin=text)
+        assert differs(one, cluster.kubectl.get(kind, name, "-n", NAMESPACE)) == "", f"{kind} {name}"
+
+
+EDITS: dict[str, tuple[dict[str, Any], str]] = {
+    "Service": ({"spec": {"selector": {"xpyd.dev/service": "applied", "stray": "x"}}}, "spec.selector.stray"),
+    "NetworkPolicy": ({"spec": {"ingress": [{}]}}, "spec.ingress"),
+    "PodDisruptionBudget": ({"spec": {"minAvailable": 0}}, "spec.minAvailable"),
+    "Deployment": ({"spec": {"replicas": 7}}, "spec.replicas"),
+}
+
+
+def test_a_secret_is_made_once_and_a_pod_can_be_created(cluster: LightCluster) -> None:
+    document = corner("cache") | {"metadata": {"name": "real"}}
+    service = from_server(cluster, document)
+    pod = engine_pod(service, Role.DECODE, InstanceName("real-e0"), Revision("abc"), SETTINGS)
+    for one in (key_secret(service, "ab" * 32), pod):
+        cluster.kubectl("create", "--validate=strict", "-f", "-", stdin=msgspec.json.encode(one).decode())
+    assert differs(pod, cluster.kubectl.get("pod", "real-e0", "-n", NAMESPACE)) == ""
+    with pytest.raises(CommandFailed, match="immutable"):
+        cluster.kubectl("patch", "secret", "real-key", "-n", NAMESPACE, "--type=merge", "-p", '{"data":{"key":"eA=="}}')
+
+
+def test_the_namespace_really_enforces(cluster: LightCluster) -> None:
+    service = decode_service(corner("template"), target=Target.KUBERNETES).service
+    pod = engine_pod(service, Role.DECODE, InstanceName("template-e0"), Revision("abc"), SETTINGS)
+    pod["spec"] = pod["spec"] | {"hostPID": True}
+    with pytest.raises(CommandFailed, match="violates PodSecurity"):
+        try_out(cluster, [pod])
+    del pod["spec"]["hostPID"]
+    with pytest.raises(CommandFailed, match="unknown field"):
+        try_out(cluster, [pod | {"spec": pod["spec"] | {"nonsense": 1}}])
