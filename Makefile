@@ -40,6 +40,7 @@ lint: $(STAMP) ## Style, types, import contracts, generated files
 	@$(BIN)/lint-imports
 	@$(BIN)/xpyd render crds --check
 	@$(BIN)/xpyd render reference --check
+	@$(BIN)/python scripts/manifests.py --check
 
 test-unit: $(STAMP) ## Pure parts and sockets, without engines (a minute)
 	@$(BIN)/pytest tests/unit
@@ -64,6 +65,23 @@ requirements: ## Pin again what the .in files ask for
 crds: $(STAMP) ## Write crds/*.yaml and docs/reference.md from the API structs
 	$(BIN)/xpyd render crds
 	$(BIN)/xpyd render reference
+
+# install: what a cluster gets. OVERLAY chooses the variant, e.g. OVERLAY=manifests/overlays/images.
+KUBECTL ?= kubectl
+OVERLAY ?= manifests/base
+.PHONY: install uninstall manifests
+
+manifests: $(STAMP) ## Render manifests/base into manifests/install.yaml
+	@$(BIN)/python scripts/manifests.py
+
+install: ## Install the operator into the cluster that kubectl talks to (OVERLAY=...)
+	$(KUBECTL) apply --server-side -k $(OVERLAY)
+	$(KUBECTL) -n xpyd-system rollout status deployment/xpyd-operator --timeout=180s
+
+uninstall: ## Remove it again; refused while there are services, which would go with it (ALL=1: them too)
+	@left=$$($(KUBECTL) get disaggservices.xpyd.dev -A -o name --ignore-not-found 2>/dev/null || true); \
+	if [ -n "$$left" ] && [ -z "$(ALL)" ]; then echo "still there, delete them first or say ALL=1:"; echo "$$left"; exit 1; fi
+	$(KUBECTL) delete --ignore-not-found -k $(OVERLAY)
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
