@@ -74,6 +74,12 @@ def test_a_near_name_is_suggested(written: str, meant: str) -> None:
     assert faults == [f"spec.decode.{written}: unknown field; did you mean {meant}?"]
 
 
+def test_a_choice_that_people_look_for_is_refused_with_the_reason() -> None:
+    _, (fault,) = walked(document({"spec.decode.parallelism": {"executor": "external_launcher"}})["spec"])
+    assert fault.startswith("spec.decode.parallelism.executor: must be one of mp, ray, uni, not 'external_launcher'; with it")
+    assert fault.endswith("a server cannot do that")
+
+
 def test_a_far_name_gets_the_list() -> None:
     _, faults = walked(document(drain={"zzz": 1})["spec"])
     assert faults == ["spec.drain.zzz: unknown field; known here: timeout"]

@@ -8,6 +8,7 @@ constraints become OpenAPI, and ``extra`` says
     min, max    bounds of a duration, as text
     preserve    a part of Kubernetes' own schema: unknown fields are kept, and the API server checks them
     max_items, max_properties   bounds of lists and maps, which keep the cost of CEL rules bounded
+    why_not     of a choice: values that people may look for and that are left out, each with the reason
     merge_key   the field by which server-side apply merges a list's items
 """
 

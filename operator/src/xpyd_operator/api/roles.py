@@ -11,6 +11,10 @@ from xpyd_operator.api.base import Arguments, Count, Part, Positive, Preserved, 
 
 ParallelSize = Annotated[int, Meta(ge=1, le=1024)]
 GPU = "nvidia.com/gpu"
+NO_EXECUTOR = {
+    "external_launcher": "with it every rank is an engine of its own, and a program of the user's gives all of them the same "
+    "requests; a server cannot do that"
+}
 
 
 class Scaling(Part, frozen=True):
@@ -31,7 +35,7 @@ class Parallelism(Part, frozen=True):
     """Pipeline-parallel size."""
     data: ParallelSize = 1
     """Data-parallel size: ranks of one instance, each with its own KV cache."""
-    executor: Literal["uni", "mp", "ray"] | None = None
+    executor: Annotated[Literal["uni", "mp", "ray"], Meta(extra={"why_not": NO_EXECUTOR})] | None = None
     """How vLLM runs its workers: in one process (`uni`, one device only), in processes of one host (`mp`), or with Ray.
     Default: `uni` for one device, otherwise `mp`."""
 

@@ -15,7 +15,10 @@ class Condition(Part, frozen=True):
     """One aspect of the state, as usual in Kubernetes."""
 
     type: Annotated[str, Meta(max_length=316)]
-    """Which aspect: `Ready`, `Progressing`, `Degraded` or `Valid`."""
+    """Which aspect. `Ready`: a request is answered now, by prefill (where it is wanted) and decode of one fingerprint,
+    through a router that clients reach; reason `AllReady` when as many serve as are wanted, `Serving` when fewer do.
+    `Progressing`: something changes or waits. `Degraded`: a person should look. `Compatible`: prefill and decode can
+    exchange KV. `Valid`: the document is used as it is."""
     status: Literal["True", "False", "Unknown"]
     """Whether it holds."""
     reason: Annotated[str, Meta(max_length=1024)]
@@ -44,6 +47,10 @@ class RoleStatus(Part, frozen=True):
     """How many finish their last requests."""
     failed: int = 0
     """How many do not start or have crashed, and wait for another try."""
+    updated: int = 0
+    """How many of those that stay are of the wanted revision."""
+    revision: str | None = None
+    """Revision that the spec asks for."""
 
 
 class RolesStatus(Part, frozen=True):
@@ -73,7 +80,7 @@ class ServiceStatus(Part, frozen=True):
     roles: RolesStatus = RolesStatus()
     """Instances of each role."""
     revision: str | None = None
-    """Revision that the spec asks for."""
+    """Revision that the spec asks for; `<prefill>/<decode>` where the roles differ."""
     revisions: Revisions = ()
     """Revisions that run, newest first; one when no rollout is going on."""
     fingerprints: Revisions = ()

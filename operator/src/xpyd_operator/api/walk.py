@@ -69,7 +69,7 @@ class Walk:
             case mi.DictType():
                 return self._dict(kind, data, path, extra)
             case mi.LiteralType():
-                return self._literal(kind, data, path)
+                return self._literal(kind, data, path, extra)
             case mi.BoolType():
                 return data if isinstance(data, bool) else self._wrong(path, data, "true or false")
             case mi.IntType():
@@ -163,7 +163,7 @@ class Walk:
                 result[key] = converted
         return result
 
-    def _literal(self, kind: mi.LiteralType, data: Any, path: str) -> Any:
+    def _literal(self, kind: mi.LiteralType, data: Any, path: str, extra: dict[str, Any]) -> Any:
         if data in kind.values and isinstance(data, str):
             return data
         allowed = ", ".join(map(str, kind.values))
@@ -175,7 +175,8 @@ class Walk:
         close = difflib.get_close_matches(data.lower().replace("-", "_"), lower, 1, 0.6)
         if len(kind.values) == 1:
             return self._fault(path, f"must be {allowed}, not {data!r}")
-        hint = f"; did you mean {lower[close[0]]}?" if close else ""
+        why = extra.get("why_not", {}).get(data)
+        hint = f"; {why}" if why else f"; did you mean {lower[close[0]]}?" if close else ""
         return self._fault(path, f"must be one of {allowed}, not {data!r}{hint}")
 
     def _int(self, kind: mi.IntType, data: Any, path: str) -> Any:
