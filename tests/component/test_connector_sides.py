@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from processes import free_port
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput
@@ -291,6 +292,49 @@ def test_a_request_aborted_while_loading_is_reported_once_and_written_no_more(ma
     assert d.recved == [ours.request_id]
     assert not d.caches[0]["layer0"].any()
     assert p.counts["send/aborted"] == d.counts["receive/aborted"] == 1
+
+
+def test_a_rank_that_is_done_keeps_what_it_has_when_the_other_needs_another_try(make: Callable[..., Engine]) -> None:
+    first, second, d = make("p", tensor=2), make("p2", tensor=2), make("d", tensor=2)
+    transfer = uuid.uuid4().hex
+    ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
+    d.scheduler.new_request(ours)
+    first.fill([1, 2, 3], prompt=4)
+    second.fill([1, 2, 3], prompt=4)
+    first.scheduler.new_request(theirs)
+    first.scheduler.allocated(theirs, [1, 2, 3], 0)
+    until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
+    d.scheduler.allocated(ours, [8, 7, 6], 40)
+    d.step()
+    first.workers[1].stop()  # its rank 1 dies, and rank 0 delivers
+    first.step(new=((theirs, [1, 2, 3], 0, 40),))
+    until(lambda: d.over[ours.request_id] == 1, d)
+    again = request(prefill_leg(transfer, d, attempt=2))
+    prefill(second, again, [1, 2, 3])
+    until(lambda: d.recved, second, d)
+    assert d.failed == []
+    assert d.holds([8, 7, 6], prompt=4, first=0)
+    until(lambda: idle(second) and idle(d), second, d)
+    assert d.over[ours.request_id] == 2
+    assert (d.counts["receive/ok"], second.counts["send/stale"]) == (1, 1)
+
+
+def test_the_ranks_of_an_engine_take_ports_in_a_row(make: Callable[..., Engine]) -> None:
+    port = free_port()
+    p = make("p", tensor=2, data_port=port)
+    assert [worker.address().data.address for worker in p.workers] == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
+    p = make("behind", tensor=2, advertise_data="10.0.0.9:7000")
+    assert [worker.address().data.address for worker in p.workers] == ["10.0.0.9:7000", "10.0.0.9:7001"]
+
+
+@pytest.mark.parametrize(("options", "refused"), [
+    ({"data_port": 65535}, "data_port: cannot listen on 127.0.0.1 port 65536"),
+    ({"advertise_data": "10.0.0.9:65535"}, "advertise_data: 10.0.0.9:65535 leaves no port for rank 1")])
+def test_a_port_row_beyond_the_last_port_is_refused(tmp_path: Path, options: dict[str, Any], refused: str) -> None:
+    settings = Settings(KvOptions(**options), ServiceName("s"), InstanceName("p"), "127.0.0.1", KEY, tmp_path)
+    with pytest.raises(ConfigError, match=refused):
+        WorkerSide(settings, 1, {"layer0": torch.zeros(BLOCKS, 2, BLOCK, 4)}, BLOCKS)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("xpyd")]
 
 
 def test_ids_that_vllm_does_not_wait_for_are_taken_out(make: Callable[..., Engine]) -> None:

@@ -122,3 +122,11 @@ def test_unknown_requests_and_keys_change_nothing() -> None:
     offers = Offers(block_size=128, ranks=1)
     assert offers.allocated("x") == offers.step("x", [1], reset=True, computed=9) == offers.end("x") == []
     assert offers.rank_ended(0, KEY, Outcome.OK, "", 1) == offers.drop(KEY, Outcome.OK, "") == []
+
+
+def test_copies_that_one_rank_has_lost_are_let_go_by_the_others_even_when_all_was_pushed() -> None:
+    offers = opened(ranks=2)
+    offers.step("r", [1, 2, 3], reset=True, computed=300)
+    assert offers.rank_ended(1, KEY, Outcome.OVERFLOW, "full", 0) == [
+        SendGone(D, KEY, Outcome.OVERFLOW, "full", retry=False), Release(KEY, Outcome.OVERFLOW, "full")]
+    assert offers.rank_ended(0, KEY, Outcome.OVERFLOW, "full", 0) == [Ended(D, KEY, Outcome.OVERFLOW, "full", 300, 0)]

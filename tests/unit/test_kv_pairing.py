@@ -138,6 +138,14 @@ def test_a_newer_attempt_that_no_worker_was_told_of_is_dropped_when_the_load_end
     assert DropPeer(b"p2", source(2).key, Outcome.STALE, "") in pairing.finished("r", Outcome.OK, "")
 
 
+def test_a_source_that_not_every_rank_has_loaded_from_is_told_to_let_go() -> None:
+    pairing = loading()
+    pairing.announce(b"p2", source(2), 2.0, ranks=1)
+    pairing.newer()
+    assert pairing.finished("r", Outcome.OK, "", tries=2) == [
+        Ended("r", source(2).key, Outcome.OK, ""), DropPeer(b"p2", source(2).key, Outcome.STALE, "")]
+
+
 def test_attempts_below_the_legs_own_are_stale() -> None:
     pairing = parked(attempt=2)
     assert pairing.announce(b"p1", source(1), 0.0, ranks=1)[0].outcome is Outcome.STALE  # type: ignore[union-attr]

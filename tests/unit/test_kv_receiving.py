@@ -133,3 +133,17 @@ def test_an_abandoned_load_is_reported_once_and_places_nothing_more() -> None:
 
 def test_a_load_that_was_never_begun_can_be_failed() -> None:
     assert machine().fail("r", key(), Outcome.DEADLINE, "x") == [Finished("r", key(), Outcome.DEADLINE, "x", 0)]
+
+
+def test_a_load_that_was_reported_is_not_opened_again_by_a_newer_try_for_other_ranks() -> None:
+    receiving = begun()
+    fill(receiving)
+    assert receiving.load(order(2, P2), 1.0) == []
+    assert receiving.arrived(key(2), 0, 2, 3, 30) is None
+    assert receiving.fail("r", key(2), Outcome.DEADLINE, "x") == receiving.abandon("r") == receiving.tick(99.0) == []
+
+
+def test_a_load_that_has_failed_is_not_opened_again() -> None:
+    receiving = machine()
+    receiving.fail("r", key(), Outcome.DEADLINE, "x")
+    assert receiving.load(order(2), 0.0) == receiving.fail("r", key(), Outcome.DEADLINE, "x") == []

@@ -47,8 +47,9 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     control_port: int = 0
     """0: chosen by the kernel."""
     data_port: int = 0
+    """Of rank 0; the other ranks of an engine listen on the ports after it. 0: chosen by the kernel."""
     advertise_data: HostPort | None = None
-    """Address announced for data when peers must take another way (address translation)."""
+    """Address announced for data when peers must take another way (address translation); counts up like ``data_port``."""
 
 
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

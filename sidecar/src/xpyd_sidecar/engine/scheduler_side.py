@@ -179,7 +179,8 @@ class SchedulerSide:
         if bad is None and order is not None and leg is not None and leg.state is pairing.State.LOADING:
             self._stats.add(metrics.LOADED_BYTES, sum(one.size for one in reports))
             self._stats.add(metrics.LOADED_TOKENS, leg.tokens - order.first * self._block_size)
-        self._pair(self._pairing.finished(name, bad.outcome if bad else Outcome.OK, bad.reason if bad else ""))
+        self._pair(self._pairing.finished(name, bad.outcome if bad else Outcome.OK, bad.reason if bad else "",
+                                          tries=len({one.key for one in reports})))
 
     def ended(self, request: Any) -> None:
         """A request has ended."""

@@ -81,7 +81,7 @@ class Sender:
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             self._listener = socket.create_server((host, port), family=family, backlog=128)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise ConfigError(f"data_port: cannot listen on {host} port {port}: {error}") from None
         self._listener.setblocking(False)
         self.address: HostPort = join_host_port(host, self._listener.getsockname()[1])

@@ -17,7 +17,7 @@ from typing import Final
 import torch
 
 from xpyd_sidecar.contract import keys
-from xpyd_sidecar.contract.ids import Incarnation
+from xpyd_sidecar.contract.ids import HostPort, Incarnation, join_host_port, split_host_port
 from xpyd_sidecar.engine import memory
 from xpyd_sidecar.engine.bounds import Budget, Mark, Staging
 from xpyd_sidecar.engine.memory import Memory
@@ -25,6 +25,7 @@ from xpyd_sidecar.engine.receiver import Arrived, Receiver
 from xpyd_sidecar.engine.reports import LoadReport, Orders, RankAddress, Report, SendReport
 from xpyd_sidecar.engine.sender import Kept, Me, Sender
 from xpyd_sidecar.engine.settings import Settings
+from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import receiving
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.messages import Rank
@@ -50,6 +51,7 @@ class WorkerSide:
         """
         options = settings.options
         self._rank = rank
+        self._advertised = _advertised(options.advertise_data, rank) if options.advertise_data else None
         self._memory = Memory(caches, num_blocks)
         me = Me(settings.instance, Incarnation(secrets.token_hex(16)), rank, keys.derive(settings.key, "data"))
         self._incarnation = me.incarnation
@@ -68,7 +70,6 @@ class WorkerSide:
                                   peer_timeout_s=options.peer_timeout_s)
         self._loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
                                 regions=regions, block_bytes=block_bytes, cover=cover)
-        self._advertised = options.advertise_data
         self._orders = Orders()
         self._saved: set[int] = set()
         self._indexes: list[torch.Tensor] = []
@@ -204,3 +205,9 @@ class WorkerSide:
                 self._receiver.carry_out(step)
 
 
+def _advertised(first: HostPort, rank: int) -> HostPort:
+    """Where peers reach this rank, if ``first`` is where they reach rank 0: ports count up as those of ``data_port`` do."""
+    host, port = split_host_port(first)
+    if port + rank > 65535:
+        raise ConfigError(f"advertise_data: {first} leaves no port for rank {rank}")
+    return join_host_port(host, port + rank)

@@ -183,11 +183,12 @@ class Offers:
         leg.bytes += size
         out: list[Instruction] = []
         if outcome is not Outcome.OK:
-            if leg.failed is None and outcome in {Outcome.OVERFLOW, Outcome.DEADLINE}:
+            gone = leg.failed is None and outcome in {Outcome.OVERFLOW, Outcome.DEADLINE}
+            if gone:
                 # The copies are gone before decode asked for them: no other try will follow, so it should not wait.
                 out.append(SendGone(leg.peer, key, outcome, reason, retry=False))
             leg.failed = leg.failed or (outcome, reason)
-            if leg.state is State.OPEN:
+            if leg.state is State.OPEN or gone:  # decode forgets what is gone, so it would not ask the other ranks either
                 out += self._close(leg, outcome, reason)
         if not leg.open_ranks:
             del self._open[key]

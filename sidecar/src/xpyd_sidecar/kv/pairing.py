@@ -252,15 +252,16 @@ class Pairing:
                 out.append(Load(leg.request, leg.source))
         return out
 
-    def finished(self, request: str, outcome: Outcome, reason: str) -> list[Instruction]:
-        """All workers have reported the request's load."""
+    def finished(self, request: str, outcome: Outcome, reason: str, *, tries: int = 1) -> list[Instruction]:
+        """All workers have reported the request's load, from so many different tries."""
         leg = self._legs.get(request)
         if leg is None or leg.state is not State.LOADING:
             return []
         if leg.failed is not None and outcome is not Outcome.OK:
             outcome, reason = leg.failed
-        # A worker tells its source over the data link. Where that broke, or no worker was told of the source, control does.
-        tell = outcome is not Outcome.OK or (leg.source is not None and leg.source.key != leg.loading)
+        # A worker tells its source over the data link. Where that broke, or not every worker has taken the load from the
+        # last source (it was done before, or was not told), control does.
+        tell = outcome is not Outcome.OK or tries > 1 or (leg.source is not None and leg.source.key != leg.loading)
         return self._done(leg, outcome, reason, tell=tell)
 
     def end(self, request: str) -> list[Instruction]:

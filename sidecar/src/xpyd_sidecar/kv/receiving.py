@@ -6,7 +6,8 @@ before it reports a load as finished. So nothing is written into a block after i
 Laws
 1. Bytes are placed only for the current try of an open load, inside the blocks that it asked for.
 2. A load is committed when every (region, block) of its current try has been placed; other tries count for nothing.
-3. Every load that was opened is reported once: committed, or failed with a reason.
+3. A request's load is reported once by a rank: committed, or failed with a reason. It is not opened again after that: vLLM
+   counts reports until it has one of every rank, and then the blocks may be used or given away.
 4. Nobody waits beyond ``load_s`` from READY; one whose source was lost waits ``grace_s`` for a newer try.
 
     open ──▶ LOADING ──all placed──▶ committed       open (newer try): LOADING from the start, the old source is cancelled
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
-from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.messages import Ready
 
@@ -103,6 +104,7 @@ class Receiving:
         self._cover = cover
         self._loads: dict[str, Load] = {}
         self._current: dict[Key, str] = {}
+        self._reported: Recent[str, None] = Recent()
 
     @property
     def open(self) -> int:
@@ -110,7 +112,9 @@ class Receiving:
         return len(self._loads)
 
     def load(self, order: Order, now: float) -> list[Instruction]:
-        """Begin a load, or take it from a newer try."""
+        """Begin a load, or take it from a newer try; once it was reported, newer tries are for other ranks only."""
+        if order.request in self._reported:
+            return []
         known = self._loads.get(order.request)
         out: list[Instruction] = []
         if known is not None:
@@ -170,9 +174,12 @@ class Receiving:
     def fail(self, request: str, key: Key, outcome: Outcome, reason: str) -> list[Instruction]:
         """The scheduler side wants a load reported as failed, whether it was begun or not."""
         load = self._loads.get(request)
-        if load is None:
-            return [Finished(request, key, outcome, reason, 0)]
-        return self._cancelled(load, outcome, reason)
+        if load is not None:
+            return self._cancelled(load, outcome, reason)
+        if request in self._reported:
+            return []
+        self._reported.put(request, None)
+        return [Finished(request, key, outcome, reason, 0)]
 
     def abandon(self, request: str) -> list[Instruction]:
         """The request has ended. A load that was already reported is not reported again."""
@@ -196,4 +203,5 @@ class Receiving:
     def _finish(self, load: Load, outcome: Outcome, reason: str, size: int) -> list[Instruction]:
         del self._loads[load.order.request]
         del self._current[load.order.key]
+        self._reported.put(load.order.request, None)
         return [Finished(load.order.request, load.order.key, outcome, reason, size)]
