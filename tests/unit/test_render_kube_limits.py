@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from render_service import service
 
@@ -69,15 +68,6 @@ def test_memory_is_counted_per_rank_and_the_figures_are_given() -> None:
 def test_the_figure_is_that_of_the_connector() -> None:
     source = Path(__file__).parents[2] / "sidecar/src/xpyd_sidecar/engine/worker_side.py"
     assert f"STAGING_BYTES: Final = {STAGING_BYTES >> 20} << 20\n" in source.read_text()
-
-
-@pytest.mark.parametrize("name", ["qwen-members", "qwen-clients"])
-def test_names_that_another_services_object_would_have(name: str) -> None:
-    one = service()
-    other = msgspec.structs.replace(one, metadata=msgspec.structs.replace(one.metadata, name=name))
-    ((path, reason),) = refusals(other)
-    assert path == "metadata.name"
-    assert "an object of a service qwen would have this name" in reason
 
 
 def test_every_refusal_is_found_not_only_the_first() -> None:

@@ -12,8 +12,8 @@ from xpyd_operator.api.base import Arguments, Count, Part, Positive, Preserved, 
 ParallelSize = Annotated[int, Meta(ge=1, le=1024)]
 GPU = "nvidia.com/gpu"
 NO_EXECUTOR = {
-    "external_launcher": "with it every rank is an engine of its own, and a program of the user's gives all of them the same "
-    "requests; a server cannot do that"
+    "external_launcher": "with it every rank is an engine of its own, and a program of the user's gives all of them the "
+    "same requests; a server cannot do that"
 }
 
 

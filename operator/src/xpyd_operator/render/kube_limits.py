@@ -11,7 +11,7 @@ from xpyd_operator.api.quantity import size
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside
 from xpyd_operator.errors import Unsupported
-from xpyd_operator.render import labels, not_built, overlay
+from xpyd_operator.render import not_built, overlay
 from xpyd_operator.render.engine import kv_options
 from xpyd_operator.render.places import ENGINE_PORT
 from xpyd_sidecar.contract.ids import Role
@@ -32,7 +32,6 @@ def check_kube(service: DisaggService) -> None:
 
 def refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     """Every field that is refused, and why."""
-    yield from _name(service)
     if isinstance(service.spec.model.origin, Beside):
         reason = f"{service.spec.model.source} lies beside the document, where no pod reads it; write a hub id, a path or pvc://"
         yield "spec.model.source", reason
@@ -50,14 +49,6 @@ def refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     if service.spec.planner.mode != "Off":
         reason = "the planner is not built yet; write Off, and let an autoscaler scale the DisaggPool of the role"
         yield "spec.planner.mode", reason
-
-
-def _name(service: DisaggService) -> Iterator[tuple[str, str]]:
-    """Names that an object of another service would have: each would overwrite the other's."""
-    for made in (labels.members_name, labels.clients_name):
-        other = service.name.removesuffix(made(""))
-        if other and other != service.name:
-            yield "metadata.name", f"an object of a service {other} would have this name too; take another one"
 
 
 def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
