@@ -126,7 +126,6 @@ def storage(built: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> 
     storage.call("rm", "--all")
     storage.call("rmi", "--all", "--force")
     assert storage.call("containers", "-q") == ""
-    subprocess.run(["umount", str(storage.cache / "storage" / "overlay")], check=False, capture_output=True)
     shutil.rmtree(storage.cache)
 
 
@@ -288,6 +287,9 @@ print(found.__name__, sys.modules[found.__module__].__file__, xpyd_sidecar.__fil
         config = json.dumps(kv_transfer_config(KvOptions(), "recompute"))
         done = engine.run(paths["python"], "-c", script, config, binds=[*binds, ("ro", target)],
                           env=[f"PYTHONPATH={target}"])
+        usage = engine.run("--help", binds=binds)
+    assert usage.returncode == 0, usage.stderr[-3000:]
+    assert "--kv-transfer-config" in usage.stdout
     assert done.returncode == 0, done.stderr[-3000:]
     lines = done.stdout.strip().splitlines()[-6:]
     assert lines[0] == "XpydConnector"
@@ -342,7 +344,6 @@ def test_a_build_that_fails_says_why_and_leaves_nothing(images: Images, built: d
     assert storage.call("containers", "-q") == ""
     assert {path.name for path in tmp_path.iterdir()} <= {"storage", "run", "lock", "wheels"}
     storage.call("rmi", "--all", "--force")
-    subprocess.run(["umount", str(tmp_path / "storage" / "overlay")], check=False, capture_output=True)
 
 
 @pytest.fixture
