@@ -18,7 +18,7 @@ ENGINE_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 """Those that vLLM 0.32 supports: the engine's image may have any of them."""
 ENGINE_GLIBC = "2.28"
 """torch's builds need as much."""
-KEPT = 8
+KEPT = 16
 """Downloads kept in the cache, the newest ones."""
 
 
