@@ -65,6 +65,7 @@ requirements: ## Pin again what the .in files ask for
 crds: $(STAMP) ## Write crds/*.yaml and docs/reference.md from the API structs
 	$(BIN)/xpyd render crds
 	$(BIN)/xpyd render reference
+	$(BIN)/python scripts/manifests.py
 
 # install: what a cluster gets. OVERLAY chooses the variant, e.g. OVERLAY=manifests/overlays/images.
 KUBECTL ?= kubectl

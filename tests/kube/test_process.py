@@ -1,0 +1,300 @@
+"""The operator's process on a real API server, as it is installed: elections, outages, late CRDs, its rights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kube_cluster import requests
+from kube_operator import OperatorProcess
+from kube_team import OPERATOR, OPERATOR_NAMESPACE, USER, Team, make_team
+from testcluster.kubectl import wait_until
+from testcluster.light import LightCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALL = ROOT / "manifests/install.yaml"
+pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
+FAILOVER_S = 15.0
+HANDOVER_S = 3.0
+OUTAGE_S = 20.0
+
+Right = tuple[str, str, str]
+"""API group, resource (with its subresource), verb."""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightCluster]:
+    """A cluster with install.yaml in it, as a person applies it. Its Deployment has no nodes to run on."""
+    with LightCluster(tmp_path_factory.mktemp("installed")) as cluster:
+        install(cluster)
+        yield cluster
+
+
+def install(cluster: LightCluster) -> None:
+    cluster.kubectl("apply", "--server-side", "--validate=strict", "-f", str(INSTALL))
+    cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(ROOT / "crds"))
+    cluster.kubectl("get", "serviceaccount", OPERATOR, "-n", OPERATOR_NAMESPACE)
+
+
+class Operators:
+    """Processes that log in as the shipped ServiceAccount; all that are left end with the test."""
+
+    def __init__(self, cluster: LightCluster, folder: Path) -> None:
+        self.kubeconfig = cluster.kubeconfig_for(OPERATOR, OPERATOR_NAMESPACE)
+        self._folder = folder
+        self._all: list[OperatorProcess] = []
+
+    def make(self, *flags: str) -> OperatorProcess:
+        number = len(self._all)
+        self._all.append(OperatorProcess(self.kubeconfig, self._folder / f"operator-{number}.log", *flags))
+        return self._all[-1]
+
+    async def end(self) -> None:
+        for each in self._all:
+            await each.kill()
+
+
+@pytest.fixture
+async def operators(installed: LightCluster, tmp_path: Path) -> AsyncIterator[Operators]:
+    found = Operators(installed, tmp_path)
+    try:
+        yield found
+    finally:
+        await found.end()
+
+
+async def until(condition: Callable[[], Any], deadline_s: float, what: str) -> float:
+    """Seconds until an awaited condition holds."""
+    began = time.monotonic()
+    while not await condition():
+        assert time.monotonic() - began < deadline_s, f"not within {deadline_s:g} s: {what}"
+        await asyncio.sleep(0.05)
+    return time.monotonic() - began
+
+
+async def leads(operator: OperatorProcess) -> bool:
+    return await operator.metric("xpyd_operator_leader") == 1.0
+
+
+async def test_the_shipped_deployment_passes_pod_security(installed: LightCluster) -> None:
+    def made() -> bool:
+        pods = installed.kubectl.get("pods", "-n", OPERATOR_NAMESPACE)["items"]
+        return len([pod for pod in pods if pod["metadata"]["labels"]["app.kubernetes.io/name"] == OPERATOR]) == 2
+
+    await asyncio.to_thread(wait_until, made, 30, "both pods of the Deployment are admitted")
+
+
+async def test_one_leads_and_the_other_takes_over(installed: LightCluster, operators: Operators) -> None:
+    one, other = operators.make(), operators.make()
+    await one.start()
+    assert await leads(one)
+    await other.start()
+    async with make_team(installed, "failover", one) as team:
+        await team.apply(team.document())
+        await team.wait_settled("1P1D")
+        assert not await leads(other)
+
+        await one.kill()
+        took_s = await until(lambda: leads(other), FAILOVER_S, "the other leads after kill -9")
+        await other.wait_ready(FAILOVER_S - took_s)
+        team.operator = other
+        await team.apply(team.document(decode=2))
+        await team.wait_settled("1P2D")
+
+        third = operators.make()
+        await third.start()
+        assert not await leads(third)
+        began = time.monotonic()
+        stopping = asyncio.create_task(other.stop())
+        handed_s = await until(lambda: leads(third), HANDOVER_S, "the third leads after SIGTERM")
+        assert await stopping == 0
+        assert time.monotonic() - began < 10.0
+        team.operator = third
+        await team.apply(team.document(decode=1))
+        await team.wait_settled("1P1D")
+        print(f"lease failover: {took_s:.1f} s after kill -9, {handed_s:.1f} s after SIGTERM")
+
+
+async def test_a_leader_that_slept_through_its_lease_works_no_more(operators: Operators) -> None:
+    one, other = operators.make(), operators.make()
+    await one.start()
+    await other.start()
+    one.pause()
+    await until(lambda: leads(other), FAILOVER_S, "the other leads")
+    one.resume()
+
+    async def follows() -> bool:
+        return not await leads(one) and await one.said("/readyz") == "ok"
+
+    await until(follows, 10, "the first follows")
+    assert await leads(other)
+
+
+async def test_crds_come_after_the_operator_go_and_come_back(installed: LightCluster, operators: Operators) -> None:
+    crds = str(ROOT / "crds")
+    await asyncio.to_thread(installed.kubectl, "delete", "-f", crds, "--wait=true")
+    operator = operators.make("--no-leader-election")
+    operator.spawn()
+    try:
+        async def waits() -> bool:
+            return "DisaggService" in await operator.said("/readyz")
+
+        await until(waits, 20, "it says what it waits for")
+        await asyncio.to_thread(install, installed)
+        pid = operator.pid
+        await operator.wait_ready()
+        async with make_team(installed, "late-crds", operator) as team:
+            await team.apply(team.document())
+            await team.wait_settled("1P1D")
+            await asyncio.to_thread(installed.kubectl, "delete", "-f", crds, "--wait=true")
+            await team.wait(lambda: not team.pods(), "everything goes with the CRDs")
+            await asyncio.sleep(1.0)
+            await asyncio.to_thread(install, installed)
+            await team.wait(lambda: operator.running, "it goes on")
+            await team.apply(team.document())
+            await team.wait_settled("1P1D", deadline_s=60.0)
+        assert operator.pid == pid, "the same process"
+    finally:
+        await asyncio.to_thread(install, installed)
+
+
+@pytest.mark.parametrize("how", ["stopped", "paused"])
+async def test_an_api_server_that_is_away(installed: LightCluster, operators: Operators, how: str) -> None:
+    operator = operators.make()
+    await operator.start()
+    pid = operator.pid
+    async with make_team(installed, f"away-{how}", operator) as team:
+        await team.apply(team.document(decode=2))
+        await team.wait_settled("1P2D")
+        before = {pod["metadata"]["uid"] for pod in team.pods()}
+        begin, end = (installed.stop, installed.start) if how == "stopped" else (installed.pause, installed.resume)
+        await asyncio.to_thread(begin, "kube-apiserver")
+        try:
+            await asyncio.sleep(OUTAGE_S)
+            assert await operator.said("/healthz") == "ok", "an API server that is away does not make it unhealthy"
+            assert not await leads(operator), "it gave up the Lease that it could not renew"
+        finally:
+            await asyncio.to_thread(end, "kube-apiserver")
+        await team.wait_settled("1P2D", deadline_s=40.0)
+        assert {pod["metadata"]["uid"] for pod in team.pods()} == before, "nothing was replaced"
+        await team.apply(team.document(decode=3))
+        await team.wait_settled("1P3D", deadline_s=40.0)
+    assert operator.pid == pid, "the same process"
+
+
+async def test_what_was_deleted_while_the_watch_was_cut_is_noticed(installed: LightCluster, operators: Operators) -> None:
+    """A new API server does not know the versions before its start: the watches answer 410 and all is listed again."""
+    operator = operators.make("--no-leader-election", "--resync=3600")
+    await operator.start()
+    async with make_team(installed, "cut", operator) as team:
+        await team.apply(team.document(decode=2))
+        await team.wait_settled("1P2D")
+        victim = team.pods(role="decode")[0]
+        operator.pause()
+        await team.kube.delete("Pod", team.namespace, victim["metadata"]["name"], grace_s=0)
+        await team.kube.delete("PodDisruptionBudget", team.namespace, "qwen-prefill")
+        await asyncio.to_thread(installed.stop, "kube-apiserver")
+        await asyncio.to_thread(installed.start, "kube-apiserver")
+        operator.resume()
+
+        def replaced() -> bool:
+            uids = {pod["metadata"]["uid"] for pod in team.pods(role="decode")}
+            return len(uids) == 2 and victim["metadata"]["uid"] not in uids
+
+        await team.wait(replaced, "the deleted pod is replaced", 40.0)
+        await team.wait(lambda: "qwen-prefill" in team.of("PodDisruptionBudget"), "the deleted budget is back", 40.0)
+        await team.wait_settled("1P2D", deadline_s=40.0)
+
+
+def held() -> set[Right]:
+    """What the shipped roles let the operator do."""
+    roles = [each for each in yaml.safe_load_all(INSTALL.read_text()) if each["kind"] in ("ClusterRole", "Role")
+             and each["metadata"]["name"].startswith(OPERATOR)]
+    assert {each["metadata"]["name"] for each in roles} == {OPERATOR, f"{OPERATOR}-discovery", f"{OPERATOR}-lease"}
+    return {(group, resource, verb) for each in roles for rule in each["rules"] for group in rule["apiGroups"]
+            for resource in rule["resources"] for verb in rule["verbs"]}
+
+
+def used(cluster: LightCluster, since: int) -> tuple[set[Right], list[str]]:
+    """What the operator asked for, and what it was forbidden. A server-side apply that makes an object needs create too."""
+    rights: set[Right] = set()
+    forbidden = []
+    for each in requests(cluster, USER)[since:]:
+        if not each.object.resource:
+            continue  # discovery, which everybody may
+        resource = "/".join(part for part in (each.object.resource, each.object.subresource) if part)
+        rights.add((each.object.api_group, resource, each.verb))
+        if each.verb == "patch" and each.answer.code == 201:
+            rights.add((each.object.api_group, resource, "create"))
+        if each.answer.code in (401, 403):
+            forbidden.append(f"{each.verb} {each.path}: {each.answer.code}")
+    return rights, forbidden
+
+
+async def test_it_uses_each_of_its_rights_and_needs_no_other(installed: LightCluster, operators: Operators) -> None:
+    await asyncio.to_thread(installed.kubectl, "delete", "lease", OPERATOR, "-n", OPERATOR_NAMESPACE, "--ignore-not-found")
+    since = len(requests(installed, USER))
+    operator = operators.make()
+    await operator.start()
+    async with make_team(installed, "rights", operator) as team:
+        taken = {"metadata": {"name": "qwen-e0"}, "spec": {"containers": [{"name": "c", "image": "somebody-elses"}]}}
+        await team.kube.create("Pod", taken, team.namespace)
+        await team.apply(team.document(decode={"scaling": {"min": 1, "max": 3}}, router={"placement": "Deployment"}))
+        await team.wait(lambda: "qwen-router" in team.of("Deployment"), "the Deployment of routers")
+        await team.apply(team.document(decode=2))
+        await team.wait(lambda: "qwen-router" not in team.of("Deployment"), "no Deployment of routers")
+        await team.wait_settled("1P2D", deadline_s=60.0)
+        await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=3")
+        await team.wait(lambda: bool(team.events("PoolScaledBack")), "the pool is scaled back")
+        router = {"xpyd.dev/router": "false"}
+        edited = await team.kube.merge("Service", team.namespace, "qwen", {"spec": {"selector": router}})
+        version = int(edited["metadata"]["resourceVersion"])
+
+        def undone() -> bool:
+            service = team.of("Service")["qwen"]
+            return int(service["metadata"]["resourceVersion"]) > version and service["spec"]["selector"] != \
+                edited["spec"]["selector"]
+
+        await team.wait(undone, "the edit is undone")
+        await team.apply(team.document(decode=1, networkPolicy={"enabled": False}))
+        await team.wait(lambda: not team.of("NetworkPolicy"), "no policies")
+        await team.wait_settled("1P1D")
+        await team.delete()
+        await team.wait_nothing_left()
+    assert await operator.stop() == 0
+    rights, forbidden = used(installed, since)
+    assert not forbidden
+    assert rights == held(), f"unused: {sorted(held() - rights)}, beyond what is held: {sorted(rights - held())}"
+
+
+async def test_in_one_namespace_with_the_rights_of_the_overlay(installed: LightCluster, operators: Operators) -> None:
+    """``overlays/namespaced``, whose namespace is ``default``, with the cluster-wide binding taken away."""
+    kubectl = installed.kubectl
+    overlay = str(ROOT / "manifests/overlays/namespaced")
+    await asyncio.to_thread(kubectl, "delete", "clusterrolebinding", OPERATOR)
+    try:
+        await asyncio.to_thread(kubectl, "apply", "--server-side", "--force-conflicts", "-k", overlay)
+        since = len(requests(installed, USER))
+        operator = operators.make("--namespace=default")
+        await operator.start()
+        document = Team.document(None, "solo")  # type: ignore[arg-type]
+        await asyncio.to_thread(kubectl.apply, document | {"metadata": {"name": "solo", "namespace": "default"}})
+
+        def made() -> bool:
+            pods = kubectl.get("pods", "-n", "default", "-l", "xpyd.dev/service=solo")["items"]
+            return len(pods) == 2
+
+        await asyncio.to_thread(wait_until, made, 30, "both pods are made")
+        assert await operator.stop() == 0
+        assert used(installed, since)[1] == []
+    finally:
+        with contextlib.suppress(Exception):
+            await asyncio.to_thread(kubectl, "delete", "dsvc", "solo", "-n", "default")
+        await asyncio.to_thread(kubectl, "delete", "-n", "default", "rolebinding", OPERATOR, "--ignore-not-found")
+        await asyncio.to_thread(install, installed)
