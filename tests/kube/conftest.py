@@ -11,6 +11,7 @@ import pytest
 from kube_cluster import start_light
 from kube_operator import OperatorProcess
 from kube_team import Team, make_team, operator_login
+from testcluster.control_plane import CONTROLLERS
 from testcluster.light import LightCluster
 
 _numbers = itertools.count()
@@ -34,6 +35,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightCluster]:
     if os.geteuid() != 0:
         pytest.skip("the test cluster needs root")
     with start_light(tmp_path_factory) as light:
+        light.stop(CONTROLLERS)  # the garbage collector looks for new CRDs at its start, and then only every 30 s
+        light.start(CONTROLLERS)
         yield light
 
 

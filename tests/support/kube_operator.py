@@ -24,6 +24,7 @@ class OperatorProcess:
     def __init__(self, kubeconfig: Path, log: Path, *flags: str, namespace: str = "") -> None:
         self.log = log
         self.port = 0
+        self.image = IMAGE
         self._kubeconfig = kubeconfig
         self._flags = (*flags, *((f"--namespace={namespace}",) if namespace else ()))
         self._group: Group | None = None
@@ -33,7 +34,7 @@ class OperatorProcess:
         assert self._group is None
         self.port = free_port()
         command = [sys.executable, "-m", "xpyd_operator.kube", f"--kubeconfig={self._kubeconfig}",
-                   f"--http-port={self.port}", f"--sidecar-image={IMAGE}", "--log-format=text", *self._flags]
+                   f"--http-port={self.port}", f"--sidecar-image={self.image}", "--log-format=text", *self._flags]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         self._group = Group(command, log=self.log, env=environment, name="operator")
 

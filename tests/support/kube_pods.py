@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from kube_client import Object
@@ -29,6 +28,8 @@ class Facts:
 
     stage: Stage = "pending"
     unschedulable: str = ""
+    ago_s: float = 0.0
+    """So long ago the scheduler began to say so."""
     pull_error: str = ""
     restarts: int = 0
     exit: Exit | None = None
@@ -36,13 +37,10 @@ class Facts:
     sidecar_ready: bool = True
     ip: str = ""
 
-    def copy(self) -> Facts:
-        return dataclasses.replace(self)
 
-
-def now_text() -> str:
+def now_text(ago_s: float = 0.0) -> str:
     """The time as Kubernetes writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return (datetime.now(UTC) - timedelta(seconds=ago_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def status_of(pod: Object, facts: Facts, before: Object | None) -> Object:
@@ -65,7 +63,7 @@ def status_of(pod: Object, facts: Facts, before: Object | None) -> Object:
     for each in conditions:
         old = next((o for o in (before or {}).get("conditions", ()) if o["type"] == each["type"]), None)
         same = old is not None and old["status"] == each["status"]
-        each["lastTransitionTime"] = old["lastTransitionTime"] if same and old is not None else now_text()
+        each["lastTransitionTime"] = old["lastTransitionTime"] if same and old is not None else now_text(facts.ago_s)
     status: Object = {"phase": "Running" if alive else "Pending", "conditions": conditions}
     if not bound:
         return status

@@ -19,7 +19,7 @@ import yaml
 from kube_client import Kube, KubeError, Mirror, Object
 from kube_cluster import Request, requests
 from kube_operator import OperatorProcess
-from node_agent import REVISION, ROLE, ROUTER, SERVICE, NodeAgent
+from node_agent import REVISION, ROLE, ROSTER, ROUTER, SERVICE, NodeAgent
 from testcluster.light import LightCluster
 
 OPERATOR_NAMESPACE = "xpyd-system"
@@ -155,10 +155,11 @@ class Team:
         for name, pod in self.of("Pod").items():
             life = self.agent.lives.get(name)
             ending = " ending" if pod["metadata"].get("deletionTimestamp") else ""
-            labels = {key: each for key, each in (pod["metadata"].get("labels") or {}).items() if key.startswith("xpyd.dev/")}
+            labels = {key: label(pod, key) for key in (ROLE, REVISION, ROSTER, ROUTER)}
             lines.append(f"pod {name} ready={is_ready(pod)}{ending} {labels} {life.facts if life else ''}")
         lines += [f"{kind}: {', '.join(self.of(kind))}" for kind in CHILDREN]
-        lines += [f"event {each['type']} {each['reason']}: {each['message']}" for each in self.of("Event").values()]
+        lines += [f"event {each['type']} {each['reason']}: {each['message']}" for each in self.of("Event").values()
+                  if each.get("reportingComponent") == OPERATOR]
         lines += [f"agent: {each}" for each in self.agent.faults]
         return "\n".join([*lines, "operator's log:", self.operator.tail()])
 

@@ -55,7 +55,9 @@ class Script:
     """From a crash to the next start."""
     trouble: Literal["", "unschedulable", "pull", "crash", "oom"] = ""
     words: str = ""
-    """What the trouble says: the event's message, or the last log line."""
+    """What the trouble says: the event's message, or the last log lines."""
+    ago_s: float = 0.0
+    """So long ago the trouble with a place began."""
 
 
 def image_of(pod: Object) -> str:
@@ -260,6 +262,7 @@ class NodeAgent:
         while True:
             script = self.script(life.pod)
             facts.unschedulable = self._no_place(life, script)
+            facts.ago_s = script.ago_s if facts.unschedulable else 0.0
             if not facts.unschedulable:
                 break
             life.dirty.set()

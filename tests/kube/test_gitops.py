@@ -1,0 +1,88 @@
+"""Git, autoscalers and the operator each own their part: no drift, no fights, no writes when nothing changes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import yaml
+from kube_team import Team
+from kube_watchdog import Watchdog
+
+pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
+QUIET_S = 15.0
+READS = {"get", "list", "watch"}
+
+
+async def diff(team: Team, document: str) -> str:
+    """kubectl diff raises where there is one."""
+    await team.kubectl("diff", "--server-side", "-f", "-", stdin=document)
+    return await team.kubectl("diff", "-f", "-", stdin=document)
+
+
+async def test_kubectl_diff_stays_empty_also_after_scaling_through_the_pool(team: Team) -> None:
+    scaled = team.document(decode={"scaling": {"min": 1, "max": 4}})
+    scaled["metadata"]["namespace"] = team.namespace
+    text = yaml.safe_dump(scaled)
+    await team.kubectl("apply", "-f", "-", stdin=text)
+    await team.wait_settled("1P1D")
+    assert await diff(team, text) == ""
+    dog = Watchdog(team, floors={"prefill": 1, "decode": 1})
+    await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=3")
+    await team.wait_settled("1P3D")
+    assert await diff(team, text) == ""
+    await team.kubectl("apply", "-f", "-", stdin=text)
+    await asyncio.sleep(1)
+    await team.wait_settled("1P3D")
+    await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=9")
+    await team.wait_settled("1P4D")
+    assert team.of("DisaggPool")["qwen-decode"]["spec"]["replicas"] == 9, "the autoscaler's own value is left alone"
+    await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=1")
+    await team.wait_settled("1P1D")
+    dog.end()
+
+
+async def test_a_pool_whose_service_says_replicas_is_put_back(team: Team) -> None:
+    document = team.document(decode=2)
+    await team.apply(document)
+    await team.wait_settled("1P2D")
+    before = {pod["metadata"]["uid"] for pod in team.pods()}
+    await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=5")
+    await team.wait(lambda: team.of("DisaggPool")["qwen-decode"]["spec"]["replicas"] == 2, "the pool is put back")
+    await team.wait(lambda: team.events("PoolScaledBack"), "an Event says so")
+    assert "qwen-decode" in team.events("PoolScaledBack")[0]["involvedObject"]["name"]
+    await team.wait_settled("1P2D")
+    assert {pod["metadata"]["uid"] for pod in team.pods()} == before
+    await team.apply(team.document(decode=3))
+    await team.wait_settled("1P3D")
+    assert team.of("DisaggPool")["qwen-decode"]["spec"]["replicas"] == 3
+    assert len(team.events("PoolScaledBack")) == 1, "a change of the service is no fight"
+
+
+async def test_nothing_is_written_when_nothing_changes(team: Team) -> None:
+    await team.apply(team.document("one", decode=2))
+    await team.apply(team.document("two", router={"placement": "Deployment"}))
+    await team.wait_settled("1P2D", "one")
+    await team.wait_settled("1P1D", "two")
+    await asyncio.sleep(2)  # the last Events
+    before = len(team.requests())
+    rounds = await team.operator.metric("xpyd_operator_reconcile_seconds_count")
+    await asyncio.sleep(QUIET_S)
+    asked = team.requests()[before:]
+    assert [f"{each.verb} {each.object.resource}" for each in asked if each.verb not in READS] == []
+    assert await team.operator.metric("xpyd_operator_reconcile_seconds_count") >= rounds + 4, "it looked all the same"
+    assert len(asked) <= 4, "and it looked into its cache"
+
+
+async def test_a_restart_of_the_operator_writes_nothing(team: Team) -> None:
+    await team.apply(team.document(decode=2))
+    await team.wait_settled("1P2D")
+    await asyncio.sleep(1)
+    await team.operator.stop()
+    before = len(team.requests())
+    await team.operator.start()
+    await team.wait(lambda: len(team.requests()) > before, "it listed")
+    await asyncio.sleep(3)
+    asked = [f"{each.verb} {each.object.resource}" for each in team.requests()[before:] if each.verb not in READS]
+    assert [each for each in asked if each != "create pods"] == [], "a dry run of a pod may be asked for"
+    assert len(team.pods()) == 3

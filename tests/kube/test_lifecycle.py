@@ -1,0 +1,120 @@
+"""From the first apply to the last object: what belongs to a service comes, changes and goes with it."""
+
+from __future__ import annotations
+
+import pytest
+from kube_team import CHILDREN, Team, label
+from kube_watchdog import Watchdog
+from node_agent import REVISION, ROLE, SERVICE, Script
+
+pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
+NAMES = {"Service/qwen", "Service/qwen-members", "NetworkPolicy/qwen", "NetworkPolicy/qwen-clients",
+         "PodDisruptionBudget/qwen-decode", "PodDisruptionBudget/qwen-prefill", "Secret/qwen-key",
+         "DisaggPool/qwen-prefill", "DisaggPool/qwen-decode"}
+
+
+async def test_a_service_comes_up_changes_its_shape_and_leaves_nothing(team: Team) -> None:
+    dog = Watchdog(team, most={"prefill": 2, "decode": 4})
+    await team.apply(team.document(prefill=1, decode=3))
+    await team.wait_settled("1P3D")
+    made = {f"{kind}/{name}" for kind in CHILDREN for name, each in team.of(kind).items() if label(each, SERVICE)}
+    assert made >= NAMES
+    assert "Deployment/qwen-router" not in made
+    uid = team.of("DisaggService")["qwen"]["metadata"]["uid"]
+    for kind in (*CHILDREN, "Pod"):
+        for name, each in team.of(kind).items():
+            if label(each, SERVICE):
+                owners = each["metadata"]["ownerReferences"]
+                assert [(one["uid"], one["controller"]) for one in owners] == [(uid, True)], f"{kind} {name}"
+                assert "finalizers" not in each["metadata"], f"{kind} {name}"
+    assert len({label(pod, REVISION) for pod in team.pods(role="decode")}) == 1
+    assert [pod["metadata"]["name"] for pod in team.pods()] == [f"qwen-e{ordinal}" for ordinal in range(4)]
+    status = team.status()
+    assert (status["wanted"], status["ready"]) == ("1P3D", "1P3D")
+    assert len(status["fingerprints"]) == 1
+    assert team.of("PodDisruptionBudget")["qwen-decode"]["spec"]["minAvailable"] == 2
+    assert team.of("DisaggPool")["qwen-decode"]["status"]["replicas"] == 3
+
+    before = {pod["metadata"]["uid"] for pod in team.pods()}
+    dog.most["prefill"] = 3
+    await team.apply(team.document(prefill=2, decode=1))
+    await team.wait_settled("2P1D")
+    stayed = [pod for pod in team.pods() if pod["metadata"]["uid"] in before]
+    assert len(stayed) == 2, "what is asked for as before stays"
+    assert team.routers() == [pod["metadata"]["name"] for pod in team.pods(role="decode")]
+
+    await team.delete()
+    await team.wait_nothing_left()
+    dog.end()
+
+
+async def test_routers_in_pods_of_their_own(team: Team) -> None:
+    dog = Watchdog(team)
+    await team.apply(team.document(router={"placement": "Deployment", "replicas": 2}))
+    await team.wait_settled("1P1D")
+    deployment = team.of("Deployment")["qwen-router"]
+    assert deployment["spec"]["replicas"] == 2
+    routers = [pod for pod in team.of("Pod").values() if label(pod, SERVICE) == "qwen" and not label(pod, ROLE)]
+    assert len(routers) == 2
+    assert set(team.routers()) == {pod["metadata"]["name"] for pod in routers}
+    await team.delete()
+    await team.wait_nothing_left()
+    dog.end()
+
+
+async def test_a_service_deleted_while_the_operator_is_away_leaves_nothing(team: Team) -> None:
+    await team.apply(team.document(decode=2))
+    await team.wait_settled("1P2D")
+    await team.operator.kill()
+    await team.delete()
+    await team.wait_nothing_left()
+    await team.operator.start()
+    await team.apply(team.document())
+    await team.wait_settled("1P1D")
+
+
+async def test_a_namespace_is_deleted_with_a_service_in_it(team: Team) -> None:
+    await team.apply(team.document())
+    await team.wait_settled("1P1D")
+    await team.kube.delete("Namespace", "", team.namespace)
+    await team.wait_nothing_left()
+    assert team.operator.running
+    assert await team.operator.said("/healthz") == "ok"
+
+
+@pytest.mark.parametrize("pods", [0, 1, 4])
+async def test_a_service_deleted_while_half_created_leaves_nothing(team: Team, pods: int) -> None:
+    team.agent.script = lambda _: Script(start_s=3, drain_s=0.1)
+    await team.apply(team.document(prefill=3, decode=5))
+    await team.wait(lambda: len(team.pods()) >= pods, f"{pods} pods exist")
+    await team.delete()
+    await team.wait_nothing_left()
+
+
+async def test_a_service_of_the_same_name_comes_after_a_deleted_one(team: Team) -> None:
+    team.agent.script = lambda _: Script(drain_s=1.5)
+    await team.apply(team.document(decode=2))
+    await team.wait_settled("1P2D")
+    old = {pod["metadata"]["uid"] for pod in team.pods()}
+    await team.delete()
+    await team.wait(lambda: "qwen" not in team.of("DisaggService"), "the service is gone")
+    assert team.pods(), "the old pods still drain"
+    await team.apply(team.document(decode=2))
+    await team.wait_settled("1P2D")
+    uid = team.of("DisaggService")["qwen"]["metadata"]["uid"]
+    assert not old & {pod["metadata"]["uid"] for pod in team.pods()}
+    assert {pod["metadata"]["ownerReferences"][0]["uid"] for pod in team.pods()} == {uid}
+
+
+async def test_an_upgrade_of_the_operator_restarts_no_engine(team: Team) -> None:
+    await team.apply(team.document(decode=2))
+    await team.wait_settled("1P2D")
+    before = {pod["metadata"]["uid"] for pod in team.pods()}
+    asked = len(team.requests())
+    assert await team.operator.stop() == 0
+    team.operator.image = "registry.example/xpyd-sidecar:next"
+    await team.operator.start()
+    await team.wait(lambda: len(team.requests()) > asked, "the new operator works")
+    await team.apply(team.document(decode=3))
+    await team.wait_settled("1P3D")
+    assert before < {pod["metadata"]["uid"] for pod in team.pods()}
