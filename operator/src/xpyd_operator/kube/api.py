@@ -80,8 +80,8 @@ class ApiError(XpydError):
 
     @property
     def conflict(self) -> bool:
-        """The object is not as the request took it to be, or exists already."""
-        return self.status == 409
+        """The object is not as the request took it to be (a patch says so of the uid with 422), or exists already."""
+        return self.status == 409 or (self.status == 422 and "metadata.uid: Invalid value" in self.message)
 
 
 class Counter(Protocol):

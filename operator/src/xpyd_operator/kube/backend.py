@@ -121,7 +121,7 @@ class KubeBackend:
     @property
     def hurried(self) -> bool:
         """Something is on its way that no watch tells of: look again soon."""
-        return self.last is not None and bool(self.last.observed.instances) and self._fleets.hurried
+        return self._fleets.hurried
 
     # What is done
 
@@ -170,6 +170,7 @@ class KubeBackend:
         pod = engine_pod(blueprint.service, action.role, name, action.revision, self._settings)
         try:
             self._cache.wrote("Pod", await self._api.create("Pod", self.namespace, pod))
+            self.holds.over(self._shared.clock())
         except ApiError as error:
             if error.conflict:
                 await self._recognize(name)
@@ -223,10 +224,12 @@ class KubeBackend:
         if entry is None or entry.uid != self.uid or entry.deleting:
             return
         service, blueprint, now = self._blueprint.service, self._blueprint, now_text()
+        if not any(isinstance(action, Create) for action in round_.plan.actions):
+            self.holds.over(self._shared.clock())
         taken = self._children.taken
         status = service_status(
             round_, service, self._settings, valid=blueprint.valid, revision=blueprint.revisions[Role.DECODE], taken=taken,
-            holds=self.holds.words(self._shared.clock()),
+            holds=self.holds.words,
         )
         self._status.put(entry, status, now)
         for role in Role:

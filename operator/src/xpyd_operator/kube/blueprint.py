@@ -24,9 +24,9 @@ from xpyd_operator.errors import SpecError, Unsupported, XpydError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
-from xpyd_operator.kube.interim import Counts, counts
 from xpyd_operator.kube.key import KeySecret, NameTaken
 from xpyd_operator.kube.observe import facts
+from xpyd_operator.plan.counts import Counts, counts
 from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
 from xpyd_operator.render.kube_limits import check_kube
 from xpyd_operator.render.pods import pod_revision
@@ -100,8 +100,7 @@ class Blueprint:
         spec = service.spec
         found = counts(service, self._pools(service))
         self.counts = found
-        numbers = {Role.PREFILL: found.prefill, Role.DECODE: found.decode}
-        targets = {role: RoleTarget(numbers[role], self.revisions[role]) for role in Role}
+        targets = {role: RoleTarget(found.of(role), self.revisions[role]) for role in Role}
         return Desired(
             service=ServiceName(service.name),
             prefill=targets[Role.PREFILL],
@@ -167,9 +166,9 @@ class Blueprint:
         except Unsupported as error:
             return str(error)
 
-    def _pools(self, service: DisaggService) -> dict[Role, int]:
+    def _pools(self, service: DisaggService) -> dict[Role, int | None]:
         """The counts that stand in the pools that are there."""
-        found = {}
+        found: dict[Role, int | None] = {}
         for role in Role:
             entry = self._children.pool(service, role)
             replicas = (entry.body.get("spec") or {}).get("replicas") if entry is not None else None

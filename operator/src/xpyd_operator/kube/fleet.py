@@ -39,6 +39,8 @@ class Fleets:
         self._fleet: Fleet | None = None
         self._settled: dict[str, float] = {}
         """uid → when its router last said that it is settled."""
+        self.hurried = False
+        """Some router was not settled when it was last asked: it is worth asking again soon."""
 
     async def ask(
         self, routers: Sequence[Facts], learners: Sequence[Facts], port: int, key: ServiceKey, now: float, *, limit: int,
@@ -56,21 +58,19 @@ class Fleets:
             picture: what the caller saw; another value than last time makes the question due at once.
         """
         every = (*routers, *learners)
-        hurry = self._fleet is None or any(each.uid not in self._settled for each in every)
-        due_s = HURRY_S if hurry else EVERY_S
+        due_s = HURRY_S if self._waits(every) else EVERY_S
         if picture != self._picture or not 0 <= now - self._asked_at < due_s:
             self._picture, self._asked_at = picture, now
             chosen = self._choose(routers, learners, limit)
             self._note(now, chosen, await asyncio.gather(*(self._one(each, port, key) for each in chosen)))
         there = {each.uid for each in every}
         self._settled = {uid: when for uid, when in self._settled.items() if uid in there and now - when < FORGET_S}
+        self.hurried = self._waits(every)
         names = frozenset(each.name for each in every if each.uid in self._settled)
         return Told(self._fleet, names)
 
-    @property
-    def hurried(self) -> bool:
-        """Something is expected to change soon."""
-        return self._fleet is None
+    def _waits(self, pods: Sequence[Facts]) -> bool:
+        return bool(pods) and (self._fleet is None or any(each.uid not in self._settled for each in pods))
 
     def _note(self, now: float, chosen: Sequence[Facts], answers: Sequence[Fleet | None]) -> None:
         told: dict[str, Fleet] = {}

@@ -34,6 +34,12 @@ class Holds:
         """Nothing need be tried yet."""
         return now < self._until
 
-    def words(self, now: float) -> str:
+    def over(self, now: float) -> None:
+        """Something was made, or nothing is to be made any more."""
+        if not self.held(now):
+            self._words, self._wait_s = "", FIRST_S
+
+    @property
+    def words(self) -> str:
         """What waits and why; empty where nothing does."""
-        return self._words if now < self._until + LONGEST_S else ""
+        return self._words
