@@ -140,6 +140,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec": {"containers": [{"name": "main", "volumeMounts": [{"name": "x"}]}]}}, f"{MAIN}.volumeMounts[0]"),
     ({"spec": {"containers": [{"name": "main", "ports": [{"name": "x", "containerPort": 8000}]}]}}, f"{MAIN}.ports[0]"),
     ({"spec": {"containers": [{"name": "main", "$patch": "delete"}]}}, f"{MAIN}.$patch"),
+    ({"spec": {"containers": [{"name": "main", "securityContext": {"runAsUser": 1}}]}},
+     f"{MAIN}.securityContext.runAsUser"),
+    ({"spec": {"initContainers": [{"name": "sidecar", "securityContext": {"runAsGroup": 1}}]}},
+     "t.spec.initContainers[0].securityContext.runAsGroup"),
     ({"spec": {"securityContext": {"$retainKeys": []}}}, "t.spec.securityContext.$retainKeys"),
 ]
 

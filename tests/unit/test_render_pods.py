@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import json
+import os
+import socketserver
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +27,7 @@ from xpyd_operator.render.pods import ENGINE_PORT, engine_pod, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.config import faults
 from xpyd_sidecar.contract.ids import InstanceName, Role
-from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.contract.launch import AGENT_SOCKET, SidecarConfig
 
 SETTINGS = KubeSettings(sidecar_image="registry/xpyd-sidecar:1", cluster_domain="example.org")
 SECRET = {"name": "s", "key": "k"}
@@ -105,7 +113,7 @@ def test_the_sidecars_configuration_is_right(spec: dict[str, Any]) -> None:
     assert config.agent is not None
     assert config.agent.advertise_http == f"10.0.0.7:{ENGINE_PORT}"
     assert config.agent.engine == f"127.0.0.1:{ENGINE_PORT}"
-    assert config.agent.routers == ("qwen-members.models.svc.example.org:30001",)
+    assert config.agent.routers == ("qwen-members.models.svc.example.org.:30001",)
     if one.spec.router.placement == "Deployment":
         assert config.router is None
     else:
@@ -147,6 +155,43 @@ def test_the_engine_is_probed_for_as_long_as_it_may_take() -> None:
     assert all(main[probe]["httpGet"] == {"path": "/health", "port": 8000}
                for probe in ("startupProbe", "livenessProbe", "readinessProbe"))
     assert main["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
+@pytest.mark.parametrize("placement", ["Sidecar", "Deployment"])
+def test_what_hangs_is_ended_without_the_time_of_a_drain(placement: str) -> None:
+    pod = pod_of(make(router={"placement": placement}))
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 630
+    for container in (main_of(pod), sidecar_of(pod)):
+        for probe in ("startupProbe", "livenessProbe"):
+            assert container[probe]["terminationGracePeriodSeconds"] == 30
+        assert "terminationGracePeriodSeconds" not in container.get("readinessProbe", {})
+
+
+def test_an_engine_that_starts_again_in_its_pod_takes_its_drain_back(tmp_path: Path) -> None:
+    """Whether or not an agent answers, since a hook that fails would end the container."""
+    command = main_of(pod_of(make()))["lifecycle"]["postStart"]["exec"]["command"]
+    assert command[0] == "python3"
+    asked: list[str] = []
+
+    class Agent(http.server.BaseHTTPRequestHandler):
+        def address_string(self) -> str:
+            return "engine"
+
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+    env = os.environ | {"XPYD_RUN_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    run = functools.partial(subprocess.run, [sys.executable, *command[1:]], env=env, check=True, timeout=30)
+    run()
+    with socketserver.UnixStreamServer(str(tmp_path / AGENT_SOCKET), Agent) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        run()
+        thread.join(10)
+    assert asked == ["/undrain"]
 
 
 def test_the_sidecar_ends_after_the_engine_and_says_when_its_router_is_ready() -> None:

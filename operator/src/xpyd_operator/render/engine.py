@@ -26,6 +26,26 @@ CPU_ENV = {
 }
 """Defaults without a GPU. vLLM's own would pin the engines of a host to the same cores and give each 4 GiB for KV."""
 
+RAY_ENV = {
+    "RAY_ADDRESS": "local",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_COLOR_PREFIX": "0",
+    "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": str(128 << 20),
+    "RAY_ROTATION_MAX_BYTES": str(16 << 20),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+"""A Ray of its own for each engine, which nobody else reaches or joins.
+
+``local`` starts one, instead of joining whichever the host has. The variable with the odd name makes it listen on the loopback
+address, with ports that the kernel chooses. vLLM's newer executor works with that: it sends steps through shared memory, so
+Ray only starts the workers, and a small object store is enough. Logs are bounded. Ray's own watch over the host's memory is
+off: it would kill a worker for what others use. Ray keeps its files under TMPDIR; its processes, and so the workers, inherit
+the engine's environment.
+"""
+
 
 def engine_args(service: DisaggService, role: Role, model: str) -> tuple[str, ...]:
     """Arguments of the server but for host and port. ``model`` is a hub id, or a path as the engine sees it.
@@ -61,6 +81,11 @@ def shutdown_args(service: DisaggService) -> tuple[str, ...]:
 def engine_env(service: DisaggService) -> dict[str, str]:
     """The environment that the user gave, literal values only."""
     return {variable.name: variable.value or "" for variable in service.spec.engine.env if variable.value_from is None}
+
+
+def executor_env(service: DisaggService, role: Role) -> dict[str, str]:
+    """What the executor of a role needs; nothing but for Ray. Whoever sets it sets TMPDIR as well."""
+    return dict(RAY_ENV) if service.spec.role(role).parallelism.executor == "ray" else {}
 
 
 def kv_options(service: DisaggService) -> KvOptions:

@@ -20,7 +20,10 @@ from xpyd_sidecar.contract.ids import InstanceName, Role
 HOST_VAR: Final = f"$({launch.ENV_HOST})"
 """Stands for the pod's address in what follows its definition."""
 ASK: Final = ["python3", "-m", "xpyd_sidecar.agent.ask"]
-_STARTUP_PERIOD_S = 5
+_BACK: Final = ["python3", "-c", "from xpyd_sidecar.agent.ask import main; main(['undrain'])"]
+"""An engine that a probe has ended was drained before, and starts again in a pod that stays: the agent is told that it is
+back. Where no agent answers there is no drain to take back, so this never fails."""
+_STARTUP_PERIOD_S: Final = 5
 
 
 def model_path(service: DisaggService) -> str:
@@ -59,10 +62,10 @@ def engine_container(service: DisaggService, role: Role, name: InstanceName) -> 
         "env": engine_variables(service, role, name),
         "ports": [{"name": "engine", "containerPort": at.ENGINE_PORT, "protocol": "TCP"}],
         "resources": _resources(service.spec.role(role)),
-        "startupProbe": _health(_STARTUP_PERIOD_S, math.ceil(engine.startup_timeout_s / _STARTUP_PERIOD_S)),
-        "livenessProbe": _health(10, 12),
+        "startupProbe": at.killing(_health(_STARTUP_PERIOD_S, math.ceil(engine.startup_timeout_s / _STARTUP_PERIOD_S))),
+        "livenessProbe": at.killing(_health(10, 12)),
         "readinessProbe": _health(2, 3),
-        "lifecycle": {"preStop": {"exec": {"command": [*ASK, "drain"]}}},
+        "lifecycle": {"preStop": {"exec": {"command": [*ASK, "drain"]}}, "postStart": {"exec": {"command": _BACK}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": at.CONTAINER_SECURITY,
         "volumeMounts": _mounts(service),

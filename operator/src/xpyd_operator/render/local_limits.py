@@ -30,7 +30,8 @@ def refusals(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
     yield from _model(service)
     yield from _kv(service, gpus)
     for role in Role:
-        yield from _role(service, role)
+        yield from not_built.role(service, role)
+        yield from not_built.executor(service, role, devices=gpus > 0)
     yield from not_built.sizes(service)
     yield from _router(service)
     if service.spec.planner.mode != "Off":
@@ -52,13 +53,6 @@ def _kv(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
     else:
         yield from not_built.transport(service)
     yield from not_built.kv(service)
-
-
-def _role(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
-    yield from not_built.role(service, role)
-    parallel = service.spec.role(role).parallelism
-    if parallel.executor == "ray":
-        yield f"spec.{role}.parallelism.executor", "ray spreads an instance over hosts; write mp or leave it out"
 
 
 def _router(service: DisaggService) -> Iterator[tuple[str, str]]:

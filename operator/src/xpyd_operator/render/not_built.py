@@ -37,6 +37,13 @@ def role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
         yield f"spec.{which}.parallelism.data", "data-parallel instances are not built yet; write 1 and more replicas"
 
 
+def executor(service: DisaggService, which: Role, *, devices: bool) -> Iterator[tuple[str, str]]:
+    """How a role with or without devices runs its workers."""
+    if service.spec.role(which).parallelism.executor == "ray" and not devices:
+        reason = "vLLM starts ray only for GPUs (it says: current platform cpu does not support ray); write mp or leave it out"
+        yield f"spec.{which}.parallelism.executor", reason
+
+
 def sizes(service: DisaggService) -> Iterator[tuple[str, str]]:
     """Both roles together: a transfer between unequal ones would be refused by decode, each time."""
     if service.spec.prefill.most == 0:

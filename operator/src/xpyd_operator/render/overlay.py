@@ -9,7 +9,8 @@
 What xpyd needs cannot be taken away, and is refused with its path: names, its labels, what its containers run, its
 variables, ports, and the volumes ``xpyd``, ``run``, ``key``, ``clients`` and ``model`` with their mounts. The volumes
 ``shm``, ``tmp``, ``home`` and ``cache`` may become others, e.g. a larger disk; probes, resources and security contexts may
-change too. Of xpyd's own containers only resources and security context may.
+change too. Of xpyd's own containers only resources and security context may. User and group are those of the
+pod, for all containers.
 
 This is the strategic merge of Kubernetes without its directives (``$patch`` and the like).
 """
@@ -62,6 +63,8 @@ _MAIN: Final = {
     "lifecycle": "xpyd drains the engine before it stops; leave it out",
 }
 _OWN: Final = frozenset({"name", "resources", "securityContext"})
+
+_USER: Final = ("runAsUser", "runAsGroup")
 
 Finding = tuple[str, str]
 """Path, and what is wrong and what would be right."""
@@ -123,6 +126,7 @@ def _pod(spec: dict[str, Any], path: str) -> Iterator[Finding]:
             for key in container:
                 if key not in _OWN:
                     yield f"{here}.{key}", "of this container only resources and securityContext can be given"
+            yield from _one_user(container, here)
     for here, volume in _items(spec, "volumes", path):
         if volume["name"] in _NEEDED_VOLUMES:
             yield f"{here}.name", f"{volume['name']} is a volume of xpyd; take another name"
@@ -130,6 +134,7 @@ def _pod(spec: dict[str, Any], path: str) -> Iterator[Finding]:
 
 def _main(container: dict[str, Any], path: str) -> Iterator[Finding]:
     yield from _taken(container, _MAIN, path)
+    yield from _one_user(container, path)
     for here, variable in _items(container, "env", path):
         if owned.env(variable["name"]):
             yield f"{here}.name", f"{variable['name']} is set by xpyd; take another name"
@@ -141,6 +146,14 @@ def _main(container: dict[str, Any], path: str) -> Iterator[Finding]:
     for here, port in _items(container, "ports", path):
         if port["name"] == "engine" or port.get("containerPort") == at.ENGINE_PORT:
             yield here, f"{at.ENGINE_PORT} is the engine's own port; take another one"
+
+
+def _one_user(container: dict[str, Any], path: str) -> Iterator[Finding]:
+    security = container.get("securityContext")
+    for key in _USER:
+        if isinstance(security, dict) and key in security:
+            reason = "engine and agent share files of one user; write it in securityContext of the pod"
+            yield f"{path}.securityContext.{key}", reason
 
 
 def _taken(given: dict[str, Any], fields: dict[str, str], path: str) -> Iterator[Finding]:

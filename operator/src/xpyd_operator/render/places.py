@@ -46,22 +46,21 @@ def mount(volume: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
 
 def http_probe(path: str, port: int, *, period_s: int, failures: int, timeout_s: int = 5) -> dict[str, Any]:
     """A probe that asks ``path``."""
-    return {
-        "httpGet": {"path": path, "port": port},
-        "periodSeconds": period_s,
-        "failureThreshold": failures,
-        "timeoutSeconds": timeout_s,
-    }
+    return {"httpGet": {"path": path, "port": port}} | _pace(period_s, failures, timeout_s)
 
 
 def exec_probe(command: list[str], *, period_s: int, failures: int, timeout_s: int = 10) -> dict[str, Any]:
     """A probe that runs a command."""
-    return {
-        "exec": {"command": command},
-        "periodSeconds": period_s,
-        "failureThreshold": failures,
-        "timeoutSeconds": timeout_s,
-    }
+    return {"exec": {"command": command}} | _pace(period_s, failures, timeout_s)
+
+
+def killing(probe: dict[str, Any]) -> dict[str, Any]:
+    """The same for a probe that ends its container: what answers no probe need not be given the time of a drain."""
+    return probe | {"terminationGracePeriodSeconds": MARGIN_S}
+
+
+def _pace(period_s: int, failures: int, timeout_s: int) -> dict[str, Any]:
+    return {"periodSeconds": period_s, "failureThreshold": failures, "timeoutSeconds": timeout_s}
 
 
 def secret_volume(name: str, secret: str, key: str, file: str) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def sidecar_container(service: DisaggService, role: Role, name: InstanceName, se
         container |= _router_probes(service)
     else:
         status = [*ASK, "status"]
-        container["startupProbe"] = at.exec_probe(status, period_s=2, failures=30)
-        container["livenessProbe"] = at.exec_probe(status, period_s=30, failures=4)
+        container["startupProbe"] = at.killing(at.exec_probe(status, period_s=2, failures=30))
+        container["livenessProbe"] = at.killing(at.exec_probe(status, period_s=30, failures=4))
     return container
 
 
@@ -68,9 +68,9 @@ def router_container(service: DisaggService, settings: KubeSettings) -> dict[str
 
 
 def members_address(service: DisaggService, settings: KubeSettings) -> HostPort:
-    """The name that stands for every router."""
+    """The name that stands for every router. Without the dot at its end a pod's resolver would try other domains first."""
     namespace = service.metadata.namespace or "default"
-    host = f"{labels.members_name(service.name)}.{namespace}.svc.{settings.cluster_domain}"
+    host = f"{labels.members_name(service.name)}.{namespace}.svc.{settings.cluster_domain}."
     return join_host_port(host, service.spec.router.ports.members)
 
 
@@ -139,8 +139,8 @@ def _container(service: DisaggService, name: str, settings: KubeSettings, *, cli
 def _router_probes(service: DisaggService) -> dict[str, Any]:
     port = service.spec.router.ports.http
     return {
-        "startupProbe": at.http_probe("/health", port, period_s=1, failures=60, timeout_s=2),
-        "livenessProbe": at.http_probe("/health", port, period_s=10, failures=6),
+        "startupProbe": at.killing(at.http_probe("/health", port, period_s=1, failures=60, timeout_s=2)),
+        "livenessProbe": at.killing(at.http_probe("/health", port, period_s=10, failures=6)),
         "readinessProbe": at.http_probe("/ready", port, period_s=2, failures=2, timeout_s=2),
     }
 
