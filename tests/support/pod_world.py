@@ -1,4 +1,4 @@
-"""A world of pods that behaves as Kubernetes does: grace periods, restarts by the kubelet, nodes that are lost, full clusters.
+"""A world of pods that behaves as Kubernetes does: grace periods, restarts by the kubelet, lost nodes, full clusters.
 
 Nothing of the operator lives here: a pod is what a backend would see of it, and the planner's memory is none.
 """

@@ -15,7 +15,7 @@ from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.progress import latest
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.plan.round import Round, think
-from xpyd_operator.plan.status import is_true
+from xpyd_operator.plan.status import complete, is_true
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.membership import Load
@@ -62,7 +62,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     @property
     def ready(self) -> bool:
         """Everything that is asked for serves."""
-        return is_true(self.status, "Ready")
+        return complete(self.status)
 
     @property
     def settled(self) -> bool:

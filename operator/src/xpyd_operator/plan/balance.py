@@ -44,7 +44,8 @@ def rank(mine: RoleView, other: RoleView) -> dict[Fingerprint, tuple[bool, int, 
 def lead(mine: RoleView, other: RoleView) -> int:
     """How many old ones that serve may go, so that the share that is still old stays within an instance of the other's.
 
-    With w wanted and o old ones of this role, W and O of the other: the largest n with (o - n) / w >= O / W - max(1 / w, 1 / W).
+    With w wanted and o old ones of this role, W and O of the other: the largest n for which
+    (o - n) / w >= O / W - max(1 / w, 1 / W).
     No bound where several fingerprints are old: then a group of few must be able to go first.
     """
     old, theirs = group(mine.stale), group(other.stale)

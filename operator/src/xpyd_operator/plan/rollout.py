@@ -124,8 +124,8 @@ def _allowed(mine: RoleView, other: RoleView, at: Stage, count: int, max_surge: 
 def _idle(mine: RoleView, at: Stage, max_surge: int) -> list[Instance]:
     """The old ones that serve nothing and go at once.
 
-    They are kept, up to the wanted count, while the new revision may be worse: it is only being tried, it crashes, it can not
-    pair; or none of it serves yet and an old one is likely to come back by itself.
+    They are kept, up to the wanted count, while the new revision may be worse: it is only being tried, it crashes, it can
+    not pair; or none of it serves yet and an old one is likely to come back by itself.
     """
     idle = victims(instance for instance in mine.stale if not instance.ready)
     serving = len(mine.stale) - len(idle)

@@ -1,8 +1,8 @@
 """Which decode instances route, where routers run beside engines.
 
 Laws
-    1. Up to ``max_sidecars`` decode instances that stay have ``roster``: agents beat to them. Those that could serve clients
-       soonest: ready before not ready, then routing, settled, of the wanted revision, on the roster; low ordinals among
+    1. Up to ``max_sidecars`` decode instances that stay have ``roster``: agents beat to them. Those that could serve
+       clients soonest: ready before not ready, then routing, settled, of the wanted revision, on the roster; low ordinals among
        equals. So a router that works is never given up for one that does not.
     2. One of them gets ``router`` once its own router is settled, and keeps it.
     3. What leaves keeps what it has: its streams end through its own router. Prefill instances have neither.

@@ -1,31 +1,35 @@
-"""What is said about a service: counts, conditions with reasons a person can act on, the plan in words.
+"""What is said about a service: counts, conditions (``conditions``), revisions, fingerprints, the plan in words.
 
-The result is the ``status`` of the API, so that both backends say the same; what only a backend knows (URL, fingerprints,
-times of transition) is the backend's to add.
+The result is the ``status`` of the API, so that both backends say the same; what only a backend knows (URL, model, times of
+transition, whether the document is valid) is the backend's to add.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
-from xpyd_operator.api.status import Condition, RolesStatus, RoleStatus, ServiceStatus
+from xpyd_operator.api.status import RolesStatus, RoleStatus, ServiceStatus
 from xpyd_operator.plan.actions import Plan, Wait
-from xpyd_operator.plan.backoff import LOOPING
+from xpyd_operator.plan.conditions import bounded, conditions
 from xpyd_operator.plan.desired import Desired, shape
 from xpyd_operator.plan.observed import Instance, Observed, Phase
 from xpyd_sidecar.contract.ids import Role
+
+_MOST = 16
+"""Revisions and fingerprints that are listed."""
 
 
 def status(desired: Desired, observed: Observed, plan: Plan, now: float) -> ServiceStatus:
     """Say it. ``now`` is in unix seconds."""
     roles = RolesStatus(prefill=_count(Role.PREFILL, desired, observed), decode=_count(Role.DECODE, desired, observed))
+    there = [instance for instance in observed.instances if instance.phase is not Phase.LOST]
     return ServiceStatus(
         wanted=desired.shape,
         ready=shape(roles.prefill.ready, roles.decode.ready),
         roles=roles,
-        conditions=(_ready(desired, observed, roles), _progressing(desired, observed, plan), _degraded(observed)),
-        revisions=tuple(dict.fromkeys(instance.revision for instance in reversed(observed.instances))),
-        plan=words(plan, now) or None,
+        conditions=conditions(desired, observed, plan, roles),
+        revision="/".join(dict.fromkeys((desired.prefill.revision, desired.decode.revision))),
+        revisions=tuple(dict.fromkeys(instance.revision for instance in reversed(there)))[:_MOST],
+        fingerprints=tuple(sorted({one.fingerprint for one in there if one.fingerprint}))[:_MOST],
+        plan=bounded(words(plan, now)) or None,
     )
 
 
@@ -39,68 +43,29 @@ def is_true(said: ServiceStatus, kind: str) -> bool:
     return any(condition.type == kind and condition.status == "True" for condition in said.conditions)
 
 
+def complete(said: ServiceStatus) -> bool:
+    """Whether requests are answered and as many instances serve as are wanted."""
+    roles = (said.roles.prefill, said.roles.decode)
+    return is_true(said, "Ready") and all(role.ready >= role.wanted for role in roles)
+
+
 def _count(role: Role, desired: Desired, observed: Observed) -> RoleStatus:
-    mine = [instance for instance in observed.instances if instance.role is role]
+    mine = [one for one in observed.instances if one.role is role and one.phase is not Phase.LOST]
+    target = desired.target(role)
     return RoleStatus(
-        wanted=desired.target(role).replicas,
+        wanted=target.replicas,
         ready=sum(instance.ready for instance in mine),
         starting=sum(instance.phase is Phase.STARTING for instance in mine),
         draining=sum(instance.leaving for instance in mine),
         failed=sum(instance.phase is Phase.CRASHED for instance in mine),
+        updated=sum(_updated(instance, target.revision) for instance in mine),
+        revision=target.revision,
     )
 
 
-def _ready(desired: Desired, observed: Observed, roles: RolesStatus) -> Condition:
-    router = observed.router
-    if desired.stopping:
-        return _say("Ready", "False", "Stopping", "the service ends")
-    if desired.router is not None and (router is None or not router.unit.alive):
-        return _say("Ready", "False", "RouterDown", "no router process runs")
-    if desired.router is not None and router is not None and not router.ready:
-        return _say("Ready", "False", "RouterNotReady", "the router does not answer yet or still learns the roster")
-    short = ", ".join(
-        f"{counts.ready} of {counts.wanted} {role} instances ready"
-        for role, counts in ((Role.PREFILL, roles.prefill), (Role.DECODE, roles.decode))
-        if counts.ready < counts.wanted
-    )
-    if not short:
-        return _say("Ready", "True", "AllReady", f"{desired.shape} ready")
-    crashed = ", ".join(instance.name for instance in observed.instances if instance.phase is Phase.CRASHED)
-    if crashed:
-        return _say("Ready", "False", "Crashed", f"{short}; crashed: {crashed}")
-    return _say("Ready", "False", "Starting", short)
-
-
-def _progressing(desired: Desired, observed: Observed, plan: Plan) -> Condition:
-    moving = [instance.name for instance in observed.instances if instance.leaving or instance.phase is Phase.STARTING]
-    if desired.stopping:
-        return _say("Progressing", "True", "Stopping", "the service ends")
-    if plan.settled and not moving:
-        return _say("Progressing", "False", "Settled", "everything is as asked for")
-    parts = [str(part) for part in (*plan.actions, *plan.waits)]
-    if moving:
-        parts.append(f"changing: {', '.join(moving)}")
-    return _say("Progressing", "True", "Changing", "; ".join(parts))
-
-
-def _degraded(observed: Observed) -> Condition:
-    bad = [_complaint(instance) for instance in observed.instances if instance.crashes >= LOOPING and not instance.leaving]
-    router = observed.router
-    if router is not None and not router.unit.alive and not router.stopping:
-        bad.append(f"router: {router.unit.exit or 'it ended'}")
-    if bad:
-        return _say("Degraded", "True", "CrashLoop", "; ".join(bad))
-    return _say("Degraded", "False", "Healthy", "nothing crashes again and again")
-
-
-def _complaint(instance: Instance) -> str:
-    worst = max(instance.units, key=lambda unit: unit.crashes)
-    return f"{instance.name}: {worst.name} crashed {worst.crashes} times in a row ({worst.exit or 'it ended'})"
+def _updated(instance: Instance, revision: str) -> bool:
+    return not instance.leaving and instance.revision == revision
 
 
 def _wait(wait: Wait, now: float) -> str:
     return f"{wait} (in {wait.until - now:.0f} s)" if wait.until > now else str(wait)
-
-
-def _say(kind: str, holds: Literal["True", "False"], reason: str, message: str) -> Condition:
-    return Condition(type=kind, status=holds, reason=reason, message=message)

@@ -64,7 +64,9 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
 
     ordinals = names.free_ordinals([instance.ordinal for instance in observed.instances])
     for mine, other in (views, views[::-1]):
-        _add(desired, (mine, other), going, ordinals, actions, waits, fleet_known=observed.fleet_known)
+        more, short = _add(desired, (mine, other), going, ordinals, fleet_known=observed.fleet_known)
+        actions += more
+        waits += short
     actions += drains
     for instance in observed.instances:
         if instance.name not in going and not instance.leaving:
@@ -76,7 +78,7 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
 def _retire(
     desired: Desired, observed: Observed, views: tuple[RoleView, RoleView], going: Collection[str]
 ) -> tuple[tuple[Retire, Retire], str]:
-    """Who goes of prefill and decode, so that what is left can pair and is reached; and the router that is kept for that."""
+    """Who goes of prefill and decode, so that what is left can pair and is reached; and the router kept for that."""
     surge, known = desired.max_surge, observed.fleet_known
     prefill, decode = (
         retire(mine, other, max_surge=surge, max_unavailable=desired.max_unavailable, fleet_known=known)
@@ -96,24 +98,23 @@ def _add(
     views: tuple[RoleView, RoleView],
     going: Collection[str],
     ordinals: Iterator[int],
-    actions: list[Action],
-    waits: list[Wait],
     *,
     fleet_known: bool,
-) -> None:
+) -> tuple[list[Action], list[Wait]]:
     """Take back and make what is missing of the first of ``views``."""
     mine, other = views
     at = stage(mine, other, fleet_known=fleet_known)
     back = [one for one in returning(mine) if one.name not in going] if desired.keep_terminating else []
-    actions += [Undrain(instance.name, "asked for again") for instance in back]
+    actions: list[Action] = [Undrain(instance.name, "asked for again") for instance in back]
     count = missing(mine, len(back), desired.max_surge, canary=alone(at))
     for _, ordinal in zip(range(count), ordinals, strict=False):
         name = names.instance_name(desired.service, ordinal)
         actions.append(Create(name, ordinal, mine.role, mine.target.revision))
     short = mine.wanted - len(mine.fresh) - len(back) - count
-    if short > 0:
-        why = f"{len(mine.everything)} exist, surge is {desired.max_surge}"
-        waits.append(Wait(f"creating {short} more of {mine.role}", reason_to_wait(mine, other, at) if alone(at) else why))
+    if short <= 0:
+        return actions, []
+    why = f"{len(mine.everything)} exist, surge is {desired.max_surge}"
+    return actions, [Wait(f"creating {short} more of {mine.role}", reason_to_wait(mine, other, at) if alone(at) else why)]
 
 
 def _seen(instance: Instance) -> Instance:
