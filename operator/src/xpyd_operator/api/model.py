@@ -49,7 +49,7 @@ class EnvVar(Part, frozen=True):
     name: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", extra={"kind": "env"})]
     """Name of the variable. `XPYD_…`, `PYTHONPATH` and vLLM's data-parallel addresses belong to xpyd."""
     value: Annotated[str, Meta(max_length=4096)] | None = None
-    """Its value. Not with `valueFrom`."""
+    """Its value, as written (no `$(…)` is replaced). Not with `valueFrom`."""
     value_from: Preserved | None = None
     """Where its value comes from (`secretKeyRef`, `configMapKeyRef` …), as in a container; in Kubernetes only."""
 

@@ -74,8 +74,9 @@ class RoleSpec(Part, frozen=True):
     args: Arguments = ()
     """Arguments of the vLLM server for this role, after those of `engine.args`."""
     template: Preserved | None = None
-    """Pod template laid over the pod that xpyd makes; the container of the engine is named `main`. Everything of a pod
-    template is allowed (node selectors, tolerations, volumes …). Not used by `xpyd up`."""
+    """Pod template laid over the pod that xpyd makes; the container of the engine is named `main`. Maps are merged, `null`
+    takes a field away; containers, volumes, variables and ports are merged by name, mounts by path, other lists replaced.
+    What xpyd needs is refused here: `xpyd render pods` shows the outcome. Not used by `xpyd up`."""
 
     @property
     def least(self) -> int:
