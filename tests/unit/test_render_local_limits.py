@@ -56,6 +56,14 @@ def test_accepted(spec: dict[str, Any]) -> None:
     assert list(refusals(service(**spec), gpus=0)) == []
 
 
+def test_ray_is_refused_only_where_there_are_no_gpus() -> None:
+    one = service(prefill={"parallelism": {"executor": "ray"}})
+    ((path, reason),) = refusals(one, gpus=0)
+    assert path == "spec.prefill.parallelism.executor"
+    assert "current platform cpu does not support ray" in reason
+    assert list(refusals(one, gpus=1)) == []
+
+
 def test_every_refusal_is_found_not_only_the_first() -> None:
     found = [path for path, _ in refusals(service(kv={"mode": "get", "hostPool": "1Gi"}, router={"compat": "p2p"}), 0)]
     assert found == ["spec.kv.mode", "spec.kv.hostPool", "spec.router.compat"]

@@ -7,7 +7,7 @@ from render_service import service
 
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import processes
-from xpyd_operator.render.engine import CPU_ENV
+from xpyd_operator.render.engine import CPU_ENV, RAY_ENV, RAY_FOLDER_MAX
 from xpyd_operator.render.processes import EngineBinding, Place
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
@@ -39,6 +39,27 @@ def test_with_gpus_the_engine_sees_its_own_and_no_cpu_defaults() -> None:
     env = processes.engine_process(service(), PLACE, binding).env
     assert env["CUDA_VISIBLE_DEVICES"] == "1,3"
     assert "VLLM_CPU_KVCACHE_SPACE" not in env
+
+
+def test_ray_is_the_engines_own_whatever_the_user_or_the_host_has() -> None:
+    ray = service(decode={"parallelism": {"executor": "ray"}}, engine={"env": [{"name": "RAY_ADDRESS", "value": "auto"}]})
+    env = processes.engine_process(ray, PLACE, BINDING).env
+    assert RAY_ENV.items() <= env.items()
+    assert env["RAY_TMPDIR"] == PLACE.run_dir
+    prefill = EngineBinding(InstanceName("qwen-e1"), Role.PREFILL)
+    assert not RAY_ENV.keys() & processes.engine_process(service(), PLACE, BINDING).env.keys()
+    assert "RAY_COLOR_PREFIX" not in processes.engine_process(ray, PLACE, prefill).env
+
+
+def test_a_run_folder_too_deep_for_rays_sockets_is_refused() -> None:
+    def place(length: int) -> Place:
+        return Place("/usr/bin/python", "/state/key", "/".ljust(length, "x"), "127.0.0.1")
+
+    ray = service(decode={"parallelism": {"executor": "ray"}})
+    processes.engine_process(ray, place(RAY_FOLDER_MAX), BINDING)
+    with pytest.raises(Unsupported, match=r"spec\.decode\.parallelism\.executor: ray's sockets need a folder of at most 39 bytes"):
+        processes.engine_process(ray, place(RAY_FOLDER_MAX + 1), BINDING)
+    processes.engine_process(service(), place(RAY_FOLDER_MAX + 1), BINDING)
 
 
 @pytest.mark.parametrize(("source", "offline"), [("Qwen/Qwen3-8B", False), ("/models/qwen", True)])

@@ -7,10 +7,12 @@ Shared by pods and local processes. Where the server listens, its run folder, ke
 from __future__ import annotations
 
 import math
+import os
 
 import msgspec
 
 from xpyd_operator.api.service import DisaggService
+from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import KvOptions, kv_transfer_config
@@ -39,12 +41,13 @@ RAY_ENV = {
 }
 """A Ray of its own for each engine, which nobody else reaches or joins.
 
-``local`` starts one, instead of joining whichever the host has. The variable with the odd name makes it listen on the loopback
-address, with ports that the kernel chooses. vLLM's newer executor works with that: it sends steps through shared memory, so
+``local`` starts one instead of joining whichever the host has. The variable with the odd name has it listen on the loopback
+address, on ports that the kernel chooses. vLLM's newer executor works with that: it sends steps through shared memory, so
 Ray only starts the workers, and a small object store is enough. Logs are bounded. Ray's own watch over the host's memory is
-off: it would kill a worker for what others use. Ray keeps its files under TMPDIR; its processes, and so the workers, inherit
-the engine's environment.
+off: it would kill a worker for what others use. Its processes, and so the workers, inherit the engine's environment.
 """
+RAY_FOLDER_MAX = 107 - len("/ray/session_2026-01-31_23-59-59_123456_4194304/sockets/plasma_store")
+"""A Unix socket's path has at most 107 bytes."""
 
 
 def engine_args(service: DisaggService, role: Role, model: str) -> tuple[str, ...]:
@@ -83,9 +86,20 @@ def engine_env(service: DisaggService) -> dict[str, str]:
     return {variable.name: variable.value or "" for variable in service.spec.engine.env if variable.value_from is None}
 
 
-def executor_env(service: DisaggService, role: Role) -> dict[str, str]:
-    """What the executor of a role needs; nothing but for Ray. Whoever sets it sets TMPDIR as well."""
-    return dict(RAY_ENV) if service.spec.role(role).parallelism.executor == "ray" else {}
+def executor_env(service: DisaggService, role: Role, folder: str) -> dict[str, str]:
+    """What the executor of a role needs, which the user's variables must not change; nothing but for Ray.
+
+    ``folder``: for the files and sockets of this engine alone.
+
+    Raises:
+        Unsupported: its path is too long for sockets.
+    """
+    if service.spec.role(role).parallelism.executor != "ray":
+        return {}
+    if len(os.fsencode(folder)) > RAY_FOLDER_MAX:
+        reason = f"ray's sockets need a folder of at most {RAY_FOLDER_MAX} bytes, not {folder}; set TMPDIR to a short one"
+        raise Unsupported(f"spec.{role}.parallelism.executor", reason)
+    return RAY_ENV | {"RAY_TMPDIR": folder}
 
 
 def kv_options(service: DisaggService) -> KvOptions:

@@ -40,7 +40,7 @@ def role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
 def executor(service: DisaggService, which: Role, *, devices: bool) -> Iterator[tuple[str, str]]:
     """How a role with or without devices runs its workers."""
     if service.spec.role(which).parallelism.executor == "ray" and not devices:
-        reason = "vLLM starts ray only for GPUs (it says: current platform cpu does not support ray); write mp or leave it out"
+        reason = "vLLM has no ray for CPUs (current platform cpu does not support ray); write mp or leave it out"
         yield f"spec.{which}.parallelism.executor", reason
 
 

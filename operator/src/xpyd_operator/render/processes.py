@@ -5,8 +5,6 @@ Pure: paths and ports come as arguments.
 
 from __future__ import annotations
 
-import os
-
 import msgspec
 
 from xpyd_operator.api.service import DisaggService
@@ -18,10 +16,6 @@ from xpyd_operator.render.sections import agent_section, router_section
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, join_host_port
 from xpyd_sidecar.contract.launch import SidecarConfig
-
-
-RUN_DIR_MAX = 107 - len("/ray/session_2026-11-21_19-20-40_123456_4194304/sockets/plasma_store")
-"""Ray's sockets lie that deep below TMPDIR, and a Unix socket's path has at most 107 bytes."""
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -71,7 +65,7 @@ def engine_process(service: DisaggService, place: Place, binding: EngineBinding)
     """The vLLM server of one instance, without its port: that is chosen when it is started (``port_args``).
 
     Raises:
-        Unsupported: as ``model_of``, or the run folder is too long a path for the executor's sockets.
+        Unsupported: as ``model_of`` and ``executor_env``.
     """
     argv = (
         place.python,
@@ -91,11 +85,8 @@ def engine_process(service: DisaggService, place: Place, binding: EngineBinding)
         env |= CPU_ENV
     env |= engine_env(service)
     env |= connector_env(service.name, place, binding.instance)
-    executor = executor_env(service, binding.role)
-    if executor and len(os.fsencode(place.run_dir)) > RUN_DIR_MAX:
-        reason = f"ray needs a folder of at most {RUN_DIR_MAX} bytes for its sockets, not {place.run_dir}; set TMPDIR to a short one"
-        raise Unsupported(f"spec.{binding.role}.parallelism.executor", reason)
-    return Process(argv, env | executor)
+    env |= executor_env(service, binding.role, place.run_dir)
+    return Process(argv, env)
 
 
 def port_args(port: int) -> tuple[str, ...]:
