@@ -6,7 +6,7 @@
 What belongs here: building the programs, starting, breaking, healing and removing a cluster. What does not: anything that
 knows xpyd. A cluster is a folder; whatever belongs to it is found through that folder, also after a crash.
 
-    build, packages              programs from Go modules and from the distribution
+    build, packages              programs from Go modules; for a node, from the distribution too
     state, runner                the folder, and the processes that it records
     pki, control_plane, kubectl  certificates, the components' command lines, the client
     light                        the light cluster

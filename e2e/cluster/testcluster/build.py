@@ -51,7 +51,7 @@ class Program(NamedTuple):
 _VERSION = "k8s.io/component-base/version"
 PROGRAMS = {
     "kube": Program(
-        links=("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"),
+        links=("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl"),
         stamps=(
             f"{_VERSION}.gitVersion=v{KUBERNETES}",
             f"{_VERSION}.gitMajor={KUBERNETES.split('.', maxsplit=1)[0]}",

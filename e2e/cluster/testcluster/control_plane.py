@@ -64,7 +64,7 @@ class Place(msgspec.Struct, frozen=True):
         return self.folder / "kubeconfigs" / f"{client}.kubeconfig"
 
     def command(self, name: str, *arguments: str) -> list[str]:
-        """A component of Kubernetes with its arguments."""
+        """A component with its arguments."""
         return [*self.prefix, str(self.binaries / name), *arguments]
 
 
@@ -94,13 +94,13 @@ def etcd(place: Place) -> Component:
     """The store. What it acknowledged survives kill -9 of itself, but not a crash of the host."""
     client, peer = (f"http://127.0.0.1:{place.ports[name]}" for name in ("etcd", "etcd-peer"))
     health = f"http://{place.host}:{place.ports['etcd-health']}"
-    command = [
-        *place.prefix, "etcd", "--name=test", f"--data-dir={place.folder / 'etcd'}", "--unsafe-no-fsync",
+    command = place.command(
+        ETCD, "--name=test", f"--data-dir={place.folder / 'etcd'}", "--unsafe-no-fsync",
         f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}",
         f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=test={peer}", "--logger=zap", "--log-level=warn",
         f"--listen-metrics-urls={health}", "--auto-compaction-mode=periodic", "--auto-compaction-retention=10m",
         f"--quota-backend-bytes={4 << 30}",
-    ]  # fmt: skip
+    )  # fmt: skip
     return Component(ETCD, command, lambda: probes.plain(f"{health}/health"))
 
 

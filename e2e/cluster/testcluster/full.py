@@ -27,7 +27,8 @@ NODE_S = 90.0
 PORTS = {ETCD: 2379, "etcd-peer": 2380, "etcd-health": 2381, API: 6443, CONTROLLERS: 10257, SCHEDULER: 10259, KWOK: 10247}
 """The usual ones: nobody else is in the node's network."""
 DNS = ("deployment/kube-dns", "--namespace=kube-system")
-HOST_LOCK = Path("/run/lock/xpyd-testcluster")
+HOST = Path("/run")
+"""Locked while a full cluster starts: two at once would not see each other yet."""
 
 
 class FullCluster(Cluster):
@@ -41,11 +42,10 @@ class FullCluster(Cluster):
     def up(self) -> list[str]:
         """See Cluster."""
         network.check(self.folder)
-        packages.ensure("full")
+        packages.ensure()
         self._load()
         programs = build.ensure((*build.PROFILES["full"], *(("kwok",) if self.options.kwok else ())))
-        HOST_LOCK.parent.mkdir(parents=True, exist_ok=True)
-        with self.folder.changing(), held(HOST_LOCK, "another full cluster is being started on this host"):
+        with self.folder.changing(), held(HOST, "another full cluster is being started on this host"):
             network.check(self.folder)
             record = self._load()
             record.ports = PORTS

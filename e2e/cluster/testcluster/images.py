@@ -80,7 +80,7 @@ def load(folder: Folder, archive: Path) -> list[str]:
         CommandFailed: containerd refuses it.
     """
     found = names(archive)
-    ctr(folder, "images", "import", "--no-unpack", str(archive))
+    ctr(folder, "images", "import", str(archive))
     return found
 
 

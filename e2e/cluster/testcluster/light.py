@@ -15,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-from testcluster import addons, build, control_plane, packages
+from testcluster import addons, build, control_plane
 from testcluster.addons import KWOK
 from testcluster.base import Cluster
 from testcluster.control_plane import API, CONTROLLERS, ETCD, SCHEDULER, Place
@@ -37,7 +37,6 @@ class LightCluster(Cluster):
 
     def up(self) -> list[str]:
         """See Cluster."""
-        packages.ensure("light")
         self._load()
         programs = build.ensure(build.PROFILES["kwok" if self.options.kwok else "light"])
         with self.folder.changing():

@@ -1,4 +1,4 @@
-"""The distribution's part of the cluster: installed with apt-get where it is missing; starts and replaces nothing."""
+"""The distribution's part of a full cluster: installed with apt-get where it is missing; starts and replaces nothing."""
 
 from __future__ import annotations
 
@@ -13,34 +13,30 @@ from testcluster.errors import Missing
 
 CNI_PLUGINS = Path("/usr/lib/cni")
 COMMANDS = {
-    "light": {"etcd": "etcd-server"},
-    "full": {
-        "etcd": "etcd-server",
-        "containerd": "containerd",
-        "ctr": "containerd",
-        "runc": "runc",
-        "nft": "nftables",
-        "iptables": "iptables",
-        "ip": "iproute2",
-        "nsenter": "util-linux",
-        "mount": "mount",
-        "sysctl": "procps",
-        "conntrack": "conntrack",
-        "/usr/lib/cni/bridge": "containernetworking-plugins",
-    },
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "nft": "nftables",
+    "iptables": "iptables",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "mount": "mount",
+    "sysctl": "procps",
+    "conntrack": "conntrack",
+    f"{CNI_PLUGINS}/bridge": "containernetworking-plugins",
 }
-"""Profile: command (or path): the package that has it."""
+"""What a node needs; command (or path): the package that has it."""
 POLICY = Path("/usr/sbin/policy-rc.d")
 """Asked by Debian's packages before they start a service; 101 means no."""
 DEADLINE_S = 600.0
 
 
-def missing(profile: str) -> list[str]:
-    """Packages to install for a profile."""
-    return sorted({package for command, package in COMMANDS[profile].items() if shutil.which(command) is None})
+def missing() -> list[str]:
+    """Packages to install."""
+    return sorted({package for command, package in COMMANDS.items() if shutil.which(command) is None})
 
 
-def ensure(profile: str) -> None:
+def ensure() -> None:
     """Install what is missing.
 
     A package that would remove another one (as Debian's containerd would remove that of Docker) is not installed.
@@ -48,7 +44,7 @@ def ensure(profile: str) -> None:
     Raises:
         Missing: this is not possible; says what to install by hand.
     """
-    packages = missing(profile)
+    packages = missing()
     if not packages:
         return
     command = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", "--no-remove", *packages]
@@ -57,7 +53,7 @@ def ensure(profile: str) -> None:
     with _no_services():
         _run(["apt-get", "update", "-qq"])
         _run(command)
-    if still := missing(profile):
+    if still := missing():
         raise Missing(f"{' '.join(command)} went well, but commands of these packages are missing: {' '.join(still)}")
 
 

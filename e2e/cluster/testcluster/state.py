@@ -101,8 +101,8 @@ class Folder:
 
 @contextlib.contextmanager
 def held(path: Path, refusal: str) -> Iterator[None]:
-    """Hold a lock file; ``refusal`` is what a caller hears who waited for too long."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    """Hold a lock file, made if missing, or a folder; ``refusal`` is what a caller hears who waited for too long."""
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o600)
     try:
         end = time.monotonic() + LOCK_S
         while True:

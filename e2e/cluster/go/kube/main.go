@@ -1,5 +1,5 @@
-// Command kube holds every Kubernetes component of the test cluster, and kubectl, in one binary: linked one by one they would
-// share most of their code and take several times the time to build. The name it is called by says which one it is.
+// Command kube holds every component of the test cluster's Kubernetes, its store and kubectl in one binary: linked one by one
+// they would share most of their code and take several times the time to build. The name it is called by says which one it is.
 package main
 
 import (
@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/spf13/cobra"
+	etcd "go.etcd.io/etcd/server/v3/etcdmain"
 	"k8s.io/component-base/cli"
 	"k8s.io/component-base/logs"
 	kubectl "k8s.io/kubectl/pkg/cmd"
@@ -22,7 +23,11 @@ import (
 
 func main() {
 	name := filepath.Base(os.Args[0])
-	if name == "kubectl" {
+	switch name {
+	case "etcd":
+		etcd.Main(os.Args)
+		return
+	case "kubectl":
 		runKubectl()
 		return
 	}
