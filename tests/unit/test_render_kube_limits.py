@@ -23,6 +23,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"kv": {"hostPool": "1Gi"}}, "spec.kv.hostPool"),
     ({"decode": {"parallelism": {"data": 2}}}, "spec.decode.parallelism.data"),
     ({"decode": {"parallelism": {"tensor": 2}}}, "spec.decode.parallelism.tensor"),
+    ({"decode": {"parallelism": {"executor": "ray"}, "resources": {}}}, "spec.decode.parallelism.executor"),
     ({"decode": {"resources": {"limits": {"memory": "319Mi"}}}}, "spec.decode.resources.limits.memory"),
     ({"prefill": {"template": {"spec": {"hostNetwork": True}}}}, "spec.prefill.template.spec.hostNetwork"),
     ({"router": {"skipPrefillBelow": 5}}, "spec.router.skipPrefillBelow"),

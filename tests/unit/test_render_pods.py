@@ -22,7 +22,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.render.engine import CPU_ENV
+from xpyd_operator.render.engine import CPU_ENV, RAY_ENV
 from xpyd_operator.render.pods import ENGINE_PORT, engine_pod, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.config import faults
@@ -267,6 +267,13 @@ def test_environment_of_the_connector_and_of_the_user() -> None:
     assert env["XPYD_KEY_FILE"] == "/etc/xpyd/key/key"
     assert (env["A"], env["B"], env["TMPDIR"]) == ("x", "", "/elsewhere")
     assert env["C"] == {"secretKeyRef": SECRET}
+
+
+def test_an_engine_with_ray_has_one_of_its_own() -> None:
+    env = env_of(main_of(pod_of(make(decode={"parallelism": {"executor": "ray"}}))))
+    assert RAY_ENV.items() <= env.items()
+    assert env["RAY_TMPDIR"] == "/tmp"
+    assert not RAY_ENV.keys() & env_of(main_of(pod_of(make()))).keys()
 
 
 def test_what_the_user_writes_arrives_as_written() -> None:

@@ -12,7 +12,7 @@ from xpyd_operator.api.source import Beside, Claim, Folder, Hub
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import labels
 from xpyd_operator.render import places as at
-from xpyd_operator.render.engine import CPU_ENV, MODULE, engine_args, shutdown_args
+from xpyd_operator.render.engine import CPU_ENV, MODULE, engine_args, executor_env, shutdown_args
 from xpyd_operator.render.literal import literal
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -95,7 +95,7 @@ def engine_variables(service: DisaggService, role: Role, name: InstanceName) -> 
     if spec.model.token_secret is not None:
         reference = {"name": spec.model.token_secret.name, "key": spec.model.token_secret.key}
         defaults["HF_TOKEN"] = {"valueFrom": {"secretKeyRef": reference}}
-    if not _has_devices(spec.role(role)):
+    if not has_devices(spec.role(role)):
         defaults |= CPU_ENV
     users: dict[str, Any] = {
         variable.name: literal(variable.value or "") if variable.value_from is None else {"valueFrom": variable.value_from}
@@ -109,12 +109,12 @@ def engine_variables(service: DisaggService, role: Role, name: InstanceName) -> 
         "PYTHONPATH": at.PACKAGE,
         "VLLM_HOST_IP": HOST_VAR,
     }
-    everything = address | defaults | users | fixed
+    everything = address | defaults | users | fixed | executor_env(service, role, at.TMP)
     return [{"name": key, **(one if isinstance(one, dict) else {"value": one})} for key, one in everything.items()]
 
 
-def _has_devices(role: RoleSpec) -> bool:
-    """Devices are extended resources, whose names have a domain: ``nvidia.com/gpu``, ``amd.com/gpu``."""
+def has_devices(role: RoleSpec) -> bool:
+    """Whether an instance gets devices: extended resources, whose names have a domain: ``nvidia.com/gpu``, ``amd.com/gpu``."""
     return any("/" in resource for resource in role.limits)
 
 

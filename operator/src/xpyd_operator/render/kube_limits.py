@@ -13,6 +13,7 @@ from xpyd_operator.api.source import Beside
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import not_built, overlay
 from xpyd_operator.render.engine import kv_options
+from xpyd_operator.render.engine_container import has_devices
 from xpyd_operator.render.places import ENGINE_PORT
 from xpyd_sidecar.contract.ids import Role
 
@@ -39,6 +40,7 @@ def refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     yield from not_built.kv(service)
     for role in Role:
         yield from not_built.role(service, role)
+        yield from not_built.executor(service, role, devices=has_devices(service.spec.role(role)))
         yield from _memory(service, role)
         template = service.spec.role(role).template
         if template is not None:

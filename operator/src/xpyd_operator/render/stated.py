@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ def stated(part: Any) -> Any:
     if isinstance(part, msgspec.Struct):
         return {
             field.encode_name: stated(value)
-            for field in structs.fields(type(part))
+            for field in _fields(type(part))
             if (value := getattr(part, field.name)) != _default(field)
         }
     if isinstance(part, tuple | list):
@@ -21,6 +22,11 @@ def stated(part: Any) -> Any:
     if isinstance(part, dict):
         return {key: stated(one) for key, one in part.items()}
     return part
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[structs.FieldInfo, ...]:
+    return structs.fields(kind)
 
 
 def _default(field: structs.FieldInfo) -> Any:
