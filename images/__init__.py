@@ -1,4 +1,4 @@
-"""The container images of xpyd: what is in them, and how they are built on a machine with Debian packages and the package index alone.
+"""The container images of xpyd: what is in them, and how they are built from Debian packages and pinned wheels.
 
     python -m images build     operator, sidecar, engine-cpu → OCI archives in the cache, nothing where nothing changed
     python -m images push      operator and sidecar → a registry
