@@ -110,7 +110,7 @@ KWOK ?=
 CLUSTER = PYTHONPATH=e2e/cluster $(BIN)/python -m testcluster
 CLUSTER_AT = --profile $(PROFILE) $(if $(DIR),--dir '$(DIR)')
 
-.PHONY: cluster-up cluster-down cluster-status cluster-build cluster-programs
+.PHONY: cluster-up cluster-down cluster-status cluster-build
 cluster-up: $(STAMP) ## Start a Kubernetes for hand work (PROFILE=light|full, KWOK=1 for fake nodes, DIR=folder)
 	@$(CLUSTER) up $(CLUSTER_AT) $(if $(KWOK),--kwok)
 
@@ -122,9 +122,4 @@ cluster-status: $(STAMP) ## Say what of it runs
 
 cluster-build: $(STAMP) ## Build its programs alone (once, 8 minutes)
 	@$(CLUSTER) build --profile $(PROFILE) $(if $(KWOK),--kwok)
-
-# A first build takes longer than a test may; so it comes before the tiers that need it.
-test-kube test-e2e: $(if $(ROOT),cluster-programs)
-cluster-programs: $(STAMP)
-	@$(CLUSTER) build --profile full --kwok >/dev/null
 # --- end of the test cluster ---
