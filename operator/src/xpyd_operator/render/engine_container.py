@@ -114,7 +114,7 @@ def engine_variables(service: DisaggService, role: Role, name: InstanceName) -> 
 
 
 def has_devices(role: RoleSpec) -> bool:
-    """Whether an instance gets devices: extended resources, whose names have a domain: ``nvidia.com/gpu``, ``amd.com/gpu``."""
+    """Whether an instance gets devices: extended resources have a domain in their names (``nvidia.com/gpu``)."""
     return any("/" in resource for resource in role.limits)
 
 
