@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import aiohttp
@@ -48,6 +49,10 @@ class Server:
     async def _get(self, request: web.Request) -> web.Response:
         if self.raw is not None:
             return web.Response(body=self.raw)
+        if request.query.get("follow"):
+            stream = web.StreamResponse()
+            await stream.prepare(request)
+            await asyncio.sleep(30)
         kind = next((kind for kind in KINDS if request.path.endswith(f"/{RESOURCES[kind].plural}")), None)
         if kind is None:
             return web.json_response({"kind": "APIResourceList", "resources": []})
@@ -61,6 +66,10 @@ class Server:
     async def fetch(self, path: str) -> Any:
         async with self._session.get(self._server.make_url(path)) as answer:
             return await answer.json(content_type=None)
+
+    async def open(self, kind: str) -> aiohttp.ClientResponse:
+        """A watch that stays open."""
+        return await self._session.get(self._server.make_url(f"{RESOURCES[kind].path(None)}?watch=true&follow=yes"))
 
     async def list(self, *kinds: str, namespace: str | None = None) -> None:
         for kind in kinds:
@@ -163,6 +172,24 @@ async def test_a_list_that_cannot_be_used_is_refused_and_nothing_is_forgotten(ra
         with pytest.raises(aiohttp.ClientPayloadError, match="the list of Pods"):
             await server.list("Pod")
         assert server.cache.get("Pod", "ns", "p") is not None
+
+
+async def test_a_kind_that_nobody_watches_while_others_are_watched_is_told() -> None:
+    async with Server() as server:
+        now = 1000.0
+        assert server.watch.unwatched(now) == ""
+        assert server.watch.unwatched(now + 60) == "", "nothing is watched: the API server is away"
+        streams = {kind: await server.open(kind) for kind in KINDS if kind != "DisaggService"}
+        assert server.watch.unwatched(now + 100) == ""
+        assert server.watch.unwatched(now + 109) == ""
+        assert server.watch.unwatched(now + 110) == "not watched: DisaggService"
+        streams["DisaggService"] = await server.open("DisaggService")
+        assert server.watch.unwatched(now + 111) == ""
+        streams["Pod"].close()
+        assert server.watch.unwatched(now + 112) == "", "it has time to come back"
+        assert server.watch.unwatched(now + 122) == "not watched: Pod"
+        server.watch.begin()
+        assert server.watch.unwatched(now + 123) == ""
 
 
 async def test_requests_are_counted_by_what_they_are() -> None:

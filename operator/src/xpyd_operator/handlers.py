@@ -153,7 +153,8 @@ class Kopf:
             await asyncio.sleep(pause_s)
 
     async def _once(self) -> None:
-        """Kopf from its start to its end."""
+        """Kopf from its start to its end, or until it overlooks something."""
+        self._watch.begin()
         tasks = await kopf.spawn_tasks(
             registry=registry(self._login, self._watch), settings=settings(), standalone=True,
             clusterwide=not self._namespaces, namespaces=self._namespaces,
@@ -161,12 +162,13 @@ class Kopf:
         self._claim_signals()
         self.starts += 1
         try:
-            while True:
+            while not (unwatched := self._watch.unwatched(time.monotonic())):
                 self.alive_at = time.monotonic()
                 done, _ = await asyncio.wait(tasks, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
                     return
+            logger.warning("%s", unwatched)
         finally:
             for task in tasks:
                 task.cancel()

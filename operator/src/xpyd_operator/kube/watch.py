@@ -33,6 +33,8 @@ _COLLECTION: Final = re.compile(
     r"/(api|apis/(?P<group>[^/]+))/(?P<version>v\d\w*)(/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[^/]+)$")
 _KINDS = {(RESOURCES[kind].version, RESOURCES[kind].plural): kind for kind in KINDS}
 _EVERYWHERE: Final = None
+UNWATCHED_S = 10.0
+"""A kind that nobody watches for so long, while others of its namespace are watched, was overlooked."""
 
 Wake = Callable[[str, str], None]
 
@@ -64,6 +66,9 @@ class Watch:
         self._wake = wake
         self._listed: dict[str | None, set[str]] = {}
         """Kinds that were listed, by namespace (None: all namespaces in one list)."""
+        self._streams: dict[str | None, dict[str, ClientResponse]] = {}
+        """The watch of each kind that was begun last, by namespace."""
+        self._unwatched_since: float | None = None
 
     # What is known
 
@@ -83,6 +88,28 @@ class Watch:
             return f"nothing was listed yet in {names}" if names else "nothing was listed yet"
         kinds = {kind for where in begun for kind in KINDS if kind not in self._listed[where]}
         return f"not listed yet: {', '.join(kind for kind in KINDS if kind in kinds)}" if kinds else ""
+
+    def unwatched(self, now: float) -> str:
+        """Kinds that nobody has watched for ``UNWATCHED_S``, in words; to be called every second (``now`` is monotonic).
+
+        kopf looks for resources when a CRD changes, and the API server may offer a new one only after the last change that
+        is seen; nobody then looks again. While nothing at all is watched, the API server is away and kopf waits for it.
+        """
+        live = {where: {kind for kind, stream in streams.items() if not stream.closed}
+                for where, streams in self._streams.items()}
+        lacking = {kind for kinds in live.values() if kinds for kind in KINDS if kind not in kinds}
+        if not lacking:
+            self._unwatched_since = None
+        elif self._unwatched_since is None:
+            self._unwatched_since = now
+        elif now - self._unwatched_since >= UNWATCHED_S:
+            return f"not watched: {', '.join(kind for kind in KINDS if kind in lacking)}"
+        return ""
+
+    def begin(self) -> None:
+        """Kopf starts: its earlier watches are over."""
+        self._streams.clear()
+        self._unwatched_since = None
 
     # What comes in
 
@@ -109,8 +136,11 @@ class Watch:
         finally:
             self._metrics.request(verb, resource, code, time.perf_counter() - started)
         kind = _kind(found) if found else None
-        if found is not None and kind is not None and not watching and code == 200:
-            self._list(kind, found["namespace"], await response.read())
+        if found is not None and kind is not None and code == 200:
+            if watching:
+                self._streams.setdefault(found["namespace"], {})[kind] = response
+            else:
+                self._list(kind, found["namespace"], await response.read())
         return response
 
     def _list(self, kind: str, namespace: str | None, raw: bytes) -> None:
