@@ -22,7 +22,6 @@ from xpyd_operator.kube.dryrun import DryRun
 from xpyd_operator.kube.events import Events, now_text
 from xpyd_operator.kube.fleet import Fleets
 from xpyd_operator.kube.holds import Holds
-from xpyd_operator.kube.interim import news
 from xpyd_operator.kube.key import KeySecret
 from xpyd_operator.kube.observe import Facts, Told, controller, facts, front, instances
 from xpyd_operator.kube.said import pool_status, service_status
@@ -30,7 +29,8 @@ from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.status import StatusWriter, read
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove
 from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.news import news
+from xpyd_operator.plan.observed import Observed, Problem
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
 from xpyd_operator.render.pods import engine_pod
@@ -69,6 +69,8 @@ class KubeBackend:
         self._fleets = Fleets(shared.session, timeout_s=shared.settings.fleet_timeout_s)
         self._status = StatusWriter(shared.api, shared.cache)
         self._told = Told()
+        self._named: list[str] = []
+        """Objects of others whose names we need, as the last round knew them."""
         self._taken: dict[str, float] = {}
         """Names of pods of others, which carry no label of ours → when to try again."""
 
@@ -114,14 +116,29 @@ class KubeBackend:
         found = instances(name, self.uid, pods, self._told, now, taken=self._taken)
         wanted = self._blueprint.counts
         prefill = wanted is None or wanted.prefill > 0
+        self._named = self._children.taken
         return Observed(
-            found, front=front(routers, self._told, prefill=prefill), fleet_known=self._told.fleet is not None
+            found,
+            front=front(routers, self._told, prefill=prefill),
+            fleet_known=self._told.fleet is not None,
+            problems=self._troubles(),
         )
 
     @property
     def hurried(self) -> bool:
         """Something is on its way that no watch tells of: look again soon."""
-        return self._fleets.hurried
+        return self._fleets.hurried or self._named != self._children.taken
+
+    def _troubles(self) -> tuple[Problem, ...]:
+        """What is wrong with the service as a whole."""
+        found = [
+            Problem("NameTaken", f"{taken} is somebody else's; rename or delete it, since this service needs the name")
+            for taken in self._named
+        ]
+        valid = self._blueprint.valid
+        if valid.status == "False":
+            found.append(Problem(valid.reason, valid.message))
+        return tuple(found)
 
     # What is done
 
@@ -226,18 +243,15 @@ class KubeBackend:
         service, blueprint, now = self._blueprint.service, self._blueprint, now_text()
         if not any(isinstance(action, Create) for action in round_.plan.actions):
             self.holds.over(self._shared.clock())
-        taken = self._children.taken
-        status = service_status(
-            round_, service, self._settings, valid=blueprint.valid, revision=blueprint.revisions[Role.DECODE], taken=taken,
-            holds=self.holds.words,
-        )
+        status = service_status(round_, service, self._settings, valid=blueprint.valid, holds=self.holds.words)
         self._status.put(entry, status, now)
         for role in Role:
             pool = self._children.pool(service, role)
             if pool is not None:
                 self._status.put(pool, pool_status(round_, service, role), now)
         for each in news(self.last, round_):
-            self._shared.events.say(entry, "Warning" if each.warning else "Normal", each.reason, each.message)
+            words = f"{each.instance}: {each.message}" if each.instance is not None else each.message
+            self._shared.events.say(entry, each.type, each.reason, words)
         self.last = round_
 
     def _refused(self, entry: Entry, error: XpydError) -> None:

@@ -44,9 +44,9 @@ class Children:
         self._rendered: tuple[object, tuple[Body, ...]] = (None, ())
 
     @property
-    def taken(self) -> str:
-        """Names that others have, in words; empty without any."""
-        return ", ".join(f"{kind} {name}" for kind, name in sorted(self._taken))
+    def taken(self) -> list[str]:
+        """Kinds and names of what others have."""
+        return [f"{kind} {name}" for kind, name in sorted(self._taken)]
 
     async def tend(self, service: DisaggService, counts: Mapping[Role, int], now: float) -> None:
         """Make everything as it should be.

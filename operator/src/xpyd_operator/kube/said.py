@@ -6,18 +6,15 @@ import msgspec
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.status import Condition, PoolStatus, ServiceStatus
-from xpyd_operator.plan.desired import Revision
+from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
 
-LISTED = 16
-
 
 def service_status(
-    round_: Round, service: DisaggService, settings: KubeSettings, *, valid: Condition, revision: Revision, taken: str,
-    holds: str,
+    round_: Round, service: DisaggService, settings: KubeSettings, *, valid: Condition, holds: str
 ) -> ServiceStatus:
     """The status of a service after a round, without generation and times.
 
@@ -26,24 +23,16 @@ def service_status(
         service: the document in force.
         settings: for the URL.
         valid: what is said of the newest document.
-        revision: of decode, as the document in force asks for.
-        taken: objects of others whose names the service needs, in words.
         holds: what waits for something outside of the operator, in words.
     """
     said = round_.status
-    conditions = tuple(_with(each, taken, holds, round_.failures) for each in said.conditions if each.type != "Valid")
-    port = service.spec.router.ports.http
     host = f"{service.name}.{service.metadata.namespace}.svc.{settings.cluster_domain}"
-    prints = dict.fromkeys(each.fingerprint for each in round_.observed.instances if each.fingerprint)
     return msgspec.structs.replace(
         said,
-        conditions=(*conditions, valid),
+        conditions=(*(_with(each, holds, round_.failures) for each in said.conditions), valid),
         model=service.served_name,
-        url=f"http://{host}:{port}",
-        revision=revision,
-        revisions=tuple(each for each in said.revisions if each)[:LISTED],
-        fingerprints=(said.fingerprints or tuple(sorted(prints)))[:LISTED],
-        plan="; ".join(part for part in (said.plan, holds) if part) or None,
+        url=f"http://{host}:{service.spec.router.ports.http}",
+        plan=bounded("; ".join(part for part in (said.plan, holds) if part)) or None,
     )
 
 
@@ -63,16 +52,15 @@ def pool_status(round_: Round, service: DisaggService, role: Role) -> PoolStatus
     return PoolStatus(replicas=len(mine), ready_replicas=ready, selector=selector, conditions=tuple(conditions))
 
 
-def _with(condition: Condition, taken: str, holds: str, failures: tuple[str, ...]) -> Condition:
-    """Degraded also says what no plan can mend."""
+def _with(condition: Condition, holds: str, failures: tuple[str, ...]) -> Condition:
+    """Progressing also says what waits; Degraded what the round could not carry out."""
     if condition.type == "Progressing" and holds:
         words = f"{condition.message}; {holds}" if condition.status == "True" else holds
-        return msgspec.structs.replace(condition, status="True", reason="Waiting", message=words)
-    if condition.type != "Degraded" or not (taken or failures):
+        return msgspec.structs.replace(condition, status="True", reason="Waiting", message=bounded(words))
+    if condition.type != "Degraded" or not failures:
         return condition
-    troubles = [condition.message] if condition.status == "True" else []
-    reason = condition.reason if condition.status == "True" else "NameTaken" if taken else "RequestFailed"
-    if taken:
-        troubles.append(f"somebody else has the name of {taken}; rename or delete it")
-    troubles += failures
-    return msgspec.structs.replace(condition, status="True", reason=reason, message="; ".join(troubles))
+    bad = condition.status == "True"
+    words = "; ".join([condition.message, *failures] if bad else failures)
+    return msgspec.structs.replace(
+        condition, status="True", reason=condition.reason if bad else "Failed", message=bounded(words)
+    )

@@ -1,0 +1,102 @@
+"""A store that answers as ``kube.api.Api`` does, for unit tests: no network, no defaults, no admission."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from xpyd_operator.kube.api import ApiError
+from xpyd_operator.kube.cache import KINDS, Cache
+
+Body = dict[str, Any]
+_uids = itertools.count(1)
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """RFC 7396."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+class MemoryApi:
+    """``asked``: verb, kind and name of every request. ``fault``: raised instead of an answer where it returns one."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str, str], Body] = {}
+        self.asked: list[tuple[str, str, str]] = []
+        self.fault: Callable[[str, str, str], ApiError | None] = lambda verb, kind, name: None
+        self._version = 1000
+
+    def show(self, cache: Cache) -> None:
+        """As complete lists would."""
+        for kind in KINDS:
+            cache.listed(kind, None, [body for at, body in self.objects.items() if at[0] == kind], self._version)
+
+    def put(self, kind: str, body: Body) -> Body:
+        """Without a request."""
+        self._version += 1
+        fresh = {"uid": f"uid-{next(_uids)}", "generation": 1}
+        metadata = fresh | body["metadata"] | {"resourceVersion": str(self._version)}
+        at = (kind, metadata.get("namespace", ""), metadata["name"])
+        self.objects[at] = copy.deepcopy(body) | {"kind": kind, "metadata": metadata}
+        return self.objects[at]
+
+    async def get(self, kind: str, namespace: str, name: str) -> Body:
+        self._note("get", kind, name)
+        return self._there(kind, namespace, name)
+
+    async def create(self, kind: str, namespace: str, body: Body, *, dry_run: bool = False) -> Body:
+        name = body["metadata"]["name"]
+        self._note("dry-run" if dry_run else "create", kind, name)
+        if (kind, namespace, name) in self.objects:
+            raise ApiError(409, "AlreadyExists", f"{kind} {name} already exists")
+        body = {"metadata": {"namespace": namespace}} | body
+        return body if dry_run else self.put(kind, body)
+
+    async def apply(self, kind: str, namespace: str, body: Body) -> Body:
+        name = body["metadata"]["name"]
+        self._note("apply", kind, name)
+        return self.put(kind, merged(self.objects.get((kind, namespace, name), {}), body))
+
+    async def patch(self, kind: str, namespace: str, name: str, body: Body) -> Body:
+        self._note("patch", kind, name)
+        there = self._there(kind, namespace, name)
+        if body.get("metadata", {}).get("uid", there["metadata"]["uid"]) != there["metadata"]["uid"]:
+            raise ApiError(422, "Invalid", "metadata.uid: Invalid value: field is immutable")
+        grown = {"generation": there["metadata"]["generation"] + ("spec" in body)}
+        return self.put(kind, merged(merged(there, body), {"metadata": grown}))
+
+    async def patch_status(self, kind: str, namespace: str, name: str, status: Body, uid: str = "") -> Body:
+        self._note("status", kind, name)
+        return self.put(kind, merged(self._there(kind, namespace, name), {"status": status}))
+
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> Body:
+        self._note("delete", kind, name)
+        there = self._there(kind, namespace, name)
+        if uid and uid != there["metadata"]["uid"]:
+            raise ApiError(409, "Conflict", "another uid")
+        if kind == "Pod":
+            mark = {"deletionTimestamp": "2099-01-01T00:00:00Z", "deletionGracePeriodSeconds": 30}
+            return self.put(kind, merged(there, {"metadata": mark}))
+        del self.objects[kind, namespace, name]
+        return {"kind": "Status", "status": "Success"}
+
+    def _note(self, verb: str, kind: str, name: str) -> None:
+        self.asked.append((verb, kind, name))
+        if error := self.fault(verb, kind, name):
+            raise error
+
+    def _there(self, kind: str, namespace: str, name: str) -> Body:
+        found = self.objects.get((kind, namespace, name))
+        if found is None:
+            raise ApiError(404, "NotFound", f"{kind} {name} not found")
+        return found

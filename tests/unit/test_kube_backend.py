@@ -1,0 +1,273 @@
+"""One service over a store in memory: what is written, what is not, and how long a round takes."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from kube_documents import document, pod
+from memory_api import MemoryApi
+
+from xpyd_operator.kube.api import ApiError
+from xpyd_operator.kube.backend import KubeBackend, Shared
+from xpyd_operator.kube.blueprint import Gone, Refused
+from xpyd_operator.kube.cache import OWNER_KIND, Cache
+from xpyd_operator.kube.events import Events
+from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.loop import converge
+from xpyd_operator.plan.actions import Drain, Label, Remove, Restart
+from xpyd_operator.plan.observed import Phase
+from xpyd_operator.plan.round import Round
+from xpyd_operator.render import labels
+from xpyd_sidecar.contract.ids import InstanceName
+
+NAME = InstanceName("qwen-e0")
+
+
+class World:
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        self.api, self.cache, self.now = MemoryApi(), Cache(), time.time()
+        settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2)
+        self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
+        self.shared = Shared(self.api, self.cache, settings, self.events, session, lambda: self.now)  # type: ignore[arg-type]
+        self.backend: KubeBackend
+
+    def write(self, **spec: Any) -> None:
+        """The document, by hand."""
+        before = self.api.objects.get((OWNER_KIND, "team-a", "qwen"))
+        generation = before["metadata"]["generation"] + 1 if before else 1
+        body = document(generation=generation, **spec)
+        status = {"status": before["status"]} if before and "status" in before else {}
+        self.cache.seen(OWNER_KIND, self.api.put(OWNER_KIND, body | status))
+        if before is None:
+            entry = self.cache.get(OWNER_KIND, "team-a", "qwen")
+            assert entry is not None
+            self.backend = KubeBackend(self.shared, entry)
+
+    async def round(self) -> Round:
+        last = self.backend.last.desired if self.backend.last else None
+        done = await converge(self.backend, self.now, last=last)
+        await self.backend.close()  # writes what was said
+        return done
+
+    def run_pods(self) -> None:
+        """Every pod that was made becomes ready, as a kubelet would have it; ended ones go."""
+        for (kind, namespace, name), body in list(self.api.objects.items()):
+            if kind != "Pod":
+                continue
+            if body["metadata"].get("deletionTimestamp"):
+                del self.api.objects[kind, namespace, name]
+                self.cache.gone(kind, body)
+            elif not body.get("status"):
+                self.cache.seen(kind, self.api.put(kind, body | {"status": pod(0)["status"] | {"podIP": ""}}))
+
+    def named(self, kind: str) -> set[str]:
+        return {at[2] for at in self.api.objects if at[0] == kind}
+
+    def condition(self, kind: str) -> dict[str, Any]:
+        status = self.api.objects[OWNER_KIND, "team-a", "qwen"].get("status") or {}
+        return next((each for each in status.get("conditions", ()) if each["type"] == kind), {})
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    async with aiohttp.ClientSession() as session:
+        yield World(session)
+
+
+async def settle(world: World) -> None:
+    for _ in range(4):
+        await world.round()
+        world.run_pods()
+        world.now += 6
+
+
+async def test_everything_is_made_once_and_then_nothing_is_asked(world: World) -> None:
+    world.write()
+    await settle(world)
+    assert world.named("Pod") == {"qwen-e0", "qwen-e1", "qwen-e2"}
+    assert world.named("DisaggPool") == {"qwen-prefill", "qwen-decode"}
+    assert [each for each in world.api.asked if each[0] == "dry-run"] == [
+        ("dry-run", "Pod", "qwen-check-prefill"), ("dry-run", "Pod", "qwen-check-decode")]
+    world.api.asked.clear()
+    done = await world.round()
+    assert (world.api.asked, done.failures, done.plan.actions) == ([], (), ())
+
+
+async def test_a_new_backend_over_what_is_there_asks_only_for_the_key(world: World) -> None:
+    world.write()
+    await settle(world)
+    await world.round()
+    key = world.api.objects["Secret", "team-a", "qwen-key"]
+    key["data"] = {"key": base64.b64encode(key["stringData"]["key"].encode()).decode()}  # as the API server does
+    entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
+    assert entry is not None
+    world.backend = KubeBackend(world.shared, entry)
+    world.api.asked.clear()
+    done = await world.round()
+    assert world.api.asked == [("get", "Secret", "qwen-key")]
+    assert done.plan.actions == ()
+
+
+async def test_drain_and_remove_delete_the_very_pod(world: World) -> None:
+    world.write()
+    await settle(world)
+    world.api.asked.clear()
+    await world.backend.apply(Drain(NAME, "why"))
+    assert world.api.asked == [("delete", "Pod", "qwen-e0")]
+    seen = await world.backend.observe(world.now)
+    assert seen.instances[0].phase is Phase.STOPPING
+    await world.backend.apply(Remove(NAME, "again"))
+    assert len(world.api.asked) == 1
+
+
+@pytest.mark.parametrize("error", [ApiError(404, "NotFound", "gone"), ApiError(409, "Conflict", "other uid"),
+                                   ApiError(422, "Invalid", "metadata.uid: Invalid value: it is immutable")])
+async def test_what_has_gone_meanwhile_is_no_error(world: World, error: ApiError) -> None:
+    world.write()
+    await settle(world)
+    world.api.fault = lambda verb, kind, name: error if kind == "Pod" else None
+    await world.backend.apply(Label(NAME, roster=True, router=False))
+    await world.backend.apply(Remove(NAME, "why"))
+
+
+async def test_labels_come_and_go(world: World) -> None:
+    world.write()
+    await settle(world)
+    await world.backend.apply(Label(NAME, roster=True, router=True))
+    there = world.api.objects["Pod", "team-a", NAME]["metadata"]["labels"]
+    assert (there[labels.ROSTER], there[labels.ROUTER]) == ("true", "true")
+    await world.backend.apply(Label(NAME, roster=False, router=False))
+    there = world.api.objects["Pod", "team-a", NAME]["metadata"]["labels"]
+    assert labels.ROSTER not in there
+    assert labels.ROUTER not in there
+
+
+async def test_an_invalid_document_leaves_the_last_good_one_in_force(world: World) -> None:
+    world.write()
+    await settle(world)
+    world.write(decode={"replicas": -1, "resources": {}})
+    done = await world.round()
+    assert (done.desired.shape, done.plan.actions) == ("1P2D", ())
+    assert (world.condition("Valid")["status"], world.condition("Valid")["reason"]) == ("False", "Invalid")
+    assert "spec.decode.replicas" in world.condition("Valid")["message"]
+    world.write(decode={"replicas": 1, "resources": {}})
+    await settle(world)
+    assert world.condition("Valid")["status"] == "True"
+
+
+async def test_nothing_is_made_of_a_document_that_never_was_good(world: World) -> None:
+    world.write(decode={"replicas": -1, "resources": {}})
+    with pytest.raises(Refused, match=r"spec\.decode\.replicas"):
+        await world.round()
+    await world.backend.close()
+    assert (world.condition("Valid")["status"], world.condition("Ready")["status"]) == ("False", "False")
+    assert {at[0] for at in world.api.objects} == {OWNER_KIND}
+
+
+async def test_fields_of_a_newer_version_are_named_and_ignored(world: World) -> None:
+    world.write(futureSection={"on": True})
+    await settle(world)
+    assert (world.condition("Valid")["status"], world.condition("Valid")["reason"]) == ("True", "UnknownFields")
+    assert "spec.futureSection" in world.condition("Valid")["message"]
+    assert world.named("Pod") == {"qwen-e0", "qwen-e1", "qwen-e2"}
+
+
+async def test_a_rejected_template_keeps_the_old_revision(world: World) -> None:
+    world.write()
+    await settle(world)
+    refusal = ApiError(422, "Invalid", "Pod is invalid: spec.nodeName")
+    world.api.fault = lambda verb, kind, name: refusal if verb == "dry-run" else None
+    world.write(decode={"replicas": 2, "resources": {}, "template": {"metadata": {"annotations": {"a": "b"}}}})
+    done = await world.round()
+    assert done.plan.actions == ()
+    assert world.condition("Valid")["reason"] == "TemplateRejected"
+    assert "spec.nodeName" in world.condition("Valid")["message"]
+
+
+async def test_a_quota_is_waited_for_without_a_storm(world: World) -> None:
+    full = ApiError(403, "Forbidden", "exceeded quota: small")
+    world.api.fault = lambda verb, kind, name: full if (verb, kind) == ("create", "Pod") else None
+    world.write()
+    done = await world.round()
+    assert done.failures == ()
+    assert "exceeded quota" in world.condition("Progressing")["message"]
+    tries = len([each for each in world.api.asked if each[:2] == ("create", "Pod")])
+    world.now += 1
+    await world.round()
+    assert len([each for each in world.api.asked if each[:2] == ("create", "Pod")]) == tries
+    world.api.fault = lambda verb, kind, name: None
+    world.now += 120
+    await settle(world)
+    assert world.named("Pod") == {"qwen-e0", "qwen-e1", "qwen-e2"}
+    assert "quota" not in str(world.condition("Progressing"))
+
+
+async def test_other_refusals_are_failures_that_the_status_names(world: World) -> None:
+    denied = ApiError(403, "Forbidden", "webhook says no")
+    world.api.fault = lambda verb, kind, name: denied if (verb, kind) == ("create", "Pod") else None
+    world.write()
+    done = await world.round()
+    assert len(done.failures) == 3
+    assert "webhook says no" in world.condition("Degraded")["message"]
+
+
+async def test_somebody_elses_objects_are_left_alone(world: World) -> None:
+    theirs = {"metadata": {"name": "qwen", "namespace": "team-a"}, "spec": {"ports": []}}
+    world.api.put("Service", theirs)
+    world.api.put("Pod", {"metadata": {"name": "qwen-e0", "namespace": "team-a"}})
+    world.cache.seen("Pod", world.api.put("Pod", pod(1, owner="another")))
+    world.write()
+    await settle(world)
+    await world.round()
+    assert world.api.objects["Service", "team-a", "qwen"]["spec"] == {"ports": []}
+    assert "Service qwen" in world.condition("Degraded")["message"]
+    assert {"qwen-e2", "qwen-e3", "qwen-e4"} <= world.named("Pod")
+    assert not any(verb in ("apply", "patch", "delete") and name in ("qwen", "qwen-e0", "qwen-e1")
+                   for verb, kind, name in world.api.asked if kind in ("Service", "Pod"))
+
+
+async def test_a_service_that_ends_gets_no_writes(world: World) -> None:
+    world.write()
+    await settle(world)
+    body = world.api.objects[OWNER_KIND, "team-a", "qwen"]
+    body["metadata"] = body["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "999999"}
+    world.cache.seen(OWNER_KIND, body)
+    world.api.asked.clear()
+    with pytest.raises(Gone):
+        await world.backend.desired()
+    for action in (Remove(NAME, "x"), Label(NAME, roster=True, router=True)):
+        with pytest.raises(Gone):
+            await world.backend.apply(action)
+    assert world.api.asked == []
+
+
+async def test_pods_are_not_restarted_in_parts(world: World) -> None:
+    world.write()
+    await settle(world)
+    with pytest.raises(Exception, match="pods know no such thing"):
+        await world.backend.apply(Restart(NAME, "engine", "x"))
+
+
+async def test_a_round_over_a_thousand_pods_is_fast(world: World) -> None:
+    world.write(prefill={"replicas": 300, "resources": {}}, decode={"replicas": 700, "resources": {}})
+    await world.round()
+    world.run_pods()
+    for _ in range(3):
+        world.now += 6
+        await world.round()
+    assert len(world.named("Pod")) == 1000
+    world.api.asked.clear()
+    best = float("inf")
+    for _ in range(5):
+        started = time.perf_counter()
+        done = await converge(world.backend, world.now, last=None)
+        best = min(best, time.perf_counter() - started)
+    assert (world.api.asked, done.plan.actions, len(done.observed.instances)) == ([], (), 1000)
+    print(f"a round over 1,000 pods: {best * 1000:.1f} ms")
+    assert best < 0.2
