@@ -14,24 +14,19 @@ QUIET_S = 15.0
 READS = {"get", "list", "watch"}
 
 
-async def diff(team: Team, document: str) -> str:
-    """kubectl diff raises where there is one."""
-    await team.kubectl("diff", "--server-side", "-f", "-", stdin=document)
-    return await team.kubectl("diff", "-f", "-", stdin=document)
-
-
-async def test_kubectl_diff_stays_empty_also_after_scaling_through_the_pool(team: Team) -> None:
+@pytest.mark.parametrize("flags", [(), ("--server-side",)], ids=["client-side", "server-side"])
+async def test_kubectl_diff_stays_empty_also_after_scaling_through_the_pool(team: Team, flags: tuple[str, ...]) -> None:
     scaled = team.document(decode={"scaling": {"min": 1, "max": 4}})
     scaled["metadata"]["namespace"] = team.namespace
     text = yaml.safe_dump(scaled)
-    await team.kubectl("apply", "-f", "-", stdin=text)
+    await team.kubectl("apply", *flags, "-f", "-", stdin=text)
     await team.wait_settled("1P1D")
-    assert await diff(team, text) == ""
+    assert await team.kubectl("diff", *flags, "-f", "-", stdin=text) == ""
     dog = Watchdog(team, floors={"prefill": 1, "decode": 1})
     await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=3")
     await team.wait_settled("1P3D")
-    assert await diff(team, text) == ""
-    await team.kubectl("apply", "-f", "-", stdin=text)
+    assert await team.kubectl("diff", *flags, "-f", "-", stdin=text) == ""
+    await team.kubectl("apply", *flags, "-f", "-", stdin=text)
     await asyncio.sleep(1)
     await team.wait_settled("1P3D")
     await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=9")

@@ -41,6 +41,8 @@ class Children:
         self._settings = settings
         self._taken: dict[tuple[str, str], float] = {}
         """Kind and name of somebody else's object → when to look again."""
+        self._mirrored: dict[str, tuple[str, Any]] = {}
+        """Name of a pool → its uid and generation after we wrote it; its status may not tell of that one yet."""
         self._rendered: tuple[object, tuple[Body, ...]] = (None, ())
 
     @property
@@ -151,13 +153,16 @@ class Children:
     async def _mirror(self, entry: Entry, service: str, there: Any, wanted: int) -> None:
         patch = {"metadata": {"uid": entry.uid}, "spec": {"replicas": wanted}}
         try:
-            self._cache.wrote(entry.kind, await self._api.patch(entry.kind, entry.namespace, entry.name, patch))
+            answer = await self._api.patch(entry.kind, entry.namespace, entry.name, patch)
         except ApiError as error:
             self._excuse(entry, error)
             return
+        self._cache.wrote(entry.kind, answer)
         told = (entry.body.get("status") or {}).get("observedGeneration")
+        known = ((entry.uid, told), self._mirrored.get(entry.name))
+        self._mirrored[entry.name] = (entry.uid, answer["metadata"].get("generation"))
         # Of a generation that was seen before: the service has changed, not the pool.
-        if told is not None and told != entry.body["metadata"].get("generation"):
+        if told is not None and (entry.uid, entry.body["metadata"].get("generation")) not in known:
             words = f"replicas {there} put back to {wanted} of DisaggService {service}; write scaling there to scale here"
             self._events.say(entry, "Warning", "PoolScaledBack", words)
 
