@@ -90,7 +90,7 @@ class Fleets:
         self._turn += 1
         turn = [routers[self._turn % len(routers)]] if routers else []
         rest = list(routers) if self._fleet is None else []
-        return _distinct((*last, *learners, *new, *turn, *rest))[:limit]
+        return _distinct((*last, *turn, *learners, *new, *rest))[:limit]
 
     async def _one(self, pod: Facts, port: int, key: ServiceKey) -> Fleet | None:
         url = f"http://{join_host_port(pod.ip, port)}/fleet"

@@ -1,0 +1,187 @@
+"""Requests: where they go, what they say, and what becomes of refusals, silence and nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client import ApiClient, Configuration
+from processes import free_port
+
+from xpyd_operator.errors import XpydError
+from xpyd_operator.kube.api import PATIENCE_S, Api, ApiError
+
+
+class Server:
+    def __init__(self) -> None:
+        self.answers: list[Callable[[], web.Response]] = []
+        self.asked: list[tuple[str, str, dict[str, str], Any, str]] = []
+        self.counted: list[tuple[str, str, int]] = []
+        self.port = free_port()
+        self.busy = self.most = 0
+
+    async def handle(self, request: web.Request) -> web.Response:
+        self.busy += 1
+        self.most = max(self.most, self.busy)
+        try:
+            body = await request.json() if request.can_read_body else None
+            self.asked.append((request.method, request.path, dict(request.query), body, request.content_type))
+            await asyncio.sleep(0.01)
+            return self.answers.pop(0)() if self.answers else web.json_response({"kind": "Pod"})
+        finally:
+            self.busy -= 1
+
+    def request(self, verb: str, resource: str, code: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.counted.append((verb, resource, code))
+
+    def refuse(self, code: int, reason: str = "", message: str = "no", headers: dict[str, str] | None = None,
+               **more: Any) -> None:
+        said = {"kind": "Status", "reason": reason, "message": message} | more
+        self.answers.append(lambda: web.json_response(said, status=code, headers=headers))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server()
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", made.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", made.port).start()
+    yield made
+    await runner.cleanup()
+
+
+def connect(server: Server, *, timeout_s: float = 2.0, width: int = 4) -> Api:
+    configuration = Configuration(host=f"http://127.0.0.1:{server.port}")
+    configuration.retries = None
+    configuration.api_key["BearerToken"] = "bearer secret"
+    return Api(ApiClient(configuration), server, width=width, timeout_s=timeout_s)
+
+
+async def test_paths_and_parameters(server: Server) -> None:
+    async with connect(server) as api:
+        await api.get("Pod", "a", "x")
+        await api.create("DisaggPool", "a", {"metadata": {"name": "x"}}, dry_run=True)
+        await api.apply("NetworkPolicy", "a", {"metadata": {"name": "x"}})
+        await api.patch("Deployment", "a", "x", {"spec": {"replicas": 1}})
+        await api.patch_status("DisaggService", "a", "x", {"plan": None}, "u")
+        await api.delete("PodDisruptionBudget", "a", "x", "u")
+        assert api.requests == 6
+    assert server.asked == [
+        ("GET", "/api/v1/namespaces/a/pods/x", {}, None, "application/json"),
+        ("POST", "/apis/xpyd.dev/v1alpha1/namespaces/a/disaggpools", {"fieldManager": "xpyd", "dryRun": "All"},
+         {"metadata": {"name": "x"}}, "application/json"),
+        ("PATCH", "/apis/networking.k8s.io/v1/namespaces/a/networkpolicies/x", {"fieldManager": "xpyd", "force": "true"},
+         {"metadata": {"name": "x"}}, "application/apply-patch+yaml"),
+        ("PATCH", "/apis/apps/v1/namespaces/a/deployments/x", {"fieldManager": "xpyd"}, {"spec": {"replicas": 1}},
+         "application/merge-patch+json"),
+        ("PATCH", "/apis/xpyd.dev/v1alpha1/namespaces/a/disaggservices/x/status", {"fieldManager": "xpyd"},
+         {"metadata": {"uid": "u"}, "status": {"plan": None}}, "application/merge-patch+json"),
+        ("DELETE", "/apis/policy/v1/namespaces/a/poddisruptionbudgets/x", {},
+         {"propagationPolicy": "Background", "preconditions": {"uid": "u"}}, "application/json"),
+    ]
+    assert [each[:2] for each in server.counted] == [
+        ("get", "pods"), ("create", "disaggpools"), ("apply", "networkpolicies"), ("patch", "deployments"),
+        ("patch", "disaggservices/status"), ("delete", "poddisruptionbudgets")]
+
+
+async def test_lists_come_in_pages(server: Server) -> None:
+    pages = [{"items": [{"a": 1}], "metadata": {"resourceVersion": "7", "continue": "more"}},
+             {"items": [{"a": 2}], "metadata": {"resourceVersion": "7"}}]
+    server.answers = [lambda: web.json_response(pages[0]), lambda: web.json_response(pages[1])]
+    async with connect(server) as api:
+        assert await api.list("Pod", None, "x=y") == ([{"a": 1}, {"a": 2}], 7)
+    assert [each[2] for each in server.asked] == [
+        {"labelSelector": "x=y", "limit": "500"}, {"labelSelector": "x=y", "limit": "500", "continue": "more"}]
+    assert server.asked[0][1] == "/api/v1/pods"
+
+
+@pytest.mark.parametrize(("code", "reason", "missing", "conflict"), [
+    (404, "NotFound", True, False), (409, "AlreadyExists", False, True), (409, "Conflict", False, True),
+    (403, "Forbidden", False, False), (422, "Invalid", False, False), (500, "InternalError", False, False)])
+async def test_refusals_are_told_apart(server: Server, code: int, reason: str, missing: bool, conflict: bool) -> None:
+    server.refuse(code, reason, "because")
+    async with connect(server) as api:
+        with pytest.raises(ApiError, match="because") as caught:
+            await api.get("Pod", "a", "x")
+    error = caught.value
+    assert (error.status, error.reason, error.missing, error.conflict) == (code, reason, missing, conflict)
+    assert server.counted == [("get", "pods", code)]
+
+
+async def test_a_namespace_that_ends_has_a_reason_of_its_own(server: Server) -> None:
+    server.refuse(403, "Forbidden", details={"causes": [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]})
+    async with connect(server) as api:
+        with pytest.raises(ApiError) as caught:
+            await api.create("Pod", "a", {})
+    assert caught.value.reason == "NamespaceTerminating"
+
+
+async def test_too_many_requests_are_tried_once_more_when_the_server_says(server: Server) -> None:
+    server.refuse(429, "TooManyRequests", headers={"Retry-After": "0"})
+    async with connect(server) as api:
+        assert await api.get("Pod", "a", "x") == {"kind": "Pod"}
+        assert api.requests == 2
+        for _ in range(2):
+            server.refuse(429, "TooManyRequests", details={"retryAfterSeconds": 0})
+        with pytest.raises(ApiError) as twice:
+            await api.get("Pod", "a", "x")
+        server.refuse(429, "TooManyRequests", headers={"Retry-After": str(int(PATIENCE_S) + 1)})
+        with pytest.raises(ApiError) as later:
+            await api.get("Pod", "a", "x")
+    assert (twice.value.status, later.value.status, later.value.retry_after) == (429, 429, PATIENCE_S + 1)
+
+
+async def test_silence_has_a_deadline(server: Server) -> None:
+    async def slow(_: web.Request) -> web.Response:
+        await asyncio.sleep(5)
+        return web.Response()
+
+    server.handle = slow  # type: ignore[method-assign]
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", slow)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    server.port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", server.port).start()
+    async with connect(server, timeout_s=0.2) as api:
+        with pytest.raises(ApiError, match=r"GET /api/v1/namespaces/a/pods/x: no answer within 0\.2 s") as caught:
+            await api.get("Pod", "a", "x")
+    await runner.cleanup()
+    assert (caught.value.status, caught.value.reason) == (0, "Timeout")
+    assert server.counted == [("get", "pods", 0)]
+
+
+async def test_nobody_listens(server: Server) -> None:
+    server.port = free_port()
+    async with connect(server) as api:
+        with pytest.raises(ApiError) as caught:
+            await api.get("Pod", "a", "x")
+    assert (caught.value.status, caught.value.reason) == (0, "Unreachable")
+
+
+async def test_nonsense_is_an_error_with_its_place(server: Server) -> None:
+    server.answers = [lambda: web.Response(body=b"<html>"), lambda: web.Response(status=502, body=b"bad gateway")]
+    async with connect(server) as api:
+        with pytest.raises(ApiError, match="the answer is not JSON"):
+            await api.get("Pod", "a", "x")
+        with pytest.raises(ApiError, match="bad gateway") as caught:
+            await api.get("Pod", "a", "x")
+    assert caught.value.status == 502
+
+
+async def test_width_bounds_what_is_under_way(server: Server) -> None:
+    async with connect(server, width=3) as api:
+        await asyncio.gather(*(api.get("Pod", "a", f"x{number}") for number in range(30)))
+    assert server.most == 3
+    assert len(server.asked) == 30
+
+
+async def test_no_way_to_the_server_is_said(tmp_path: Any) -> None:
+    with pytest.raises(XpydError, match="no way to the API server"):
+        await Api.connect(kubeconfig=str(tmp_path / "nothing"))

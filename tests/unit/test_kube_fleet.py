@@ -1,0 +1,168 @@
+"""Which routers are asked, how often, and what is believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import msgspec
+import pytest
+from aiohttp import web
+from kube_documents import pod
+from processes import free_port
+
+from xpyd_operator.kube import fleet as module
+from xpyd_operator.kube.fleet import EVERY_S, FORGET_S, HURRY_S, Fleets
+from xpyd_operator.kube.observe import Facts, Told, facts
+from xpyd_sidecar.contract.fleet import Fleet
+from xpyd_sidecar.contract.ids import ServiceName
+from xpyd_sidecar.contract.keys import ServiceKey, admin_token
+
+KEY = ServiceKey(b"k" * 32)
+
+
+class Routers:
+    """Routers on loopback addresses 127.0.0.N, all at one port; what each says is written in a test."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.says: dict[int, str] = {}
+        self.asked: list[int] = []
+        self._runners: list[web.AppRunner] = []
+
+    async def start(self, number: int, says: str = "settled") -> Facts:
+        self.says[number] = says
+        app = web.Application()
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            self.asked.append(number)
+            says = self.says[number]
+            if request.headers.get("Authorization") != f"Bearer {admin_token(KEY)}":
+                return web.Response(status=401)
+            if says == "slow":
+                await asyncio.sleep(5)
+            if says == "huge":
+                return web.Response(body=b" " * 4096)
+            if says == "broken":
+                return web.Response(body=b"{")
+            known = Fleet(ServiceName("qwen"), f"qwen-e{number}", 1.0, settled=says == "settled", instances=())
+            return web.Response(body=msgspec.json.encode(known), status=503 if says == "failing" else 200)
+
+        app.add_routes([web.get("/fleet", answer)])
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        self._runners.append(runner)
+        await web.TCPSite(runner, f"127.0.0.{number}", self.port).start()
+        return self.pod(number)
+
+    def pod(self, number: int) -> Facts:
+        return facts(pod(number, status=pod(number)["status"] | {"podIP": f"127.0.0.{number}"}))
+
+    async def close(self) -> None:
+        for runner in self._runners:
+            await runner.cleanup()
+
+
+@pytest.fixture
+async def routers() -> AsyncIterator[Routers]:
+    made = Routers()
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def fleets() -> AsyncIterator[Fleets]:
+    async with aiohttp.ClientSession() as session:
+        yield Fleets(session, timeout_s=1.0)
+
+
+async def ask(fleets: Fleets, routers: Routers, route: list[Facts], learn: list[Facts], now: float, *, limit: int = 9,
+              picture: object = None) -> Told:
+    routers.asked.clear()
+    return await fleets.ask(route, learn, routers.port, KEY, now, limit=limit, picture=hash(picture))
+
+
+async def test_one_settled_router_tells_for_all(routers: Routers, fleets: Fleets) -> None:
+    one, two = await routers.start(11), await routers.start(12, "learning")
+    told = await ask(fleets, routers, [one], [two], 100.0)
+    assert told.fleet is not None
+    assert (told.fleet.router, told.settled) == ("qwen-e11", frozenset({"qwen-e11"}))
+    assert fleets.hurried
+    routers.says[12] = "settled"
+    assert (await ask(fleets, routers, [one], [two], 100.0 + HURRY_S)).settled == {"qwen-e11", "qwen-e12"}
+    assert not fleets.hurried
+
+
+async def test_nothing_is_asked_again_too_soon_unless_something_changed(routers: Routers, fleets: Fleets) -> None:
+    one = await routers.start(11)
+    await ask(fleets, routers, [one], [], 100.0)
+    again = await ask(fleets, routers, [one], [], 100.0 + EVERY_S - 0.1)
+    assert (routers.asked, again.fleet is not None) == ([], True)
+    await ask(fleets, routers, [one], [], 100.0 + EVERY_S)
+    assert routers.asked == [11]
+    await ask(fleets, routers, [one], [], 100.1 + EVERY_S, picture="other")
+    assert routers.asked == [11]
+
+
+async def test_routers_are_asked_in_turn_beside_the_one_that_told_last(routers: Routers, fleets: Fleets) -> None:
+    pods = [await routers.start(number) for number in (11, 12, 13, 14)]
+    first = (await ask(fleets, routers, pods, [], 100.0)).fleet
+    assert first is not None
+    assert sorted(routers.asked) == [11, 12, 13, 14]
+    others = set()
+    for turn in range(1, 9):
+        told = await ask(fleets, routers, pods, [], 100.0 + turn * EVERY_S)
+        assert told.fleet is not None
+        assert told.fleet.router == first.router
+        assert int(first.router.removeprefix("qwen-e")) in routers.asked
+        assert len(routers.asked) <= 2
+        others |= set(routers.asked)
+        assert len(told.settled) == 4
+    assert others == {11, 12, 13, 14}
+
+
+async def test_the_number_of_requests_is_bounded(routers: Routers, fleets: Fleets) -> None:
+    pods = [await routers.start(number) for number in (11, 12, 13, 14)]
+    await ask(fleets, routers, pods[:1], pods[1:], 100.0, limit=2)
+    assert sorted(routers.asked) == [11, 12]
+
+
+@pytest.mark.parametrize("says", ["learning", "failing", "broken", "slow", "huge"])
+async def test_a_router_that_cannot_tell_is_not_believed(
+    routers: Routers, fleets: Fleets, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ANSWER_MAX", 1024)
+    one = await routers.start(11, says)
+    told = await ask(fleets, routers, [one], [], 100.0)
+    assert (told, fleets.hurried) == (Told(), True)
+
+
+async def test_another_router_takes_over(routers: Routers, fleets: Fleets) -> None:
+    one, two = await routers.start(11), await routers.start(12)
+    await ask(fleets, routers, [one, two], [], 100.0)
+    routers.says[11] = "failing"
+    told = [await ask(fleets, routers, [one, two], [], 100.0 + turn * EVERY_S) for turn in (1, 2, 3)][-1]
+    assert told.fleet is not None
+    assert (told.fleet.router, told.settled) == ("qwen-e12", {"qwen-e12"})
+
+
+async def test_one_that_has_gone_is_forgotten(routers: Routers, fleets: Fleets) -> None:
+    one = await routers.start(11)
+    assert (await ask(fleets, routers, [one], [], 100.0)).settled == {"qwen-e11"}
+    assert (await ask(fleets, routers, [], [], 101.0 + EVERY_S)) == Told()
+    assert not fleets.hurried
+
+
+async def test_nobody_is_there_at_the_address(routers: Routers, fleets: Fleets) -> None:
+    assert (await ask(fleets, routers, [routers.pod(11)], [], 100.0)) == Told()
+
+
+async def test_an_old_answer_is_not_believed_for_ever(routers: Routers, fleets: Fleets) -> None:
+    pods = [await routers.start(number) for number in (11, 12)]
+    await ask(fleets, routers, pods, [], 100.0)
+    routers.says[11] = routers.says[12] = "failing"
+    for turn in range(1, 4):
+        told = await ask(fleets, routers, pods, [], 100.0 + turn * EVERY_S)
+    assert told == Told()
+    assert EVERY_S < FORGET_S
