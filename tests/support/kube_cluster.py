@@ -14,6 +14,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from testcluster.base import Cluster
+from testcluster.kubectl import wait_until
 from testcluster.light import LightCluster
 
 
@@ -52,7 +54,7 @@ class Request(msgspec.Struct, rename="camel"):
 _DECODER = msgspec.json.Decoder(Request)
 
 
-def requests(cluster: LightCluster, user: str | None = None) -> list[Request]:
+def requests(cluster: Cluster, user: str | None = None) -> list[Request]:
     """What the API server was asked so far, in order; of one user if named. A line still being written is left out."""
     data = cluster.audit_log.read_bytes()
     found = [_DECODER.decode(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
@@ -69,8 +71,10 @@ def start_light(
         yield cluster
 
 
-def apply_crds(cluster: LightCluster) -> None:
+def apply_crds(cluster: Cluster) -> None:
     """Make the API server know the resources of ``crds/``."""
     folder = Path(__file__).resolve().parents[2] / "crds"
     cluster.kubectl("apply", "--server-side", "-f", str(folder))
-    cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(folder))
+    # A CRD without any condition yet is an error to kubectl wait.
+    wait_until(lambda: bool(cluster.kubectl("wait", "--for=condition=Established", "--timeout=30s", "-f", str(folder))),
+               30, "the CRDs are established")
