@@ -21,7 +21,7 @@ from testcluster.kubectl import wait_until
 
 IMAGE = "localhost/netprobe:1"
 PORT = 8000
-POD_S = 30
+POD_S = 60
 pytestmark = pytest.mark.timeout(1800)  # the first run on a machine builds Kubernetes
 
 
@@ -65,7 +65,7 @@ def before() -> dict[str, Any]:
 def full(tmp_path_factory: pytest.TempPathFactory, before: dict[str, Any]) -> Iterator[FullCluster]:
     program = build.ensure(["netprobe"])["netprobe"] / "netprobe"
     archive = images.assemble(tmp_path_factory.mktemp("image") / "netprobe.tar", IMAGE, program, ["/netprobe"])
-    with FullCluster(tmp_path_factory.mktemp("full")) as cluster:
+    with FullCluster(tmp_path_factory.mktemp("full"), kwok=True) as cluster:
         assert cluster.import_image(archive) == [IMAGE]
         service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "server"},
                    "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": PORT}]}}
@@ -157,6 +157,46 @@ def test_pre_stop_ends_before_the_container_is_told_to(full: FullCluster, tmp_pa
     full.kubectl("delete", "pod", "slow")
     assert (tmp_path / "stopped").read_text() == "by preStop"
     assert 2 <= time.monotonic() - begin < 15
+
+
+def test_a_restricted_pod_runs_within_its_limits(full: FullCluster) -> None:
+    full.kubectl("create", "namespace", "strict")
+    full.kubectl("label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted")
+    container = {
+        "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "runAsNonRoot": True,
+                            "runAsUser": 65532, "capabilities": {"drop": ["ALL"]},
+                            "seccompProfile": {"type": "RuntimeDefault"}},
+        "resources": {"limits": {"memory": "64Mi", "cpu": "500m"}},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    volumes = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Mi"}}]
+    wanted = pod("modest", container=container, volumes=volumes)
+    wanted["metadata"]["namespace"] = "strict"
+    wait_until(lambda: bool(full.kubectl("get", "serviceaccount", "default", "-n", "strict")), 20, "its service account")
+    full.kubectl.apply(wanted)
+    full.kubectl("wait", "-n", "strict", "--for=condition=Ready", "pod/modest", f"--timeout={POD_S}s")
+    full.kubectl("exec", "-n", "strict", "modest", "--", "/netprobe", "write", "/dev/shm/here", "x", "0s")
+    with pytest.raises(CommandFailed, match="read-only file system"):
+        full.kubectl("exec", "-n", "strict", "modest", "--", "/netprobe", "write", "/here", "x", "0s")
+    uid = full.kubectl.get("pod", "modest", "-n", "strict")["metadata"]["uid"]
+    groups = [path for root in remains.cgroups(full.folder) for path in root.glob(f"**/*{uid}*")]
+    limits = [(path / name).read_text().strip() for path in groups for name in ("memory.limit_in_bytes", "memory.max")
+              if (path / name).exists()]
+    assert limits == [str(64 << 20)]
+    full.kubectl("delete", "namespace", "strict", "--timeout=60s", timeout_s=70)
+
+
+def test_fake_nodes_beside_the_real_one(full: FullCluster) -> None:
+    full.add_nodes(2, {"nvidia.com/gpu": "8"}, prefix="gpu", tainted=True)
+    tolerated = {"tolerations": [{"operator": "Exists"}],
+                 "container": {"resources": {"limits": {"nvidia.com/gpu": "8"}}, "readinessProbe": None}}
+    full.kubectl.apply(pod("large", **tolerated), pod("larger", **tolerated), pod("small"))
+    full.kubectl("wait", "--for=condition=Ready", "pod/large", "pod/larger", "pod/small", f"--timeout={POD_S}s")
+    where = {each: full.kubectl.get("pod", each)["spec"]["nodeName"] for each in ("large", "larger", "small")}
+    assert {where["large"], where["larger"]} == {"gpu-0", "gpu-1"}
+    assert where["small"] == "node"
+    full.kubectl("delete", "pod", "large", "larger", "small")
+    full.kubectl("delete", "node", "gpu-0", "gpu-1")
 
 
 def test_a_second_full_cluster_is_refused(full: FullCluster, tmp_path: Path) -> None:

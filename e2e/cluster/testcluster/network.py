@@ -95,7 +95,7 @@ def _make_namespaces(folder: Folder) -> None:
     _run("mount", "--bind", str(kept), str(kept))
     _run("mount", "--make-private", str(kept))
     _run("unshare", f"--net={kept}/net", "true")
-    _run("unshare", f"--mount={kept}/mnt", "--propagation", "private", "true")
+    _run("unshare", f"--mount={kept}/mnt", "--propagation", "slave", "true")
     for name in ("lib", "log", "tmp", "cache"):
         (var / name).mkdir(exist_ok=True)
     if not (var / "run").is_symlink():
