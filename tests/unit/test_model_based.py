@@ -7,7 +7,8 @@ on purpose must be caught by the same laws.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterator
 from random import Random
 
 import msgspec
@@ -184,14 +185,18 @@ def check(world: PodWorld, want: Desired, before: Sight, after: Sight, *, whole:
         law(not paired or any(all(pair) for pair in after.groups.values()), "prefill and decode share no fingerprint")
 
 
-def walk(seeds: Iterable[int]) -> None:
-    for seed in seeds:
+def complaint(seed: int) -> str:
+    """Which law a history breaks; empty when it breaks none."""
+    try:
         History(seed).run(STEPS)
+    except AssertionError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))
 def test_the_laws_hold_and_it_comes_to_rest(seed: int) -> None:
-    walk([seed])
+    assert not complaint(seed)
 
 
 def _nothing(*_: object, **__: object) -> dict[str, str]:
@@ -239,5 +244,4 @@ def test_a_broken_planner_is_caught(broken: str, monkeypatch: pytest.MonkeyPatch
     patches, message = BREAKS[broken]
     for where, name, replacement in patches:
         monkeypatch.setattr(where, name, replacement)
-    with pytest.raises(AssertionError, match=message):
-        walk(range(HISTORIES))
+    assert any(re.search(message, complaint(seed)) for seed in range(HISTORIES)), "no history shows it"

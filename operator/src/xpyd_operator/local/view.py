@@ -66,8 +66,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @property
     def settled(self) -> bool:
-        """Ready, and nothing is going on."""
-        return self.ready and not is_true(self.status, "Progressing")
+        """Ready, nothing is going on, and nothing is stuck."""
+        return self.ready and not is_true(self.status, "Progressing") and not is_true(self.status, "Degraded")
 
     @property
     def runs(self) -> bool:

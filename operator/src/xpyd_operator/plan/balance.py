@@ -12,8 +12,9 @@ worth something only while it has both roles:
 So that a group can go as a whole at all, both roles give up the same group first (``rank``), and neither runs ahead of the
 other by more than an instance (``lead``).
 
-Where no instance may be added (surge 0), a role's only instance must go before a new one can come: prefill first, since
-decode can do the prefill itself, and only once the other role has shown what it can without loss (``_must``).
+Where no instance may be added (surge 0), a role's only instance must go before a new one can come, and its group stops
+pairing. ``may_go_blank`` says in which order: first a role that has several, so that a broken revision shows where it costs
+least; of two roles with one each prefill, since decode can do the prefill itself.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def kept(
             continue
         side = 0 if not left[0] else 1
         last = [instance for instance in going[side] if instance.fingerprint == found][-1]
-        if not _must(views[side], views[1 - side], before[1 - side][found], max_surge):
+        if max_surge > 0 or views[side].fresh:
             role, other = views[side].role, views[1 - side].role
             stay[last.name] = f"it is the last {role} of {found[:8]}, of which {left[1 - side]} {other} serve"
     return stay
@@ -84,10 +85,8 @@ def paired(mine: RoleView, other: RoleView) -> bool:
     return not other.wanted or bool(prints(mine.fresh) & prints(other.serving))
 
 
-def _must(mine: RoleView, other: RoleView, partners: int, max_surge: int) -> bool:
-    """Surge 0, and this role has no other way to a new one than to give up its last of the group."""
-    if max_surge > 0 or mine.fresh:
-        return False
-    if not any(instance.ready for instance in other.stale) or other.fresh_ready:
+def may_go_blank(mine: RoleView, other: RoleView) -> bool:
+    """Surge 0: whether the only instance that serves in a role may go for the first of a new revision."""
+    if not other.wanted or other.fresh_ready:
         return True
-    return mine.role is Role.PREFILL and partners == 1
+    return mine.role is Role.PREFILL and other.ready <= 1

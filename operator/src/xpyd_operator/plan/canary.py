@@ -45,16 +45,13 @@ class RoleView(msgspec.Struct, frozen=True):
     """Of the wanted revision, not leaving."""
     stale: tuple[Instance, ...]
     """Of another revision, not leaving."""
+    serving: tuple[Instance, ...]
+    """Those of both that serve, the fresh ones first."""
 
     @property
     def wanted(self) -> int:
         """Instances asked for."""
         return self.target.replicas
-
-    @property
-    def serving(self) -> tuple[Instance, ...]:
-        """Instances that serve and are not leaving, the fresh ones first."""
-        return tuple(instance for instance in (*self.fresh, *self.stale) if instance.ready)
 
     @property
     def ready(self) -> int:
@@ -87,14 +84,11 @@ def hopeless(instance: Instance) -> bool:
 def view(role: Role, target: RoleTarget, instances: tuple[Instance, ...]) -> RoleView:
     """Sort the instances of one role out of all."""
     mine = tuple(instance for instance in instances if instance.role is role and instance.phase is not Phase.LOST)
-    staying = tuple(instance for instance in mine if not instance.leaving)
-    return RoleView(
-        role=role,
-        target=target,
-        everything=mine,
-        fresh=tuple(instance for instance in staying if instance.revision == target.revision),
-        stale=tuple(instance for instance in staying if instance.revision != target.revision),
-    )
+    staying = [instance for instance in mine if not instance.leaving]
+    fresh = tuple(instance for instance in staying if instance.revision == target.revision)
+    stale = tuple(instance for instance in staying if instance.revision != target.revision)
+    serving = tuple(instance for instance in (*fresh, *stale) if instance.ready)
+    return RoleView(role=role, target=target, everything=mine, fresh=fresh, stale=stale, serving=serving)
 
 
 def prints(instances: Iterable[Instance]) -> frozenset[Fingerprint]:

@@ -3,7 +3,7 @@
     Ready        a request is answered now: a router that clients reach, and prefill (where it is wanted) and decode of one
                  fingerprint that serve. It does not say that all wanted instances serve: ``AllReady`` does, and while fewer
                  do the reason is ``Serving``. So a crash of one of many, or a rollout that may be one short, is no outage.
-    Progressing  something is done, moves or waits
+    Progressing  something is done, moves or waits. ``Stuck`` (False): nothing will move before a person does something
     Degraded     a person should look: what is wrong, of which instance; the first three are named
     Compatible   all that serve can pair: False while a rollout is held, or nothing that serves can pair; names fingerprints
 
@@ -19,7 +19,7 @@ from xpyd_operator.api.status import Condition, RolesStatus
 from xpyd_operator.plan.actions import Plan
 from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.balance import group
-from xpyd_operator.plan.canary import RoleView, Stage, clash, stage, view
+from xpyd_operator.plan.canary import RoleView, Stage, clash, hopeless, stage, view
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Instance, Observed, Phase, Problem
 from xpyd_sidecar.contract.ids import Role
@@ -40,7 +40,7 @@ def conditions(desired: Desired, observed: Observed, plan: Plan, roles: RolesSta
     held = _clash(views, observed)
     return (
         _ready(desired, observed, views, roles),
-        _progressing(desired, observed, plan),
+        _progressing(desired, observed, plan, held),
         _degraded(observed, held),
         _compatible(views, held),
     )
@@ -100,15 +100,19 @@ def _pairs(views: Views) -> bool:
     return not prefill.wanted or not ours or not theirs or bool(ours.keys() & theirs.keys())
 
 
-def _progressing(desired: Desired, observed: Observed, plan: Plan) -> Condition:
-    away = (Phase.STARTING, Phase.DRAINING, Phase.DRAINED, Phase.STOPPING)
-    moving = [instance for instance in observed.instances if instance.phase in away]
+def _progressing(desired: Desired, observed: Observed, plan: Plan, held: str) -> Condition:
+    away = [one for one in observed.instances if not one.ready and one.phase is not Phase.LOST]
+    stuck = [instance for instance in away if not instance.leaving and hopeless(instance)]
+    moving = [instance for instance in away if instance.leaving or not hopeless(instance)]
     if desired.stopping:
         return _say("Progressing", "True", "Stopping", "the service ends")
     limit = f"; {desired.held}" if desired.held else ""
-    if plan.settled and not moving:
+    if plan.settled and not moving and not stuck:
         return _say("Progressing", "False", "Settled", f"everything is as asked for{limit}")
     parts = [str(part) for part in (*plan.actions, *plan.waits)]
+    if not plan.actions and not moving and (stuck or held):
+        parts += [f"in trouble: {_names(stuck)}"] if stuck else []
+        return _say("Progressing", "False", "Stuck", "; ".join(parts) + limit)
     if moving:
         parts.append(f"changing: {_names(moving)}")
     return _say("Progressing", "True", "Changing", "; ".join(parts) + limit)

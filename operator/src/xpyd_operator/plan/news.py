@@ -37,11 +37,12 @@ class News(msgspec.Struct, frozen=True):
 
 
 def news(before: Round | None, after: Round) -> list[News]:
-    """What to tell after a round, in the order in which it came about."""
-    told = list(_actions(after))
+    """What to tell after a round, in the order in which it came about: first what was found, then what was done."""
+    told: list[News] = []
     if before is not None:
         told += _instances(before.observed, after.observed)
         told += _rollouts(before, after)
+    told += _actions(after)
     told += _conditions(before, after)
     held = after.desired.held
     if held and (before is None or before.desired.held != held):

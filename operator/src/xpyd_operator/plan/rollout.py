@@ -113,6 +113,8 @@ def _allowed(mine: RoleView, other: RoleView, at: Stage, count: int, max_surge: 
     """How many of ``count`` old ones may be drained for new ones, as far as the other role goes; and why not more."""
     if at is Stage.BLIND and max_surge > 0 and other.stale and other.wanted and not other.fresh_ready:
         return 0, f"no {other.role} instance of the new revision is ready"
+    if at is Stage.PROBING and mine.ready <= 1 and not balance.may_go_blank(mine, other):
+        return 0, f"the new revision is tried as {other.role} first"
     if at is not Stage.DIFFERENT:
         return count, ""
     full = max_surge > 0 and not other.fresh and len(other.stale) >= other.wanted + max_surge

@@ -2,8 +2,8 @@
 
 Laws
     1. Up to ``max_sidecars`` decode instances that stay have ``roster``: agents beat to them. Those that could serve
-       clients soonest: ready before not ready, then routing, settled, of the wanted revision, on the roster; low ordinals among
-       equals. So a router that works is never given up for one that does not.
+       clients soonest: ready before not ready, then routing, settled, of the wanted revision, on the roster; low ordinals
+       among equals. So a router that works is never given up for one that does not.
     2. One of them gets ``router`` once its own router is settled, and keeps it.
     3. What leaves keeps what it has: its streams end through its own router. Prefill instances have neither.
     4. The last settled router that clients reach is not drained while another instance could take over. So with

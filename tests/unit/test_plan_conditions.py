@@ -1,0 +1,153 @@
+"""Conditions: when a service is ready, what is wrong and of whom, in bounded and stable words."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from pod_world import PodWorld, wish
+
+from xpyd_operator.api.status import Condition
+from xpyd_operator.plan.conditions import LONGEST, bounded
+from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.observed import Front, Instance, Observed, Phase, Problem
+from xpyd_operator.plan.round import think
+from xpyd_sidecar.contract.ids import InstanceName, Role
+
+
+ANSWERS = Front(ready=True)
+
+
+def said(want: Desired, observed: Observed) -> dict[str, Condition]:
+    return {one.type: one for one in think(want, observed, 1000.0).status.conditions}
+
+
+def pod(ordinal: int, role: Role, phase: Phase = Phase.READY, **more: Any) -> Instance:
+    settings = {"fingerprint": "f" * 32, **more}
+    revision = wish(1, 1).decode.revision
+    return Instance(InstanceName(f"qwen-e{ordinal}"), ordinal, role, revision, phase, **settings)
+
+
+def seen(*instances: Instance, front: Front | None = ANSWERS, **more: Any) -> Observed:
+    return Observed(instances, front=front, fleet_known=True, **more)
+
+
+P, D = pod(0, Role.PREFILL), pod(1, Role.DECODE)
+ROUTING = pod(1, Role.DECODE, roster=True, router=True, settled=True)
+
+
+def test_ready_means_that_a_request_is_answered() -> None:
+    ready = said(wish(1, 1), seen(P, D))["Ready"]
+    assert (ready.status, ready.reason, ready.message) == ("True", "AllReady", "1P1D ready")
+    short = said(wish(1, 3), seen(P, D))["Ready"]
+    assert (short.status, short.reason, short.message) == ("True", "Serving", "1 of 3 decode instances ready")
+
+
+@pytest.mark.parametrize(
+    ("observed", "reason"),
+    [
+        (seen(), "Starting"),
+        (seen(D), "Starting"),
+        (seen(P, pod(1, Role.DECODE, Phase.CRASHED)), "Crashed"),
+        (seen(P, D, front=None), "NoRouter"),
+        (seen(P, D, front=Front(ready=False, reason="NotSettled", message="the roster is not known")), "NotSettled"),
+        (seen(P, pod(1, Role.DECODE, fingerprint="b" * 32)), "Incompatible"),
+    ],
+)
+def test_never_ready_before_one_could_be(observed: Observed, reason: str) -> None:
+    ready = said(wish(1, 1), observed)["Ready"]
+    assert (ready.status, ready.reason) == ("False", reason)
+
+
+def test_without_prefill_wanted_decode_alone_is_ready() -> None:
+    out = said(wish(0, 1), seen(D))
+    assert out["Ready"].reason == "AllReady"
+    assert (out["Compatible"].status, out["Compatible"].reason) == ("True", "DecodeAlone")
+
+
+def test_degraded_names_three_and_counts_the_rest() -> None:
+    problem = Problem("ImagePull", "no such image")
+    broken = [pod(n, Role.DECODE, Phase.STARTING, problem=problem) for n in range(1, 6)]
+    odd = pod(6, Role.DECODE, Phase.CRASHED, problem=Problem("OutOfMemory", "killed at 80Gi"))
+    degraded = said(wish(1, 6), seen(P, *broken, odd))["Degraded"]
+    assert (degraded.status, degraded.reason) == ("True", "ImagePull")
+    assert degraded.message == (
+        "qwen-e1: no such image (ImagePull); qwen-e2: no such image (ImagePull); qwen-e3: no such image (ImagePull); "
+        "and 2 more with ImagePull, 1 more with OutOfMemory"
+    )
+
+
+def test_what_passes_by_itself_or_leaves_is_not_degraded() -> None:
+    passing = pod(1, Role.DECODE, Phase.STARTING, problem=Problem("Pulling", "the image is pulled", lasting=False))
+    leaving = pod(2, Role.DECODE, Phase.STOPPING, problem=Problem("ImagePull", "no such image"))
+    assert said(wish(1, 2), seen(P, passing, leaving))["Degraded"].status == "False"
+
+
+def test_a_lost_node_a_crash_loop_and_a_refused_template_are_degraded() -> None:
+    lost = pod(2, Role.DECODE, Phase.LOST, problem=Problem("NodeLost", "node n1 is away"))
+    assert said(wish(1, 1), seen(P, D, lost))["Degraded"].message == "qwen-e2: node n1 is away"
+    loop = pod(1, Role.DECODE, Phase.STARTING, platform_crashes=4)
+    assert said(wish(1, 1), seen(P, loop))["Degraded"].message == "qwen-e1: it crashed 4 times in a row"
+    refused = seen(P, D, problems=(Problem("TemplateRejected", "spec.containers[0].ports"),))
+    assert said(wish(1, 1), refused)["Degraded"].reason == "TemplateRejected"
+
+
+def test_compatible_names_the_fingerprints() -> None:
+    assert said(wish(1, 1), seen(P, D))["Compatible"].reason == "SameFingerprint"
+    assert said(wish(1, 1), seen(P))["Compatible"].status == "Unknown"
+    several = said(wish(1, 2), seen(P, D, pod(2, Role.DECODE, fingerprint="b" * 32)))["Compatible"]
+    assert (several.status, several.reason) == ("True", "SeveralFingerprints")
+    apart = said(wish(1, 1), seen(P, pod(1, Role.DECODE, fingerprint="b" * 32)))["Compatible"]
+    assert (apart.status, apart.message) == ("False", f"prefill serves {'f' * 32}, decode {'b' * 32}")
+
+
+def test_messages_are_bounded() -> None:
+    long = Problem("CrashLoop", "x" * 5000)
+    out = said(wish(1, 99), seen(P, *(pod(n, Role.DECODE, Phase.CRASHED, problem=long) for n in range(1, 90))))
+    assert all(len(condition.message) <= LONGEST for condition in out.values())
+    assert "and 86 more with CrashLoop" in out["Degraded"].message
+    assert len(bounded("y " * 5000)) == LONGEST
+    assert bounded("a\n b") == "a b"
+
+
+def test_the_same_state_gives_the_same_bytes_at_any_time() -> None:
+    world = PodWorld(broken={"r2"})
+    world.run(wish(1, 3))
+    want = wish(1, 3, "r2")
+    for _ in range(30):
+        world.tick(want)
+    observed = world.observe()
+    texts = {msgspec.json.encode(think(want, observed, now).status) for now in (world.now, world.now + 12345.6)}
+    assert len(texts) == 1
+
+
+def test_limits_are_said() -> None:
+    out = think(wish(1, 1, held="limits.maxInstances 2 makes 1P3D 1P1D"), seen(P, ROUTING), 0.0).status
+    progressing = next(one for one in out.conditions if one.type == "Progressing")
+    assert (progressing.status, progressing.reason) == ("False", "Settled")
+    assert progressing.message.endswith("limits.maxInstances 2 makes 1P3D 1P1D")
+
+
+def test_counts_revisions_and_fingerprints() -> None:
+    old = msgspec.structs.replace(pod(2, Role.DECODE), revision="r0")
+    out = think(wish(1, 2, "r1", "r2"), seen(P, D, old, pod(3, Role.DECODE, Phase.LOST)), 0.0).status
+    assert (out.revision, out.revisions, out.fingerprints) == ("r1/r2", ("r0", "r1"), ("f" * 32,))
+    assert (out.roles.prefill.updated, out.roles.decode.updated, out.roles.decode.revision) == (1, 0, "r2")
+    assert out.roles.decode.ready == 2
+
+
+def test_a_thousand_instances_take_milliseconds() -> None:
+    problem = Problem("Unschedulable", "0/9 nodes are available")
+    many = [pod(n, Role.PREFILL if n < 250 else Role.DECODE, load=n % 7, roster=250 <= n < 258) for n in range(900)]
+    late = [pod(n, Role.DECODE, Phase.STARTING, problem=problem) for n in range(900, 1000)]
+    observed, want = seen(*many, *late), wish(250, 750, "r2", max_surge=100)
+    think(want, observed, 0.0)
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        think(want, observed, 0.0)
+        took.append(time.perf_counter() - began)
+    print(f"a round over 1,000 instances: {min(took) * 1000:.1f} ms")
+    assert min(took) < 0.2

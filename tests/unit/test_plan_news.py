@@ -1,0 +1,115 @@
+"""What is told of a round."""
+
+from __future__ import annotations
+
+import msgspec
+from pod_world import PodWorld, wish
+
+from xpyd_operator.plan.desired import Desired
+from xpyd_operator.plan.news import News, news
+from xpyd_operator.plan.round import Round, think
+
+
+class Reporter:
+    """Runs a world and collects what is told, as ``instance reason`` or ``reason``."""
+
+    def __init__(self) -> None:
+        self.world = PodWorld()
+        self.before: Round | None = None
+        self.told: list[News] = []
+
+    def run(self, want: Desired, rounds: int) -> list[str]:
+        begin = len(self.told)
+        for _ in range(rounds):
+            done = think(want, self.world.observe(), self.world.now)
+            for action in done.plan.actions:
+                self.world.apply(action)
+            self.told += news(self.before, done)
+            self.before = done
+            self.world.advance(1.0)
+        return [f"{one.instance} {one.reason}" if one.instance else one.reason for one in self.told[begin:]]
+
+
+def test_a_start_tells_who_is_made_and_ready_and_when_requests_are_answered() -> None:
+    assert Reporter().run(wish(1, 1), 40) == [
+        "qwen-e0 Created",
+        "qwen-e1 Created",
+        "qwen-e0 InstanceReady",
+        "qwen-e1 InstanceReady",
+        "Ready",
+        "Compatible",
+    ]
+
+
+def test_nothing_changed_nothing_told() -> None:
+    reporter = Reporter()
+    reporter.run(wish(1, 1), 60)
+    assert reporter.run(wish(1, 1), 60) == []
+
+
+def test_a_rollout_begins_and_ends() -> None:
+    reporter = Reporter()
+    reporter.run(wish(1, 1), 60)
+    assert reporter.run(wish(1, 1, "r1", "r2"), 60) == [
+        "RolloutStarted",
+        "qwen-e2 Created",
+        "qwen-e2 InstanceReady",
+        "qwen-e1 Draining",
+        "qwen-e1 Gone",
+        "RolloutFinished",
+    ]
+    assert reporter.told[-1].message == "decode is at revision r2"
+
+
+def test_failures_are_warnings_that_name_the_instance() -> None:
+    reporter = Reporter()
+    reporter.run(wish(1, 2), 60)
+    reporter.world.crash("qwen-e1")
+    told = reporter.run(wish(1, 2), 60)
+    assert told == ["qwen-e1 Crashed", "qwen-e1 InstanceReady"]
+    assert reporter.told[-2] == News("Warning", "Crashed", "exit code 1: no", reporter.told[-2].instance)
+    reporter.world.fail("qwen-e2")
+    assert reporter.run(wish(1, 2), 5) == [
+        "qwen-e2 Evicted",
+        "qwen-e2 Removed",
+        "qwen-e3 Created",
+        "Degraded",
+        "NotDegraded",
+        "qwen-e2 Gone",
+    ]
+
+
+def test_a_pod_that_vanishes_is_a_warning() -> None:
+    reporter = Reporter()
+    reporter.run(wish(1, 1), 60)
+    del reporter.world.pods["qwen-e1"]
+    told = reporter.run(wish(1, 1), 1)
+    assert "qwen-e1 Gone" in told
+    assert "NotReady" in told
+    assert [one.type for one in reporter.told if one.reason == "Gone"] == ["Warning"]
+
+
+def test_limits_are_told_once() -> None:
+    reporter = Reporter()
+    want = wish(1, 1, held="limits.maxInstances 2 makes 1P3D 1P1D")
+    assert reporter.run(want, 60).count("LimitsHeld") == 1
+
+
+def test_what_failed_is_told_once_and_not_as_done() -> None:
+    world = PodWorld()
+    done = think(wish(1, 1), world.observe(), world.now)
+    action = done.plan.actions[0]
+    failed = msgspec.structs.replace(done, failures=(f"{action}: 500",))
+    assert [one.reason for one in news(None, failed)] == ["Created", "Failed"]
+    assert [one.reason for one in news(failed, failed)] == ["Created"]
+
+
+def test_after_a_restart_of_the_operator_only_what_is_wrong_is_told() -> None:
+    reporter = Reporter()
+    reporter.run(wish(1, 2), 60)
+    reporter.before = None
+    assert reporter.run(wish(1, 2), 5) == []
+    reporter.world.room = 0
+    reporter.run(wish(1, 3), 10)
+    reporter.before = None
+    assert reporter.run(wish(1, 3), 5) == ["Degraded"]
