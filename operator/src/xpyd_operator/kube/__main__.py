@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import disable_created_metrics
+
 from xpyd_operator import __version__
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube import logs
@@ -38,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     settings, login, elect = parse(sys.argv[1:] if argv is None else argv, os.environ)
     logs.configure(settings.log_level, settings.log_format)
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # twice the series, for what a restart shows
     try:
         return asyncio.run(Operator(settings, login, elect=elect).run())
     except (LoginError, PortTaken) as error:

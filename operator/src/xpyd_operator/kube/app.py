@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -29,8 +28,8 @@ from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.watch import Watch
 
 logger = logging.getLogger(__name__)
-SERVICES_S = 5.0
-"""How long the services may take to end in order."""
+EVENTS_S = 3.0
+"""How long the last Events may take, once the rounds have ended."""
 WORK_S = 7.0
 """How long the leader's whole work may."""
 PROCESS_S = 9.5
@@ -107,9 +106,9 @@ class Operator:
         tasks = (watching, working, asked)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if ending.is_set():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(services.close(), SERVICES_S)
+            if ending.is_set() and watch.filled.is_set():
+                await services.close()
+                await asyncio.wait((working,), timeout=EVENTS_S)
         finally:
             self._watch = self._kopf = None
             for task in tasks:

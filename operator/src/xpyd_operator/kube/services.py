@@ -19,6 +19,7 @@ from xpyd_operator.kube.backend import KubeBackend, Shared
 from xpyd_operator.kube.blueprint import Gone, Refused
 from xpyd_operator.kube.cache import OWNER_KIND, Cache
 from xpyd_operator.kube.events import Events
+from xpyd_operator.kube.logs import about
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.loop import SLOWEST_S, converge
@@ -27,8 +28,10 @@ from xpyd_operator.plan.round import Round
 logger = logging.getLogger(__name__)
 SOON_S = 1.0
 """Pause while something is on its way that no watch tells of."""
-FLUSH_S = 3.0
-"""How long the last Events and the action that is under way may take at the end."""
+FINISH_S = 3.0
+"""How long the rounds that are under way may take at the end."""
+FLUSH_S = 2.0
+"""How long the last Events may."""
 ROUND_S = 60.0
 """Deadline of one round, far beyond what its requests may take."""
 
@@ -78,42 +81,49 @@ class Services:
         async with aiohttp.ClientSession(connector=connector) as session:
             self._shared = Shared(self._api, self._cache, self._settings, self._events, session, time.time)
             sender = asyncio.create_task(self._events.run(), name="events")
+            in_order = False
             try:
                 for at in self._cache.services():
                     self.wake(*at)
                 for service in list(self._services.values()):
                     self._begin(service)
                 await self._ending.wait()
+                in_order = True
             finally:
                 self._ending.set()
-                await self._end(sender)
+                await self._end(sender, in_order=in_order)
 
     async def close(self) -> None:
-        """End all tasks; what was begun is finished or given up within seconds."""
+        """No round begins any more; waits for those under way, within seconds. ``run`` ends after that."""
         self._ending.set()
         for service in self._services.values():
             service.wake.set()
         tasks = [service.task for service in self._services.values() if service.task is not None]
         if tasks:
-            await asyncio.wait(tasks, timeout=FLUSH_S)
+            await asyncio.wait(tasks, timeout=FINISH_S)
 
     def _begin(self, service: _Service) -> None:
         """Once ``run`` has begun."""
         if self._shared is not None and service.task is None:
             where = "/".join(service.name)
-            service.task = asyncio.create_task(self._tend(service, self._shared), name=f"service {where}")
+            with about(*service.name):
+                service.task = asyncio.create_task(self._tend(service, self._shared), name=f"service {where}")
             self._metrics.tasks.inc()
 
-    async def _end(self, sender: asyncio.Task[None]) -> None:
+    async def _end(self, sender: asyncio.Task[None], *, in_order: bool) -> None:
+        """Finish what was begun, unless cancelled: then another may be about to begin."""
         tasks = [service.task for service in self._services.values() if service.task is not None]
+        if tasks and in_order:
+            await asyncio.wait(tasks, timeout=FINISH_S)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S):
-                await self._events.flush()
+        if in_order:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    await self._events.flush()
         self._shared = None
 
     async def _tend(self, service: _Service, shared: Shared) -> None:
@@ -128,8 +138,12 @@ class Services:
                     if service.backend is None or service.backend.uid != entry.uid:
                         await self._drop(service)
                         service.backend = KubeBackend(shared, entry)
-                    async with self._turns:
+                    with self._metrics.waiting.track_inprogress():
+                        await self._turns.acquire()
+                    try:
                         pause_s = await self._round(service, service.backend)
+                    finally:
+                        self._turns.release()
                 await self._pause(service, pause_s)
         finally:
             await self._drop(service)
