@@ -131,8 +131,7 @@ async def place(cluster: LightCluster) -> AsyncIterator[Place]:
             yield made
         finally:
             await made.services.close()
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await asyncio.wait_for(running, 20)
             await kube.request("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
