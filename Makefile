@@ -123,3 +123,9 @@ cluster-status: $(STAMP) ## Say what of it runs
 cluster-build: $(STAMP) ## Build its programs alone (once, 8 minutes)
 	@$(CLUSTER) build --profile $(PROFILE) $(if $(KWOK),--kwok)
 # --- end of the test cluster ---
+
+# --- benchmarks: see bench/README.md ---
+.PHONY: bench-operator
+bench-operator: $(STAMP) ## The operator with 1,000 pods on fake nodes, into bench/results (root, 5 minutes)
+	@PYTHONPATH=e2e/cluster:tests/support $(BIN)/python bench/operator
+# --- end of benchmarks ---
