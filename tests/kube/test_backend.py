@@ -306,9 +306,17 @@ async def test_routers_of_their_own(place: Place) -> None:
     await place.apply(router={"placement": "Deployment", "replicas": 2})
     await place.wait(lambda: "qwen-router" in place.of("Deployment"), "the Deployment")
     await place.wait(lambda: len(place.of("Pod")) == 5, "its pods and the engines")
+    await place.wait_settled("1P2D")
     assert not any(label(pod, ROUTER) == "true" for pod in place.of("Pod").values() if label(pod, ROLE))
+    assert place.of("PodDisruptionBudget")["qwen-router"]["spec"]["minAvailable"] == 1
+    await asyncio.sleep(1.5)
+    before = len(place.asked)
+    await asyncio.sleep(2.5)
+    assert place.asked[before:] == []
     await place.apply(router={"placement": "Sidecar"})
     await place.wait(lambda: "qwen-router" not in place.of("Deployment"), "the Deployment goes")
+    assert "qwen-router" not in place.of("PodDisruptionBudget")
+    await place.wait(lambda: sum(label(pod, ROUTER) == "true" for pod in place.of("Pod").values()) == 2, "decode routes")
 
 
 async def test_crashes_and_their_last_words_are_told(place: Place) -> None:

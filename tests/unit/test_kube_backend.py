@@ -22,7 +22,7 @@ from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.actions import Drain, Label, Remove, Restart
 from xpyd_operator.plan.observed import Phase
-from xpyd_operator.plan.round import Round
+from xpyd_operator.plan.round import Round, think
 from xpyd_operator.render import labels
 from xpyd_sidecar.contract.ids import InstanceName
 
@@ -176,6 +176,30 @@ async def test_fields_of_a_newer_version_are_named_and_ignored(world: World) -> 
     assert (world.condition("Valid")["status"], world.condition("Valid")["reason"]) == ("True", "UnknownFields")
     assert "spec.futureSection" in world.condition("Valid")["message"]
     assert world.named("Pod") == {"qwen-e0", "qwen-e1", "qwen-e2"}
+
+
+async def test_a_status_is_about_the_document_that_was_acted_on(world: World) -> None:
+    """A change in the middle of a round does not make it ready."""
+    world.write()
+    await settle(world)
+    desired = await world.backend.desired()
+    observed = await world.backend.observe(world.now)
+    world.write(decode={"replicas": 3, "resources": {}})
+    world.backend.said(think(desired, observed, world.now))
+    await world.backend.close()
+    status = world.api.objects[OWNER_KIND, "team-a", "qwen"]["status"]
+    assert (status["observedGeneration"], status["wanted"]) == (1, "1P2D")
+    await world.round()
+    status = world.api.objects[OWNER_KIND, "team-a", "qwen"]["status"]
+    assert (status["observedGeneration"], status["wanted"]) == (2, "1P3D")
+
+
+async def test_a_status_that_cannot_be_read_does_not_make_the_document_wrong(world: World) -> None:
+    world.write()
+    body = world.api.objects[OWNER_KIND, "team-a", "qwen"]
+    world.cache.seen(OWNER_KIND, world.api.put(OWNER_KIND, body | {"status": {"conditions": "newer", "wanted": 7}}))
+    await settle(world)
+    assert world.condition("Valid")["status"] == "True"
 
 
 async def test_a_rejected_template_keeps_the_old_revision(world: World) -> None:

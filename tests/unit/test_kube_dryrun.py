@@ -69,8 +69,10 @@ async def test_a_refused_revision_is_tried_again_later() -> None:
     assert await dry_run.ask(service(), Role.DECODE, REVISION, AGAIN_S + 1) == ""
 
 
-async def test_a_quota_says_nothing_about_the_template() -> None:
-    server = Server(ApiError(403, "Forbidden", "exceeded quota: small"))
+@pytest.mark.parametrize("error", [
+    ApiError(403, "Forbidden", "exceeded quota: small"), ApiError(409, "AlreadyExists", "x")])
+async def test_a_quota_or_a_taken_name_says_nothing_about_the_template(error: ApiError) -> None:
+    server = Server(error)
     assert await made(server).ask(service(), Role.DECODE, REVISION, 0.0) == ""
 
 

@@ -118,7 +118,11 @@ CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
     "evicted": (pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory."), "Evicted", True,
                 ("low on resource", "replaced")),
     "failed": (pod(phase="Failed"), "Failed", True, ("qwen-e1",)),
-    "completed": (pod(phase="Succeeded"), "Completed", True, ()),
+    "completed": (pod(phase="Succeeded"), "Failed", True, ("Succeeded",)),
+    "node shut down": (pod(phase="Failed", reason="Terminated", message="node shutdown"), "Failed", True,
+                       ("Terminated: node shutdown",)),
+    "not admitted": (pod(phase="Failed", reason="UnexpectedAdmissionError", message="no device"), "Failed", True,
+                     ("no device",)),
     "node away": (pod(container(started=True, ready=True), ready="Unknown"), "NodeLost", True, ("kubectl get nodes",)),
 }
 

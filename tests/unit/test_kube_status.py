@@ -118,7 +118,7 @@ async def test_the_same_again_is_not_written() -> None:
     server = Server()
     for _ in range(3):
         made = writer(server)
-        made.put(server.entry, ServiceStatus(wanted="1P1D", conditions=(ready(False, "starting"),)), LATE)
+        made.put(server.entry, ServiceStatus(wanted="1P1D", conditions=(ready(False, "starting"),)), 7, LATE)
         await settle(made)
     assert len(server.patches) == 1
     assert server.body["status"]["observedGeneration"] == 7
@@ -129,7 +129,7 @@ async def test_the_last_word_wins_and_writes_keep_their_distance() -> None:
     server = Server()
     made = writer(server)
     for number in range(200):
-        made.put(server.entry, ServiceStatus(wanted=f"{number}P1D"), LATE)
+        made.put(server.entry, ServiceStatus(wanted=f"{number}P1D"), 7, LATE)
         await asyncio.sleep(0.005)
     await asyncio.sleep(GAP_S + 0.1)
     assert server.body["status"]["wanted"] == "199P1D"
@@ -140,9 +140,9 @@ async def test_the_last_word_wins_and_writes_keep_their_distance() -> None:
 async def test_a_condition_that_turns_is_written_at_once() -> None:
     server = Server()
     made = writer(server)
-    made.put(server.entry, ServiceStatus(wanted="1P1D", conditions=(ready(False),)), LATE)
+    made.put(server.entry, ServiceStatus(wanted="1P1D", conditions=(ready(False),)), 7, LATE)
     await asyncio.sleep(0.05)
-    made.put(server.entry, ServiceStatus(wanted="1P1D", conditions=(ready(True),)), LATE)
+    made.put(server.entry, ServiceStatus(wanted="1P1D", conditions=(ready(True),)), 7, LATE)
     await asyncio.sleep(0.05)
     assert server.body["status"]["conditions"][0]["status"] == "True"
     await settle(made)
@@ -151,9 +151,9 @@ async def test_a_condition_that_turns_is_written_at_once() -> None:
 async def test_a_field_that_is_not_said_any_more_goes() -> None:
     server = Server()
     made = writer(server)
-    made.put(server.entry, ServiceStatus(wanted="1P1D", plan="create qwen-e0"), LATE)
+    made.put(server.entry, ServiceStatus(wanted="1P1D", plan="create qwen-e0"), 7, LATE)
     await settle(made)
-    made.put(server.entry, ServiceStatus(wanted="1P1D"), LATE)
+    made.put(server.entry, ServiceStatus(wanted="1P1D"), 7, LATE)
     await settle(made)
     assert "plan" not in server.body["status"]
 
@@ -162,7 +162,7 @@ async def test_an_object_that_has_gone_is_no_error() -> None:
     for status in (404, 409):
         server = Server(ApiError(status, "NotFound", "not there"))
         made = writer(server)
-        made.put(server.entry, ServiceStatus(wanted="1P1D"), LATE)
+        made.put(server.entry, ServiceStatus(wanted="1P1D"), 7, LATE)
         await settle(made)
         assert len(server.patches) == 1
 
@@ -173,6 +173,6 @@ async def test_nothing_is_written_for_what_is_being_deleted() -> None:
     entry = server.entry
     server.body["metadata"]["deletionTimestamp"] = LATE
     server._seen()
-    made.put(entry, ServiceStatus(wanted="1P1D"), LATE)
+    made.put(entry, ServiceStatus(wanted="1P1D"), 7, LATE)
     await settle(made)
     assert server.patches == []

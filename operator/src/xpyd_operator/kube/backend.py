@@ -244,11 +244,11 @@ class KubeBackend:
         if not any(isinstance(action, Create) for action in round_.plan.actions):
             self.holds.over(self._shared.clock())
         status = service_status(round_, service, self._settings, valid=blueprint.valid, holds=self.holds.words)
-        self._status.put(entry, status, now)
+        self._status.put(entry, status, blueprint.generation, now)
         for role in Role:
             pool = self._children.pool(service, role)
-            if pool is not None:
-                self._status.put(pool, pool_status(round_, service, role), now)
+            if pool is not None and role in blueprint.generations:
+                self._status.put(pool, pool_status(round_, service, role), blueprint.generations[role], now)
         for each in news(self.last, round_):
             words = f"{each.instance}: {each.message}" if each.instance is not None else each.message
             self._shared.events.say(entry, each.type, each.reason, words)
@@ -266,7 +266,8 @@ class KubeBackend:
         conditions = [each for each in before.conditions if each.type != "Valid"]
         if "Ready" not in there:
             conditions.append(Condition(type="Ready", status="False", reason=valid.reason, message=valid.message))
-        self._status.put(entry, msgspec.structs.replace(before, conditions=(*conditions, valid)), now_text())
+        status = msgspec.structs.replace(before, conditions=(*conditions, valid))
+        self._status.put(entry, status, entry.body["metadata"].get("generation"), now_text())
         if valid.status == "False":
             self._shared.events.say(entry, "Warning", valid.reason, valid.message)
 

@@ -57,7 +57,8 @@ class Judged(msgspec.Struct, frozen=True):
 def judge(body: Body) -> Judged:
     """Decode a watched document, and see whether this backend can do what it asks for."""
     try:
-        decoded = decode_service(body, strict=False, target=Target.KUBERNETES)
+        document = {key: part for key, part in body.items() if key != "status"}
+        decoded = decode_service(document, strict=False, target=Target.KUBERNETES)
         check_kube(decoded.service)
     except SpecError as error:
         return Judged(None, "Invalid", _listed([str(fault) for fault in error.faults]))
@@ -80,6 +81,10 @@ class Blueprint:
         self.revisions: dict[Role, Revision] = {}
         """Of the document in force."""
         self.counts: Counts | None = None
+        self.generation: int | None = None
+        """Of the document that was considered last, in force or refused."""
+        self.generations: dict[Role, int] = {}
+        """Of the pools as they were counted."""
 
     @property
     def service(self) -> DisaggService:
@@ -96,6 +101,7 @@ class Blueprint:
             XpydError: it cannot be told at present.
         """
         await self._consider(entry, now)
+        self.generation = entry.body["metadata"].get("generation")
         service = self.service
         spec = service.spec
         found = counts(service, self._pools(service))
@@ -169,11 +175,12 @@ class Blueprint:
     def _pools(self, service: DisaggService) -> dict[Role, int | None]:
         """The counts that stand in the pools that are there."""
         found: dict[Role, int | None] = {}
+        self.generations = {}
         for role in Role:
             entry = self._children.pool(service, role)
-            replicas = (entry.body.get("spec") or {}).get("replicas") if entry is not None else None
-            if isinstance(replicas, int):
-                found[role] = replicas
+            if entry is not None:
+                found[role] = (entry.body.get("spec") or {}).get("replicas")
+                self.generations[role] = entry.body["metadata"].get("generation", 0)
         return found
 
 

@@ -57,7 +57,8 @@ class DryRun:
             await self._api.create("Pod", service.metadata.namespace or "", pod, dry_run=True)
         except ApiError as error:
             refused = fault(error)
-            if refused is None and not (error.status == 403 and "exceeded quota" in error.message):
+            admitted = error.conflict or (error.status == 403 and "exceeded quota" in error.message)
+            if refused is None and not admitted:
                 raise
             words = refused or ""
         self.accept(role, revision, words, now)

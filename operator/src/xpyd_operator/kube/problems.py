@@ -81,10 +81,11 @@ def last_line(text: str | None) -> str:
 
 
 def _over(name: str, status: Body) -> Problem:
-    reason = status.get("reason") or ("Failed" if status.get("phase") == "Failed" else "Completed")
+    """``Evicted`` or ``Failed``, by which the planner knows that the pod never runs again."""
+    said = status.get("reason") or status.get("phase") or ""
     words = last_line(status.get("message"))
-    said = f": {words}" if words else ""
-    return Problem(reason, f"pod {name} has ended ({reason}{said}) and will be replaced")
+    why = f"{said}: {words}" if words else said
+    return Problem("Evicted" if said == "Evicted" else "Failed", f"pod {name} has ended ({why}) and will be replaced")
 
 
 def _not_placed(name: str, placing: Body, now: float) -> Problem:

@@ -71,10 +71,17 @@ class StatusWriter:
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    def put(self, entry: Entry, status: Status, now: str) -> None:
-        """Say it of this very object, soon. ``now``: as Kubernetes writes times."""
+    def put(self, entry: Entry, status: Status, generation: int | None, now: str) -> None:
+        """Say it of this very object, soon.
+
+        Args:
+            entry: the object as it is now.
+            status: without generation and times.
+            generation: which one the status is about: that of the spec that was acted on, not of a newer one.
+            now: the time as Kubernetes writes it.
+        """
         before = read(entry.body, type(status))
-        status = stamped(status, before, entry.body["metadata"].get("generation"), now)
+        status = stamped(status, before, generation, now)
         at = (entry.kind, entry.namespace, entry.name)
         if status == before:
             self._pending.pop(at, None)
