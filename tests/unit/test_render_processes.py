@@ -57,7 +57,7 @@ def test_a_run_folder_too_deep_for_rays_sockets_is_refused() -> None:
 
     ray = service(decode={"parallelism": {"executor": "ray"}})
     processes.engine_process(ray, place(RAY_FOLDER_MAX), BINDING)
-    with pytest.raises(Unsupported, match=r"spec\.decode\.parallelism\.executor: ray's sockets need a folder of at most 39 bytes"):
+    with pytest.raises(Unsupported, match=r"spec\.decode\.parallelism\.executor: .* folder of at most 39 bytes"):
         processes.engine_process(ray, place(RAY_FOLDER_MAX + 1), BINDING)
     processes.engine_process(service(), place(RAY_FOLDER_MAX + 1), BINDING)
 
