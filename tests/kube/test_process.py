@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kube
 FAILOVER_S = 15.0
 HANDOVER_S = 3.0
 OUTAGE_S = 20.0
+
+_numbers = itertools.count()
 
 Right = tuple[str, str, str]
 """API group, resource (with its subresource), verb."""
@@ -58,6 +61,16 @@ class Operators:
     async def end(self) -> None:
         for each in self._all:
             await each.kill()
+
+
+@pytest.fixture(autouse=True)
+async def controllers(installed: LightCluster) -> None:
+    """After an outage the cluster's own controllers take their time to come back: a test begins when they work."""
+    namespace = f"probe-{next(_numbers)}"
+    await asyncio.to_thread(installed.kubectl, "create", "namespace", namespace)
+    account = ("get", "serviceaccount", "default", "-n", namespace, "-o", "name")
+    await asyncio.to_thread(wait_until, lambda: bool(installed.kubectl(*account)), 120, "the controllers work")
+    await asyncio.to_thread(installed.kubectl, "delete", "namespace", namespace, "--wait=false")
 
 
 @pytest.fixture
