@@ -64,6 +64,13 @@ def test_ray_is_refused_only_where_there_are_no_gpus() -> None:
     assert list(refusals(one, gpus=1)) == []
 
 
+def test_variables_of_ray_are_refused_only_with_ray() -> None:
+    env = [{"name": "RAY_DEDUP_LOGS", "value": "0"}, {"name": "RAY_ADDRESS", "value": "auto"}]
+    one = service(decode={"parallelism": {"executor": "ray"}}, engine={"env": env})
+    assert [path for path, _ in refusals(one, gpus=2)] == ["spec.engine.env[1].name"]
+    assert list(refusals(service(engine={"env": env}), gpus=2)) == []
+
+
 def test_every_refusal_is_found_not_only_the_first() -> None:
     found = [path for path, _ in refusals(service(kv={"mode": "get", "hostPool": "1Gi"}, router={"compat": "p2p"}), 0)]
     assert found == ["spec.kv.mode", "spec.kv.hostPool", "spec.router.compat"]

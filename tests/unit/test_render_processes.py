@@ -7,7 +7,7 @@ from render_service import service
 
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import processes
-from xpyd_operator.render.engine import CPU_ENV, RAY_ENV, RAY_FOLDER_MAX
+from xpyd_operator.render.engine import CPU_ENV, RAY_ENV, RAY_FOLDER_MAX, RAY_OWNED
 from xpyd_operator.render.processes import EngineBinding, Place
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
@@ -46,6 +46,7 @@ def test_ray_is_the_engines_own_whatever_the_user_or_the_host_has() -> None:
     env = processes.engine_process(ray, PLACE, BINDING).env
     assert RAY_ENV.items() <= env.items()
     assert env["RAY_TMPDIR"] == PLACE.run_dir
+    assert {name for name in env if "RAY" in name} == RAY_OWNED
     prefill = EngineBinding(InstanceName("qwen-e1"), Role.PREFILL)
     assert not RAY_ENV.keys() & processes.engine_process(service(), PLACE, BINDING).env.keys()
     assert "RAY_COLOR_PREFIX" not in processes.engine_process(ray, PLACE, prefill).env

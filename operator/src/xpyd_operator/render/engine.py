@@ -46,6 +46,8 @@ address, on ports that the kernel chooses. vLLM's newer executor works with that
 Ray only starts the workers, and a small object store is enough. Logs are bounded. Ray's own watch over the host's memory is
 off: it would kill a worker for what others use. Its processes, and so the workers, inherit the engine's environment.
 """
+RAY_OWNED = frozenset((*RAY_ENV, "RAY_TMPDIR"))
+"""What ``executor_env`` sets for Ray."""
 RAY_FOLDER_MAX = 107 - len("/ray/session_2026-01-31_23-59-59_123456_4194304/sockets/plasma_store")
 """A Unix socket's path has at most 107 bytes."""
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from xpyd_operator.api.router import PolicyOptions
 from xpyd_operator.api.service import DisaggService
+from xpyd_operator.render.engine import RAY_OWNED
 from xpyd_sidecar.contract.ids import Role
 
 POLICIES = ("round_robin", "random", "least_loaded")
@@ -39,9 +40,14 @@ def role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
 
 def executor(service: DisaggService, which: Role, *, devices: bool) -> Iterator[tuple[str, str]]:
     """How a role with or without devices runs its workers."""
-    if service.spec.role(which).parallelism.executor == "ray" and not devices:
+    if service.spec.role(which).parallelism.executor != "ray":
+        return
+    if not devices:
         reason = "vLLM has no ray for CPUs (current platform cpu does not support ray); write mp or leave it out"
         yield f"spec.{which}.parallelism.executor", reason
+    for index, variable in enumerate(service.spec.engine.env):
+        if variable.name in RAY_OWNED:
+            yield f"spec.engine.env[{index}].name", f"{variable.name} is set by xpyd if the executor is ray; leave it out"
 
 
 def sizes(service: DisaggService) -> Iterator[tuple[str, str]]:
