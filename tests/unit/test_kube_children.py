@@ -1,0 +1,133 @@
+"""What goes with a service, over a store in memory: made, compared, put back, removed, or left to others."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from kube_documents import service
+from memory_api import MemoryApi
+
+from xpyd_operator.errors import XpydError
+from xpyd_operator.kube.api import ApiError
+from xpyd_operator.kube.cache import Cache
+from xpyd_operator.kube.children import AGAIN_S, Children
+from xpyd_operator.kube.events import Events
+from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.render.settings import KubeSettings
+from xpyd_sidecar.contract.ids import Role
+
+COUNTS = {Role.PREFILL: 1, Role.DECODE: 2}
+Body = dict[str, Any]
+
+
+class World:
+    def __init__(self) -> None:
+        self.api, self.cache, self.now = MemoryApi(), Cache(), 0.0
+        self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
+        settings = KubeSettings(sidecar_image="sidecar:1")
+        self.children = Children(self.api, self.cache, self.events, settings)  # type: ignore[arg-type]
+
+    async def tend(self, **spec: Any) -> list[tuple[str, str, str]]:
+        """What was asked for that."""
+        self.api.asked.clear()
+        self.api.show(self.cache)
+        await self.children.tend(service(**spec), COUNTS, self.now)
+        return list(self.api.asked)
+
+    def edit(self, kind: str, name: str, **changes: Any) -> None:
+        body = copy.deepcopy(self.api.objects[kind, "team-a", name])
+        body["metadata"]["generation"] += 1
+        self.api.put(kind, body | changes)
+
+    async def told(self) -> list[str]:
+        await self.events.flush()
+        return [body["reason"] for at, body in self.api.objects.items() if at[0] == "Event"]
+
+
+async def test_made_once() -> None:
+    world = World()
+    first = await world.tend()
+    assert {name for verb, kind, name in first if kind == "Service" and verb == "apply"} == {"qwen", "qwen-members"}
+    assert ("create", "DisaggPool", "qwen-decode") in first
+    assert await world.tend() == []
+
+
+async def test_what_differs_is_applied_and_nothing_else() -> None:
+    world = World()
+    await world.tend()
+    world.edit("PodDisruptionBudget", "qwen-decode", spec={"minAvailable": 7})
+    assert await world.tend() == [("apply", "PodDisruptionBudget", "qwen-decode")]
+
+
+async def test_what_is_not_asked_for_any_more_goes() -> None:
+    world = World()
+    await world.tend()
+    asked = await world.tend(networkPolicy={"enabled": False})
+    assert ("delete", "NetworkPolicy", "qwen") in asked
+    assert ("delete", "NetworkPolicy", "qwen-clients") in asked
+    assert await world.tend(networkPolicy={"enabled": False}) == []
+
+
+async def test_a_pool_that_was_scaled_by_hand_is_put_back_and_told() -> None:
+    world = World()
+    await world.tend()
+    world.edit("DisaggPool", "qwen-decode", status={"observedGeneration": 1}, spec={"replicas": 9})
+    assert await world.tend() == [("patch", "DisaggPool", "qwen-decode")]
+    assert world.api.objects["DisaggPool", "team-a", "qwen-decode"]["spec"]["replicas"] == 2
+    assert await world.told() == ["PoolScaledBack"]
+
+
+async def test_a_service_that_changes_its_count_scales_nobody_back() -> None:
+    world = World()
+    await world.tend()
+    pool = world.api.objects["DisaggPool", "team-a", "qwen-decode"]
+    world.api.put("DisaggPool", pool | {"status": {"observedGeneration": pool["metadata"]["generation"]}})
+    for count in (3, 5):
+        asked = await world.tend(decode={"replicas": count, "resources": {}})
+        assert asked == [("patch", "DisaggPool", "qwen-decode")]
+    assert await world.told() == []
+
+
+async def test_a_pool_of_a_role_that_scales_is_left_to_whoever_scales_it() -> None:
+    world = World()
+    scaling = {"scaling": {"min": 1, "max": 8}, "resources": {}}
+    await world.tend(decode=scaling)
+    world.edit("DisaggPool", "qwen-decode", spec={"replicas": 6})
+    assert await world.tend(decode=scaling) == []
+
+
+async def test_a_name_that_is_taken_is_looked_up_now_and_then() -> None:
+    world = World()
+    theirs = {"metadata": {"name": "qwen", "namespace": "team-a"}, "spec": {"type": "ExternalName"}}
+    world.api.put("Service", theirs)
+    first = await world.tend()
+    assert [verb for verb, kind, name in first if (kind, name) == ("Service", "qwen")] == ["get"]
+    assert world.children.taken == ["Service qwen"]
+    assert await world.tend() == []
+    world.now = AGAIN_S + 1
+    assert await world.tend() == [("get", "Service", "qwen")]
+    del world.api.objects["Service", "team-a", "qwen"]
+    world.now += AGAIN_S + 1
+    assert await world.tend() == [("get", "Service", "qwen"), ("apply", "Service", "qwen")]
+    assert world.children.taken == []
+
+
+async def test_what_is_being_deleted_is_waited_for() -> None:
+    world = World()
+    await world.tend()
+    body = copy.deepcopy(world.api.objects["Service", "team-a", "qwen"])
+    body["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    world.api.put("Service", body | {"spec": {}})
+    assert await world.tend() == []
+
+
+async def test_one_refusal_holds_up_nothing_else() -> None:
+    world = World()
+    denied = ApiError(403, "Forbidden", "no rights")
+    world.api.fault = lambda verb, kind, name: denied if (verb, kind) == ("apply", "NetworkPolicy") else None
+    with pytest.raises(XpydError, match="no rights"):
+        await world.tend()
+    made = {(at[0], at[2]) for at in world.api.objects}
+    assert {("Service", "qwen"), ("PodDisruptionBudget", "qwen-decode"), ("DisaggPool", "qwen-prefill")} <= made

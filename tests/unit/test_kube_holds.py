@@ -1,0 +1,44 @@
+"""Refusals that only mean to wait, and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from xpyd_operator.kube.api import ApiError
+from xpyd_operator.kube.holds import FIRST_S, LONGEST_S, Holds
+
+QUOTA = ApiError(403, "Forbidden", "exceeded quota: small")
+
+
+@pytest.mark.parametrize(("error", "waits"), [
+    (QUOTA, True), (ApiError(403, "NamespaceTerminating", "it ends"), True), (ApiError(403, "Forbidden", "no"), False),
+    (ApiError(422, "Invalid", "exceeded quota"), False), (ApiError(0, "Timeout", "silence"), False)])
+def test_which_refusals(error: ApiError, waits: bool) -> None:
+    holds = Holds()
+    assert holds.excuses(error, "creating qwen-e0", 0.0) is waits
+    assert holds.held(1.0) is waits
+    assert ("creating qwen-e0 waits: " in holds.words) is waits
+
+
+def test_waits_grow_to_a_bound_and_many_refusals_at_once_are_one() -> None:
+    holds, now, waits = Holds(), 0.0, []
+    for _ in range(6):
+        for _ in range(20):
+            assert holds.excuses(QUOTA, "x", now)
+        began = now
+        while holds.held(now):
+            now += 1.0
+        waits.append(now - began)
+    assert waits[0] <= 2 * FIRST_S
+    assert waits == sorted(waits)
+    assert waits[-1] == LONGEST_S
+
+
+def test_success_ends_the_row_but_not_a_wait_that_has_begun() -> None:
+    holds = Holds()
+    holds.excuses(QUOTA, "x", 0.0)
+    holds.over(1.0)
+    assert holds.held(1.0)
+    assert holds.words
+    holds.over(100.0)
+    assert holds.words == ""
