@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import pytest
 from engines import Engine, held
+from processes import shared_memory
 from render_service import service
 
 from xpyd_operator.local import procs
@@ -195,6 +196,8 @@ def test_after_kill_9_the_local_backend_finds_what_lives_on(engines: dict[str, E
     one = engines["ray"]
     leader = procs.identify(one.group.pid)
     assert leader is not None
+    memory = shared_memory(of_session(leader.pid))
+    assert memory
     os.kill(leader.pid, signal.SIGKILL)
     living = set(of_session(leader.pid))
     found = {stat.pid for stat in procs.members(leader, MARK, one.log)}
@@ -202,6 +205,8 @@ def test_after_kill_9_the_local_backend_finds_what_lives_on(engines: dict[str, E
     assert living & set(of_session(leader.pid)) <= found
     one.kill()
     wait_until(lambda: not of_session(leader.pid), 15, "all gone")
+    shm = Path("/dev/shm")
+    assert not memory & {str(path) for path in shm.iterdir()}
 
 
 def test_after_sigterm_nothing_is_left(engines: dict[str, Engine]) -> None:

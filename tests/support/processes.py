@@ -41,13 +41,13 @@ def free_port() -> int:
 
 
 def pids_of(group: int) -> list[int]:
-    """Living processes of a process group."""
+    """Living processes of the session that a group leads: also those in groups of their own, as Ray's workers are."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                if int(fields[2]) == group and fields[0] != "Z":
+                if int(fields[3]) == group and fields[0] != "Z":
                     found.append(int(entry.name))
     return sorted(found)
 
@@ -70,7 +70,10 @@ def end_group(group: int, shm: Set[str] = frozenset()) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
     end = time.monotonic() + GONE_S
-    while pids_of(group) and time.monotonic() < end:
+    while (left := pids_of(group)) and time.monotonic() < end:
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
     if shm:
         everyone = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]

@@ -32,6 +32,15 @@ def test_kill_ends_the_children_too(tmp_path: Path) -> None:
     assert group.returncode() == -9
 
 
+def test_kill_ends_children_in_groups_of_their_own(tmp_path: Path) -> None:
+    program = CHILD.replace("'60'])", "'60'], process_group=0)")
+    group = Group([sys.executable, "-S", "-c", program], log=tmp_path / "log")
+    group.wait_until(lambda: "up" in group.tail(), 10, "up", poll_s=0.01)
+    assert len(group.pids()) == 2
+    group.kill()
+    assert group.pids() == []
+
+
 def test_shared_memory_of_a_killed_process_goes_with_it(tmp_path: Path) -> None:
     program = ("from multiprocessing.shared_memory import SharedMemory as S; import time\n"
                "s = S(create=True, size=4096); print('name', s.name, 'end', flush=True); time.sleep(60)")
