@@ -16,7 +16,6 @@ from xpyd_operator.plan.observed import Front, Instance, Observed, Phase, Proble
 from xpyd_operator.plan.round import think
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
-
 ANSWERS = Front(ready=True)
 
 

@@ -69,11 +69,11 @@ def test_failures_are_warnings_that_name_the_instance() -> None:
     assert told == ["qwen-e1 Crashed", "qwen-e1 InstanceReady"]
     assert reporter.told[-2] == News("Warning", "Crashed", "exit code 1: no", reporter.told[-2].instance)
     reporter.world.fail("qwen-e2")
-    assert reporter.run(wish(1, 2), 5) == [
+    assert reporter.run(wish(1, 2), 14) == [
         "qwen-e2 Evicted",
+        "Degraded",
         "qwen-e2 Removed",
         "qwen-e3 Created",
-        "Degraded",
         "NotDegraded",
         "qwen-e2 Gone",
     ]

@@ -20,7 +20,7 @@ import msgspec
 
 from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.desired import RoleTarget
-from xpyd_operator.plan.observed import Instance, Phase
+from xpyd_operator.plan.observed import NEVER_AGAIN, Instance, Phase
 from xpyd_sidecar.contract.ids import Fingerprint, Role
 
 
@@ -77,7 +77,9 @@ class RoleView(msgspec.Struct, frozen=True):
 
 
 def hopeless(instance: Instance) -> bool:
-    """It will not serve soon by itself."""
+    """It will not serve soon by itself, nor another in its place."""
+    if instance.problem is not None and instance.problem.reason in NEVER_AGAIN:
+        return False
     return instance.crashes >= LOOPING or (instance.problem is not None and instance.problem.lasting)
 
 

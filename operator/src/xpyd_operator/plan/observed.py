@@ -31,11 +31,17 @@ class Phase(StrEnum):
 LEAVING = frozenset({Phase.DRAINING, Phase.DRAINED, Phase.STOPPING, Phase.LOST})
 
 
+NEVER_AGAIN = frozenset({"Failed", "Evicted"})
+"""Reasons of a crashed instance that its platform never starts again."""
+
+
 class Problem(msgspec.Struct, frozen=True):
     """Why an instance does not serve, where the platform tells."""
 
     reason: str
-    """One word that a program can compare: ``ImagePull``, ``OutOfMemory``, ``Unschedulable``, ``CrashLoop`` …"""
+    """One word that a program can compare: ``ImagePull``, ``OutOfMemory``, ``Unschedulable``, ``CrashLoop`` …
+
+    Those in ``NEVER_AGAIN`` make the planner replace a crashed instance."""
     message: str
     """The cause in words, with the last log line of a crash."""
     lasting: bool = True

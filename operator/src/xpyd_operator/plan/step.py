@@ -33,12 +33,12 @@ from xpyd_operator.plan.actions import (
 )
 from xpyd_operator.plan.canary import RoleView, alone, stage, view
 from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Instance, Observed, Phase, Unit
+from xpyd_operator.plan.observed import NEVER_AGAIN, Instance, Observed, Phase, Unit
 from xpyd_operator.plan.rollout import Retire, missing, reason_to_wait, retire, returning
 from xpyd_sidecar.contract.ids import Role
 
-NEVER_AGAIN = frozenset({"Failed", "Evicted"})
-"""Problems of an instance that its platform will not start again."""
+REPLACE_S = 10.0
+"""How long an instance that never runs again stays at least, so that one that always ends at once is no storm."""
 
 
 def step(desired: Desired, observed: Observed, now: float) -> Plan:
@@ -52,7 +52,7 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     actions += [action for action in gone if action]
     going = {action.instance for action in gone if action}
 
-    there = tuple(_seen(instance) for instance in observed.instances)
+    there = tuple(_seen(instance, now) for instance in observed.instances)
     views = (view(Role.PREFILL, desired.prefill, there), view(Role.DECODE, desired.decode, there))
     outs, last = _retire(desired, observed, views, going)
     drains: list[Action] = []
@@ -117,15 +117,16 @@ def _add(
     return actions, [Wait(f"creating {short} more of {mine.role}", reason_to_wait(mine, other, at) if alone(at) else why)]
 
 
-def _seen(instance: Instance) -> Instance:
+def _seen(instance: Instance, now: float) -> Instance:
     """An instance that never starts again counts as one whose removal is under way."""
-    return msgspec.structs.replace(instance, phase=Phase.STOPPING) if _spent(instance) else instance
+    return msgspec.structs.replace(instance, phase=Phase.STOPPING) if _spent(instance, now) else instance
 
 
-def _spent(instance: Instance) -> bool:
-    """Its platform will never start it again."""
-    ended = instance.phase is Phase.CRASHED and not instance.units
-    return ended and instance.problem is not None and instance.problem.reason in NEVER_AGAIN
+def _spent(instance: Instance, now: float) -> bool:
+    """Its platform never starts it again, and it ended a while ago (or in the future: the clock was set back)."""
+    if instance.phase is not Phase.CRASHED or instance.units or instance.problem is None:
+        return False
+    return instance.problem.reason in NEVER_AGAIN and not 0 <= now - instance.since < REPLACE_S
 
 
 def _router(desired: Desired, observed: Observed, now: float, actions: list[Action], waits: list[Wait]) -> None:
@@ -147,7 +148,7 @@ def _router(desired: Desired, observed: Observed, now: float, actions: list[Acti
 
 def _finish(instance: Instance, drain_timeout_s: float, now: float) -> Remove | None:
     """The removal of an instance that is through with its work, had all the time it gets, or never runs again."""
-    if _spent(instance) and instance.problem is not None:
+    if _spent(instance, now) and instance.problem is not None:
         return Remove(instance.name, f"it will never run again: {instance.problem.reason}")
     if instance.phase is Phase.DRAINED:
         return Remove(instance.name, "drained")
