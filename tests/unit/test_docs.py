@@ -1,0 +1,134 @@
+"""What the documentation names exists: pages and headings, targets of make, metrics, reasons; and what it shows is right."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from xpyd_operator.api.decode import decode_service
+from xpyd_operator.api.load import documents
+from xpyd_operator.api.recognize import Kind, recognize
+from xpyd_operator.api.rule import Target
+from xpyd_operator.errors import SpecError
+from xpyd_operator.kube.api import RESOURCES
+from xpyd_operator.plan import news
+from xpyd_operator.render.kube_limits import check_kube
+
+ROOT = Path(__file__).resolve().parents[2]
+OPERATOR = ROOT / "operator/src/xpyd_operator"
+PAGES = sorted(path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")) if path.name != "LICENSE.md")
+TROUBLES = ROOT / "docs/troubleshooting.md"
+LOCAL = ROOT / "docs/guide.md"
+
+NOT_REASONS = frozenset({
+    # statuses and types of conditions and Events; Degraded, Ready, Compatible and Valid are reasons too
+    "True", "False", "Normal", "Warning", "Progressing", "Limited", "Not",
+    # what pods, containers and the API server say themselves
+    "Completed", "ContainersReady", "CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError",
+    "DisruptionTarget", "ErrImageNeverPull", "ErrImagePull", "Error", "ImageInspectError", "ImagePullBackOff", "Initialized",
+    "InvalidImageName", "NamespaceTerminating", "PodScheduled", "PostStartHookError", "RegistryUnavailable",
+    "OOMKilled", "RunContainerError", "Succeeded",
+    # errors of requests, headers, names of types
+    "Accept", "All", "Authorization", "Background", "BadAnswer", "BearerToken", "Revision", "Status", "Timeout", "Unreachable",
+    # settings
+    "Always", "Deployment", "IfNotPresent", "Never", "Sidecar",
+})
+"""Words of the code in the form of a reason that are none. A new word must be put here or be explained on the page."""
+
+
+def short(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def prose(page: Path) -> str:
+    """Without blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=short)
+def test_links_lead_somewhere(page: Path) -> None:
+    lost = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        there = (page.parent / name).resolve() if name else page
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            lost.append(target)
+    assert lost == []
+
+
+def constants(module: Path) -> Iterator[str]:
+    """The texts of a module, without docstrings."""
+    tree = ast.parse(module.read_text())
+    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            yield node.value
+
+
+def reasons() -> set[str]:
+    """Reasons of conditions and Events: every word in their form, and those made from a condition's name."""
+    modules = [*OPERATOR.glob("plan/*.py"), *OPERATOR.glob("kube/*.py")]
+    words = {text for module in modules for text in constants(module) if re.fullmatch(r"(?=.*[a-z])[A-Z][A-Za-z]+", text)}
+    made = {f"{prefix}{name}" for name in news._GOOD if name != "Progressing" for prefix in ("", "Not")}
+    return (words - NOT_REASONS - RESOURCES.keys()) | made
+
+
+def explained() -> set[str]:
+    """First cells of the tables of reasons."""
+    _, _, tables = TROUBLES.read_text().partition("## Reasons of Ready")
+    rows = re.findall(r"^\| (`[^|]*) \|", tables, flags=re.MULTILINE)
+    return {word for row in rows for word in re.findall(r"`(\w+)`", row)}
+
+
+def test_the_words_of_the_code_are_found() -> None:
+    assert {"AllReady", "ImagePull", "PoolScaledBack", "NotReady", "TemplateRejected"} <= reasons()
+
+
+def test_every_reason_is_explained_and_no_other() -> None:
+    assert explained() == reasons()
+
+
+def test_targets_of_make_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    named = {(short(page), name) for page in PAGES for name in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)}
+    assert len(named) > 10
+    assert sorted(each for each in named if each[1] not in targets) == []
+
+
+def test_metrics_exist() -> None:
+    code = "".join(path.read_text() for path in ROOT.glob("*/src/**/*.py"))
+    known = set(re.findall(r'"(xpyd_(?:operator|router|kv)_[a-z_]+)"', code))
+    for page in (ROOT / "docs/operations.md", TROUBLES, ROOT / "docs/install.md", ROOT / "docs/kubernetes.md"):
+        named = re.findall(r"\bxpyd_(?:operator|router|kv)_[a-z_]+", page.read_text())
+        unknown = [name for name in named if name not in known and not re.sub(r"_(total|count|sum|bucket)$", "", name) in known]
+        assert unknown == [], page
+
+
+def services() -> Iterator[tuple[str, object]]:
+    for page in PAGES:
+        for block in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+            if "kind: DisaggService" in block:
+                yield from ((short(page), each.value) for each in documents(block) if recognize(each.value) is Kind.SERVICE)
+
+
+def test_services_that_are_shown_are_right_and_can_be_done() -> None:
+    shown = list(services())
+    assert len(shown) > 5
+    for page, value in shown:
+        target = Target.LOCAL if page == short(LOCAL) else Target.KUBERNETES
+        try:
+            check_kube(decode_service(value, strict=True, target=target).service)
+        except SpecError as error:
+            pytest.fail(f"{page}: {error}")
