@@ -92,12 +92,21 @@ class Kube:
 
     async def request(self, method: str, path: str, body: Any = None, *, content: str = "application/json",
                       **query: str) -> Any:
-        """One request. Raises KubeError, aiohttp.ClientError, TimeoutError."""
+        """One request; 429 is tried again. Raises KubeError, aiohttp.ClientError, TimeoutError."""
+        async with asyncio.timeout(DEADLINE_S):
+            while True:
+                try:
+                    return await self._request(method, path, body, content, query)
+                except KubeError as error:
+                    if error.status != 429:  # such as while a CRD changes
+                        raise
+                await asyncio.sleep(AGAIN_S)
+
+    async def _request(self, method: str, path: str, body: Any, content: str, query: dict[str, str]) -> Any:
         assert self._session is not None
         data = msgspec.json.encode(body) if body is not None else None
         headers = {"Content-Type": content} if data is not None else {}
-        async with asyncio.timeout(DEADLINE_S), self._session.request(
-                method, path, data=data, params=query, headers=headers) as answer:
+        async with self._session.request(method, path, data=data, params=query, headers=headers) as answer:
             raw = await answer.read()
             found = msgspec.json.decode(raw) if "json" in answer.content_type and raw else raw.decode()
             if answer.status >= 400:

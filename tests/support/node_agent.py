@@ -215,13 +215,12 @@ class NodeAgent:
         if life is None:
             host = next(self._hosts)
             life = self.lives[name] = Life(now, f"127.{self._network}.{host // 250}.{host % 250 + 1}")
-            life.tasks = [asyncio.create_task(self._guarded(life, each(life)))
-                          for each in (self._live, self._write)]
+            life.tasks = [asyncio.create_task(self._guarded(life, each)) for each in (self._live, self._write)]
         life.pod = now
         self._hear(life)
         if now["metadata"].get("deletionTimestamp") and not life.ending:
             life.ending = True
-            life.tasks.append(asyncio.create_task(self._guarded(life, self._end(life))))
+            life.tasks.append(asyncio.create_task(self._guarded(life, self._end)))
 
     def _gone(self, name: str) -> None:
         life = self.lives.pop(name)
@@ -232,9 +231,9 @@ class NodeAgent:
             self._ends.add(end)
             end.add_done_callback(self._ends.discard)
 
-    async def _guarded(self, life: Life, work: Awaitable[None]) -> None:
+    async def _guarded(self, life: Life, work: Callable[[Life], Awaitable[None]]) -> None:
         try:
-            await work
+            await work(life)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 (told to the test at its end)
