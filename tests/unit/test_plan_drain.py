@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import msgspec
+
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.drain import victims
 from xpyd_operator.plan.observed import Instance, Phase, Unit
@@ -24,3 +26,8 @@ def test_crashed_then_youngest_start_then_least_loaded() -> None:
         ]
     )
     assert [victim.ordinal for victim in order] == [6, 5, 4, 3, 2, 0, 1]
+
+
+def test_who_routes_for_clients_goes_last() -> None:
+    routing = msgspec.structs.replace(instance(0, Phase.READY), router=True)
+    assert [victim.ordinal for victim in victims([routing, instance(1, Phase.READY, load=9)])] == [1, 0]
