@@ -25,6 +25,7 @@ from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import Role
 
 HISTORIES, STEPS = 50, 200
+pytestmark = pytest.mark.timeout(300)  # seconds of work at most, but a busy machine may take long
 REVISIONS = ("r1", "r2", "r3", "r4")
 
 
