@@ -11,7 +11,6 @@ from aiohttp import web
 from kubernetes.aio.client import ApiClient, Configuration
 from processes import free_port
 
-from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import PATIENCE_S, Api, ApiError
 
 
@@ -88,17 +87,6 @@ async def test_paths_and_parameters(server: Server) -> None:
     assert [each[:2] for each in server.counted] == [
         ("get", "pods"), ("create", "disaggpools"), ("apply", "networkpolicies"), ("patch", "deployments"),
         ("patch", "disaggservices/status"), ("delete", "poddisruptionbudgets")]
-
-
-async def test_lists_come_in_pages(server: Server) -> None:
-    pages = [{"items": [{"a": 1}], "metadata": {"resourceVersion": "7", "continue": "more"}},
-             {"items": [{"a": 2}], "metadata": {"resourceVersion": "7"}}]
-    server.answers = [lambda: web.json_response(pages[0]), lambda: web.json_response(pages[1])]
-    async with connect(server) as api:
-        assert await api.list("Pod", None, "x=y") == ([{"a": 1}, {"a": 2}], 7)
-    assert [each[2] for each in server.asked] == [
-        {"labelSelector": "x=y", "limit": "500"}, {"labelSelector": "x=y", "limit": "500", "continue": "more"}]
-    assert server.asked[0][1] == "/api/v1/pods"
 
 
 @pytest.mark.parametrize(("code", "reason", "missing", "conflict"), [
@@ -180,8 +168,3 @@ async def test_width_bounds_what_is_under_way(server: Server) -> None:
         await asyncio.gather(*(api.get("Pod", "a", f"x{number}") for number in range(30)))
     assert server.most == 3
     assert len(server.asked) == 30
-
-
-async def test_no_way_to_the_server_is_said(tmp_path: Any) -> None:
-    with pytest.raises(XpydError, match="no way to the API server"):
-        await Api.connect(kubeconfig=str(tmp_path / "nothing"))

@@ -15,18 +15,13 @@ from urllib.parse import quote
 
 import aiohttp
 import msgspec
-from kubernetes.aio import config as kubernetes_config
-from kubernetes.aio.client import ApiClient, Configuration
-from kubernetes.aio.config import ConfigException
+from kubernetes.aio.client import ApiClient
 
 from xpyd_operator.api.base import API_VERSION
 from xpyd_operator.errors import XpydError
 from xpyd_operator.render.labels import FIELD_MANAGER
 
 Body = dict[str, Any]
-Bodies = list[Body]
-_config: Any = kubernetes_config  # the library's loaders have no types
-PAGE = 500
 PATIENCE_S = 5.0
 """Longest ``Retry-After`` that is waited for."""
 UNREACHABLE = 0
@@ -39,11 +34,10 @@ class Resource(msgspec.Struct, frozen=True):
     version: str
     plural: str
 
-    def path(self, namespace: str | None, name: str = "", sub: str = "") -> str:
-        """Path below the server's address; no namespace: all of them."""
+    def path(self, namespace: str, name: str = "", sub: str = "") -> str:
+        """Path below the server's address."""
         root = f"/api/{self.version}" if "/" not in self.version else f"/apis/{self.version}"
-        where = f"/namespaces/{quote(namespace, safe='')}" if namespace is not None else ""
-        parts = [root + where, self.plural, quote(name, safe=""), sub]
+        parts = [root, "namespaces", quote(namespace, safe=""), self.plural, quote(name, safe=""), sub]
         return "/".join(part for part in parts if part)
 
 
@@ -129,28 +123,6 @@ class Api:
         self.requests = 0
         """How many were sent."""
 
-    @classmethod
-    async def connect(cls, counter: Counter | None = None, *, kubeconfig: str | None = None, width: int = 32,
-                      timeout_s: float = 10.0) -> Api:
-        """With the service account of this pod, or with a kubeconfig (None: inside a cluster, else the usual file).
-
-        Raises:
-            XpydError: neither can be used.
-        """
-        configuration = Configuration()
-        try:
-            if kubeconfig is None and not _inside(configuration):
-                await _config.load_kube_config(client_configuration=configuration)
-            elif kubeconfig is not None:
-                await _config.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
-        except (ConfigException, OSError) as error:
-            raise XpydError(f"no way to the API server: {error}") from None
-        configuration.retries = None
-        configuration.connection_pool_maxsize = width + 4
-        client = ApiClient(configuration)
-        client.user_agent = "xpyd-operator"
-        return cls(client, counter, width=width, timeout_s=timeout_s)
-
     async def __aenter__(self) -> Api:
         return self
 
@@ -166,20 +138,6 @@ class Api:
     async def get(self, kind: str, namespace: str, name: str) -> Body:
         """One object."""
         return await self._ask("get", kind, namespace, name)
-
-    async def list(self, kind: str, namespace: str | None, selector: str = "") -> tuple[Bodies, int]:
-        """All objects of a kind (None: in all namespaces) and the version of the list."""
-        items: Bodies = []
-        more = ""
-        while True:
-            query = {"labelSelector": selector, "limit": str(PAGE), "continue": more}
-            page = await self._ask("list", kind, namespace, query={key: value for key, value in query.items() if value})
-            items += page.get("items") or []
-            metadata = page.get("metadata") or {}
-            more = metadata.get("continue") or ""
-            if not more:
-                text = str(metadata.get("resourceVersion", ""))
-                return items, int(text) if text.isdecimal() else 0
 
     async def create(self, kind: str, namespace: str, body: Body, *, dry_run: bool = False) -> Body:
         """Make an object that is not there yet (409 where it is)."""
@@ -208,7 +166,7 @@ class Api:
             body["preconditions"] = {"uid": uid}
         return await self._ask("delete", kind, namespace, name, body=body)
 
-    async def _ask(self, verb: str, kind: str, namespace: str | None, name: str = "", *, sub: str = "",
+    async def _ask(self, verb: str, kind: str, namespace: str, name: str = "", *, sub: str = "",
                    body: Body | None = None, query: Mapping[str, str] | None = None, dry_run: bool = False) -> Body:
         resource = RESOURCES[kind]
         method, content = _METHODS[verb]
@@ -264,20 +222,11 @@ class Api:
 
 _METHODS = {
     "get": ("GET", "application/json"),
-    "list": ("GET", "application/json"),
     "create": ("POST", "application/json"),
     "apply": ("PATCH", "application/apply-patch+yaml"),
     "patch": ("PATCH", "application/merge-patch+json"),
     "delete": ("DELETE", "application/json"),
 }
-
-
-def _inside(configuration: Configuration) -> bool:
-    try:
-        _config.load_incluster_config(client_configuration=configuration)
-    except ConfigException:
-        return False
-    return True
 
 
 def _refused(status: int, retry_after: str | None, raw: bytes, what: str) -> ApiError:

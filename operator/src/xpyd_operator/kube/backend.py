@@ -6,7 +6,6 @@ finds its object gone or changed is no error, since the watch tells and the next
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable
 
 import aiohttp
@@ -23,7 +22,8 @@ from xpyd_operator.kube.events import Events, now_text
 from xpyd_operator.kube.fleet import Fleets
 from xpyd_operator.kube.holds import Holds
 from xpyd_operator.kube.key import KeySecret
-from xpyd_operator.kube.observe import Facts, Told, controller, facts, front, instances
+from xpyd_operator.kube.observe import Facts, Told, facts, front, instances
+from xpyd_operator.kube.pods import Pods
 from xpyd_operator.kube.said import pool_status, service_status
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.status import StatusWriter, read
@@ -34,11 +34,7 @@ from xpyd_operator.plan.observed import Observed, Problem
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
 from xpyd_operator.render.pods import engine_pod
-from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
-
-logger = logging.getLogger(__name__)
-TAKEN_S = 30.0
-"""A pod's name that somebody else has is tried again so late."""
+from xpyd_sidecar.contract.ids import Role, ServiceName
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -61,7 +57,7 @@ class KubeBackend:
         self.last: Round | None = None
         self.holds = Holds()
         self._shared = shared
-        self._api, self._cache, self._settings = shared.api, shared.cache, shared.settings
+        self._cache, self._settings = shared.cache, shared.settings
         self._children = Children(shared.api, shared.cache, shared.events, shared.settings)
         self._secret = KeySecret(shared.api, dry_run=shared.settings.dry_run)
         self._dry_run = DryRun(shared.api, shared.settings)
@@ -71,8 +67,7 @@ class KubeBackend:
         self._told = Told()
         self._named: list[str] = []
         """Objects of others whose names we need, as the last round knew them."""
-        self._taken: dict[str, float] = {}
-        """Names of pods of others, which carry no label of ours → when to try again."""
+        self._pods = Pods(shared.api, shared.cache, entry, self.holds)
 
     # What is wanted
 
@@ -96,7 +91,7 @@ class KubeBackend:
     async def observe(self, now: float) -> Observed:
         """Pods from the cache, and what a router tells; takes at most the routers' timeout."""
         service = self._blueprint.service
-        pods = self._pods()
+        pods = self._cache.of_service("Pod", self.namespace, self.name)
         seen = [pod.derived(facts) for pod in pods]
         mine = [each for each in seen if each.owner == self.uid]
         apart = service.spec.router.placement == "Deployment"
@@ -111,9 +106,8 @@ class KubeBackend:
             limit=service.spec.router.max_sidecars + 1,
             picture=_picture(seen),
         )
-        self._taken = {name: when for name, when in self._taken.items() if now < when}
         name = ServiceName(service.name)
-        found = instances(name, self.uid, pods, self._told, now, taken=self._taken)
+        found = instances(name, self.uid, pods, self._told, now, taken=self._pods.taken(now))
         wanted = self._blueprint.counts
         prefill = wanted is None or wanted.prefill > 0
         self._named = self._children.taken
@@ -170,68 +164,17 @@ class KubeBackend:
         self._entry()
         match action:
             case Create():
-                await self._create(action)
+                blueprint = self._blueprint
+                if blueprint.revisions.get(action.role) != action.revision:
+                    raise XpydError(f"{action.instance} was planned of {action.revision}, which is not in force any more")
+                pod = engine_pod(blueprint.service, action.role, action.instance, action.revision, self._settings)
+                await self._pods.create(pod, self._shared.clock())
             case Drain() | Remove():
-                await self._delete(action.instance)
+                await self._pods.delete(action.instance)
             case Label():
-                await self._label(action)
+                await self._pods.label(action)
             case _:
                 raise XpydError(f"pods know no such thing: {action}")
-
-    async def _create(self, action: Create) -> None:
-        if self.holds.held(self._shared.clock()):
-            return
-        blueprint, name = self._blueprint, action.instance
-        if blueprint.revisions.get(action.role) != action.revision:
-            raise XpydError(f"{name} was planned of {action.revision}, which is not in force any more")
-        pod = engine_pod(blueprint.service, action.role, name, action.revision, self._settings)
-        try:
-            self._cache.wrote("Pod", await self._api.create("Pod", self.namespace, pod))
-            self.holds.over(self._shared.clock())
-        except ApiError as error:
-            if error.conflict:
-                await self._recognize(name)
-            elif not self.holds.excuses(error, f"creating {name}", self._shared.clock()):
-                raise
-
-    async def _recognize(self, name: str) -> None:
-        """A pod of this name exists that the watch does not show: it lost its label, or is somebody else's."""
-        try:
-            pod = await self._api.get("Pod", self.namespace, name)
-            if controller(pod["metadata"]) == self.uid:
-                mark = {"metadata": {"uid": pod["metadata"]["uid"], "labels": {labels.SERVICE: self.name}}}
-                self._cache.wrote("Pod", await self._api.patch("Pod", self.namespace, name, mark))
-                return
-        except ApiError as error:
-            if not (error.missing or error.conflict):
-                raise
-            return
-        logger.warning("pod %s/%s is somebody else's", self.namespace, name)
-        self._taken[name] = self._shared.clock() + TAKEN_S
-
-    async def _delete(self, name: InstanceName) -> None:
-        entry = self._pod(name)
-        if entry is None or entry.deleting:
-            return
-        try:
-            answer = await self._api.delete("Pod", self.namespace, name, entry.uid)
-        except ApiError as error:
-            self._excuse(entry, error)
-        else:
-            if answer.get("kind") == "Pod":
-                self._cache.wrote("Pod", answer)
-
-    async def _label(self, action: Label) -> None:
-        entry = self._pod(action.instance)
-        if entry is None:
-            return
-        held = {labels.ROSTER: action.roster, labels.ROUTER: action.router}
-        wanted = {label: labels.YES if holds else None for label, holds in held.items()}
-        patch = {"metadata": {"uid": entry.uid, "labels": wanted}}
-        try:
-            self._cache.wrote("Pod", await self._api.patch("Pod", self.namespace, action.instance, patch))
-        except ApiError as error:
-            self._excuse(entry, error)
 
     # What is said
 
@@ -280,20 +223,6 @@ class KubeBackend:
         if entry is None or entry.uid != self.uid or entry.deleting:
             raise Gone(f"{self.namespace}/{self.name} is being deleted")
         return entry
-
-    def _pods(self) -> list[Entry]:
-        return self._cache.of_service("Pod", self.namespace, self.name)
-
-    def _pod(self, name: InstanceName) -> Entry | None:
-        entry = self._cache.get("Pod", self.namespace, name)
-        return entry if entry is not None and controller(entry.body["metadata"]) == self.uid else None
-
-    def _excuse(self, entry: Entry, error: ApiError) -> None:
-        """It has gone, or is another one by now, which the watch tells: nothing is wrong."""
-        if error.missing:
-            self._cache.missing(entry)
-        elif not error.conflict:
-            raise error
 
 
 def _picture(pods: list[Facts]) -> Hashable:
