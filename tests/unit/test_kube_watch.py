@@ -22,6 +22,13 @@ def thing(name: str, version: int, *, namespace: str = "ns", service: str = "s",
                          "labels": {"xpyd.dev/service": service}}}
 
 
+def collection(kind: str, namespace: str | None = None) -> str:
+    """Path of a list, as kopf asks for it."""
+    version = RESOURCES[kind].version
+    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    return f"{root}/namespaces/{namespace}/{RESOURCES[kind].plural}" if namespace else f"{root}/{RESOURCES[kind].plural}"
+
+
 class Server:
     """Answers lists of what a test puts into ``there``, over a real socket and the session's middleware."""
 
@@ -69,11 +76,11 @@ class Server:
 
     async def open(self, kind: str) -> aiohttp.ClientResponse:
         """A watch that stays open."""
-        return await self._session.get(self._server.make_url(f"{RESOURCES[kind].path(None)}?watch=true&follow=yes"))
+        return await self._session.get(self._server.make_url(f"{collection(kind)}?watch=true&follow=yes"))
 
     async def list(self, *kinds: str, namespace: str | None = None) -> None:
         for kind in kinds:
-            await self.fetch(RESOURCES[kind].path(namespace) + "?labelSelector=x")
+            await self.fetch(collection(kind, namespace) + "?labelSelector=x")
 
 
 async def test_nobody_is_woken_before_every_kind_was_listed_and_then_everybody() -> None:
