@@ -120,7 +120,7 @@ def test_metrics_exist() -> None:
 def services() -> Iterator[tuple[str, object]]:
     for page in PAGES:
         for block in re.findall(r"^```yaml\n(.*?)^```$", page.read_text(), flags=re.MULTILINE | re.DOTALL):
-            if "kind: DisaggService" in block:
+            if re.search(r"^kind: DisaggService$", block, flags=re.MULTILINE):
                 yield from ((short(page), each.value) for each in documents(block) if recognize(each.value) is Kind.SERVICE)
 
 
