@@ -10,10 +10,6 @@ MODEL ?=
 ROOT := $(filter 0,$(shell id -u))
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes
 
-# A tier that needs root says that it was left out, and so does one that has no tests in this version.
-tier = $(if $(wildcard $(1)/test_*.py),$(if $(ROOT),$(BIN)/pytest $(1) --timeout 600,\
-  echo "left out: $(1) (it needs root)"),echo "left out: $(1) (its tests come with $(2))")
-
 .PHONY: help setup demo test test-unit test-component test-kube test-e2e lint requirements crds clean images images-push
 
 help: ## List the targets
@@ -48,11 +44,21 @@ test-unit: $(STAMP) ## Pure parts and sockets, without engines (a minute)
 test-component: $(STAMP) ## Real vLLM engines on this machine's CPU (12 minutes)
 	@$(BIN)/pytest tests/component --timeout 600
 
-test-kube: $(STAMP) ## A real API server (root)
-	@$(call tier,tests/kube,the Kubernetes backend)
+test-kube: $(STAMP) ## A real API server (root; its first build takes 10 minutes)
+ifeq ($(ROOT),0)
+	@$(CLUSTER) build --profile light --kwok
+	@$(BIN)/pytest tests/kube --timeout 600
+else
+	@echo "left out: tests/kube (it needs root)"
+endif
 
-test-e2e: $(STAMP) ## A whole cluster (root)
-	@$(call tier,e2e,the test cluster)
+test-e2e: $(STAMP) ## A whole cluster with real engines in pods (root)
+ifeq ($(ROOT),0)
+	@$(CLUSTER) build --profile full
+	@$(BIN)/pytest e2e --timeout 900
+else
+	@echo "left out: e2e (it needs root)"
+endif
 
 requirements: ## Pin again what the .in files ask for
 	$(COMPILE) --no-emit-index-url --no-emit-find-links \
@@ -101,6 +107,8 @@ images: $(STAMP) ## Build the container images (root); BASE=… names another ba
 images-push: $(STAMP) ## Push operator and sidecar to REGISTRY=host/path; TAG=…, INSECURE=1 for plain HTTP
 	@$(if $(REGISTRY),,$(error give the registry: make images-push REGISTRY=host/path))
 	@$(BIN)/python -m images push '$(REGISTRY)' $(if $(BASE),--base '$(BASE)') $(if $(TAG),--tag '$(TAG)') $(if $(INSECURE),--insecure)
+.PHONY: push
+push: images-push
 # --- end of images ---
 
 # --- the test cluster: a real Kubernetes of this host; PROFILE=light|full, DIR=its folder, KWOK=1 adds fake nodes ---
