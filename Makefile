@@ -54,7 +54,7 @@ endif
 
 test-e2e: $(STAMP) ## A whole cluster with real engines in pods (root)
 ifeq ($(ROOT),0)
-	@$(CLUSTER) build --profile full
+	@$(CLUSTER) build --profile full --kwok
 	@$(BIN)/pytest e2e --timeout 900
 else
 	@echo "left out: e2e (it needs root)"
