@@ -27,7 +27,7 @@ import kopf
 import kubernetes
 import msgspec
 from kube_client import Kube, Mirror
-from kube_cluster import apply_crds, requests
+from kube_cluster import Request, apply_crds, requests
 from kube_operator import OperatorProcess
 from kube_team import USER, operator_login
 from measures import Timeline, cpu_s, machine_load, peak_rss_mib, quantile_ms, rounds
@@ -43,6 +43,7 @@ NODES = 10
 DEADLINE_S = 240.0
 QUIET_S = 30.0
 SETTLE_S = 3.0
+READS = ("get", "list", "watch")
 
 
 def document(name: str, prefill: int, decode: int, port: int) -> dict[str, Any]:
@@ -71,14 +72,13 @@ class Bench:
         created_s = await timeline.wait(lambda: timeline.made >= pods, f"{pods} pods exist", DEADLINE_S)
         ready_s = await timeline.wait(lambda: timeline.ready >= pods, f"{pods} pods are ready", DEADLINE_S)
         serving_s = await timeline.wait(lambda: timeline.serving >= len(documents), "all services say Ready", DEADLINE_S)
-        await asyncio.sleep(SETTLE_S)
-        calls = [each for each in requests(self._cluster, USER)[asked:] if each.verb != "watch"]
+        calls = [each for each in await self._wait_quiet(asked) if each.verb != "watch"]
         before, cpu = rounds(await self._operator.said("/metrics")), cpu_s(self._operator.pid)
         quiet = len(requests(self._cluster, USER))
         await asyncio.sleep(QUIET_S)
         after = rounds(await self._operator.said("/metrics"))
         cpu = (cpu_s(self._operator.pid) - cpu) / QUIET_S
-        written = [each for each in requests(self._cluster, USER)[quiet:] if each.verb not in ("get", "list", "watch")]
+        written = [each for each in requests(self._cluster, USER)[quiet:] if each.verb not in READS]
         rss = peak_rss_mib(self._operator.pid)
         delete_s = timeline.now()
         for each in documents:
@@ -91,6 +91,20 @@ class Bench:
             "noop_p99_ms": quantile_ms(before, after), "noop_rounds": after[-1][1] - before[-1][1],
             "noop_writes": len(written), "noop_cpu": cpu,
         }, timeline
+
+
+    async def _wait_quiet(self, since: int) -> list[Request]:
+        """Everything that the operator asked for since then, once it has written nothing for a while (Events come late)."""
+        end, last = time.monotonic() + DEADLINE_S, -1
+        while True:
+            asked = requests(self._cluster, USER)[since:]
+            writes = sum(each.verb not in READS for each in asked)
+            if writes == last:
+                return asked
+            if time.monotonic() > end:
+                raise TimeoutError(f"the operator still writes after {DEADLINE_S:.0f} s")
+            last = writes
+            await asyncio.sleep(SETTLE_S)
 
 
 async def bench(cluster: LightCluster, folder: Path, pods: int, services: int, per_service: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 from kube_client import Kube, KubeError, Mirror, Object
-from kube_routers import Tokens
+from kube_routers import read_token
 from kube_team import is_ready, label
 from node_agent import ROLE, ROSTER, SERVICE
 from processes import free_port
@@ -39,7 +39,8 @@ class Routers:
         self._kube = kube
         self._namespace = namespace
         self._pods = pods
-        self._tokens = Tokens(kube)
+        self._tokens: dict[str, str] = {}
+        """Of owners' uids."""
         self._of: dict[str, Object] = {}
         """Address → pod."""
         self._since: dict[str, float] = {}
@@ -91,8 +92,10 @@ class Routers:
         if pod is None:
             return web.Response(status=404)
         service = label(pod, SERVICE)
-        token = await self._tokens.of(self._namespace, service, pod["metadata"]["ownerReferences"][0]["uid"])
-        if not token or request.headers.get("Authorization") != f"Bearer {token}":
+        owner = pod["metadata"]["ownerReferences"][0]["uid"]
+        if owner not in self._tokens:
+            self._tokens[owner] = await read_token(self._kube, self._namespace, service)
+        if request.headers.get("Authorization") != f"Bearer {self._tokens[owner]}":
             return web.Response(status=401)
         settled = time.monotonic() - self._since[pod["metadata"]["uid"]] >= SETTLE_S
         return web.Response(body=self._answer(service, settled=settled), content_type="application/json")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hmac
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
@@ -34,29 +33,21 @@ def router_port(pod: Object) -> int:
     return PORT
 
 
-class Tokens:
-    """Admin tokens of services, from their Secrets."""
-
-    def __init__(self, kube: Kube) -> None:
-        self._kube = kube
-        self._known: dict[tuple[str, str], str] = {}
-
-    async def of(self, namespace: str, service: str, owner: str) -> str:
-        """The token of a service whose pods are owned by the uid ``owner``; empty while there is no key."""
-        at = (namespace, owner)
-        if at not in self._known:
-            with contextlib.suppress(KubeError):
-                secret = await self._kube.get("Secret", namespace, f"{service}-key")
-                key = keys.ServiceKey(bytes.fromhex(base64.b64decode(secret["data"]["key"]).decode().strip()))
-                self._known[at] = keys.admin_token(key)
-        return self._known.get(at, "")
+async def read_token(kube: Kube, namespace: str, service: str) -> str:
+    """The admin token by the service's Secret as it is now; empty while there is none."""
+    try:
+        secret = await kube.get("Secret", namespace, f"{service}-key")
+    except KubeError as error:
+        if error.status != 404:
+            raise
+        return ""
+    return keys.admin_token(keys.ServiceKey(bytes.fromhex(base64.b64decode(secret["data"]["key"]).decode().strip())))
 
 
 class ScriptedRouter:
-    """One router. ``fleet()`` says what it knows, ``why_not()`` why it is not ready (empty: it is)."""
+    """One router. ``token`` opens it, ``fleet()`` says what it knows, ``why_not()`` why it is not ready (empty: it is)."""
 
-    def __init__(self, address: str, port: int, token: Callable[[], Awaitable[str]], fleet: Callable[[], Fleet],
-                 why_not: Callable[[], str]) -> None:
+    def __init__(self, address: str, port: int, token: str, fleet: Callable[[], Fleet], why_not: Callable[[], str]) -> None:
         self.address = address
         self.port = port
         self.asked = 0
@@ -79,9 +70,8 @@ class ScriptedRouter:
             await runner.cleanup()
 
     async def _on_fleet(self, request: web.Request) -> web.Response:
-        token = await self._token()
         said = request.headers.get("Authorization", "")
-        if not token or not hmac.compare_digest(said, f"Bearer {token}"):
+        if not hmac.compare_digest(said, f"Bearer {self._token}"):
             self.refused += 1
             return web.Response(status=401, text="the admin token is needed")
         self.asked += 1

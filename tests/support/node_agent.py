@@ -30,7 +30,7 @@ from typing import Literal, Self
 import aiohttp
 from kube_client import Kube, KubeError, Mirror, Object
 from kube_pods import MAIN, Exit, Facts, now_text, status_of
-from kube_routers import ScriptedRouter, Tokens, router_port
+from kube_routers import ScriptedRouter, read_token, router_port
 
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
@@ -89,6 +89,8 @@ class Life:
     router_since: float | None = None
     """Since when its router runs (monotonic seconds)."""
     router: ScriptedRouter | None = None
+    token: str = ""
+    """By the key that the pod was started with."""
     written: Object | None = None
     dirty: asyncio.Event = field(default_factory=asyncio.Event)
     kick: asyncio.Event = field(default_factory=asyncio.Event)
@@ -135,7 +137,6 @@ class NodeAgent:
         self._kube = kube
         self._namespace = namespace
         self._node = f"node-{namespace}"
-        self._tokens = Tokens(kube)
         self._network = next(_networks) % 250 + 1
         self._hosts = itertools.count(1)
         self._pods = Mirror(kube, "Pod", namespace)
@@ -280,8 +281,8 @@ class NodeAgent:
                 break
             life.dirty.set()
             await self._kicked(life, None)
-        port = router_port(life.pod)
-        life.router = ScriptedRouter(life.ip, port, lambda: self._token(life), lambda: self._fleet(life),
+        await self._mount(life)
+        life.router = ScriptedRouter(life.ip, router_port(life.pod), life.token, lambda: self._fleet(life),
                                      lambda: self.why_not(life))
         await life.router.start()
         life.router_since = time.monotonic()
@@ -367,12 +368,16 @@ class NodeAgent:
     def _lasts(self, life: Life, since: float | None) -> bool:
         return since is not None and time.monotonic() - since >= self.script(life.pod).settle_s
 
-    async def _token(self, life: Life) -> str:
-        owners = life.pod["metadata"].get("ownerReferences") or [{"uid": life.uid}]
-        return await self._tokens.of(self._namespace, life.service, str(owners[0]["uid"]))
+    async def _mount(self, life: Life) -> None:
+        """The key as it is when the pod starts; without its Secret a pod does not start."""
+        while not life.token:
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
+                life.token = await read_token(self._kube, self._namespace, life.service)
+            if not life.token:
+                await asyncio.sleep(AGAIN_S)
 
     def _fleet(self, life: Life) -> Fleet:
-        known = self.engines(life.service) if life.heard_since is not None else []
+        known = [each for each in self.engines(life.service) if life.heard_since is not None and each.token == life.token]
         uptime_s = 0.0 if life.heard_since is None else time.monotonic() - life.heard_since
         return Fleet(service=ServiceName(life.service), router=life.name, uptime_s=uptime_s, settled=self._settled(life),
                      instances=tuple(self._told(each) for each in known if each.running and each.facts.stage != "crashed"))
