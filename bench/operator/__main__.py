@@ -79,6 +79,7 @@ class Bench:
         after = rounds(await self._operator.said("/metrics"))
         cpu = (cpu_s(self._operator.pid) - cpu) / QUIET_S
         written = [each for each in requests(self._cluster, USER)[quiet:] if each.verb not in READS]
+        looked = after[-1][1] - before[-1][1]
         rss = peak_rss_mib(self._operator.pid)
         delete_s = timeline.now()
         for each in documents:
@@ -88,8 +89,8 @@ class Bench:
         return {
             "applied_s": applied_s, "created_s": created_s, "ready_s": ready_s, "serving_s": serving_s,
             "deleted_s": gone_s - delete_s, "api_calls_per_pod": len(calls) / pods, "rss_mib": rss,
-            "noop_p99_ms": quantile_ms(before, after), "noop_rounds": after[-1][1] - before[-1][1],
-            "noop_writes": len(written), "noop_cpu": cpu,
+            "noop_p99_ms": quantile_ms(before, after), "noop_rounds": looked, "noop_writes": len(written),
+            "noop_cpu": cpu, "noop_cpu_ms": cpu * QUIET_S * 1000 / looked,
         }, timeline
 
 

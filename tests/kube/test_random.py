@@ -152,7 +152,7 @@ async def test_random_steps(quiet_team: Team, operator_kubeconfig: Path, tmp_pat
                                         namespace=team.namespace)
         await team.operator.start()
         try:
-            dog = Watchdog(team)
+            dog = Watchdog(team, deaths=True)
             chaos = Chaos(team, proxy, Bounds(dog, SURGE, LATE_S), SEED)
             await chaos.apply()
             await team.wait_settled("1P2D")

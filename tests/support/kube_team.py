@@ -198,8 +198,8 @@ async def _wait_account(kube: Kube, namespace: str) -> None:
     while True:
         try:
             await kube.request("GET", path)
-        except KubeError as error:
-            if error.status != 404 or time.monotonic() > end:
+        except KubeError:  # also of an API server that has just come back
+            if time.monotonic() > end:
                 raise
             await asyncio.sleep(POLL_S)
         else:

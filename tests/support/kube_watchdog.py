@@ -21,10 +21,13 @@ _ORDINAL = re.compile(r"-e(0|[1-9]\d*)")
 
 
 class Watchdog:
-    """``floors``: least ready pods of a role; ``most``: most pods of a role when one is made, ending ones included."""
+    """``floors``: least ready pods of a role; ``most``: most pods of a role when one is made, ending ones included.
+
+    ``deaths``: pods die at any moment, so that Ready may turn true of a router that has died since.
+    """
 
     def __init__(self, team: Team, name: str = "qwen", floors: Mapping[str, int] | None = None,
-                 most: Mapping[str, int] | None = None) -> None:
+                 most: Mapping[str, int] | None = None, *, deaths: bool = False) -> None:
         self.faults: list[str] = []
         self.seen = 0
         self.made: list[str] = []
@@ -37,6 +40,7 @@ class Watchdog:
         self._name = name
         self._began = time.monotonic()
         team.mirrors["Pod"].listeners.append(self._on_pod)
+        self._deaths = deaths
         team.mirrors["DisaggService"].listeners.append(self._on_service)
 
     def check(self) -> None:
@@ -85,7 +89,7 @@ class Watchdog:
 
     def _on_service(self, was: Object | None, now: Object | None) -> None:
         """Ready turns true only when a router that clients reach can pick."""
-        if now is None or now["metadata"]["name"] != self._name:
+        if now is None or now["metadata"]["name"] != self._name or self._deaths:
             return
         if _says_ready(now) and not (was is not None and _says_ready(was)) and not self._team.agent.can_answer(self._name):
             self._fault("Ready turned true and no router could answer a client")
