@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime as dt
+import importlib.metadata
 import os
 import platform
 import tempfile
@@ -23,7 +24,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import kopf
 import kubernetes
 import msgspec
 from kube_client import Kube, Mirror
@@ -93,7 +93,6 @@ class Bench:
             "noop_cpu": cpu, "noop_cpu_ms": cpu * QUIET_S * 1000 / looked,
         }, timeline
 
-
     async def _wait_quiet(self, since: int) -> list[Request]:
         """Everything that the operator asked for since then, once it has written nothing for a while (Events come late)."""
         end, last = time.monotonic() + DEADLINE_S, -1
@@ -140,7 +139,8 @@ async def bench(cluster: LightCluster, folder: Path, pods: int, services: int, p
                 "noop_p99_ms": max(one["noop_p99_ms"], many["noop_p99_ms"])}
     figures |= {f"one_{key}": value for key, value in one.items() if key.startswith("noop")}
     figures |= {f"many_{key}": value for key, value in many.items() if key != "applied_s"}
-    about = {"date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"), "kubernetes": build.KUBERNETES, "kopf": kopf.__version__,
+    about = {"date": dt.datetime.now(dt.UTC).strftime("%Y-%m-%d"), "kubernetes": build.KUBERNETES,
+             "kopf": importlib.metadata.version("kopf"),
              "client": kubernetes.__version__, "python": platform.python_version(), "cpus": os.cpu_count() or 0,
              "load_before": load}
     return {key: round(value, 2) if isinstance(value, float) else value for key, value in figures.items()} | about
