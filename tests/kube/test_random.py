@@ -55,7 +55,7 @@ class Chaos:
         await chosen()
 
     def document(self) -> Object:
-        return self.team.document(**self.counts, engine={"image": f"engine:{self.image}"})
+        return self.team.document("qwen", self.counts["prefill"], self.counts["decode"], engine={"image": f"engine:{self.image}"})
 
     async def apply(self) -> None:
         self.bounds.ask(**self.counts)
