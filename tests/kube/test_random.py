@@ -55,7 +55,8 @@ class Chaos:
         await chosen()
 
     def document(self) -> Object:
-        return self.team.document("qwen", self.counts["prefill"], self.counts["decode"], engine={"image": f"engine:{self.image}"})
+        prefill, decode = self.counts["prefill"], self.counts["decode"]
+        return self.team.document(prefill=prefill, decode=decode, engine={"image": f"engine:{self.image}"})
 
     async def apply(self) -> None:
         self.bounds.ask(**self.counts)
