@@ -100,6 +100,7 @@ async def test_a_name_that_somebody_else_has(team: Team) -> None:
     await team.kube.create("Service", body, team.namespace)
     await team.apply(team.document())
     await team.wait_condition("Degraded", words=("NameTaken", "Service qwen"))
+    await team.wait_condition("Ready", "False", words=("NameTaken",))
     assert team.of("Service")["qwen"]["spec"]["selector"] == {"app": "other"}, "nothing of others is touched"
     await team.delete()
     await team.wait_nothing_left()

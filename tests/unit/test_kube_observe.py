@@ -172,3 +172,9 @@ def test_a_thousand_pods_are_seen_fast() -> None:
     assert len(found) == 1000
     print(f"1,000 pods observed in {best * 1000:.1f} ms")
     assert best < 0.1
+
+
+def test_clients_do_not_reach_a_service_whose_name_is_somebody_elses() -> None:
+    found = front([], told(), prefill=True, taken="Service qwen")
+    assert (found.ready, found.reason) == (False, "NameTaken")
+    assert "Service qwen" in found.message

@@ -73,6 +73,8 @@ CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
     "being made": (stuck("ContainerCreating"), None, None, ()),
     "made for long": (
         stuck("PodInitializing", age_s=400), "NotStarted", False, ("describe pod qwen-e1",)),
+    "not made at all": (
+        stuck("ContainerCreating", age_s=1000), "NotStarted", True, ("describe pod qwen-e1",)),
     "unschedulable": (unplaced(70), "Unschedulable", True, ("3 Insufficient nvidia.com/gpu", "add nodes")),
     "unschedulable for a moment": (unplaced(5), "Unschedulable", False, ("qwen-e1",)),
     "gated": (unplaced(5, "SchedulingGated"), "SchedulingGated", True, ("gate",)),

@@ -111,9 +111,10 @@ class KubeBackend:
         wanted = self._blueprint.counts
         prefill = wanted is None or wanted.prefill > 0
         self._named = self._children.taken
+        clients = f"Service {service.name}"
         return Observed(
             found,
-            front=front(routers, self._told, prefill=prefill),
+            front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else ""),
             fleet_known=self._told.fleet is not None,
             problems=self._troubles(),
         )

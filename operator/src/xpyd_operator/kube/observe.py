@@ -137,8 +137,13 @@ def instances(
     return tuple(found[ordinal] for ordinal in sorted(found))
 
 
-def front(routers: Iterable[Facts], told: Told, *, prefill: bool) -> Front:
-    """Whether clients are served by the routers that they reach. ``prefill``: prefill instances are asked for."""
+def front(routers: Iterable[Facts], told: Told, *, prefill: bool, taken: str = "") -> Front:
+    """Whether clients are served by the routers that they reach.
+
+    ``prefill``: prefill instances are asked for; ``taken``: the clients' Service, if it is somebody else's.
+    """
+    if taken:
+        return Front(False, "NameTaken", f"{taken} is somebody else's, so that clients reach whatever that one selects")
     reached = [each for each in routers if each.usable]
     if not reached:
         return Front(False, "NoRouter", "no pod routes yet: the first decode instance that runs becomes the router")

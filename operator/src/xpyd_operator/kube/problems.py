@@ -20,6 +20,8 @@ PLACING_S = 60.0
 UNREADY_S = 60.0
 CREATING_S = 300.0
 """Large images take minutes; later than this it is worth looking."""
+STUCK_CREATING_S = 900.0
+"""And later than this a person must look: kubelet says only in Events that a volume or Secret is missing."""
 WORDS_MAX = 500
 
 _PULL = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError"}
@@ -201,5 +203,6 @@ def _not_ready(
         return Problem("GateNotReady", f"pod {name} waits for {', '.join(gates)}", lasting=late) if gates else None
     if now - created >= CREATING_S and "waiting" in state:
         words = f"pod {name} of {clock(created)} has a node and no running container yet: a large image, or a volume"
-        return Problem("NotStarted", f"{words}; see kubectl describe pod {name}", lasting=False)
+        long = now - created >= STUCK_CREATING_S
+        return Problem("NotStarted", f"{words}; see kubectl describe pod {name}", lasting=long)
     return None

@@ -1,0 +1,192 @@
+"""One DisaggService in the cluster on real CPU engines, and what tests ask of it: counts, pods, traffic from a pod."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from testcluster.errors import CommandFailed
+from testcluster.full import FullCluster
+from testcluster.kubectl import wait_until
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+LOAD = ROOT / "e2e" / "inside" / "load.py"
+MODEL = ROOT / "examples" / "model" / "weights"
+START_S = 400
+"""Four engines at most share two cores with the cluster; one alone is ready after about a minute."""
+
+
+class Images:
+    """What was built, and which folders of the host hold vLLM."""
+
+    def __init__(self, built: dict[str, Any], paths: dict[str, Any]) -> None:
+        self.built = built
+        self.paths = paths
+
+    def name(self, which: str) -> str:
+        """Full name of an image."""
+        return str(self.built[which]["image"])
+
+
+class Ended(msgspec.Struct):
+    """One request of the traffic."""
+
+    at: float
+    s: float
+    n: int
+    long: bool
+    fault: str
+
+
+class ServiceInCluster:
+    """``tiny`` in a namespace of its own."""
+
+    name = "tiny"
+    namespace = "serving"
+
+    def __init__(self, cluster: FullCluster, images: Images) -> None:
+        self.cluster = cluster
+        self.images = images
+
+    def document(self) -> dict[str, Any]:
+        """1P1D; vLLM and the model come from folders of the host, as tests have no registry."""
+        folders = [*self.images.paths["mounts"], {"name": "weights", "path": str(MODEL)}]
+        volumes = [{"name": each["name"], "hostPath": {"path": each["path"], "type": "Directory"}} for each in folders]
+        mounts = [{"name": each["name"], "mountPath": each["path"], "readOnly": True} for each in folders]
+        template = {"spec": {"volumes": volumes, "containers": [{"name": "main", "volumeMounts": mounts}]}}
+        role = {"resources": {}, "template": template}
+        return {
+            "apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService",
+            "metadata": {"name": self.name, "namespace": self.namespace},
+            "spec": {
+                "model": {"source": str(MODEL), "servedName": "tiny"},
+                "engine": {
+                    "image": self.images.name("engine-cpu"),
+                    "args": ["--enforce-eager", "--max-model-len", "1024", "--dtype", "float32",
+                             "--num-gpu-blocks-override", "64"],
+                },
+                "prefill": {"replicas": 1, **role},
+                "decode": {"scaling": {"min": 1, "max": 3}, **role},
+                "drain": {"timeout": "60s"},
+            },
+        }
+
+    def kubectl(self, *arguments: str, timeout_s: float = 60.0, stdin: str | None = None) -> str:
+        """kubectl in the namespace of the service."""
+        return self.cluster.kubectl("-n", self.namespace, *arguments, timeout_s=timeout_s, stdin=stdin)
+
+    def get(self, *arguments: str) -> Any:
+        """``kubectl get … -o json`` in the namespace of the service."""
+        return json.loads(self.kubectl("get", *arguments, "-o", "json"))
+
+    def apply(self) -> None:
+        """As a user does. vLLM comes by hostPath here, which the level ``restricted`` does not allow."""
+        self.cluster.kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {
+            "name": self.namespace, "labels": {"pod-security.kubernetes.io/enforce": "privileged"}}})
+        self.cluster.kubectl.apply(self.document())
+
+    def wait_ready(self, shape: str | None = None, deadline_s: float = START_S) -> None:
+        """``kubectl wait``, then until ``shape`` instances (such as ``1P2D``) serve."""
+        try:
+            self.kubectl("wait", "--for=condition=Ready", f"dsvc/{self.name}", f"--timeout={deadline_s:.0f}s",
+                         timeout_s=deadline_s + 10)
+            if shape is not None:
+                wait_until(lambda: self.get(f"dsvc/{self.name}")["status"]["ready"] == shape, deadline_s, f"{shape} serve")
+        except Exception as error:
+            raise AssertionError(f"{error}\n{self.story()}") from error
+
+    def story(self) -> str:
+        """What a person would look at when something is wrong."""
+        parts = []
+        for command in (("get", "pods", "-o", "wide"), ("get", f"dsvc/{self.name}", "-o", "yaml"),
+                        ("get", "events", "--sort-by=.lastTimestamp")):
+            with contextlib.suppress(CommandFailed):
+                parts.append(self.kubectl(*command)[-4000:])
+        for pod in self.pods():
+            with contextlib.suppress(CommandFailed):
+                parts.append(self.kubectl("logs", pod, "-c", "main", "--tail=20")[-3000:])
+            with contextlib.suppress(CommandFailed):
+                parts.append(self.kubectl("logs", pod, "-c", "sidecar", "--tail=10")[-2000:])
+        with contextlib.suppress(CommandFailed):
+            operator = ("-n", "xpyd-system", "-l", "app.kubernetes.io/name=xpyd-operator")
+            parts.append(self.cluster.kubectl("logs", *operator, "--tail=30", "--prefix")[-6000:])
+        return "\n".join(parts)
+
+    def pods(self, role: str | None = None) -> list[str]:
+        """Names of the engine pods that are not ending."""
+        selector = f"xpyd.dev/service={self.name}" + (f",xpyd.dev/role={role}" if role else "")
+        found = self.get("pods", "-l", selector)["items"]
+        return sorted(pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"])
+
+    def scale(self, role: str, count: int) -> None:
+        """``kubectl scale dpool``."""
+        self.kubectl("scale", f"dpool/{self.name}-{role}", f"--replicas={count}")
+
+    def remove(self) -> None:
+        """Delete the service and its namespace."""
+        with contextlib.suppress(CommandFailed):
+            self.cluster.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", "--timeout=120s",
+                                 timeout_s=130)
+
+    def python(self, namespace: str, name: str, program: str, *arguments: str, timeout_s: float = 60.0) -> str:
+        """Run a Python program in a pod of its own until it ends; what it printed."""
+        self._client_pod(namespace, name, program, arguments)
+        try:
+            wait_until(lambda: self._phase(namespace, name) in ("Succeeded", "Failed"), timeout_s, f"pod {name} ended")
+            said = self.cluster.kubectl("-n", namespace, "logs", name)
+            assert self._phase(namespace, name) == "Succeeded", said
+            return said
+        finally:
+            self._delete_client(namespace, name)
+
+    @contextlib.contextmanager
+    def traffic(self, at_once: int = 4) -> Iterator[list[Ended]]:
+        """Requests from a pod of another namespace while the block runs; the list is filled when it ends."""
+        ended: list[Ended] = []
+        name = f"load-{time.time_ns() % 10**9}"
+        url = f"http://{self.name}.{self.namespace}.svc:10001/v1"
+        self._client_pod("clients", name, LOAD.read_text("utf-8"), (url, "tiny", str(at_once)))
+        try:
+            wait_until(lambda: self.cluster.kubectl("-n", "clients", "logs", name) != "", 90, "the first request ended")
+            yield ended
+            self.cluster.kubectl("-n", "clients", "exec", name, "--", "python3", "-c", "import os; os.kill(1, 15)")
+            wait_until(lambda: self._phase("clients", name) == "Succeeded", 150, "the traffic ended")
+            lines = self.cluster.kubectl("-n", "clients", "logs", name).splitlines()
+            ended.extend(msgspec.json.decode(line, type=Ended) for line in lines)
+        finally:
+            self._delete_client("clients", name)
+
+    def _phase(self, namespace: str, name: str) -> str:
+        return str(self.cluster.kubectl.get("-n", namespace, f"pod/{name}")["status"].get("phase"))
+
+    def _client_pod(self, namespace: str, name: str, program: str, arguments: tuple[str, ...]) -> None:
+        restricted = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        self.cluster.kubectl.apply(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}},
+            {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace},
+             "data": {"program.py": program}},
+            {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": namespace}, "spec": {
+                "restartPolicy": "Never", "terminationGracePeriodSeconds": 0,
+                "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+                "containers": [{"name": "main", "image": self.images.name("sidecar"), "imagePullPolicy": "IfNotPresent",
+                                "command": ["python3", "-u", "/program/program.py", *arguments],
+                                "securityContext": restricted,
+                                "volumeMounts": [{"name": "program", "mountPath": "/program"}]}],
+                "volumes": [{"name": "program", "configMap": {"name": name}}]}})
+
+    def _delete_client(self, namespace: str, name: str) -> None:
+        self.cluster.kubectl("-n", namespace, "delete", f"pod/{name}", f"configmap/{name}", "--ignore-not-found")
+
+
+def check(ended: list[Ended], least: int = 10) -> None:
+    """Nothing failed, and enough was asked for it to mean something; long streams among it."""
+    failed = [each for each in ended if each.fault]
+    print(f"{len(ended)} requests, {sum(each.long for each in ended)} of them long, {len(failed)} failed")
+    assert not failed, failed[:5]
+    assert len(ended) >= least
+    assert any(each.long for each in ended)

@@ -1,0 +1,156 @@
+"""`kubectl apply` on a whole cluster: real engines in pods, traffic from other pods, and what may happen to them."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from service_in_cluster import ServiceInCluster, check
+from testcluster.errors import CommandFailed
+from testcluster.kubectl import wait_until
+
+pytestmark = pytest.mark.timeout(900)
+AWAY_S = 60.0
+
+ASK = """
+import json, sys, urllib.request
+body = {"model": "tiny", "messages": [{"role": "user", "content": "What is xpyd?"}], "max_tokens": 40, "temperature": 0}
+head = {"Content-Type": "application/json"}
+request = urllib.request.Request(sys.argv[1] + "/chat/completions", json.dumps(body).encode(), head)
+print(urllib.request.urlopen(request, timeout=60).read().decode())
+"""
+CONNECT = """
+import socket, sys
+for address in sys.argv[1:]:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=4).close()
+        print(address, "open")
+    except OSError as error:
+        print(address, "refused" if isinstance(error, ConnectionRefusedError) else "blocked")
+"""
+
+
+def test_an_answer_through_the_service_from_another_pod(service: ServiceInCluster) -> None:
+    url = service.get(f"dsvc/{service.name}")["status"]["url"]
+    answer = json.loads(service.python("clients", "ask", ASK, f"{url}/v1"))
+    assert answer["choices"][0]["message"]["content"].strip()
+    row = service.kubectl("get", "dsvc", service.name).splitlines()[1].split()
+    assert row[:5] == ["tiny", "tiny", "1P1D", "1P1D", "True"]
+    metrics = {pod: service.kubectl("exec", pod, "-c", "main", "--", "python3", "-c", (
+        "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8000/metrics').read().decode())")) for pod in
+        (*service.pods("prefill"), *service.pods("decode"))}
+    (prefill,), (decode,) = service.pods("prefill"), service.pods("decode")
+    assert value(metrics[prefill], "xpyd_kv_pushed_bytes_total") > 0, "prefill pushed KV"
+    assert value(metrics[decode], "vllm:request_success_total") > 0
+
+
+def value(text: str, name: str) -> float:
+    """The sum over the series of a metric."""
+    lines = [line for line in text.splitlines() if line.startswith(name) and line[len(name)] in " {"]
+    assert lines, f"no {name}"
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+
+def test_a_stranger_reaches_the_router_and_nothing_else(service: ServiceInCluster) -> None:
+    (decode,) = service.get("pods", "-l", "xpyd.dev/role=decode")["items"]
+    address = decode["status"]["podIP"]
+    listening = service.kubectl("exec", decode["metadata"]["name"], "-c", "main", "--", "python3", "-c", (
+        "print(*sorted({int(l.split()[1].rpartition(':')[2], 16) for l in open('/proc/net/tcp').read().splitlines()[1:]"
+        " if l.split()[3] == '0A' and not l.split()[1].startswith('0100007F')}))"))
+    ports = [int(port) for port in listening.split()]
+    assert {8000, 10001, 30001} <= set(ports), "engine, router and membership listen"
+    assert len(ports) > 3, "so does the connector"
+    said = service.python("strangers", "probe", CONNECT, *(f"{address}:{port}" for port in ports),
+                          f"{service.name}.{service.namespace}.svc:10001", timeout_s=120)
+    found = dict(line.split() for line in said.splitlines())
+    assert found.pop(f"{service.name}.{service.namespace}.svc:10001") == "open"
+    assert found.pop(f"{address}:10001") == "open"
+    assert set(found.values()) == {"blocked"}, found
+
+
+def test_decode_follows_kubectl_scale_under_load(service: ServiceInCluster) -> None:
+    with service.traffic() as ended:
+        service.scale("decode", 2)
+        service.wait_ready("1P2D")
+        time.sleep(10)
+        service.scale("decode", 1)
+        wait_until(lambda: len(service.get("pods", "-l", "xpyd.dev/role=decode")["items"]) == 1, 150, "one decode is left")
+        service.wait_ready("1P1D")
+    check(ended, 30)
+    document = service.document()
+    service.cluster.kubectl.apply(document)
+    assert service.cluster.kubectl("diff", "-f", "-", stdin=json.dumps(document)) == "", "Git sees no drift"
+
+
+def test_engine_pods_deleted_under_load(service: ServiceInCluster) -> None:
+    """A decode pod while a peer is there, then the prefill pod, which decode stands in for."""
+    service.scale("decode", 2)
+    service.wait_ready("1P2D")
+    with service.traffic() as ended:
+        for role in ("decode", "prefill"):
+            victim = service.pods(role)[0]
+            began = time.monotonic()
+            service.kubectl("delete", "pod", victim, "--timeout=150s", timeout_s=160)
+            print(f"{victim} ended after {time.monotonic() - began:.0f} s")
+            service.wait_ready("1P2D")
+    check(ended, 40)
+
+
+def test_node_drained_under_load(service: ServiceInCluster) -> None:
+    """The only node, so the last decode pod may not go: the budget holds it, and requests go on."""
+    service.scale("decode", 2)
+    service.wait_ready("1P2D")
+    (node,) = service.cluster.kubectl.get("nodes")["items"]
+    name = node["metadata"]["name"]
+    before = set(service.pods())
+    with service.traffic() as ended:
+        try:
+            with pytest.raises(CommandFailed, match=r"timed out|disruption budget|timeout"):
+                service.cluster.kubectl("drain", name, "--delete-emptydir-data", "--force", "--ignore-daemonsets",
+                                        "--timeout=60s", f"--pod-selector=xpyd.dev/service={service.name}", timeout_s=90)
+            left = before & set(service.pods())
+            assert len(left) == 1, "one decode stays"
+            assert left <= set(service.pods("decode"))
+            time.sleep(5)
+        finally:
+            service.cluster.kubectl("uncordon", name)
+        service.wait_ready("1P2D")
+    check(ended, 40)
+    service.scale("decode", 1)
+    service.wait_ready("1P1D")
+
+
+def test_requests_go_on_without_the_operator(service: ServiceInCluster) -> None:
+    with service.traffic() as ended:
+        service.cluster.kubectl("-n", "xpyd-system", "scale", "deployment/xpyd-operator", "--replicas=0")
+        try:
+            time.sleep(AWAY_S)
+        finally:
+            service.cluster.kubectl("-n", "xpyd-system", "scale", "deployment/xpyd-operator", "--replicas=2")
+    check(ended, 40)
+    service.wait_ready("1P1D")
+
+
+def test_requests_go_on_without_the_api_server(service: ServiceInCluster) -> None:
+    with service.traffic() as ended:
+        service.cluster.stop("kube-apiserver")
+        try:
+            time.sleep(AWAY_S)
+        finally:
+            service.cluster.start("kube-apiserver")
+    check(ended, 40)
+    service.wait_ready("1P1D")
+
+
+def test_nothing_is_left_of_a_deleted_service(service: ServiceInCluster) -> None:
+    service.kubectl("delete", "dsvc", service.name, "--timeout=60s")
+    kinds = "pods,services,secrets,networkpolicies,poddisruptionbudgets,disaggpools,deployments,endpointslices,configmaps"
+
+    def left() -> list[str]:
+        names = [f"{item['kind']} {item['metadata']['name']}" for item in service.get(kinds)["items"]]
+        return [name for name in names if name != "ConfigMap kube-root-ca.crt"]
+
+    wait_until(lambda: not left(), 150, "nothing is left")
+    assert left() == []
