@@ -79,7 +79,12 @@ async def fleets() -> AsyncIterator[Fleets]:
 
 async def ask(fleets: Fleets, routers: Routers, route: list[Facts], learn: list[Facts], now: float, *, limit: int = 9,
               picture: object = None) -> Told:
+    """What is known once the answers are there, also those that nobody waits for."""
     routers.asked.clear()
+    told = await fleets.ask(route, learn, routers.port, KEY, now, limit=limit, picture=hash(picture))
+    if fleets._later is None:
+        return told
+    await fleets._later
     return await fleets.ask(route, learn, routers.port, KEY, now, limit=limit, picture=hash(picture))
 
 
@@ -103,6 +108,15 @@ async def test_nothing_is_asked_again_too_soon_unless_something_changed(routers:
     assert routers.asked == [11]
     await ask(fleets, routers, [one], [], 100.1 + EVERY_S, picture="other")
     assert routers.asked == [11]
+
+
+async def test_while_nothing_is_under_way_nobody_waits_for_an_answer(routers: Routers, fleets: Fleets) -> None:
+    one = await routers.start(11)
+    first = await ask(fleets, routers, [one], [], 100.0)
+    routers.says[11] = "slow"
+    calm = await fleets.ask([one], [], routers.port, KEY, 100.0 + EVERY_S, limit=9, picture=hash(None))
+    assert calm == first, "the answer before counts until there is another one"
+    assert not (await ask(fleets, routers, [one], [], 100.0 + 2 * EVERY_S)).settled, "silence counts once it lasts"
 
 
 async def test_routers_are_asked_in_turn_beside_the_one_that_told_last(routers: Routers, fleets: Fleets) -> None:

@@ -217,6 +217,7 @@ class KubeBackend:
 
     async def close(self) -> None:
         """Write what was said, as far as that goes in time."""
+        self._fleets.close()
         await self._status.close()
 
     def _entry(self) -> Entry:

@@ -2,7 +2,8 @@
 
 One settled router tells load, drain state and fingerprints for all; the one that told last is preferred, so that its counts
 go on. Pods that only learn the roster are asked too, since they get clients once they are settled; and the routers in turn,
-so that one that has lost the roster is noticed.
+so that one that has lost the roster is noticed. While nothing is under way nobody waits for an answer: it counts from the
+next round on.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Fleets:
         self._told_by = ""
         self._turn = 0
         self._fleet: Fleet | None = None
+        self._later: asyncio.Task[None] | None = None
         self._settled: dict[str, float] = {}
         """uid → when its router last said that it is settled."""
         self.hurried = False
@@ -60,14 +62,29 @@ class Fleets:
         every = (*routers, *learners)
         due_s = HURRY_S if self._waits(every) else EVERY_S
         if picture != self._picture or not 0 <= now - self._asked_at < due_s:
+            told = any(each.uid == self._told_by for each in routers)
+            calm = told and picture == self._picture and not self._waits(every)
             self._picture, self._asked_at = picture, now
-            chosen = self._choose(routers, learners, limit)
-            self._note(now, chosen, await asyncio.gather(*(self._one(each, port, key) for each in chosen)))
+            self.close()
+            look = self._look(self._choose(routers, learners, limit), port, key, now)
+            if calm:
+                self._later = asyncio.create_task(look)
+            else:
+                await look
         there = {each.uid for each in every}
         self._settled = {uid: when for uid, when in self._settled.items() if uid in there and now - when < FORGET_S}
         self.hurried = self._waits(every)
         names = frozenset(each.name for each in every if each.uid in self._settled)
         return Told(self._fleet, names)
+
+    def close(self) -> None:
+        """Wait for no answer any more."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+
+    async def _look(self, chosen: Sequence[Facts], port: int, key: ServiceKey, now: float) -> None:
+        self._note(now, chosen, await asyncio.gather(*(self._one(each, port, key) for each in chosen)))
 
     def _waits(self, pods: Sequence[Facts]) -> bool:
         return bool(pods) and (self._fleet is None or any(each.uid not in self._settled for each in pods))
