@@ -111,7 +111,7 @@ async def test_a_drained_engine_is_killed_under_load_and_nobody_notices(cluster:
     before = status(prefill)["incarnation"]
     with ThreadPoolExecutor(1) as pool:
         async with Steady(cluster.url, cases, references) as steady:
-            await asyncio.sleep(3)
+            await steady.wait_total(1)
             assert (await asyncio.wrap_future(drain(pool, prefill)))[1]["drained"]
             prefill.engine.kill()
             await asyncio.sleep(2)
@@ -123,7 +123,7 @@ async def test_a_drained_engine_is_killed_under_load_and_nobody_notices(cluster:
         assert status(prefill)["incarnation"] != before
         pushed = prefill.engine.metric("xpyd_kv_pushed_tokens_total")
         async with Steady(cluster.url, cases, references) as again:
-            await asyncio.sleep(3)
+            await again.wait_total(5)
     for report in (steady.report, again.report):
         assert report.total > 4
         report.check()

@@ -32,6 +32,8 @@ from xpyd_sidecar.contract.launch import KvOptions
 
 pytestmark = pytest.mark.timeout(400)
 OUTPUT = 12
+PATIENCE_S = 120.0
+"""Four workers that poll at full speed share two cores: an engine may be silent for longer than the usual 5 s."""
 BLOCK_BYTES = 4 * 2 * 128 * 2 * 32 * 4
 """Of both ranks together: layers, heads, tokens, K and V, head size, bytes."""
 ARGS = ("--tensor-parallel-size", "2", "--num-gpu-blocks-override", "34", "--max-num-batched-tokens", "512")
@@ -48,15 +50,15 @@ class Way(NamedTuple):
 
     def both(self, prompt: list[int]) -> list[int]:
         transfer = TransferId(uuid.uuid4().hex)
-        decode = self.pool.submit(ask, self.d, prompt, OUTPUT, legs.Leg(1, Role.DECODE, transfer, Attempt(1), 30.0))
+        decode = self.pool.submit(ask, self.d, prompt, OUTPUT, legs.Leg(1, Role.DECODE, transfer, Attempt(1), PATIENCE_S))
         self.prefill(prompt, transfer)
-        return decode.result(60)
+        return decode.result(PATIENCE_S)
 
     def prefill(self, prompt: list[int], transfer: TransferId) -> None:
         known = self.d.record()
         assert known is not None
         peer = legs.Peer(InstanceName(self.d.name), known.incarnation, known.control)
-        ask(self.p, prompt, 1, legs.Leg(1, Role.PREFILL, transfer, Attempt(1), 30.0, peer))
+        ask(self.p, prompt, 1, legs.Leg(1, Role.PREFILL, transfer, Attempt(1), PATIENCE_S, peer))
 
     def plain(self, prompt: list[int]) -> list[int]:
         return ask(self.p, prompt, OUTPUT)
@@ -68,12 +70,13 @@ class Way(NamedTuple):
         return self.d.metric(metrics.TRANSFERS + "_total", side="receive", outcome="ok")
 
     def wait_empty(self) -> None:
-        wait_until(lambda: not held(self.p.url) and not held(self.d.url), 15, "empty")
+        wait_until(lambda: not held(self.p.url) and not held(self.d.url), PATIENCE_S, "empty")
 
 
 def engine(executor: str, folder: Path, scratch: Path) -> Engine:
+    options = KvOptions(claim_s=8.0, peer_timeout_s=PATIENCE_S, load_timeout_s=PATIENCE_S)
     return Engine(executor, folder, args=(*ARGS, "--distributed-executor-backend", executor), on_load_failure="fail",
-                  options=KvOptions(claim_s=3.0), env=environment(executor, scratch))
+                  options=options, env=environment(executor, scratch))
 
 
 def environment(executor: str, folder: Path) -> dict[str, str]:
@@ -85,7 +88,7 @@ def environment(executor: str, folder: Path) -> dict[str, str]:
 
 def ask(engine: Engine, prompt: list[int], n: int, leg: legs.Leg | None = None) -> list[int]:
     more = {"kv_transfer_params": legs.encode(leg)} if leg else {}
-    tokens: list[int] = engine.complete(prompt, n, **more)["token_ids"]
+    tokens: list[int] = engine.complete(prompt, n, timeout_s=PATIENCE_S, **more)["token_ids"]
     return tokens
 
 
@@ -154,7 +157,7 @@ def way(request: pytest.FixtureRequest, engines: dict[str, Engine]) -> Iterator[
         way.wait_empty()
 
 
-@pytest.mark.parametrize("length", [1, 129, 1900])
+@pytest.mark.parametrize("length", [1, 129, 700])
 def test_decode_answers_like_a_plain_engine_and_computes_no_prompt_token(way: Way, length: int) -> None:
     prompt, before, sent = tokens(length), way.computed(), way.p.metric(metrics.PUSHED_BYTES + "_total")
     got = way.both(prompt)

@@ -152,6 +152,14 @@ class Steady:
         self._stop.set()
         await asyncio.wait_for(self._task, 180)
 
+    async def wait_total(self, least: int, deadline_s: float = 60.0) -> None:
+        """Until so many requests have ended."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + deadline_s
+        while self.report.total < least:
+            assert loop.time() < end, f"{self.report.total} of {least} requests ended within {deadline_s} s"
+            await asyncio.sleep(0.05)
+
     async def _work(self) -> None:
         async with client(self._url) as api:
             while not self._stop.is_set():

@@ -55,6 +55,7 @@ class Agent:
         self._control = Control(self._run_dir, self)
         self._look_now = asyncio.Event()
         self._beat_now = asyncio.Event()
+        self._looked = asyncio.Event()
         self._drain_over: asyncio.Future[tuple[bool, str]] | None = None
         self._drain_deadline = float("inf")
         self._started = self._loop.time()
@@ -163,10 +164,13 @@ class Agent:
             if scrape:
                 scraped = began
             self._apply(Looked(await self._probe.look(scrape=scrape), self._beats.routers()))
+            self._looked.set()
             self._say_late()
             await _wait_or(self._look_now, LOOK_S if self._machine.state is State.READY else FAST_S)
 
     async def _beat_loop(self) -> None:
+        # An agent that comes back beside an engine that serves must not call it starting: routers would pick it no more.
+        await self._looked.wait()
         while True:
             self._beats.send(self._machine.heartbeat())
             calm = self._machine.state is State.READY or self._machine.drained
