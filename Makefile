@@ -132,6 +132,12 @@ cluster-build: $(STAMP) ## Build its programs alone (once, 8 minutes)
 	@$(CLUSTER) build --profile $(PROFILE) $(if $(KWOK),--kwok)
 # --- end of the test cluster ---
 
+# --- campaigns: outside CI, since they take longer or want more processors than it has ---
+.PHONY: campaign-parallel
+campaign-parallel: $(STAMP) ## Tensor-parallel engines, mp and Ray: eight processes at full speed (4 cores or patience)
+	@$(BIN)/pytest tests/campaigns/test_parallel.py --timeout 600
+# --- end of campaigns ---
+
 # --- benchmarks: see bench/README.md ---
 .PHONY: bench-operator
 bench-operator: $(STAMP) ## The operator with 1,000 pods on fake nodes, into bench/results (root, 5 minutes)
