@@ -45,7 +45,7 @@ RAY_ENV = {
 ``local`` starts one instead of joining whichever the host has. The variable with the odd name has it listen on the loopback
 address, on ports that the kernel chooses. vLLM's newer executor works with that: it sends steps through shared memory, so
 Ray only starts the workers, and a small object store is enough. Logs are bounded. Ray's own watch over the host's memory is
-off: it would kill a worker for what others use. Workers keep the engine's priority, where Ray would lower it. Its processes,
+off: it would kill a worker for what others use. Workers keep the engine's priority; Ray would lower it. Its processes,
 and so the workers, inherit the engine's environment.
 """
 RAY_OWNED = frozenset((*RAY_ENV, "RAY_TMPDIR"))
