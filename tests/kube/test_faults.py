@@ -171,6 +171,10 @@ def _policy(body: Object) -> object:
     return body["spec"]["podSelector"]
 
 
+def _version(body: Object) -> int:
+    return int(body["metadata"]["resourceVersion"])
+
+
 def _labels(body: Object) -> object:
     return body["metadata"]["labels"].get("app.kubernetes.io/managed-by")
 
@@ -190,7 +194,9 @@ async def test_a_child_that_people_edit_or_delete_is_put_right(
     right = part(team.of(kind)[name])
     edited = await team.kube.merge(kind, team.namespace, name, patch)
     assert part(edited) != right
-    await team.wait(lambda: part(team.of(kind)[name]) == right, f"{kind} {name} is put right")
+    # Newer than the edit: what is watched here may not show the edit yet, and then looks right.
+    await team.wait(lambda: _version(team.of(kind)[name]) > _version(edited) and part(team.of(kind)[name]) == right,
+                    f"{kind} {name} is put right")
     uid = team.of(kind)[name]["metadata"]["uid"]
     await team.kube.delete(kind, team.namespace, name)
     await team.wait(lambda: team.of(kind).get(name, edited)["metadata"]["uid"] != uid, f"{name} is made again")

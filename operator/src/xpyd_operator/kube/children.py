@@ -27,6 +27,7 @@ from xpyd_sidecar.contract.ids import Role
 
 logger = logging.getLogger(__name__)
 Body = dict[str, Any]
+INVALID = 422
 AGAIN_S = 30.0
 """A name that is taken is looked up again so late."""
 
@@ -139,7 +140,20 @@ class Children:
     async def _apply(self, wanted: Body, why: str) -> None:
         kind, namespace = wanted["kind"], wanted["metadata"]["namespace"]
         logger.info("apply %s %s/%s: %s", kind, namespace, wanted["metadata"]["name"], why)
-        self._cache.wrote(kind, await self._api.apply(kind, namespace, wanted))
+        try:
+            answer = await self._api.apply(kind, namespace, wanted)
+        except ApiError as error:
+            if error.status != INVALID:
+                raise
+            there = self._cache.get(kind, namespace, wanted["metadata"]["name"])
+            if there is None:
+                raise
+            answer = there.body
+        # An apply keeps the items that others put into a list with keys (a port of a Service), and is refused where such
+        # an item clashes with ours. A merge patch replaces the list.
+        if differs(wanted, answer):
+            answer = await self._api.patch(kind, namespace, wanted["metadata"]["name"], wanted)
+        self._cache.wrote(kind, answer)
 
     async def _create(self, wanted: Body) -> None:
         kind, namespace = wanted["kind"], wanted["metadata"]["namespace"]
