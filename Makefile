@@ -10,7 +10,7 @@ MODEL ?=
 ROOT := $(filter 0,$(shell id -u))
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes
 
-.PHONY: help setup demo test test-unit test-component test-kube test-e2e lint requirements crds clean images images-push
+.PHONY: help setup demo test test-cluster test-unit test-component test-kube test-e2e lint requirements crds clean images images-push
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -28,7 +28,10 @@ $(STAMP): requirements/uv.txt requirements/cpu.txt operator/pyproject.toml sidec
 demo: $(STAMP) ## Serve examples/local/1p1d.yaml, ask a question, prove where the work was done
 	@$(BIN)/python scripts/demo.py $(if $(MODEL),--model '$(MODEL)')
 
-test: lint test-unit test-component test-kube test-e2e ## All tiers, the fast ones first
+test: lint test-unit test-component ## What CI runs, the fast tiers first
+	@echo "left out: tests/kube and e2e, which take half an hour more: make test-cluster (root)"
+
+test-cluster: test-kube test-e2e ## The tiers that run on a Kubernetes of their own (root)
 
 lint: $(STAMP) ## Style, types, import contracts, generated files
 	@$(BIN)/ruff check .
