@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_api import merged
 
 from xpyd_operator.api.status import Condition, RolesStatus, RoleStatus, ServiceStatus
 from xpyd_operator.kube.api import ApiError
@@ -21,19 +22,6 @@ EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
 
 def ready(holds: bool, message: str = "") -> Condition:
     return Condition(type="Ready", status="True" if holds else "False", reason="Why", message=message)
-
-
-def merged(target: Any, patch: Any) -> Any:
-    """RFC 7396."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in patch.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = merged(result.get(key), value)
-    return result
 
 
 scalars = st.integers(0, 3) | st.booleans() | st.text("ab", max_size=2)

@@ -104,13 +104,9 @@ async def run(
     wake: asyncio.Event,
     *,
     interval_s: float = INTERVAL_S,
-    gap_s: float = 0.0,
     until: Callable[[Round], bool] = lambda done: done.gone,
 ) -> Round:
-    """Rounds until one satisfies ``until``, the last of which is returned.
-
-    ``wake`` begins the next round, ``gap_s`` after the last one at the earliest, so that a storm of events costs one round.
-    """
+    """Rounds until one satisfies ``until``; ``wake`` begins the next one at once. The last round."""
     failed = 0
     last: Desired | None = None
     while True:
@@ -127,6 +123,5 @@ async def run(
         pause_s = min(SLOWEST_S, interval_s * 2.0 ** min(failed, 16))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(pause_s):
-                await asyncio.sleep(gap_s)
                 await wake.wait()
         wake.clear()
