@@ -25,6 +25,7 @@ from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing.exchange import Limits
 from xpyd_sidecar.routing.faults import Fault, unavailable, unknown_model
 from xpyd_sidecar.routing.pick import Picker, Target
+from xpyd_sidecar.routing.record import Record
 
 logger = logging.getLogger(__name__)
 
@@ -88,10 +89,10 @@ class Dispatch:
             access.info("%s", outcome, extra={"request": request.request_id, "api": api, "status": fault.status,
                                               "detail": fault.message[:500]})
 
-    def closed(self, serving: Serving, api: str, outcome: str, seconds: float, retries: int) -> None:
+    def closed(self, serving: Serving, record: Record) -> None:
         """A request ended."""
         self.servings.discard(serving)
-        self.metrics.closed(api, outcome, seconds, retries)
+        self.metrics.closed(record.api, record.outcome, record.last_at - record.arrived, record.retries)
 
     def models(self) -> list[str]:
         """Served model names: the configured one, and those that instances beat."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from time import perf_counter
+from time import perf_counter, time
 from typing import TYPE_CHECKING
 
 from xpyd_sidecar.contract.ids import Role, TransferId
@@ -20,6 +20,7 @@ from xpyd_sidecar.routing import bodies, fields
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange import Exchange
 from xpyd_sidecar.routing.faults import Fault
+from xpyd_sidecar.routing.record import LegRecord, Record
 from xpyd_sidecar.routing.roster import Member
 
 if TYPE_CHECKING:
@@ -33,14 +34,15 @@ _ABORTED = b'"finish_reason":"abort"'
 
 
 class _Leg:
-    """An open leg: its call, and the member whose load it is."""
+    """An open leg: its call, the member whose load it is, and what the record says of it."""
 
-    __slots__ = ("call", "member", "send")
+    __slots__ = ("call", "member", "record", "send")
 
-    def __init__(self, send: mv.Send, call: Call, member: Member | None) -> None:
+    def __init__(self, send: mv.Send, call: Call, member: Member | None, record: LegRecord) -> None:
         self.send = send
         self.call = call
         self.member = member
+        self.record = record
 
 
 class Serving:
@@ -55,8 +57,8 @@ class Serving:
         self._passed = passed
         """Headers of the client that engines read."""
         now = self._loop.time()
-        self._started = perf_counter()  # the loop's own clock may be as coarse as a millisecond
-        self._first_at = math.nan
+        self.record = Record(reply.request_id, transfer, request.api, request.stream, skips=request.skips,
+                             arrived=perf_counter(), arrived_unix=time())
         self._exchange = Exchange(transfer, dispatch.picker, dispatch.limits, prompt=request.prompt, skips=request.skips,
                                      now=now)
         self._legs: dict[int, _Leg] = {}
@@ -67,7 +69,6 @@ class Serving:
         self._timer_at = math.inf
         self._paused = False
         self._gone = False
-        self._went: dict[Role, str] = {}
 
     def start(self) -> None:
         """Pick and send."""
@@ -100,36 +101,34 @@ class Serving:
             self._reply.write(data)
             return
         self._first = data
+        self._legs[call.tag].record.first_at = perf_counter()
         self._on(mv.Begun(call.tag))
 
     def on_end(self, call: Call) -> None:
         """Decode's stream is whole."""
-        leg = self._shut(call.tag)
-        if leg is not None:
-            self._dispatch.metrics.leg_ended(leg.send.role, "2xx")
+        self._shut(call.tag, "2xx")
         self._on(mv.Ended(call.tag))
 
     def on_whole(self, call: Call, body: bytes) -> None:
         """A whole answer of either leg."""
-        leg = self._shut(call.tag)
         assert call.head is not None
         status = call.head.status
         aborted = status < 300 and _ABORTED in body
-        if leg is not None and (status >= 500 or aborted):
-            self._dispatch.doubt(leg.send.target)
+        leg = self._shut(call.tag, "aborted" if aborted else f"{status // 100}xx")
         if leg is not None:
-            self._dispatch.metrics.leg_ended(leg.send.role, f"{status // 100}xx" if not aborted else "aborted")
+            leg.record.first_at = leg.record.ended
+            if status >= 500 or aborted:
+                self._dispatch.doubt(leg.send.target)
         self._answer = (call, body)
         self._on(mv.Answered(call.tag, status, aborted))
         self._answer = None
 
     def on_failed(self, call: Call, kind: mv.Kind, reason: str) -> None:
         """A leg failed."""
-        leg = self._shut(call.tag)
+        leg = self._shut(call.tag, kind.value)
         if leg is not None:
             logger.warning("%s leg failed: %s", leg.send.role, reason, extra={
                 "transfer": self._exchange.transfer, "peer": leg.send.target.instance, "kind": kind.value})
-            self._dispatch.metrics.leg_ended(leg.send.role, kind.value)
             if kind is mv.Kind.REFUSED:
                 self._dispatch.suspect(leg.send.target, reason)
             else:
@@ -144,8 +143,7 @@ class Serving:
             target = leg.send.target
             if (target.instance, target.incarnation) == (instance, incarnation) and leg.send.leg in self._legs:
                 leg.call.cancel()
-                self._shut(leg.send.leg)
-                self._dispatch.metrics.leg_ended(leg.send.role, mv.Kind.LOST.value)
+                self._shut(leg.send.leg, mv.Kind.LOST.value)
                 self._on(mv.Failed(leg.send.leg, mv.Kind.LOST, reason))
 
     def sweep(self, now: float, stall_s: float) -> None:
@@ -173,7 +171,7 @@ class Serving:
     def _give_up(self) -> None:
         # A bug here must cost one request, not leave it hanging or its legs open.
         for number in list(self._legs):
-            leg = self._shut(number)
+            leg = self._shut(number, "cancelled")
             if leg is not None:
                 leg.call.cancel()
         if self._timer is not None:
@@ -186,7 +184,7 @@ class Serving:
             else:
                 self._reply.fault(fault)
         if self in self._dispatch.servings:
-            self._dispatch.closed(self, self._request.api, "failed", perf_counter() - self._started, self._exchange.retries)
+            self._closed("failed", fault.message)
 
     def _carry_out(self, instructions: list[mv.Instruction]) -> None:
         for instruction in instructions:
@@ -194,10 +192,9 @@ class Serving:
                 case mv.Send():
                     self._send(instruction)
                 case mv.Cancel(leg=number):
-                    leg = self._shut(number)
+                    leg = self._shut(number, "cancelled")
                     if leg is not None:
                         leg.call.cancel()
-                        self._dispatch.metrics.leg_ended(leg.send.role, "cancelled")
                 case mv.Relay(leg=number):
                     self._relay(self._legs[number].call)
                 case mv.Pass():
@@ -212,7 +209,7 @@ class Serving:
                     if not self._gone:
                         self._reply.end()
                 case mv.Over():
-                    self._over(instruction)
+                    self._closed(instruction.outcome, instruction.detail)
         self._set_timer()
 
     def _send(self, send: mv.Send) -> None:
@@ -222,17 +219,18 @@ class Serving:
         if target.dp_rank is not None:
             headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
         member = self._dispatch.leg_opened(target)
-        self._went[send.role] = target.instance
+        record = LegRecord(send.role, target.instance, 0 if send.params is None else send.params.attempt, perf_counter())
+        self.record.legs.append(record)
         call = self._dispatch.pool.call(
             target.http, request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body), self,
             streams=decode and self._request.stream, framed=self._reply.framed, tag=send.leg)
-        self._legs[send.leg] = _Leg(send, call, member)
+        self._legs[send.leg] = _Leg(send, call, member, record)
 
     def _relay(self, call: Call) -> None:
         assert call.head is not None
         self._relaying = call
-        self._first_at = perf_counter()
-        self._dispatch.metrics.first_byte(self._request.api, self._first_at - self._started)
+        self.record.first_at = perf_counter()
+        self._dispatch.metrics.first_byte(self._request.api, self.record.first_at - self.record.arrived)
         first, self._first = self._first, b""
         self._reply.begin(call.head.status, call.head.end_to_end(), first)
         if self._paused:
@@ -242,14 +240,16 @@ class Serving:
         assert self._answer is not None
         call, body = self._answer
         assert call.head is not None
-        if math.isnan(self._first_at):
-            self._first_at = perf_counter()
+        if math.isnan(self.record.first_at):
+            self.record.first_at = perf_counter()
         if not self._gone:
             self._reply.whole(call.head.status, call.head.end_to_end(), body)
 
-    def _shut(self, number: int) -> _Leg | None:
+    def _shut(self, number: int, result: str) -> _Leg | None:
         leg = self._legs.pop(number, None)
         if leg is not None:
+            leg.record.ended, leg.record.result = perf_counter(), result
+            self._dispatch.metrics.leg_ended(leg.send.role, result)
             if leg.call is self._relaying:
                 self._relaying = None
             if leg.member is not None:
@@ -272,15 +272,17 @@ class Serving:
         self._timer_at = math.inf
         self._on(mv.Tick())
 
-    def _over(self, over: mv.Over) -> None:
-        now = perf_counter()
+    def _closed(self, outcome: str, detail: str) -> None:
         assert not self._legs, "an exchange is over with legs open"
-        self._dispatch.closed(self, self._request.api, over.outcome, now - self._started, self._exchange.retries)
+        record = self.record
+        record.outcome, record.detail, record.status = outcome, detail, self._reply.status
+        record.attempt, record.retries = self._exchange.attempt, self._exchange.retries
+        record.last_at = perf_counter()
+        self._dispatch.closed(self, record)
         if self._dispatch.access_log:
-            access.info("%s", over.outcome, extra={
-                "request": self._reply.request_id, "transfer": self._exchange.transfer, "api": self._request.api,
-                "stream": self._request.stream, "status": self._reply.status, "prefill": self._went.get(Role.PREFILL, ""),
-                "decode": self._went.get(Role.DECODE, ""), "attempt": self._exchange.attempt, "skips": self._request.skips,
-                "seconds": round(now - self._started, 4),
-                "first_byte_s": None if math.isnan(self._first_at) else round(self._first_at - self._started, 4),
-                "detail": over.detail})
+            access.info("%s", outcome, extra={
+                "request": record.request_id, "transfer": record.transfer, "api": record.api, "stream": record.stream,
+                "status": record.status, "prefill": record.went(Role.PREFILL), "decode": record.went(Role.DECODE),
+                "attempt": record.attempt, "skips": record.skips, "seconds": round(record.last_at - record.arrived, 4),
+                "first_byte_s": None if math.isnan(record.first_at) else round(record.first_at - record.arrived, 4),
+                "detail": detail})

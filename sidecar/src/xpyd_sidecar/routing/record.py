@@ -1,0 +1,70 @@
+"""What is known of one request when it is over: one record, from which log, metrics and spans are made.
+
+Belongs here: plain values. Does not belong here: how they are shown.
+
+Times are seconds of ``time.perf_counter``; NaN where a thing never happened. ``arrived_unix`` ties them to a wall clock.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
+from xpyd_sidecar.routing.fields import Api
+
+
+class LegRecord(msgspec.Struct):
+    """One leg, from its request to its end."""
+
+    role: Role
+    instance: InstanceName
+    attempt: int
+    """Of the transfer; 0 where decode serves without prefill."""
+    opened: float
+    first_at: float = math.nan
+    """First event of a stream, or the whole answer."""
+    ended: float = math.nan
+    result: str = ""
+    """``2xx``, ``4xx``, ``5xx``, ``cancelled``, ``aborted``, ``refused``, ``lost``, ``broken``; empty while it is open."""
+
+
+class Record(msgspec.Struct):
+    """One generation request."""
+
+    request_id: str
+    transfer: TransferId
+    api: Api
+    stream: bool
+    arrived: float
+    arrived_unix: float
+    """Seconds since 1970."""
+    outcome: str = ""
+    status: int = 0
+    """HTTP status that the client got; 0 where it got none."""
+    detail: str = ""
+    """What went wrong, in words; empty where nothing did."""
+    queued_s: float = 0.0
+    """How long it waited for a place."""
+    first_at: float = math.nan
+    """First byte of the answer's body on its way to the client."""
+    last_at: float = math.nan
+    """The end of the request."""
+    tokens: int = -1
+    """Generated tokens that were relayed, counted by their ids; -1: not known."""
+    prompt_tokens: int = -1
+    """-1: not known."""
+    skips: str = ""
+    """The field, or the rule, that made it skip prefill; empty where it did not."""
+    attempt: int = 0
+    """The last one of its transfer."""
+    retries: int = 0
+    """Legs sent beyond the first pair."""
+    continued: int = 0
+    """How often its stream went on elsewhere."""
+    legs: list[LegRecord] = []
+
+    def went(self, role: Role) -> str:
+        """The instance that the last leg of a role went to; empty where none did."""
+        return next((leg.instance for leg in reversed(self.legs) if leg.role is role), "")
