@@ -213,8 +213,23 @@ MALFORMED: dict[str, Bad] = {
         "spec.router.policyOptions.choice", "did you mean choices?", router={"policyOptions": {"choice": 2}}
     ),
     "pairing longer than a request": bad(
-        "spec.router.pairTimeout", "at most requestTimeout (10s)", router={"pairTimeout": "20s", "requestTimeout": "10s"}
+        "spec.router.pairTimeout",
+        "at most requestTimeout (10s)",
+        router={"pairTimeout": "20s", "requestTimeout": "10s", "queue": {"timeout": "5s"}},
     ),
+    "waiting longer than a request": bad(
+        "spec.router.queue.timeout",
+        "at most requestTimeout (10s)",
+        router={"pairTimeout": "10s", "requestTimeout": "10s"},
+    ),
+    "share above one": bad("spec.router.skipPrefill.cachedShare", "from 0", router={"skipPrefill": {"cachedShare": 1.5}}),
+    "budget above one": bad("spec.router.retryBudget", "from 0", router={"retryBudget": 2}),
+    "no workers": bad("spec.router.workers", "from 1 to 64, not 0", router={"workers": 0}),
+    "header with a space": bad("spec.router.affinity.header", "name of a header", router={"affinity": {"header": "a b"}}),
+    "collector without a scheme": bad(
+        "spec.router.tracing.endpoint", "http://host:port", router={"tracing": {"endpoint": "collector:4318"}}
+    ),
+    "negative queue": bad("spec.router.queue.size", "not -1", router={"queue": {"size": -1}}),
     "nothing may move": bad(
         "spec.rollout.maxUnavailable", "when maxSurge is 0", rollout={"maxSurge": 0, "maxUnavailable": 0}
     ),

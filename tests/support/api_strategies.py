@@ -21,6 +21,8 @@ _TEXT = {
     "key": ["token", "a.b_C"],
     "env": ["HF_HUB_OFFLINE", "A"],
     "path": ["/dev/shm/x"],
+    "header": ["x-session-id"],
+    "url": ["http://collector:4318"],
 }
 JUNK = st.sampled_from(
     [

@@ -180,3 +180,10 @@ async def test_an_old_answer_is_not_believed_for_ever(routers: Routers, fleets: 
         told = await ask(fleets, routers, pods, [], 100.0 + turn * EVERY_S)
     assert told == Told()
     assert EVERY_S < FORGET_S
+
+
+async def test_pods_that_speak_the_other_scheme_still_are_asked(routers: Routers, fleets: Fleets) -> None:
+    """While a service goes over to HTTPS, its older pods speak plain HTTP."""
+    told = await fleets.ask([await routers.start(11)], [], routers.port, KEY, 100.0, limit=9, tls=True)
+    assert told.fleet is not None
+    assert routers.asked == [11]

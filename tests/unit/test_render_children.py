@@ -136,6 +136,21 @@ def test_what_other_settings_make_is_unwanted(spec: dict[str, Any]) -> None:
     assert set(unwanted(make(**spec))) == everything - wanted
 
 
+def test_https_for_clients() -> None:
+    found = made(router={**APART["router"], "tls": {"secret": "cert"}})
+    (port,) = found["Service", "qwen"]["spec"]["ports"]
+    assert port["appProtocol"] == "https"
+    pod = found["Deployment", "qwen-router"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+    (volume,) = [each["secret"] for each in pod["volumes"] if each["name"] == "tls"]
+    assert (volume["secretName"], [item["key"] for item in volume["items"]]) == ("cert", ["tls.crt", "tls.key"])
+    config = msgspec.json.decode(container["command"][4].replace("$(XPYD_INSTANCE)", "r-1"), type=SidecarConfig)
+    assert config.router is not None
+    assert (config.router.tls_cert_file, config.router.tls_key_file) == ("/etc/xpyd/tls/tls.crt", "/etc/xpyd/tls/tls.key")
+    assert {container[f"{kind}Probe"]["httpGet"]["scheme"] for kind in ("startup", "liveness", "readiness")} == {"HTTPS"}
+
+
 def test_the_deployment_of_routers() -> None:
     found = made(router={**APART["router"], "apiKeySecret": {"name": "s", "key": "k"}}, drain={"timeout": "1m"})
     spec = found["Deployment", "qwen-router"]["spec"]

@@ -26,7 +26,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"decode": {"parallelism": {"executor": "ray"}, "resources": {}}}, "spec.decode.parallelism.executor"),
     ({"decode": {"resources": {"limits": {"memory": "319Mi"}}}}, "spec.decode.resources.limits.memory"),
     ({"prefill": {"template": {"spec": {"hostNetwork": True}}}}, "spec.prefill.template.spec.hostNetwork"),
-    ({"router": {"skipPrefillBelow": 5}}, "spec.router.skipPrefillBelow"),
+    ({"router": {"skipPrefill": {"belowTokens": 5}}}, "spec.router.skipPrefill.belowTokens"),
     ({"router": {"compat": "p2p"}}, "spec.router.compat"),
     ({"router": {"policy": "prefix_aware"}}, "spec.router.policy"),
     ({"router": {"ports": {"http": 8000}}}, "spec.router.ports.http"),

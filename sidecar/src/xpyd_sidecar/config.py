@@ -6,13 +6,19 @@ Belongs here: decoding and the checks that need more than one field or a look at
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from xpyd_sidecar.contract.ids import NAME, NAME_MAX, split_host_port
 from xpyd_sidecar.contract.launch import AgentConfig, RouterConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
+
+HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token of RFC 9110, section 5.1."""
 
 
 def decode(text: bytes | str) -> SidecarConfig:
@@ -75,10 +81,32 @@ def _router_faults(router: RouterConfig) -> Iterator[str]:
     if router.port == router.members_port:
         yield f"must differ from port, both are {router.port} - at `$.router.members_port`"
     for field in ("heartbeat_s", "resolve_s", "missed_beats", "max_body_bytes", "max_header_bytes", "max_in_flight",
-                  "request_timeout_s", "receive_timeout_s", "pair_timeout_s", "drain_timeout_s"):
+                  "queue_timeout_s", "workers", "request_timeout_s", "receive_timeout_s", "pair_timeout_s",
+                  "drain_timeout_s"):
         yield from _positive("router", field, getattr(router, field))
-    if not router.listen_on_s >= 0:
-        yield f"must not be negative, not {router.listen_on_s} - at `$.router.listen_on_s`"
+    for field in ("listen_on_s", "queue_size", "max_per_instance", "skip_prefill_below"):
+        if not getattr(router, field) >= 0:
+            yield f"must not be negative, not {getattr(router, field)} - at `$.router.{field}`"
+    for field in ("skip_prefill_cached", "retry_budget"):
+        if not 0 <= getattr(router, field) <= 1:
+            yield f"must be a share from 0 to 1, not {getattr(router, field)} - at `$.router.{field}`"
+    yield from _text_faults(router)
+
+
+def _text_faults(router: RouterConfig) -> Iterator[str]:
+    if router.affinity_header and not HEADER_NAME.fullmatch(router.affinity_header):
+        yield f"{router.affinity_header!r} is not the name of a header - at `$.router.affinity_header`"
+    if (router.tls_cert_file is None) != (router.tls_key_file is None):
+        given, lacking = ("cert", "key") if router.tls_key_file is None else ("key", "cert")
+        yield f"is required beside tls_{given}_file - at `$.router.tls_{lacking}_file`"
+    for field in ("tls_cert_file", "tls_key_file"):
+        if getattr(router, field) == "":
+            yield f"a path is required - at `$.router.{field}`"
+    if router.otlp_endpoint:
+        url = urlsplit(router.otlp_endpoint)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            right = "write http://host:port"
+            yield f"{router.otlp_endpoint!r} is not an address of HTTP; {right} - at `$.router.otlp_endpoint`"
 
 
 def _positive(part: str, field: str, value: float) -> Iterator[str]:

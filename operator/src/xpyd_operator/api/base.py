@@ -28,6 +28,8 @@ QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[
 SIZE_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 SHARE_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?|[0-9]{1,2}%)$"
 OBJECT_NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+HEADER_PATTERN: Final = r"^[A-Za-z0-9][-_A-Za-z0-9]*$"
+URL_PATTERN: Final = r"^https?://[^/?#@ ]+(/[^?# ]*)?$"
 DATA_KEY_PATTERN: Final = r"^[-._a-zA-Z0-9]+$"
 
 
@@ -42,6 +44,8 @@ Text = Annotated[str, Meta(min_length=1, max_length=512)]
 Argument = Annotated[str, Meta(min_length=1, max_length=2048)]
 ObjectName = Annotated[str, Meta(min_length=1, max_length=253, pattern=OBJECT_NAME_PATTERN, extra={"kind": "name"})]
 SecretKey = Annotated[str, Meta(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN, extra={"kind": "key"})]
+HeaderName = Annotated[str, Meta(min_length=1, max_length=64, pattern=HEADER_PATTERN, extra={"kind": "header"})]
+Url = Annotated[str, Meta(min_length=8, max_length=512, pattern=URL_PATTERN, extra={"kind": "url"})]
 
 Duration = Annotated[
     str, Meta(max_length=32, pattern=DURATION_PATTERN, extra={"kind": "duration", "min": "1s", "max": "168h"})

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from xpyd_operator.api.base import Duration, Part, Port, SecretKeyRef, ShortDuration, Size
+from xpyd_operator.api.base import Duration, HeaderName, ObjectName, Part, Port, SecretKeyRef, ShortDuration, Size, Url
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.quantity import size
 
@@ -40,6 +40,47 @@ class PolicyOptions(Part, frozen=True):
     """`prefix_aware`: most load of an instance, relative to the mean."""
 
 
+class SkipPrefill(Part, frozen=True):
+    """Which prompts go to decode alone."""
+
+    below_tokens: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
+    """Prompts with fewer tokens (text: estimated). 0: none."""
+    cached_share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    """Prompts of which decode probably holds at least this share. 0: none."""
+
+
+class Queue(Part, frozen=True):
+    """Requests that wait until an instance has room for them."""
+
+    size: Annotated[int, Meta(ge=0, le=100_000)] = 1024
+    """Requests that may wait in one router; beyond it 503 with Retry-After."""
+    timeout: ShortDuration = "30s"
+    """Longest wait; then 503 with Retry-After."""
+    per_instance: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    """Requests of one router that an instance serves at once. 0: found from what engines report as waiting."""
+
+
+class Affinity(Part, frozen=True):
+    """Requests that belong together go to the same instances."""
+
+    header: HeaderName | None = None
+    """Header whose value names what belongs together, e.g. a session. Default: requests are independent."""
+
+
+class Tls(Part, frozen=True):
+    """HTTPS for clients."""
+
+    secret: ObjectName | None = None
+    """Secret of type kubernetes.io/tls (`tls.crt`, `tls.key`). Default: plain HTTP."""
+
+
+class Tracing(Part, frozen=True):
+    """Spans of requests."""
+
+    endpoint: Url | None = None
+    """OpenTelemetry collector, OTLP over HTTP. Default: no spans."""
+
+
 class Router(Part, frozen=True):
     """How requests come in and how instances are chosen."""
 
@@ -62,8 +103,24 @@ class Router(Part, frozen=True):
     """When a decode instance fails in mid-answer: another one continues, or the client gets an error."""
     on_no_prefill: Literal["decode", "reject"] = "decode"
     """When no prefill instance is ready: decode does the prefill, or requests are answered with 503."""
-    skip_prefill_below: Annotated[int, Meta(ge=0, le=1 << 20)] = 0
-    """Prompts with fewer tokens go to decode alone. 0: none."""
+    skip_prefill: SkipPrefill = SkipPrefill()
+    """Which prompts go to decode alone."""
+    queue: Queue = Queue()
+    """Requests that wait until an instance has room for them."""
+    affinity: Affinity = Affinity()
+    """Requests that belong together go to the same instances."""
+    retry_budget: Annotated[float, Meta(ge=0, le=1)] = 0.2
+    """Most retries, as a share of recent requests, beyond a small floor."""
+    first_token: Literal["decode", "prefill"] = "decode"
+    """Who gives the first token of a stream: `prefill` is sooner, where it is the same answer."""
+    workers: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Processes of each router that share its port."""
+    tls: Tls = Tls()
+    """HTTPS for clients."""
+    tracing: Tracing = Tracing()
+    """Spans of requests."""
+    dashboard: bool = True
+    """Serve `/dashboard`."""
     api_key_secret: SecretKeyRef | None = None
     """Client keys, one per line. Default: clients need none."""
     request_timeout: Duration = "1h"
@@ -71,7 +128,7 @@ class Router(Part, frozen=True):
     pair_timeout: Duration = "60s"
     """How long decode waits for prefill to announce a request."""
     max_in_flight: Annotated[int, Meta(ge=1, le=1_000_000)] = 4096
-    """Requests that one router serves at once; beyond it 503 with Retry-After."""
+    """Requests that one router serves at once; those beyond it wait in the queue."""
     max_body_size: Size = "32Mi"
     """Largest request body."""
     compat: Literal["none", "p2p"] = "none"
@@ -86,6 +143,11 @@ class Router(Part, frozen=True):
     def request_timeout_s(self) -> float:
         """Seconds."""
         return seconds(self.request_timeout)
+
+    @property
+    def queue_timeout_s(self) -> float:
+        """Seconds."""
+        return seconds(self.queue.timeout)
 
     @property
     def pair_timeout_s(self) -> float:

@@ -124,6 +124,12 @@ def _pair_timeout(router: Router) -> list[Finding]:
     return when(late, "pairTimeout", message)
 
 
+def _queue_timeout(router: Router) -> list[Finding]:
+    late = router.queue_timeout_s > router.request_timeout_s
+    message = f"must be at most requestTimeout ({router.request_timeout}), not {router.queue.timeout}"
+    return when(late, "queue.timeout", message)
+
+
 def _no_room(rollout: Rollout) -> list[Finding]:
     stuck = rollout.max_surge == 0 and rollout.max_unavailable == 0
     return when(stuck, "maxUnavailable", "must be at least 1 when maxSurge is 0, or nothing could ever be replaced")
@@ -257,6 +263,13 @@ RULES: tuple[Rule, ...] = (
         says="pairTimeout must be at most requestTimeout",
         cel="duration(self.pairTimeout) <= duration(self.requestTimeout)",
         wrong=_pair_timeout,
+    ),
+    Rule(
+        at=("spec.router",),
+        reads=("queue.timeout", "requestTimeout"),
+        says="queue.timeout must be at most requestTimeout",
+        cel="duration(self.queue.timeout) <= duration(self.requestTimeout)",
+        wrong=_queue_timeout,
     ),
     Rule(
         at=("spec.rollout",),

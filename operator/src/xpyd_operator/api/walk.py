@@ -30,6 +30,8 @@ _RIGHT = {
     "key": "letters, digits, '-', '_' and '.'",
     "env": "letters, digits, '_', '-' and '.', not beginning with a digit",
     "path": "write an absolute path without a colon",
+    "header": "the name of a header: letters, digits, '-' and '_', beginning with a letter or digit",
+    "url": "write http://host:port or https://host:port",
 }
 """What would be right, per kind (see ``base``)."""
 _UNUSABLE: Any = object()

@@ -104,6 +104,7 @@ class KubeBackend:
             self._secret.key,
             now,
             limit=service.spec.router.max_sidecars + 1,
+            tls=service.spec.router.tls.secret is not None,
             picture=_picture(seen),
         )
         name = ServiceName(service.name)

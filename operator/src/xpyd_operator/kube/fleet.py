@@ -46,7 +46,7 @@ class Fleets:
 
     async def ask(
         self, routers: Sequence[Facts], learners: Sequence[Facts], port: int, key: ServiceKey, now: float, *, limit: int,
-        picture: Hashable = None,
+        tls: bool = False, picture: Hashable = None,
     ) -> Told:
         """What is known now; asks at most once in 5 s, or in one while something is under way or ``picture`` changed.
 
@@ -57,6 +57,7 @@ class Fleets:
             key: of the service.
             now: unix seconds.
             limit: most requests.
+            tls: whether routers should speak HTTPS by now.
             picture: what the caller saw; another value than last time makes the question due at once.
         """
         every = (*routers, *learners)
@@ -66,7 +67,7 @@ class Fleets:
             calm = told and picture == self._picture and not self._waits(every)
             self._picture, self._asked_at = picture, now
             self.close()
-            look = self._look(self._choose(routers, learners, limit), port, key, now)
+            look = self._look(self._choose(routers, learners, limit), port, key, tls, now)
             if calm:
                 self._later = asyncio.create_task(look)
             else:
@@ -83,8 +84,8 @@ class Fleets:
             self._later.cancel()
             self._later = None
 
-    async def _look(self, chosen: Sequence[Facts], port: int, key: ServiceKey, now: float) -> None:
-        self._note(now, chosen, await asyncio.gather(*(self._one(each, port, key) for each in chosen)))
+    async def _look(self, chosen: Sequence[Facts], port: int, key: ServiceKey, tls: bool, now: float) -> None:
+        self._note(now, chosen, await asyncio.gather(*(self._one(each, port, key, tls) for each in chosen)))
 
     def _waits(self, pods: Sequence[Facts]) -> bool:
         return bool(pods) and (self._fleet is None or any(each.uid not in self._settled for each in pods))
@@ -109,17 +110,27 @@ class Fleets:
         rest = list(routers) if self._fleet is None else []
         return _distinct((*last, *turn, *learners, *new, *rest))[:limit]
 
-    async def _one(self, pod: Facts, port: int, key: ServiceKey) -> Fleet | None:
-        url = f"http://{join_host_port(pod.ip, port)}/fleet"
+    async def _one(self, pod: Facts, port: int, key: ServiceKey, tls: bool) -> Fleet | None:
+        """While a service goes over to HTTPS, or back, pods of both kinds are there."""
+        for scheme in ("https", "http") if tls else ("http", "https"):
+            answered, fleet = await self._over(f"{scheme}://{join_host_port(pod.ip, port)}/fleet", key)
+            if answered:
+                return fleet
+        return None
+
+    async def _over(self, url: str, key: ServiceKey) -> tuple[bool, Fleet | None]:
         headers = {"Authorization": f"Bearer {admin_token(key)}"}
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         try:
-            async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False) as answer:
+            # The certificate is the clients': it names the Service, not the address of a pod.
+            async with self._session.get(url, headers=headers, timeout=timeout, allow_redirects=False, ssl=False) as answer:
                 if answer.status != 200:
-                    return None
-                return msgspec.json.decode(await _read(answer.content), type=Fleet)
-        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError):
-            return None
+                    return True, None
+                return True, msgspec.json.decode(await _read(answer.content), type=Fleet)
+        except (msgspec.DecodeError, TimeoutError):
+            return True, None
+        except (aiohttp.ClientError, OSError):
+            return False, None
 
 
 async def _read(content: aiohttp.StreamReader) -> bytes:

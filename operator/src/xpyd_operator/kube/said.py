@@ -27,11 +27,12 @@ def service_status(
     """
     said = round_.status
     host = f"{service.name}.{service.metadata.namespace}.svc.{settings.cluster_domain}"
+    scheme = "http" if service.spec.router.tls.secret is None else "https"
     return msgspec.structs.replace(
         said,
         conditions=(*(_with(each, holds, round_.failures) for each in said.conditions), valid),
         model=service.served_name,
-        url=f"http://{host}:{service.spec.router.ports.http}",
+        url=f"{scheme}://{host}:{service.spec.router.ports.http}",
         plan=bounded("; ".join(part for part in (said.plan, holds) if part)) or None,
     )
 

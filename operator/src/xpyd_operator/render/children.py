@@ -72,7 +72,8 @@ def pool(service: DisaggService, role: Role, replicas: int) -> dict[str, Any]:
 
 
 def _clients_service(service: DisaggService) -> dict[str, Any]:
-    port = {"name": "http", "port": service.spec.router.ports.http, "protocol": "TCP", "appProtocol": "http"}
+    protocol = "http" if service.spec.router.tls.secret is None else "https"
+    port = {"name": "http", "port": service.spec.router.ports.http, "protocol": "TCP", "appProtocol": protocol}
     return _service(
         service,
         service.name,

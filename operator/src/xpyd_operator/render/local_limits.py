@@ -59,4 +59,6 @@ def _router(service: DisaggService) -> Iterator[tuple[str, str]]:
     router = service.spec.router
     if router.api_key_secret is not None:
         yield "spec.router.apiKeySecret", "there are no Secrets on a single host; leave it out"
+    if router.tls.secret is not None:
+        yield "spec.router.tls.secret", "there are no Secrets on a single host; leave it out"
     yield from not_built.router(service)

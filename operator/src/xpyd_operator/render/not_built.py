@@ -64,8 +64,29 @@ def sizes(service: DisaggService) -> Iterator[tuple[str, str]]:
 def router(service: DisaggService) -> Iterator[tuple[str, str]]:
     """The router."""
     given = service.spec.router
-    if given.skip_prefill_below:
-        yield "spec.router.skipPrefillBelow", "the router does not weigh prompts yet; write 0"
+    if given.skip_prefill.below_tokens:
+        yield "spec.router.skipPrefill.belowTokens", "the router does not weigh prompts yet; write 0"
+    if given.skip_prefill.cached_share:
+        yield "spec.router.skipPrefill.cachedShare", "the router does not weigh prompts yet; write 0"
+    for name, value, usual in (
+        ("queue.size", given.queue.size, 1024),
+        ("queue.timeout", given.queue_timeout_s, 30.0),
+        ("queue.perInstance", given.queue.per_instance, 0),
+    ):
+        if value != usual:
+            yield f"spec.router.{name}", "the router has no queue yet; leave it out"
+    if given.affinity.header is not None:
+        yield "spec.router.affinity.header", "the router keeps no affinity yet; leave it out"
+    if given.retry_budget != 0.2:
+        yield "spec.router.retryBudget", "the router keeps no budget yet; leave it out"
+    if given.first_token != "decode":  # noqa: S105  # a token of an answer
+        yield "spec.router.firstToken", f"{given.first_token} is not built yet; write decode"
+    if given.workers != 1:
+        yield "spec.router.workers", "a router is one process yet; write 1"
+    if given.tls.secret is not None:
+        yield "spec.router.tls.secret", "the router does not speak TLS yet; leave it out"
+    if given.tracing.endpoint is not None:
+        yield "spec.router.tracing.endpoint", "the router sends no spans yet; leave it out"
     if given.compat != "none":
         yield "spec.router.compat", f"{given.compat} is not built yet; write none"
     if given.policy not in POLICIES:

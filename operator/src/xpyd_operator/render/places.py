@@ -14,6 +14,9 @@ RUN: Final = "/run/xpyd"
 KEY_DIR: Final = "/etc/xpyd/key"
 CLIENTS_DIR: Final = "/etc/xpyd/clients"
 CLIENTS_FILE: Final = "keys"
+TLS_DIR: Final = "/etc/xpyd/tls"
+TLS_CERT: Final = "tls.crt"
+TLS_KEY: Final = "tls.key"
 CLAIM: Final = "/models/claim"
 CACHE: Final = "/cache"
 HOME: Final = "/home/xpyd"
@@ -44,9 +47,12 @@ def mount(volume: str, path: str, *, read_only: bool = False) -> dict[str, Any]:
     return {"name": volume, "mountPath": path} | ({"readOnly": True} if read_only else {})
 
 
-def http_probe(path: str, port: int, *, period_s: int, failures: int, timeout_s: int = 5) -> dict[str, Any]:
-    """A probe that asks ``path``."""
-    return {"httpGet": {"path": path, "port": port}} | _pace(period_s, failures, timeout_s)
+def http_probe(
+    path: str, port: int, *, period_s: int, failures: int, timeout_s: int = 5, tls: bool = False
+) -> dict[str, Any]:
+    """A probe that asks ``path``. With ``tls``, the kubelet takes any certificate."""
+    scheme = {"scheme": "HTTPS"} if tls else {}
+    return {"httpGet": {"path": path, "port": port} | scheme} | _pace(period_s, failures, timeout_s)
 
 
 def exec_probe(command: list[str], *, period_s: int, failures: int, timeout_s: int = 10) -> dict[str, Any]:
@@ -65,7 +71,12 @@ def _pace(period_s: int, failures: int, timeout_s: int) -> dict[str, Any]:
 
 def secret_volume(name: str, secret: str, key: str, file: str) -> dict[str, Any]:
     """A volume that holds one key of a Secret as a file."""
-    items = [{"key": key, "path": file}]
+    return secret_files(name, secret, {key: file})
+
+
+def secret_files(name: str, secret: str, files: dict[str, str]) -> dict[str, Any]:
+    """A volume that holds keys of a Secret as files."""
+    items = [{"key": key, "path": file} for key, file in files.items()]
     return {"name": name, "secret": {"secretName": secret, "items": items, "defaultMode": SECRET_MODE}}
 
 

@@ -15,7 +15,7 @@ from xpyd_operator.render.overlay import overlay
 from xpyd_operator.render.owner import metadata
 from xpyd_operator.render.places import ENGINE_PORT
 from xpyd_operator.render.settings import KubeSettings
-from xpyd_operator.render.sidecar_container import clients_volume, install_container, sidecar_container
+from xpyd_operator.render.sidecar_container import clients_volumes, install_container, sidecar_container
 from xpyd_operator.render.stated import stated
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -100,7 +100,7 @@ def _volumes(service: DisaggService) -> list[dict[str, Any]]:
         {"name": "cache", **cache},
     ]
     if service.spec.router.placement == "Sidecar":
-        volumes += clients_volume(service)
+        volumes += clients_volumes(service)
     if isinstance(model.origin, Claim):
         claim = {"claimName": model.origin.claim, "readOnly": True}
         volumes.append({"name": "model", "persistentVolumeClaim": claim})

@@ -10,7 +10,7 @@ from xpyd_operator.render import places as at
 from xpyd_operator.render.owner import metadata
 from xpyd_operator.render.pods import grace_s
 from xpyd_operator.render.settings import KubeSettings
-from xpyd_operator.render.sidecar_container import clients_volume, router_container
+from xpyd_operator.render.sidecar_container import clients_volumes, router_container
 
 
 def router_deployment(service: DisaggService, settings: KubeSettings) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def router_deployment(service: DisaggService, settings: KubeSettings) -> dict[st
                         {"name": "run", "emptyDir": {}},
                         {"name": "tmp", "emptyDir": {}},
                         at.secret_volume("key", labels.key_name(service.name), labels.KEY, labels.KEY),
-                        *clients_volume(service),
+                        *clients_volumes(service),
                     ],
                 },
             },

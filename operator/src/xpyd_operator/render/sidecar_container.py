@@ -74,10 +74,15 @@ def members_address(service: DisaggService, settings: KubeSettings) -> HostPort:
     return join_host_port(host, service.spec.router.ports.members)
 
 
-def clients_volume(service: DisaggService) -> list[dict[str, Any]]:
-    """The volume with the clients' keys, where there are any."""
-    secret = service.spec.router.api_key_secret
-    return [] if secret is None else [at.secret_volume("clients", secret.name, secret.key, at.CLIENTS_FILE)]
+def clients_volumes(service: DisaggService) -> list[dict[str, Any]]:
+    """The volumes with the clients' keys and the certificate, where there are any."""
+    found = []
+    keys, certificate = service.spec.router.api_key_secret, service.spec.router.tls.secret
+    if keys is not None:
+        found.append(at.secret_volume("clients", keys.name, keys.key, at.CLIENTS_FILE))
+    if certificate is not None:
+        found.append(at.secret_files("tls", certificate, {name: name for name in (at.TLS_CERT, at.TLS_KEY)}))
+    return found
 
 
 def _sidecar_config(service: DisaggService, role: Role, name: InstanceName, settings: KubeSettings) -> SidecarConfig:
@@ -95,9 +100,12 @@ def _sidecar_config(service: DisaggService, role: Role, name: InstanceName, sett
 
 def _router(service: DisaggService, *, beside_engine: bool) -> RouterConfig:
     key_file = f"{at.CLIENTS_DIR}/{at.CLIENTS_FILE}" if service.spec.router.api_key_secret is not None else None
+    tls = service.spec.router.tls.secret is not None
     return msgspec.structs.replace(
         router_section(service, "0.0.0.0"),
         api_key_file=key_file,
+        tls_cert_file=f"{at.TLS_DIR}/{at.TLS_CERT}" if tls else None,
+        tls_key_file=f"{at.TLS_DIR}/{at.TLS_KEY}" if tls else None,
         listen_on_s=at.LISTEN_ON_S,
         drain_timeout_s=service.spec.drain.timeout_s,
         beside_engine=beside_engine,
@@ -125,6 +133,8 @@ def _container(service: DisaggService, name: str, settings: KubeSettings, *, cli
         ]
         if service.spec.router.api_key_secret is not None:
             mounts.append(at.mount("clients", at.CLIENTS_DIR, read_only=True))
+        if service.spec.router.tls.secret is not None:
+            mounts.append(at.mount("tls", at.TLS_DIR, read_only=True))
     return {
         "name": name,
         "image": settings.sidecar_image,
@@ -137,11 +147,11 @@ def _container(service: DisaggService, name: str, settings: KubeSettings, *, cli
 
 
 def _router_probes(service: DisaggService) -> dict[str, Any]:
-    port = service.spec.router.ports.http
+    port, tls = service.spec.router.ports.http, service.spec.router.tls.secret is not None
     return {
-        "startupProbe": at.killing(at.http_probe("/health", port, period_s=1, failures=60, timeout_s=2)),
-        "livenessProbe": at.killing(at.http_probe("/health", port, period_s=10, failures=6)),
-        "readinessProbe": at.http_probe("/ready", port, period_s=2, failures=2, timeout_s=2),
+        "startupProbe": at.killing(at.http_probe("/health", port, period_s=1, failures=60, timeout_s=2, tls=tls)),
+        "livenessProbe": at.killing(at.http_probe("/health", port, period_s=10, failures=6, tls=tls)),
+        "readinessProbe": at.http_probe("/ready", port, period_s=2, failures=2, timeout_s=2, tls=tls),
     }
 
 

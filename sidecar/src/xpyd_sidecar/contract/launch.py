@@ -93,7 +93,35 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_body_bytes: int = 32 << 20
     max_header_bytes: int = 64 << 10
     max_in_flight: int = 4096
-    """Requests served at once; beyond it 503 with Retry-After."""
+    """Requests served at once; those beyond it wait in the queue."""
+    queue_size: int = 1024
+    """Requests that may wait; 0: none, a request that cannot be served now is refused."""
+    queue_timeout_s: float = 30.0
+    """Longest wait in the queue; then 503 with Retry-After."""
+    max_per_instance: int = 0
+    """Requests of this router that one instance serves at once; 0: found from what the engines report as waiting."""
+    skip_prefill_below: int = 0
+    """Prompts of fewer tokens go to decode alone; 0: none. Exact for token ids, estimated for text."""
+    skip_prefill_cached: float = 0.0
+    """Prompts of which decode holds at least this share go to decode alone; 0: none."""
+    affinity_header: str = ""
+    """Requests with the same value of this header go to the same instances while they are there; empty: none do."""
+    retry_budget: float = 0.2
+    """Retries allowed, as a share of recent requests (beyond a small floor); 0: the floor alone."""
+    first_token: Literal["decode", "prefill"] = "decode"  # noqa: S105  # a token of an answer
+    """Who gives the first token of a stream."""
+    compat: Literal["none", "p2p"] = "none"
+    """p2p: engines with the older heartbeat and pairing by request id are served too."""
+    workers: int = 1
+    """Processes that share the client port; one of them owns membership."""
+    tls_cert_file: str | None = None
+    """Certificate chain for the client port, PEM; None: plain HTTP."""
+    tls_key_file: str | None = None
+    """Its private key, PEM, without a passphrase."""
+    otlp_endpoint: str = ""
+    """Where spans go (OTLP over HTTP, ``http://host:4318``); empty: nowhere."""
+    dashboard: bool = True
+    """Whether ``/dashboard`` is served."""
     request_timeout_s: float = 3600.0
     pair_timeout_s: float = 60.0
     """How long decode may wait for prefill's announcement."""
