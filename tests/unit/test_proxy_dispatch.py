@@ -34,7 +34,7 @@ async def test_an_ack_tells_how_many_legs_are_open_on_the_instance() -> None:
 async def test_a_probe_that_the_roster_asks_for_is_made_and_told() -> None:
     async with fleet() as f:
         f.d[0].health = 503
-        f.dispatch.do([Probe(InstanceName("d0"), Incarnation("i-d0"), f.d[0].address)])
+        f.dispatch.watch.do([Probe(InstanceName("d0"), Incarnation("i-d0"), f.d[0].address)])
         await f.wait(lambda: f.dispatch.roster.pickable(Role.DECODE) == (), "d0's suspension")
         assert "GET /health answered 503" in f.dispatch.roster.why_not(Role.DECODE)
         f.d[0].health = 200
@@ -48,10 +48,10 @@ async def test_what_is_lost_ends_only_the_legs_of_that_incarnation() -> None:
             engine.plays.append(Play(hold=held))
         tasks = [asyncio.create_task(f.complete(stream=True)) for _ in range(2)]
         await f.wait(lambda: len(f.d[0].seen) == len(f.d[1].seen) == 1, "a leg on each")
-        f.dispatch.do([Lost(InstanceName("d0"), Incarnation("another"), "x"), Changed(InstanceName("d0"), "y")])
+        f.dispatch.watch.do([Lost(InstanceName("d0"), Incarnation("another"), "x"), Changed(InstanceName("d0"), "y")])
         await asyncio.sleep(0.02)
         assert (f.d[0].aborts, f.d[1].aborts) == (0, 0)
-        f.dispatch.do([Lost(InstanceName("d0"), Incarnation("i-d0"), "x")])
+        f.dispatch.watch.do([Lost(InstanceName("d0"), Incarnation("i-d0"), "x")])
         await f.wait(lambda: len(f.d[1].seen) == 2, "the retry elsewhere")
         assert (f.d[0].aborts, f.d[1].aborts) == (1, 0)
         held.set()

@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterable
 
-from xpyd_sidecar.contract.ids import TransferId
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.proxy.metrics import Metrics
-from xpyd_sidecar.proxy.probe import probe
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving, access
 from xpyd_sidecar.proxy.upstream import Pool
+from xpyd_sidecar.proxy.watch import Watch
 from xpyd_sidecar.routing import bodies, fields, policies
 from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing.exchange import Limits
@@ -58,7 +57,7 @@ class Dispatch:
         self.access_log = router.access_log
         self.servings: set[Serving] = set()
         self.draining = False
-        self._probes: set[asyncio.Task[None]] = set()
+        self.watch = Watch(self.roster, self.lost)
 
     # ---- requests
 
@@ -116,44 +115,29 @@ class Dispatch:
 
     def suspect(self, target: Target, reason: str) -> None:
         """A connection was refused."""
-        self.do(self.roster.on_refused(self.loop.time(), target.instance, target.incarnation, reason))
+        self.watch.suspect(target, reason)
 
     def doubt(self, target: Target) -> None:
         """An engine failed a request, broke a connection, or is silent."""
-        self.do(self.roster.on_doubt(self.loop.time(), target.instance, target.incarnation))
+        self.watch.doubt(target)
 
     # ---- the roster
 
     def on_message(self, message: Up) -> int:
         """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``roster.Refused``."""
-        self.do(self.roster.on_message(self.loop.time(), message))
-        member = self.roster.find(message.instance, message.incarnation)
-        return member.in_flight if member is not None else 0
+        return self.watch.on_message(message)
 
-    def do(self, instructions: Iterable[ro.Instruction]) -> None:
-        """Carry out what the roster says."""
-        for instruction in instructions:
-            match instruction:
-                case ro.Changed(instance=instance, what=what):
-                    logger.info("%s: %s", instance, what, extra={"peer": instance})
-                case ro.Lost(instance=instance, incarnation=incarnation, reason=reason):
-                    for serving in list(self.servings):
-                        serving.on_lost(instance, incarnation, reason)
-                case ro.Probe():
-                    task = self.loop.create_task(self._probe(instruction))
-                    self._probes.add(task)
-                    task.add_done_callback(self._probes.discard)
-
-    async def _probe(self, wanted: ro.Probe) -> None:
-        result, detail = await probe(wanted.address)
-        self.do(self.roster.on_probe(self.loop.time(), wanted.instance, wanted.incarnation, result, detail))
+    def lost(self, instance: InstanceName, incarnation: Incarnation, reason: str) -> None:
+        """The roster says that this incarnation will never answer."""
+        for serving in list(self.servings):
+            serving.on_lost(instance, incarnation, reason)
 
     # ---- time
 
     def sweep(self) -> None:
         """Called every second."""
         now = self.loop.time()
-        self.do(self.roster.on_tick(now))
+        self.watch.tick()
         self.pool.sweep()
         for serving in list(self.servings):
             serving.sweep(now, STALL_S)
@@ -165,7 +149,5 @@ class Dispatch:
 
     async def close(self) -> None:
         """Let go of every connection."""
-        for task in list(self._probes):
-            task.cancel()
-        await asyncio.gather(*self._probes, return_exceptions=True)
+        await self.watch.close()
         self.pool.close()

@@ -1,0 +1,84 @@
+"""Who watches the instances: the roster, and what it instructs.
+
+Belongs here: the roster's events and instructions, probes. Does not belong here: the socket of heartbeats (``members``),
+requests (``dispatch``), how several processes share one roster (``owner``, ``worker``).
+
+A router of one process has one ``Watch``. With several, the owner of the membership socket has it, ``told`` of every event
+that its roster took, and each worker has a replica of the roster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName
+from xpyd_sidecar.contract.membership import Up
+from xpyd_sidecar.proxy.probe import probe
+from xpyd_sidecar.routing import replica as rep
+from xpyd_sidecar.routing import roster as ro
+from xpyd_sidecar.routing.pick import Target
+
+logger = logging.getLogger(__name__)
+
+OnLost = Callable[[InstanceName, Incarnation, str], None]
+
+
+class Watch:
+    """Keeps a roster right: beats in, probes out."""
+
+    def __init__(self, roster: ro.Roster, on_lost: OnLost, told: Callable[[rep.Event], None] = lambda _: None) -> None:
+        """``on_lost``: legs on an incarnation will never answer, and why."""
+        self._loop = asyncio.get_running_loop()
+        self.roster = roster
+        self._on_lost = on_lost
+        self._told = told
+        self._probes: set[asyncio.Task[None]] = set()
+
+    def on_message(self, message: Up) -> int:
+        """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``roster.Refused``."""
+        self.take(rep.Message(self._loop.time(), message))
+        member = self.roster.find(message.instance, message.incarnation)
+        return member.in_flight if member is not None else 0
+
+    def suspect(self, target: Target, reason: str) -> None:
+        """A connection was refused."""
+        self.take(rep.RefusedAt(self._loop.time(), target.instance, target.incarnation, reason))
+
+    def doubt(self, target: Target) -> None:
+        """An engine failed a request, broke a connection, or is silent."""
+        self.take(rep.Doubt(self._loop.time(), target.instance, target.incarnation))
+
+    def tick(self) -> None:
+        """Called every second."""
+        self.take(rep.Tick(self._loop.time()))
+
+    def take(self, event: rep.Event) -> None:
+        """An event, seen here or by somebody else. Raises ``roster.Refused``."""
+        instructions = rep.apply(self.roster, event)
+        self._told(event)
+        self.do(instructions)
+
+    def do(self, instructions: Iterable[ro.Instruction]) -> None:
+        """Carry out what the roster says."""
+        for instruction in instructions:
+            match instruction:
+                case ro.Changed(instance=instance, what=what):
+                    logger.info("%s: %s", instance, what, extra={"peer": instance})
+                case ro.Lost(instance=instance, incarnation=incarnation, reason=reason):
+                    self._on_lost(instance, incarnation, reason)
+                case ro.Probe():
+                    task = self._loop.create_task(self._probe(instruction))
+                    self._probes.add(task)
+                    task.add_done_callback(self._probes.discard)
+
+    async def _probe(self, wanted: ro.Probe) -> None:
+        result, detail = await probe(wanted.address)
+        self.take(rep.ProbeEnded(self._loop.time(), wanted.instance, wanted.incarnation, result, detail))
+
+    async def close(self) -> None:
+        """End the probes."""
+        for task in list(self._probes):
+            task.cancel()
+        await asyncio.gather(*self._probes, return_exceptions=True)
