@@ -111,7 +111,7 @@ class Router(Part, frozen=True):
     """Requests that belong together go to the same instances."""
     retry_budget: Annotated[float, Meta(ge=0, le=1)] = 0.2
     """Most retries, as a share of recent requests, beyond a small floor."""
-    first_token: Literal["decode", "prefill"] = "decode"
+    first_token: Literal["decode", "prefill"] = "decode"  # noqa: S105  # a token of an answer
     """Who gives the first token of a stream: `prefill` is sooner, where it is the same answer."""
     workers: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes of each router that share its port."""
