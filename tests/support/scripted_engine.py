@@ -3,6 +3,8 @@
     engine = await ScriptedEngine("d0").start()
     engine.plays.append(Play(chunks=3, die_after=1))     the next request; ``engine.default`` for all others
     engine.seen[-1].body / .headers / .aborted / .finished
+    ScriptedEngine("d0", replay=Replay(load()))          answers as the real engine did that was recorded
+    engine.choose = plan                                 a function of what was asked chooses the play
 
 Speaks HTTP/1.1 with keep-alive, answers /v1/completions and /v1/chat/completions as vLLM does, and GET /health.
 """
@@ -16,6 +18,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
+
+from replay import Replay, Unknown
 
 
 @dataclass
@@ -39,6 +43,10 @@ class Play:
     """``request``: close the connection on the request; ``head``: after the head of a stream."""
     die_after: int | None = None
     """Close the connection after so many chunks, in the middle of a chunk."""
+    close_after: int | None = None
+    """Close the connection after so many chunks, between two of them."""
+    down_after: int | None = None
+    """Die as a whole after so many chunks: every connection breaks, new ones are refused."""
     cut_after: int | None = None
     """End the HTTP body properly after so many chunks, without [DONE]."""
     error_after: int | None = None
@@ -72,12 +80,18 @@ class Seen:
 class ScriptedEngine:
     """One engine on a free port of 127.0.0.1."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, replay: Replay | None = None) -> None:
+        """``replay``: answer recorded requests, and continuations of them, as the real engine did; others with a 400."""
         self.name = name
+        self.replay = replay
+        self.choose: Callable[[Seen], Play | None] = lambda _: None
+        """The play of a request; None: the next one in line."""
         self.port = 0
         self.plays: deque[Play] = deque()
         self.default = Play()
         self.seen: list[Seen] = []
+        self.unknown: list[str] = []
+        """Requests for which there is nothing to replay."""
         self.health = 200
         self.connections = 0
         self._server: asyncio.Server | None = None
@@ -147,7 +161,7 @@ class ScriptedEngine:
         loop = asyncio.get_running_loop()
         seen = Seen(path, headers, json.loads(raw), loop.time(), connection=number)
         self.seen.append(seen)
-        play = self.plays.popleft() if self.plays else self.default
+        play = self.choose(seen) or (self.plays.popleft() if self.plays else self.default)
         answering = asyncio.ensure_future(self._answer(seen, play, writer))
         watching = asyncio.ensure_future(reader.read(1))
         try:
@@ -176,25 +190,44 @@ class ScriptedEngine:
         if play.hold is not None:
             await play.hold.wait()
         if play.status != 200 or play.body is not None:
-            body = play.body if play.body is not None else json.dumps(
-                {"error": {"message": f"{self.name} says {play.status}", "type": "X", "param": None,
-                           "code": play.status}}).encode()
-            writer.write(self._head(play.status, "application/json", f"content-length: {len(body)}") + body)
-            await writer.drain()
+            await self._fault(play.status, f"{self.name} says {play.status}", writer, play.body)
             return True
+        try:
+            return await self._generate(seen, play, writer)
+        except Unknown as error:
+            self.unknown.append(str(error))
+            await self._fault(400, str(error), writer)
+            return True
+
+    async def _fault(self, status: int, words: str, writer: asyncio.StreamWriter, body: bytes | None = None) -> None:
+        if body is None:
+            body = json.dumps({"error": {"message": words, "type": "X", "param": None, "code": status}}).encode()
+        writer.write(self._head(status, "application/json", f"content-length: {len(body)}") + body)
+        await writer.drain()
+
+    async def _generate(self, seen: Seen, play: Play, writer: asyncio.StreamWriter) -> bool:
         if seen.body.get("stream"):
             return await self._stream(seen, play, writer)
         if play.delay:
             await asyncio.sleep(play.delay * play.chunks)
         if play.die_after is not None:
             return False
-        tokens = min(play.chunks, seen.body.get("max_tokens") or play.chunks)
-        text = "".join(play.text(i) for i in range(tokens))
-        reason = "abort" if play.abort_after is not None else "stop"
-        body = self._json(seen, text, reason, whole=True)
+        body = self._whole(seen, play)
         writer.write(self._head(200, "application/json", f"content-length: {len(body)}") + body)
         await writer.drain()
         return True
+
+    def _whole(self, seen: Seen, play: Play) -> bytes:
+        if self.replay is not None and play.abort_after is None and seen.body.get("max_tokens") != 1:
+            return self.replay.whole(seen.path, seen.body, seen.headers.get("x-request-id", ""))
+        tokens = min(play.chunks, seen.body.get("max_tokens") or play.chunks)
+        text = "".join(play.text(i) for i in range(tokens))
+        return self._json(seen, text, "abort" if play.abort_after is not None else "stop", whole=True)
+
+    def _events(self, seen: Seen, play: Play) -> list[bytes]:
+        if self.replay is not None:
+            return self.replay.stream(seen.path, seen.body, seen.headers.get("x-request-id", ""))
+        return [self._json(seen, play.text(i), "stop" if i == play.chunks - 1 else None) for i in range(play.chunks)]
 
     async def _stream(self, seen: Seen, play: Play, writer: asyncio.StreamWriter) -> bool:
         async def send(data: bytes) -> None:
@@ -211,15 +244,23 @@ class ScriptedEngine:
             data = b"data: " + raw + b"\n\n"
             await send(b"%x\r\n%b\r\n" % (len(data), data))
 
+        events = self._events(seen, play)
         await send(self._head(200, "text/event-stream; charset=utf-8", "transfer-encoding: chunked"))
         if play.die_at == "head":
             return False
-        for i in range(play.chunks):
+        for i, raw in enumerate([*events, b"[DONE]"]):
             if play.hold_after is not None and play.hold_after[0] == i:
                 await play.hold_after[1].wait()
             if play.die_after == i:
                 writer.write(b"ff\r\ndata: {\"half")
                 await writer.drain()
+                return False
+            if play.close_after == i:
+                return False
+            if play.down_after == i:
+                self.refuse()
+                for other in list(self._writers):
+                    other.transport.abort()
                 return False
             if play.cut_after == i:
                 await send(b"0\r\n\r\n")
@@ -227,14 +268,15 @@ class ScriptedEngine:
             if play.error_after == i:
                 await event(json.dumps({"error": {"message": "engine core died", "type": "InternalServerError",
                                                   "param": None, "code": play.error_code}}).encode())
+                await event(b"[DONE]")
                 break
             if play.abort_after == i:
                 await event(self._json(seen, "held", "abort"))
+                await event(b"[DONE]")
                 break
-            await event(self._json(seen, play.text(i), "stop" if i == play.chunks - 1 else None))
+            await event(raw)
             if play.delay:
                 await asyncio.sleep(play.delay)
-        await event(b"[DONE]")
         await send(b"0\r\n\r\n")
         return True
 
