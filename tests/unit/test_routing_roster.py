@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
+import msgspec
 import pytest
 from beats import SERVICE, beat, bye
 
-from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, Role, ServiceName, State
-from xpyd_sidecar.contract.membership import Heartbeat
+from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.membership import Heartbeat, Load
 from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing.roster import Changed, Lost, Probe, Probed, Refused, Roster
 
@@ -134,9 +136,64 @@ def test_silence_alone_evicts_nobody_a_failed_probe_does() -> None:
     assert roster.on_probe(9.5, D0, I0, Probed.HEALTHY, "") == []
     assert names(roster) == ["d0"]
     assert len(probes(roster.on_tick(10.2))) == 1
-    out = roster.on_probe(15.2, D0, I0, Probed.SILENT, "no answer")
+    out = roster.on_probe(10.3, D0, I0, Probed.DEAD, "refused")
     assert losts(out) == [I0]
     assert roster.members() == []
+
+
+def test_a_silent_instance_whose_probe_is_not_answered_is_suspended_and_a_second_one_evicts() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0"))
+    for second in range(5):
+        assert len(probes(roster.on_tick(9.1 + second))) == (second == 0)
+    assert losts(roster.on_probe(14.1, D0, I0, Probed.SILENT, "no answer")) == [], "its legs may still be served"
+    assert names(roster) == []
+    assert len(probes(roster.on_tick(14.2))) == 1
+    assert losts(roster.on_probe(19.2, D0, I0, Probed.SILENT, "no answer")) == [I0]
+    assert roster.members() == []
+
+
+def test_a_beat_between_two_unanswered_probes_begins_the_count_anew() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0"))
+    roster.on_tick(9.1)
+    roster.on_probe(14.1, D0, I0, Probed.SILENT, "no answer")
+    roster.on_message(14.2, beat("d0", seq=2))
+    roster.on_tick(23.3)
+    assert losts(roster.on_probe(28.3, D0, I0, Probed.SILENT, "no answer")) == []
+    assert [m.name for m in roster.members()] == ["d0"]
+    roster.on_tick(28.4)
+    roster.on_probe(28.5, D0, I0, Probed.HEALTHY, "")
+    assert names(roster) == ["d0"]
+
+
+def test_a_router_that_stood_still_does_not_take_it_for_the_agents_silence() -> None:
+    """The process was stopped, or its machine slept: what was sent meanwhile waits in its socket."""
+    roster = make(beside_engine=True)
+    for second in range(12):
+        roster.on_message(float(second), beat("d0", interval_s=1.0))
+        roster.on_tick(float(second))
+    assert roster.settled(11.0)
+    assert roster.on_tick(11.0 + 3600.0) == []
+    assert roster.settled(3611.0)
+    assert roster.on_tick(3614.0) == []
+    assert len(probes(roster.on_tick(3614.1))) == 1, "but who stays silent is found"
+
+
+def test_a_tick_opens_a_bounded_number_of_probes_and_all_get_their_turn() -> None:
+    roster = make()
+    count = 3 * ro.PROBES_OPEN
+    for i in range(count):
+        roster.on_message(0.0, beat(f"d{i}"))
+    asked: set[str] = set()
+    for turn in range(3):
+        new = probes(roster.on_tick(10.0 + turn))
+        assert len(new) == ro.PROBES_OPEN
+        assert probes(roster.on_tick(10.5 + turn)) == []
+        for each in new:
+            roster.on_probe(10.6 + turn, each.instance, each.incarnation, Probed.HEALTHY, "")
+            asked.add(each.instance)
+    assert len(asked) == count
 
 
 def test_one_live_entry_does_not_shield_dead_ones() -> None:
@@ -165,23 +222,40 @@ def test_a_refused_connection_suspends_at_once_until_a_good_probe() -> None:
     assert names(roster) == []
     assert "suspended: connection refused" in roster.why_not(Role.DECODE)
     assert roster.on_refused(1.1, D0, I0, "connection refused") == []
-    assert roster.on_message(1.2, beat("d0")) == [], "the open probe knows better than a beat"
-    assert names(roster) == []
     assert [type(i) for i in roster.on_probe(1.3, D0, I0, Probed.HEALTHY, "")] == [Changed]
     assert names(roster) == ["d0"]
 
 
-def test_a_suspended_instance_comes_back_with_a_beat_after_its_probe_failed() -> None:
+def test_a_dead_instance_takes_no_new_request_after_its_first_failure_whatever_its_agent_says() -> None:
+    """The agent looks once a second: for so long it may call an engine ready that has just died."""
     roster = make()
     roster.on_message(0.0, beat("d0"))
+    roster.leg_opened(roster.members()[0])
     roster.on_refused(1.0, D0, I0, "connection refused")
+    roster.on_message(1.05, beat("d0", seq=2))
+    assert names(roster) == []
     assert losts(roster.on_probe(1.1, D0, I0, Probed.DEAD, "refused")) == [I0]
+    roster.on_message(1.2, beat("d0", seq=3))
+    assert names(roster) == []
     assert roster.on_tick(1.5) == [], "probes keep a distance"
     assert len(probes(roster.on_tick(2.1))) == 1
-    roster.on_probe(2.2, D0, I0, Probed.SILENT, "no answer")
+    roster.on_probe(7.1, D0, I0, Probed.SILENT, "no answer")
+    roster.on_message(7.2, beat("d0", seq=4))
     assert names(roster) == []
-    roster.on_message(3.0, beat("d0"))
+    assert len(probes(roster.on_tick(7.3))) == 1
+    roster.on_probe(7.4, D0, I0, Probed.HEALTHY, "")
     assert names(roster) == ["d0"]
+
+
+def test_a_doubt_that_comes_right_after_a_probe_is_not_forgotten() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0"))
+    roster.on_doubt(1.0, D0, I0)
+    roster.on_probe(1.1, D0, I0, Probed.HEALTHY, "")
+    assert roster.on_doubt(1.2, D0, I0) == [], "probes keep a distance"
+    assert len(probes(roster.on_tick(2.1))) == 1
+    roster.on_probe(2.2, D0, I0, Probed.HEALTHY, "")
+    assert roster.on_tick(4.0) == []
 
 
 def test_doubt_asks_but_goes_on_picking() -> None:
@@ -259,3 +333,109 @@ def test_the_fleet_shows_what_is_known() -> None:
     roster.leg_closed(roster.members()[0])
     assert roster.fleet(3.5)[0].in_flight == 0
     assert roster.models() == ["m"]
+
+
+OLD, NEW = AgentId("0" * 19 + "1"), AgentId("0" * 19 + "2")
+
+
+def test_of_two_agents_with_one_name_the_one_that_began_later_is_heard_by_every_router() -> None:
+    """Without a rule the entry would flap between two incarnations, and each change gives up legs."""
+    one, other = Incarnation("one"), Incarnation("other")
+    beats = [beat("d0", agent=OLD, incarnation=one), beat("d0", agent=NEW, incarnation=other)]
+    for order in (beats, beats[::-1]):
+        roster, lost = make(), 0
+        for turn in range(10):
+            for each in order:
+                with contextlib.suppress(Refused):
+                    lost += len(losts(roster.on_message(3.0 * turn, msgspec.structs.replace(each, seq=turn))))
+        assert roster.members()[0].incarnation == other
+        assert lost <= 1
+        with pytest.raises(Refused, match=f"two agents speak as 'd0': {OLD} .*incarnation one.*{NEW} .*incarnation other"):
+            roster.on_message(28.0, beats[0])
+
+
+def test_the_other_agent_is_heard_once_the_later_one_is_silent_or_gone() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", agent=NEW, incarnation=Incarnation("new")))
+    with pytest.raises(Refused):
+        roster.on_message(9.0, beat("d0", agent=OLD))
+    roster.on_message(9.1, beat("d0", agent=OLD))
+    assert roster.members()[0].incarnation == I0
+    roster.on_message(9.2, beat("d0", agent=NEW, incarnation=Incarnation("new")))
+    roster.on_message(9.3, bye("d0", agent=NEW, incarnation=Incarnation("new")))
+    roster.on_message(9.4, beat("d0", agent=OLD))
+    assert names(roster) == ["d0"]
+
+
+def test_an_agent_that_comes_back_beside_its_engine_costs_no_leg() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", agent=OLD, seq=99))
+    out = roster.on_message(1.0, beat("d0", agent=NEW, seq=1))
+    assert losts(out) == []
+    assert names(roster) == ["d0"]
+    with pytest.raises(Refused, match="goodbye of agent"):
+        roster.on_message(1.1, bye("d0", agent=OLD))
+    assert names(roster) == ["d0"]
+
+
+def test_a_beat_that_was_overtaken_changes_nothing() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", agent=OLD, seq=5, state=State.DRAINING))
+    with pytest.raises(Refused, match="late: beat 4 came after beat 5"):
+        roster.on_message(0.1, beat("d0", agent=OLD, seq=4))
+    roster.on_message(0.2, beat("d0", agent=OLD, seq=5, state=State.DRAINING))
+    assert names(roster) == []
+
+
+def test_agents_that_do_not_say_who_they_are_replace_each_other_as_before() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", agent=NEW))
+    assert losts(roster.on_message(1.0, beat("d0", incarnation=Incarnation("n-1"), seq=0))) == [I0]
+    assert names(roster) == ["d0"]
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"http": ("10.0.0.1",)}, r"'10.0.0.1' is not host:port - at `\$.http\[0\]`"),
+    ({"http": ("10.0.0.1:1", "10.0.0.1:0")}, r"`\$.http\[1\]`"),
+    ({"instance": InstanceName("")}, r"not a name .* - at `\$.instance`"),
+    ({"instance": InstanceName("d\n0")}, r"not a name .* - at `\$.instance`"),
+    ({"instance": InstanceName("d" * 254)}, r"not a name .* - at `\$.instance`"),
+])
+def test_a_beat_that_cannot_be_used_is_refused_with_its_field_and_changes_nothing(fields: dict[str, Any], words: str) -> None:
+    roster = make()
+    with pytest.raises(Refused, match=words):
+        roster.on_message(0.0, beat("d0", **fields))
+    assert roster.members() == []
+    roster.on_message(0.0, beat("d0"))
+    if "http" in fields:
+        with pytest.raises(Refused, match=words):
+            roster.on_message(1.0, beat("d0", **fields))
+        assert names(roster) == ["d0"]
+        assert roster.members()[0].beat_at == 0.0
+
+
+def test_a_beat_that_says_nothing_new_keeps_what_was_made_of_it() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0"))
+    picks = roster.pickable(Role.DECODE)
+    roster.leg_opened(picks[0])
+    assert roster.on_message(3.0, beat("d0", seq=2, load=Load(running=7), interval_s=1.0, drained=True)) == []
+    assert roster.pickable(Role.DECODE) is picks
+    member = picks[0]
+    assert (member.load.running, member.interval_s, member.drained, member.beat_at, member.in_flight_at_beat) == \
+        (7, 1.0, True, 3.0, 1)
+
+
+@pytest.mark.parametrize("fields", [
+    {"state": State.DRAINING}, {"incarnation": Incarnation("new")}, {"http": ("127.0.0.1:2",)},
+    {"control": ("127.0.0.1:3",)}, {"model": "other"}, {"fingerprint": Fingerprint("e" * 32)}, {"epoch": 2}, {"epoch": 2, "role": Role.PREFILL},
+    {"max_model_len": 1}, {"agent": NEW},
+])
+def test_a_beat_that_says_anything_new_is_taken_whole(fields: dict[str, Any]) -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0"))
+    picks = roster.pickable(Role.DECODE)
+    roster.on_message(3.0, beat("d0", seq=2, **fields))
+    assert roster.pickable(Role.DECODE) is not picks
+    for name, value in fields.items():
+        assert getattr(roster.members()[0], name) == value

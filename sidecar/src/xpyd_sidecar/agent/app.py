@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from xpyd_sidecar.agent.beats import Beats, Resolve, system_resolve
 from xpyd_sidecar.agent.control import Control
 from xpyd_sidecar.agent.engine import Probe
 from xpyd_sidecar.beside import Draining
-from xpyd_sidecar.contract.ids import State
+from xpyd_sidecar.contract.ids import AgentId, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import ConfigError
@@ -47,7 +49,7 @@ class Agent:
         self._config = config.agent
         self._run_dir = Path(config.run_dir)
         self._draining = draining or Draining()
-        self._machine = Machine(config)
+        self._machine = Machine(config, AgentId(f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"))
         self._loop = asyncio.get_running_loop()
         self._beats = Beats(config.agent.routers, key, heartbeat_s=config.agent.heartbeat_s,
                             resolve_s=config.agent.resolve_s, resolve=resolve)

@@ -27,7 +27,7 @@ from typing import Literal
 import msgspec
 
 from xpyd_sidecar.contract import fingerprint
-from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, State
+from xpyd_sidecar.contract.ids import AgentId, Fingerprint, Incarnation, State
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
 from xpyd_sidecar.contract.record import EngineRecord
@@ -107,8 +107,10 @@ Instruction = BeatNow | DrainEnded
 class Machine:
     """State of one agent. ``handle`` is the one method that changes it, but for the count of beats in ``heartbeat``."""
 
-    def __init__(self, config: SidecarConfig) -> None:
+    def __init__(self, config: SidecarConfig, agent: AgentId | None = None) -> None:
+        """``agent``: what tells this process from others that speak under the same name."""
         assert config.agent is not None
+        self._id = agent or AgentId("")
         self._service = config.service
         self._instance = config.instance
         self._agent = config.agent
@@ -194,11 +196,12 @@ class Machine:
             load=self._load,
             interval_s=self._agent.heartbeat_s,
             drained=self._drained,
+            agent=self._id,
         )
 
     def goodbye(self) -> Goodbye:
         """The last message."""
-        return Goodbye(WIRE_VERSION, self._service, self._instance, self.incarnation)
+        return Goodbye(WIRE_VERSION, self._service, self._instance, self.incarnation, self._id)
 
     def waits_for(self, routers: Sequence[Router], now: float) -> str:
         """Why a drain has not ended, in words; empty when there is none."""

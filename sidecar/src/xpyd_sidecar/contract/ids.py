@@ -12,6 +12,9 @@ InstanceName = NewType("InstanceName", str)
 """``<service>-e<ordinal>``: one engine (all its ranks)."""
 Incarnation = NewType("Incarnation", str)
 """32 hex digits minted by an engine's connector at start; a restarted engine has a new one."""
+AgentId = NewType("AgentId", str)
+"""Minted by an agent's process at start: 12 hex digits of the wall clock in milliseconds, then 8 random ones. Of two, the
+greater began later; nothing else is read from it."""
 TransferId = NewType("TransferId", str)
 """32 hex digits (128 random bits) minted by the router for one request."""
 Attempt = NewType("Attempt", int)

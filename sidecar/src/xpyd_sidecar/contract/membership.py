@@ -4,27 +4,34 @@ Transport: ZMQ, DEALER (agent) to ROUTER (port 30001), CURVE; one msgpack messag
 
 Wire history
     1   first version
+        later in it, ignored by who does not know it: ``agent``
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 
 WIRE_VERSION = 1
+MAX_RANKS = 1024
+"""Addresses of one instance."""
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Addresses = Annotated[tuple[HostPort, ...], msgspec.Meta(max_length=MAX_RANKS)]
 
 
 class Load(msgspec.Struct, frozen=True):
     """What the engine says of itself, at the time of the beat."""
 
-    running: int = 0
+    running: Count = 0
     """Requests in the engine's batch."""
-    waiting: int = 0
+    waiting: Count = 0
     """Requests queued in the engine, parked ones (waiting for KV) included."""
-    kv_usage: float = 0.0
+    kv_usage: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     """Share of KV blocks in use, 0 to 1."""
-    transfers: int = 0
+    transfers: Count = 0
     """KV transfers open on either side: pushed and not yet taken, or awaited."""
 
 
@@ -42,29 +49,31 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     v: int
     service: ServiceName
     instance: InstanceName
-    seq: int
+    seq: Count
     """Grows by one per beat of one agent process; the ack carries it back."""
     role: Role
-    epoch: int
+    epoch: Count
     """Grows with each role change; a router ignores beats with a lower one."""
     state: State
     incarnation: Incarnation = Incarnation("")
     """Empty until the engine's connector has started."""
-    http: tuple[HostPort, ...] = ()
+    http: Addresses = ()
     """HTTP endpoints, one per DP rank that has its own; one entry when a front end serves all ranks."""
-    control: tuple[HostPort, ...] = ()
+    control: Addresses = ()
     """KV control addresses, one per DP rank."""
     model: str = ""
     """Served model name."""
-    max_model_len: int = 0
+    max_model_len: Count = 0
     """Tokens; 0: unknown."""
     fingerprint: Fingerprint = Fingerprint("")
     parallel: Parallel = Parallel()
     load: Load = Load()
-    interval_s: float = 3.0
+    interval_s: Annotated[float, msgspec.Meta(gt=0)] = 3.0
     """When the next beat is due, seconds."""
     drained: bool = False
     """State is draining, and nothing runs, waits or moves any more."""
+    agent: AgentId = AgentId("")
+    """The process that beats; empty from releases that did not say."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
@@ -74,6 +83,7 @@ class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):
     service: ServiceName
     instance: InstanceName
     incarnation: Incarnation = Incarnation("")
+    agent: AgentId = AgentId("")
 
 
 class Ack(msgspec.Struct, frozen=True, tag="ack", tag_field="t"):

@@ -2,115 +2,47 @@
 
     heard ──beat: ready──▶ picked ──beat: draining──▶ not picked, its legs run on ──goodbye──▶ gone
                              │  ▲
-      connection refused or  │  │ next beat that says ready, or a good probe
+      connection refused or  │  │ a good probe, or a new incarnation
       probe failed           ▼  │
                           suspended                beats missed AND a probe failed ──▶ gone, its legs are lost
 
 Laws
   * An instance is one (name, incarnation). A beat with another incarnation replaces it: legs on the old one are lost.
   * A beat with a lower epoch than known is refused; roles change only with a higher epoch.
-  * Silence alone evicts nobody: a probe must fail too. A refused connection suspends at once, without waiting for beats.
+  * One agent speaks for an instance: of two that are heard, the one that began later. Its beats count in their order.
+  * Silence alone evicts nobody: a probe must fail too. A probe that nobody answered suspends who is silent, a second one
+    evicts. A refused connection suspends at once, without waiting for beats.
+  * Who is suspended is picked again after a good probe and not before: an agent may call an engine ready that just died.
   * At most one probe of an instance is open, and none is made within ``PROBE_GAP_S`` of the last.
+  * While this process itself stood still nobody was silent.
 """
 
 from __future__ import annotations
 
 import math
-from enum import Enum
-
-import msgspec
 
 from xpyd_sidecar.contract.fleet import FleetInstance
-from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
-from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Load, Up
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, split_host_port
+from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
+from xpyd_sidecar.routing.member import Changed, Instruction, Lost, Member, Probe, Probed, Refused
+from xpyd_sidecar.routing.settle import Settle
+
+__all__ = ["Changed", "Instruction", "Lost", "Member", "Probe", "Probed", "Refused", "Roster"]
 
 VERSIONS = frozenset({1})
 """Wire versions understood."""
 MAX_INSTANCES = 4096
 """Bound of the roster; instances beyond it are refused."""
+MAX_NAME = 253
 PROBE_GAP_S = 1.0
 PROBE_LOST_S = 30.0
 """A probe that nobody reported on for so long is made again."""
-INTERVAL_RANGE_S = (0.05, 60.0)
-"""Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
-
-
-class Probed(Enum):
-    """How a health probe ended."""
-
-    HEALTHY = "healthy"
-    DEAD = "dead"
-    """Connection refused or broken, or an error status: nobody serves there."""
-    SILENT = "silent"
-    """No answer in time: perhaps only busy, so not evidence enough without missed beats."""
-
-
-class Member:
-    """One instance. Policies read ``name``, ``load``, ``in_flight`` and ``in_flight_at_beat``; only the roster writes."""
-
-    __slots__ = ("beat_at", "control", "drained", "epoch", "fingerprint", "http", "in_flight", "in_flight_at_beat",
-                 "incarnation", "interval_s", "load", "max_model_len", "model", "name", "probe_at", "probing",
-                 "role", "state", "suspended", "turn")
-
-    def __init__(self, name: InstanceName) -> None:
-        self.name = name
-        self.role = Role.DECODE
-        self.epoch = 0
-        self.state = State.STARTING
-        self.incarnation = Incarnation("")
-        self.http: tuple[HostPort, ...] = ()
-        self.control: tuple[HostPort, ...] = ()
-        self.model = ""
-        self.max_model_len = 0
-        self.fingerprint = Fingerprint("")
-        self.load = Load()
-        self.drained = False
-        self.interval_s = 3.0
-        self.beat_at = 0.0
-        self.suspended = ""
-        self.probing = False
-        self.probe_at = -math.inf
-        self.in_flight = 0
-        self.in_flight_at_beat = 0
-        self.turn = 0
-
-    @property
-    def pickable(self) -> bool:
-        """Whether new legs may go there."""
-        return self.state is State.READY and not self.suspended and bool(self.http) and bool(self.incarnation)
-
-    def __repr__(self) -> str:
-        return f"Member({self.name}, {self.role}, {self.state}, {self.suspended or 'ok'})"
-
-
-class Probe(msgspec.Struct, frozen=True):
-    """Instruction: ask ``GET /health`` of this address and report with ``on_probe``."""
-
-    instance: InstanceName
-    incarnation: Incarnation
-    address: HostPort
-
-
-class Lost(msgspec.Struct, frozen=True):
-    """Instruction: legs on this incarnation will never answer."""
-
-    instance: InstanceName
-    incarnation: Incarnation
-    reason: str
-
-
-class Changed(msgspec.Struct, frozen=True):
-    """Instruction: say so in the log."""
-
-    instance: InstanceName
-    what: str
-
-
-Instruction = Probe | Lost | Changed
-
-
-class Refused(Exception):
-    """A message was not taken; the reason goes into the acknowledgement."""
+PROBES_OPEN = 64
+"""Probes that a tick lets be open together; the others wait for the next one."""
+UNANSWERED = 2
+"""Probes without an answer that evict who is silent."""
+STANDSTILL_S = 5.0
+"""A tick that comes so long after the last one: the process was stopped, or its machine was."""
 
 
 class Roster:
@@ -120,34 +52,24 @@ class Roster:
                  beside_engine: bool = False) -> None:
         """``beside_engine``: agents are told of this router at some time, not before its start."""
         self.service = service
-        self._beside_engine = beside_engine
-        self._heard_since: float | None = None
-        self._heard = started
+        self._settle = Settle(started=started, settle_s=settle_s, beside_engine=beside_engine)
         self._members: dict[InstanceName, Member] = {}
-        self._started = started
-        self._settle_s = settle_s
         self._missed = missed_beats
+        self._ticked = math.inf
+        self._awake = -math.inf
+        """When this process last came back from standing still."""
         self._picks: dict[Role, tuple[Member, ...]] | None = None
         self._models: list[str] | None = None
 
     # ---- what others read
 
     def settled(self, now: float) -> bool:
-        """Every agent had the time to find this router and to beat once.
-
-        Agents look up the routers' name again and again, so all of them find a router within one such interval of the first
-        that did; until then the router knows only some of them.
-        """
-        if not self._beside_engine:
-            return self.listened(now)
-        return self._heard_since is not None and not self._unheard(now) and now - self._heard_since >= self._settle_s
+        """Every agent had the time to find this router and to beat once."""
+        return self._settle.settled(now)
 
     def listened(self, now: float) -> bool:
         """Agents that knew this router before its start had the time to come back."""
-        return now - self._started >= self._settle_s
-
-    def _unheard(self, now: float) -> bool:
-        return now - self._heard >= self._settle_s
+        return self._settle.listened(now)
 
     def members(self) -> list[Member]:
         """All, by name."""
@@ -218,36 +140,54 @@ class Roster:
         return self._on_beat(now, message) if isinstance(message, Heartbeat) else self._on_goodbye(message)
 
     def _on_beat(self, now: float, beat: Heartbeat) -> list[Instruction]:
-        if self._heard_since is None or self._unheard(now):
-            self._heard_since = now
-        self._heard = now
         member = self._members.get(beat.instance)
-        out: list[Instruction] = []
         if member is None:
-            if len(self._members) >= MAX_INSTANCES:
-                raise Refused(f"the roster is full ({MAX_INSTANCES} instances)")
-            member = self._members[beat.instance] = Member(beat.instance)
-            out.append(Changed(beat.instance, f"joined as {beat.role}, {beat.state}"))
-        elif beat.epoch < member.epoch:
+            return self._join(now, beat)
+        self._refuse_stale(now, member, beat)
+        out = [] if member.same(beat) else self._change(member, beat)
+        member.hear(now, beat)
+        self._settle.hear(now)
+        return out
+
+    def _join(self, now: float, beat: Heartbeat) -> list[Instruction]:
+        if len(self._members) >= MAX_INSTANCES:
+            raise Refused(f"the roster is full ({MAX_INSTANCES} instances)")
+        _check(beat)
+        member = self._members[beat.instance] = Member(beat.instance)
+        member.become(beat)
+        member.hear(now, beat)
+        self._settle.hear(now)
+        self._changed()
+        return [Changed(beat.instance, f"joined as {beat.role}, {beat.state}", "joined")]
+
+    def _refuse_stale(self, now: float, member: Member, beat: Heartbeat) -> None:
+        if beat.epoch < member.epoch:
             raise Refused(f"epoch {beat.epoch} is older than {member.epoch}")
-        else:
-            if beat.epoch == member.epoch and beat.role is not member.role:
-                raise Refused(f"role {beat.role} without a new epoch: epoch {beat.epoch} is {member.role}")
-            if member.incarnation and beat.incarnation != member.incarnation:
+        if beat.epoch == member.epoch and beat.role is not member.role:
+            raise Refused(f"role {beat.role} without a new epoch: epoch {beat.epoch} is {member.role}")
+        if not beat.agent or not member.agent:
+            return  # a release that does not say who speaks
+        if beat.agent == member.agent:
+            if beat.seq < member.seq:
+                raise Refused(f"late: beat {beat.seq} came after beat {member.seq}")
+        elif beat.agent < member.agent and not self._silent(now, member):
+            raise Refused(
+                f"two agents speak as {beat.instance!r}: {beat.agent} (incarnation {beat.incarnation or 'none'}), and "
+                f"{member.agent} (incarnation {member.incarnation or 'none'}), which began later and is heard")
+
+    def _change(self, member: Member, beat: Heartbeat) -> list[Instruction]:
+        _check(beat)
+        out: list[Instruction] = []
+        if member.agent and beat.agent and beat.agent != member.agent:
+            out.append(Changed(member.name, f"another agent speaks for it: {member.agent} → {beat.agent}", "agent"))
+        if member.incarnation != beat.incarnation:
+            if member.incarnation:
                 out.append(Lost(member.name, member.incarnation, f"{member.name} was restarted"))
-                member.suspended, member.probing, member.probe_at = "", False, -math.inf  # said of the old one
-            if (beat.role, beat.state) != (member.role, member.state):
-                out.append(Changed(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}"))
-        if beat.state is State.READY and member.suspended and not member.probing:
-            out.append(Changed(member.name, f"no longer suspended ({member.suspended})"))
-            member.suspended = ""
-        member.role, member.epoch, member.state = beat.role, beat.epoch, beat.state
-        member.incarnation, member.http, member.control = beat.incarnation, beat.http, beat.control
-        member.model, member.max_model_len, member.fingerprint = beat.model, beat.max_model_len, beat.fingerprint
-        member.load, member.drained = beat.load, beat.drained
-        member.interval_s = min(max(beat.interval_s, INTERVAL_RANGE_S[0]), INTERVAL_RANGE_S[1])
-        member.beat_at = now
-        member.in_flight_at_beat = member.in_flight
+            # What was said of the old one says nothing of the new one.
+            member.suspended, member.probing, member.doubted, member.probe_at = "", False, False, -math.inf
+        if (beat.role, beat.state) != (member.role, member.state):
+            out.append(Changed(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}", "state"))
+        member.become(beat)
         self._changed()
         return out
 
@@ -257,22 +197,18 @@ class Roster:
             return []
         if goodbye.incarnation and goodbye.incarnation != member.incarnation:
             raise Refused(f"goodbye of incarnation {goodbye.incarnation}, which has been replaced")
+        if goodbye.agent and member.agent and goodbye.agent != member.agent:
+            raise Refused(f"goodbye of agent {goodbye.agent}, which has been replaced")
         # Its legs are not lost: an engine that ends in order finishes what it has begun; broken connections tell the rest.
-        del self._members[goodbye.instance]
-        self._changed()
-        return [Changed(goodbye.instance, "said goodbye")]
+        self._forget(member)
+        return [Changed(goodbye.instance, "said goodbye", "left")]
 
     def on_refused(self, now: float, name: InstanceName, incarnation: Incarnation, reason: str) -> list[Instruction]:
         """The data path could not connect: suspend at once, and probe."""
         member = self.find(name, incarnation)
         if member is None:
             return []
-        out: list[Instruction] = []
-        if not member.suspended:
-            out.append(Changed(name, f"suspended: {reason}"))
-            member.suspended = reason
-            self._changed()
-        return out + self._probe(now, member)
+        return self._suspend(member, reason) + self._probe(now, member)
 
     def on_doubt(self, now: float, name: InstanceName, incarnation: Incarnation) -> list[Instruction]:
         """An engine broke a connection, failed a request or was silent for long: ask whether it lives, but still pick it.
@@ -280,7 +216,10 @@ class Roster:
         One broken connection is not evidence enough: with few instances, suspending them would refuse everybody.
         """
         member = self.find(name, incarnation)
-        return [] if member is None else self._probe(now, member)
+        if member is None:
+            return []
+        member.doubted = True
+        return self._probe(now, member)
 
     def on_probe(self, now: float, name: InstanceName, incarnation: Incarnation, result: Probed,
                  detail: str) -> list[Instruction]:
@@ -288,47 +227,66 @@ class Roster:
         member = self.find(name, incarnation)
         if member is None:
             return []
-        member.probing = False
+        member.probing = member.doubted = False
         if result is Probed.HEALTHY:
+            member.unanswered = 0
             if not member.suspended:
                 return []
             reason, member.suspended = member.suspended, ""
             self._changed()
-            return [Changed(name, f"healthy again ({reason})")]
+            return [Changed(name, f"healthy again ({reason})", "resumed")]
+        words = f"{name} failed its health check: {detail}"
         if self._silent(now, member):
-            del self._members[name]
-            self._changed()
-            reason = f"{name} was silent for {now - member.beat_at:.1f} s and its health check failed: {detail}"
-            return [Changed(name, f"evicted: {reason}"), Lost(name, incarnation, reason)]
+            words = f"{name} was silent for {now - member.beat_at:.1f} s and its health check failed: {detail}"
+            member.unanswered += result is Probed.SILENT
+            if result is Probed.DEAD or member.unanswered >= UNANSWERED:
+                self._forget(member)
+                return [Changed(name, f"evicted: {words}", "evicted"), Lost(name, incarnation, words)]
+            return self._suspend(member, words)
         if result is Probed.SILENT:
             return []
-        out: list[Instruction] = [Lost(name, incarnation, f"{name} failed its health check: {detail}")]
-        if not member.suspended:
-            out.insert(0, Changed(name, f"suspended: {detail}"))
-        member.suspended = detail or "health check failed"
-        self._changed()
-        return out
+        lost = member.in_flight > 0 or not member.suspended
+        return self._suspend(member, detail or "health check failed") + ([Lost(name, incarnation, words)] if lost else [])
 
     def on_tick(self, now: float) -> list[Instruction]:
-        """Once per beat interval or oftener: probe who is silent or suspended."""
+        """Once per beat interval or oftener: probe who is silent, suspended or in doubt."""
+        if now - self._ticked > STANDSTILL_S:
+            # Beats that came meanwhile wait in the socket; whoever is dead is found one silence later.
+            self._settle.stood_still(self._ticked, now)
+            self._awake = now
+        self._ticked = now
         out: list[Instruction] = []
+        asked: list[Member] = []
         for member in list(self._members.values()):
-            if self._silent(now, member):
-                if not member.http:  # nothing to probe
-                    del self._members[member.name]
-                    self._changed()
-                    out.append(Changed(member.name, "evicted: silent before it had an address"))
-                    continue
-                out += self._probe(now, member)
-            elif member.suspended:
-                out += self._probe(now, member)
+            silent = self._silent(now, member)
+            if silent and not member.http:  # nothing to probe
+                self._forget(member)
+                out.append(Changed(member.name, "evicted: silent before it had an address", "evicted"))
+            elif silent or member.suspended or member.doubted:
+                asked.append(member)
+        room = PROBES_OPEN - sum(member.probing for member in asked)
+        for member in sorted(asked, key=lambda m: m.probe_at):  # who was asked longest ago, first
+            probes = self._probe(now, member) if room > 0 else []
+            room -= len(probes)
+            out += probes
         return out
+
+    def _suspend(self, member: Member, reason: str) -> list[Instruction]:
+        if member.suspended:
+            return []
+        member.suspended = reason
+        self._changed()
+        return [Changed(member.name, f"suspended: {reason}", "suspended")]
+
+    def _forget(self, member: Member) -> None:
+        del self._members[member.name]
+        self._changed()
 
     def _changed(self) -> None:
         self._picks = self._models = None
 
     def _silent(self, now: float, member: Member) -> bool:
-        return now - member.beat_at > self._missed * member.interval_s
+        return now - max(member.beat_at, self._awake) > self._missed * member.interval_s
 
     @staticmethod
     def _probe(now: float, member: Member) -> list[Instruction]:
@@ -337,3 +295,14 @@ class Roster:
             return []
         member.probing, member.probe_at = True, now
         return [Probe(member.name, member.incarnation, member.http[0])]
+
+
+def _check(beat: Heartbeat) -> None:
+    """Refuse what cannot be used, naming the field; seen once per change, not with every beat."""
+    if not 0 < len(beat.instance) <= MAX_NAME or not beat.instance.isprintable():
+        raise Refused(f"not a name of at most {MAX_NAME} printable characters: {beat.instance[:64]!r} - at `$.instance`")
+    for index, address in enumerate(beat.http):
+        try:
+            split_host_port(address)
+        except ValueError as error:
+            raise Refused(f"{error} - at `$.http[{index}]`") from None
