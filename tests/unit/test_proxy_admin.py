@@ -130,7 +130,7 @@ async def test_metrics_count_requests_legs_and_instances() -> None:
         assert seen["xpyd_router_instances", "decode", "starting"] == 1
         assert seen["xpyd_router_instances", "decode", "ready"] == 2
         assert seen["xpyd_router_legs_total", "decode", "lost"] == 1
-        assert seen["xpyd_router_first_byte_seconds_count", "completions"] == outcomes["ok"]
+        assert seen["xpyd_router_ttft_seconds_count", "completions"] == outcomes["ok"]
         assert seen["xpyd_router_request_seconds_count", "completions"] == 4
         opened = sum(value for key, value in seen.items() if key[0] == "xpyd_router_legs_total")
         assert opened == len(f.p[0].seen) + len(f.d[0].seen) + len(f.d[1].seen)

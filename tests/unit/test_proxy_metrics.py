@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import pytest
 from members import member
 from prometheus_client.parser import text_string_to_metric_families
+from records import D1, P1, leg, pair, record
 
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.proxy import metrics as me
 from xpyd_sidecar.proxy.metrics import Metrics
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/observability.md"
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float:
@@ -17,13 +25,61 @@ def test_requests_are_counted_by_outcome_and_failures_apart() -> None:
     metrics = Metrics(list)
     for outcome in ("ok", "client_error", "refused", "client_gone", "failed", "broken", "timeout", "unavailable"):
         metrics.opened()
-        metrics.closed("chat", outcome, 0.5, 2 if outcome == "ok" else 0)
-    assert (metrics.requests_total, metrics.requests_failed) == (8, 4)
+        metrics.closed(record(P1, D1, outcome=outcome, retries=2 if outcome == "ok" else 0))
+    metrics.counted("chat", "refused")
+    assert (metrics.requests_total, metrics.requests_failed) == (9, 4)
     assert value(metrics, "xpyd_router_requests_total", api="chat", outcome="ok") == 1
-    assert value(metrics, "xpyd_router_requests_total") == 8
+    assert value(metrics, "xpyd_router_requests_total") == 9
     assert value(metrics, "xpyd_router_retries_total") == 2
     assert value(metrics, "xpyd_router_in_flight") == 0
-    assert value(metrics, "xpyd_router_request_seconds_sum") == 4.0
+    assert value(metrics, "xpyd_router_request_seconds_sum") == 8 * 2.5
+
+
+def test_what_a_request_took_is_in_its_histogram() -> None:
+    metrics = Metrics(list)
+    metrics.closed(record(P1, D1, queued_s=0.03, bytes=900, continued=1))
+    assert value(metrics, "xpyd_router_ttft_seconds_sum", api="chat") == pytest.approx(0.5)
+    assert value(metrics, "xpyd_router_tpot_seconds_sum") == pytest.approx(0.2)
+    assert value(metrics, "xpyd_router_queue_seconds_sum") == pytest.approx(0.03)
+    assert value(metrics, "xpyd_router_handover_seconds_sum") == pytest.approx(0.2)
+    assert value(metrics, "xpyd_router_leg_seconds_sum", role="prefill") == pytest.approx(0.3)
+    assert value(metrics, "xpyd_router_leg_seconds_count", role="decode") == 1
+    assert value(metrics, "xpyd_router_tokens_total") == 11
+    assert value(metrics, "xpyd_router_relayed_bytes_total") == 900
+    assert value(metrics, "xpyd_router_continued_total") == 1
+    assert value(metrics, "xpyd_router_pair_handovers_total", prefill="p1", decode="d1") == 1
+    assert value(metrics, "xpyd_router_pair_handover_seconds_total") == pytest.approx(0.2)
+
+
+def test_every_leg_is_counted_by_its_result() -> None:
+    metrics = Metrics(list)
+    metrics.closed(record(leg(Role.PREFILL, "p1", 1, 1.0, 2.0, 3.0, "lost"), leg(Role.PREFILL, "p2", 2, 1.0, 2.0, 3.0), D1))
+    assert value(metrics, "xpyd_router_legs_total", role="prefill", result="lost") == 1
+    assert value(metrics, "xpyd_router_legs_total", role="prefill") == 2
+    assert value(metrics, "xpyd_router_legs_total", result="2xx") == 2
+
+
+def test_pairs_beyond_the_bound_are_counted_as_other() -> None:
+    here = [member("p1", Role.PREFILL)]
+    metrics = Metrics(lambda: here)
+    for number in range(me.MAX_PAIRS + 7):
+        metrics.closed(record(*pair("p1", f"d{number}")))
+    families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
+    cells = families["xpyd_router_pair_handovers"].samples
+    assert len(cells) == me.MAX_PAIRS + 1
+    assert {s.labels["prefill"]: s.value for s in cells if s.labels["decode"] == "other"} == {"other": 7}
+
+
+def test_pairs_of_instances_that_are_gone_make_room() -> None:
+    here = [member("p1", Role.PREFILL), member("d0")]
+    metrics = Metrics(lambda: here)
+    for number in range(me.MAX_PAIRS):
+        metrics.closed(record(*pair("p1", f"d{number}")))
+    assert value(metrics, "xpyd_router_pair_handovers_total") == me.MAX_PAIRS
+    assert value(metrics, "xpyd_router_pair_handovers_total") == 1, "those of d0 alone, which is still there"
+    metrics.closed(record(*pair("p1", "new")))
+    assert value(metrics, "xpyd_router_pair_handovers_total", decode="new") == 1
+    assert value(metrics, "xpyd_router_pair_handovers_total", decode="other") == 0
 
 
 def test_instances_and_open_legs_are_read_when_asked() -> None:
@@ -37,8 +93,53 @@ def test_instances_and_open_legs_are_read_when_asked() -> None:
     assert value(metrics, "xpyd_router_instances") == 0
 
 
+def test_queue_and_budget_are_read_when_asked() -> None:
+    metrics = Metrics(list)
+    left = [5.0]
+    metrics.watch(lambda: 3, lambda: left[0])
+    assert value(metrics, "xpyd_router_queued") == 3
+    left[0] = 2.5
+    assert value(metrics, "xpyd_router_retry_budget") == 2.5
+
+
+def test_probes_and_changes_of_the_roster_are_counted() -> None:
+    metrics = Metrics(list)
+    metrics.probed("dead")
+    metrics.changed("evicted")
+    assert value(metrics, "xpyd_router_probes_total", result="dead") == 1
+    assert value(metrics, "xpyd_router_roster_changes_total", change="evicted") == 1
+
+
 def test_two_routers_in_one_process_do_not_share_counters() -> None:
     first, second = Metrics(list), Metrics(list)
     first.message("taken")
     assert value(first, "xpyd_router_membership_messages_total", result="taken") == 1
     assert value(second, "xpyd_router_membership_messages_total") == 0
+
+
+@pytest.mark.parametrize(("buckets", "low", "high"), [(me.TTFT, 0.001, 60.0), (me.TPOT, 0.001, 2.0)])
+def test_buckets_fit_what_is_measured(buckets: tuple[float, ...], low: float, high: float) -> None:
+    assert (buckets[0], buckets[-1]) == (low, high)
+    assert list(buckets) == sorted(set(buckets))
+    assert all(after / before <= 2.5 for before, after in zip(buckets, buckets[1:], strict=False)), "no gap is wider"
+
+
+def documented() -> dict[str, tuple[str, ...]]:
+    """Names and labels in the table of docs/observability.md."""
+    rows = re.findall(r"^\| `(xpyd_router_\w+)(?:\{([\w,]+)\})?` \|", PAGE.read_text(), flags=re.MULTILINE)
+    assert len(rows) == len(dict(rows)), "a name stands twice"
+    return {name: tuple(sorted(labels.split(","))) if labels else () for name, labels in rows}
+
+
+def test_the_documentation_names_every_metric_with_its_labels() -> None:
+    metrics = Metrics(lambda: [member("p0", Role.PREFILL)])
+    metrics.closed(record(P1, D1))
+    metrics.message("taken")
+    metrics.probed("healthy")
+    metrics.changed("joined")
+    found: dict[str, tuple[str, ...]] = {}
+    for family in metrics.registry.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        sample = next(s for s in family.samples if not s.name.endswith("_created"))
+        found[name] = tuple(sorted(sample.labels.keys() - {"le"}))
+    assert documented() == found

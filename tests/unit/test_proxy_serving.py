@@ -11,6 +11,7 @@ from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 from scripted_engine import Play, ScriptedEngine
 
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation
+from xpyd_sidecar.proxy.reply import Reply
 
 LOOPS = ("uvloop",)
 FULL = "t0 t1 t2 "
@@ -469,8 +470,7 @@ async def test_a_pooled_connection_that_died_is_replaced_without_a_trace() -> No
 async def test_a_bug_costs_one_request_and_leaves_nothing_open(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with fleet() as f:
         f.d[0].default = Play(chunks=9, delay=0.02)
-        name = "leg_opened" if where == "before" else "first_byte"
-        broken = f.dispatch if where == "before" else f.dispatch.metrics
+        broken, name = (f.dispatch, "leg_opened") if where == "before" else (Reply, "begin")
 
         def bug(*_: object) -> None:
             raise RuntimeError("a bug")

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
-
 import pytest
+from records import D1, P1, leg, record
 
-from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
+from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.routing import summary
-from xpyd_sidecar.routing.record import LegRecord, Record
-
-
-def leg(role: Role, name: str, attempt: int, opened: float, first: float, ended: float, result: str = "2xx") -> LegRecord:
-    return LegRecord(role, InstanceName(name), attempt, opened, first, ended, result)
-
-
-def record(*legs: LegRecord, **fields: Any) -> Record:
-    made: dict[str, Any] = {"stream": True, "outcome": "ok", "status": 200, "first_at": 10.5, "last_at": 12.5, "tokens": 11}
-    return Record("r", TransferId("0" * 32), "chat", arrived=10.0, arrived_unix=0.0, legs=list(legs), **(made | fields))
-
-
-P1 = leg(Role.PREFILL, "p1", 1, 10.0, 10.3, 10.3)
-D1 = leg(Role.DECODE, "d1", 1, 10.0, 10.5, 12.5)
 
 
 def test_ttft_is_from_arrival_to_the_first_event_of_a_stream() -> None:

@@ -1,6 +1,7 @@
-"""``GET /fleet`` of a router: what it knows, as the operator and ``xpyd status`` read it.
+"""``GET /fleet`` of a router: what it knows, as the operator and ``xpyd status`` read it, and the dashboard beside them.
 
-Authenticated with the admin bearer token (``contract.keys.admin_token``).
+Authenticated with the admin bearer token (``contract.keys.admin_token``). Readers ignore fields that they do not know, and
+every field that came later has a default, so routers and readers of different versions understand each other.
 """
 
 from __future__ import annotations
@@ -31,6 +32,67 @@ class FleetInstance(msgspec.Struct, frozen=True):
     """Seconds since the last beat."""
     suspended: str = ""
     """Not empty: not picked at present, and why."""
+    served_s: float = 0.0
+    """Legs a second that ended well there, of this router."""
+
+
+class Quantiles(msgspec.Struct, frozen=True):
+    """Durations within the window, seconds; zeros where ``count`` is 0."""
+
+    count: int = 0
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """What happened a second, on average over the window."""
+
+    requests: float = 0.0
+    """Requests that ended."""
+    failed: float = 0.0
+    retries: float = 0.0
+    continued: float = 0.0
+    tokens: float = 0.0
+    """Generated tokens relayed, where they could be counted."""
+    bytes: float = 0.0
+    """Of answers, towards clients."""
+
+
+class FleetPair(msgspec.Struct, frozen=True):
+    """KV that went from a prefill to a decode instance within the window, the busiest pairs first."""
+
+    prefill: InstanceName
+    decode: InstanceName
+    count: int
+    per_s: float
+    handover_s: float
+    """From the end of the prefill leg to decode's first event, mean."""
+
+
+class FleetFailure(msgspec.Struct, frozen=True):
+    """A request that failed, for whatever reason but the client's own."""
+
+    at: float
+    """Seconds since 1970."""
+    outcome: str
+    status: int
+    detail: str
+    request: str
+    transfer: str = ""
+    """This and what follows is empty where no leg was sent."""
+    prefill: str = ""
+    decode: str = ""
+    attempt: int = 0
+
+
+class FleetNews(msgspec.Struct, frozen=True):
+    """A change of the roster."""
+
+    at: float
+    """Seconds since 1970."""
+    instance: str
+    what: str
 
 
 class Fleet(msgspec.Struct, frozen=True):
@@ -44,3 +106,18 @@ class Fleet(msgspec.Struct, frozen=True):
     instances: tuple[FleetInstance, ...]
     requests_total: int = 0
     requests_failed: int = 0
+    draining: bool = False
+    """The router takes no new requests."""
+    in_flight: int = 0
+    queued: int = 0
+    """Requests that wait for a place."""
+    window_s: int = 0
+    """What rates, latencies and pairs are over, seconds."""
+    rates: Rates = Rates()
+    latencies: dict[str, Quantiles] = {}
+    """ttft, tpot, total (the whole request), queue, handover."""
+    pairs: tuple[FleetPair, ...] = ()
+    failures: tuple[FleetFailure, ...] = ()
+    """The latest, oldest first."""
+    changes: tuple[FleetNews, ...] = ()
+    """Of the roster, the latest, oldest first."""

@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.proxy.auth import require
 from xpyd_sidecar.proxy.dispatch import Dispatch
@@ -103,15 +102,13 @@ class Paths:
             reply.whole(200, _TEXT, b"ready\n")
 
     def _metrics(self, _: HttpRequest, reply: Reply) -> None:
-        reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._dispatch.metrics.text())
+        reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._dispatch.observer.metrics.text())
 
     def _fleet(self, request: HttpRequest, reply: Reply) -> None:
         require(request.headers, self._admin)
         dispatch = self._dispatch
-        now = dispatch.loop.time()
-        fleet = Fleet(service=dispatch.service, router=dispatch.name, uptime_s=round(now - dispatch.started, 3),
-                      settled=dispatch.roster.settled(now), instances=dispatch.roster.fleet(now),
-                      requests_total=dispatch.metrics.requests_total, requests_failed=dispatch.metrics.requests_failed)
+        fleet = dispatch.observer.fleet(dispatch.service, dispatch.name, dispatch.loop.time(), dispatch.started,
+                                        draining=dispatch.draining)
         reply.whole(200, _JSON, msgspec.json.encode(fleet))
 
     def _models(self, request: HttpRequest, reply: Reply) -> None:

@@ -36,7 +36,7 @@ class Router:
         self.paths = Paths(self.dispatch, client_keys, keys.admin_token(key))
         bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds)
-        self.members = Members(config.instance, self.dispatch.on_message, self.dispatch.metrics.message)
+        self.members = Members(config.instance, self.dispatch.on_message, self.dispatch.observer.metrics.message)
         self.port = 0
         self.members_port = 0
         self._sweeper: asyncio.Task[None] | None = None

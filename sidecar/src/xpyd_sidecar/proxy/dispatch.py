@@ -14,7 +14,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.proxy.metrics import Metrics
+from xpyd_sidecar.proxy.observer import Observer
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving, access
 from xpyd_sidecar.proxy.upstream import Pool
@@ -53,11 +53,11 @@ class Dispatch:
         self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                              on_no_prefill=router.on_no_prefill)
         self.pool = Pool(self.loop)
-        self.metrics = Metrics(self.roster.members)
+        self.observer = Observer(self.roster)
         self.access_log = router.access_log
         self.servings: set[Serving] = set()
         self.draining = False
-        self.watch = Watch(self.roster, self.lost)
+        self.watch = Watch(self.roster, self.lost, self.observer)
 
     # ---- requests
 
@@ -76,14 +76,14 @@ class Dispatch:
         passed = [(name, request.headers[name]) for name in PASSED_HEADERS if name in request.headers]
         serving = Serving(self, reply, parsed, TransferId(secrets.token_hex(16)), passed)
         self.servings.add(serving)
-        self.metrics.opened()
+        self.observer.opened()
         serving.start()
         return serving
 
     def refused(self, api: fields.Api, request: HttpRequest, fault: Fault) -> None:
         """A generation request was refused before anything was sent."""
         outcome = "unavailable" if fault.status == 503 else "refused"
-        self.metrics.counted(api, outcome)
+        self.observer.refused(api, request.request_id, outcome, fault.status, fault.message)
         if self.access_log:
             access.info("%s", outcome, extra={"request": request.request_id, "api": api, "status": fault.status,
                                               "detail": fault.message[:500]})
@@ -91,7 +91,7 @@ class Dispatch:
     def closed(self, serving: Serving, record: Record) -> None:
         """A request ended."""
         self.servings.discard(serving)
-        self.metrics.closed(record.api, record.outcome, record.last_at - record.arrived, record.retries)
+        self.observer.closed(record)
 
     def models(self) -> list[str]:
         """Served model names: the configured one, and those that instances beat."""
@@ -139,6 +139,7 @@ class Dispatch:
         now = self.loop.time()
         self.watch.tick()
         self.pool.sweep()
+        self.observer.turn()
         for serving in list(self.servings):
             serving.sweep(now, STALL_S)
 

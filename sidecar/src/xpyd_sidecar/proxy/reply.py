@@ -70,7 +70,7 @@ class Connection(Protocol):
 class Reply:
     """The answer to one request. One head, ever: ``whole``, or ``begin`` … ``end`` or ``fail``."""
 
-    __slots__ = ("_close", "_connection", "_head_only", "_old", "done", "request_id", "started", "status")
+    __slots__ = ("_close", "_connection", "_head_only", "_old", "done", "request_id", "sent", "started", "status")
 
     def __init__(self, connection: Connection, request_id: str, *, close: bool, old: bool, head_only: bool) -> None:
         self._connection = connection
@@ -81,6 +81,8 @@ class Reply:
         self.started = False
         self.done = False
         self.status = 0
+        self.sent = 0
+        """Bytes of the body, framing included."""
 
     @property
     def framed(self) -> bool:
@@ -91,6 +93,7 @@ class Reply:
         """A complete answer."""
         head = self._head(status, headers, b"content-length: %d\r\n" % len(body))
         self._connection.send(head if self._head_only else head + body)
+        self.sent += len(body)
         self._finish()
 
     def fault(self, fault: Fault) -> None:
@@ -102,9 +105,11 @@ class Reply:
         if self._old:
             self._close = True
         self._connection.send(self._head(status, headers, b"" if self._old else b"transfer-encoding: chunked\r\n") + first)
+        self.sent += len(first)
 
     def write(self, data: bytes) -> None:
         """A part."""
+        self.sent += len(data)
         self._connection.send(data)
 
     def end(self) -> None:

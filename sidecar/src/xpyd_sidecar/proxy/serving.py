@@ -230,7 +230,6 @@ class Serving:
         assert call.head is not None
         self._relaying = call
         self.record.first_at = perf_counter()
-        self._dispatch.metrics.first_byte(self._request.api, self.record.first_at - self.record.arrived)
         first, self._first = self._first, b""
         self._reply.begin(call.head.status, call.head.end_to_end(), first)
         if self._paused:
@@ -249,7 +248,6 @@ class Serving:
         leg = self._legs.pop(number, None)
         if leg is not None:
             leg.record.ended, leg.record.result = perf_counter(), result
-            self._dispatch.metrics.leg_ended(leg.send.role, result)
             if leg.call is self._relaying:
                 self._relaying = None
             if leg.member is not None:
@@ -277,7 +275,7 @@ class Serving:
         record = self.record
         record.outcome, record.detail, record.status = outcome, detail, self._reply.status
         record.attempt, record.retries = self._exchange.attempt, self._exchange.retries
-        record.last_at = perf_counter()
+        record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._dispatch.closed(self, record)
         if self._dispatch.access_log:
             access.info("%s", outcome, extra={

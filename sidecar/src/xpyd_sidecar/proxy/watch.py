@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Up
@@ -25,14 +26,26 @@ logger = logging.getLogger(__name__)
 OnLost = Callable[[InstanceName, Incarnation, str], None]
 
 
+class Notes(Protocol):
+    """Who is told of what happens to instances, for metrics and the dashboard."""
+
+    def changed(self, change: ro.Changed) -> None:
+        """The roster changed."""
+
+    def probed(self, result: ro.Probed) -> None:
+        """A health probe ended."""
+
+
 class Watch:
     """Keeps a roster right: beats in, probes out."""
 
-    def __init__(self, roster: ro.Roster, on_lost: OnLost, told: Callable[[rep.Event], None] = lambda _: None) -> None:
+    def __init__(self, roster: ro.Roster, on_lost: OnLost, notes: Notes,
+                 told: Callable[[rep.Event], None] = lambda _: None) -> None:
         """``on_lost``: legs on an incarnation will never answer, and why."""
         self._loop = asyncio.get_running_loop()
         self.roster = roster
         self._on_lost = on_lost
+        self._notes = notes
         self._told = told
         self._probes: set[asyncio.Task[None]] = set()
 
@@ -66,6 +79,7 @@ class Watch:
             match instruction:
                 case ro.Changed(instance=instance, what=what):
                     logger.info("%s: %s", instance, what, extra={"peer": instance})
+                    self._notes.changed(instruction)
                 case ro.Lost(instance=instance, incarnation=incarnation, reason=reason):
                     self._on_lost(instance, incarnation, reason)
                 case ro.Probe():
@@ -75,6 +89,7 @@ class Watch:
 
     async def _probe(self, wanted: ro.Probe) -> None:
         result, detail = await probe(wanted.address)
+        self._notes.probed(result)
         self.take(rep.ProbeEnded(self._loop.time(), wanted.instance, wanted.incarnation, result, detail))
 
     async def close(self) -> None:

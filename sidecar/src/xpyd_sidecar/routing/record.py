@@ -61,6 +61,8 @@ class Record(msgspec.Struct):
     """The last one of its transfer."""
     retries: int = 0
     """Legs sent beyond the first pair."""
+    bytes: int = 0
+    """Of the answer's body, on their way to the client, framing included."""
     continued: int = 0
     """How often its stream went on elsewhere."""
     legs: list[LegRecord] = []

@@ -1,0 +1,99 @@
+"""Who is told what happens in a router, and tells operators: metrics, history, ``/fleet``.
+
+Belongs here: passing one event on to all that keep count. Does not belong here: counting (``metrics``, ``routing.history``),
+spans (``spans``), the dashboard's pages (``dashboard``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import time
+
+import msgspec
+
+from xpyd_sidecar.contract.fleet import Fleet, FleetInstance, Rates
+from xpyd_sidecar.contract.ids import ServiceName
+from xpyd_sidecar.proxy.metrics import Metrics
+from xpyd_sidecar.routing import history as hi
+from xpyd_sidecar.routing import roster as ro
+from xpyd_sidecar.routing.record import Record
+
+WINDOW_S = 60
+"""What rates, latencies and pairs of ``/fleet`` are over; less while the router is younger."""
+
+
+class Observer:
+    """Counts and remembers for one router."""
+
+    def __init__(self, roster: ro.Roster) -> None:
+        self._roster = roster
+        self._in_flight = 0
+        self._queued: Callable[[], int] = lambda: 0
+        self.metrics = Metrics(roster.members)
+        self.history = hi.History(time())
+
+    def watch(self, queued: Callable[[], int], budget: Callable[[], float]) -> None:
+        """How many requests wait, and how many retries may be made, whenever it is asked."""
+        self._queued = queued
+        self.metrics.watch(queued, budget)
+
+    # ---- requests
+
+    def opened(self) -> None:
+        """A request is being served."""
+        self._in_flight += 1
+        self.metrics.opened()
+        self.history.opened()
+
+    def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
+        """A request was refused before anything was sent."""
+        self.metrics.counted(api, outcome)
+        self.history.refused(time(), request_id, outcome, status, detail)
+
+    def closed(self, record: Record) -> None:
+        """A request is over."""
+        self._in_flight -= 1
+        self.metrics.closed(record)
+        self.history.closed(record.arrived_unix + record.last_at - record.arrived, record)
+
+    # ---- instances (watch.Notes)
+
+    def changed(self, change: ro.Changed) -> None:
+        """The roster changed."""
+        self.metrics.changed(change.kind)
+        self.history.changed(time(), change.instance, change.what)
+
+    def probed(self, result: ro.Probed) -> None:
+        """A health probe ended."""
+        self.metrics.probed(result.value)
+
+    # ---- what others read
+
+    def turn(self) -> None:
+        """Called every second or oftener."""
+        self.history.turn(time(), self._in_flight, self._queued())
+
+    def fleet(self, service: ServiceName, router: str, now: float, started: float, *, draining: bool) -> Fleet:
+        """What ``GET /fleet`` says. Times are those of the roster's clock."""
+        self.turn()
+        seconds = self.history.last(WINDOW_S)
+        over = max(1, len(seconds))
+        instances = self._roster.fleet(now)
+        served: dict[str, int] = {}
+        for second in seconds:
+            for name, count in second.served.items():
+                served[name] = served.get(name, 0) + count
+        return Fleet(
+            service=service, router=router, uptime_s=round(now - started, 3), settled=self._roster.settled(now),
+            instances=tuple(_with_rate(each, served.get(each.instance, 0) / over) for each in instances),
+            requests_total=self.metrics.requests_total, requests_failed=self.metrics.requests_failed, draining=draining,
+            in_flight=self._in_flight, queued=self._queued(), window_s=len(seconds),
+            rates=Rates(**{field: round(sum(getattr(second, name) for second in seconds) / over, 4) for field, name in (
+                ("requests", "done"), ("failed", "failed"), ("retries", "retries"), ("continued", "continued"),
+                ("tokens", "tokens"), ("bytes", "bytes"))}),
+            latencies={name: hi.quantiles(getattr(second, name) for second in seconds) for name in hi.MEASURES},
+            pairs=hi.pairs(seconds, over), failures=tuple(self.history.failures), changes=tuple(self.history.changes))
+
+
+def _with_rate(instance: FleetInstance, rate: float) -> FleetInstance:
+    return msgspec.structs.replace(instance, served_s=round(rate, 4)) if rate else instance

@@ -1,0 +1,217 @@
+"""The last ten minutes of a router, second by second: what ``/fleet`` and the dashboard show. Pure: time is an argument.
+
+    records ──▶ the second that runs ──turn──▶ ring of 600 seconds ──▶ rates, percentiles, flows
+
+Laws
+  * Bounded: a ring of ``SECONDS`` seconds; durations are kept as counts of buckets, pairs up to ``MAX_PAIRS`` a second (those
+    beyond it count as ``OTHER``), failures and changes up to ``MAX_NEWS``.
+  * Every second is there once, in order, also one in which nothing happened. A pause longer than the ring leaves it empty.
+
+A bucket is 2^(1/8) wide, so a percentile is right within 4.5 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from xpyd_sidecar.contract.fleet import FleetFailure, FleetNews, FleetPair, Quantiles
+from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.routing import summary
+from xpyd_sidecar.routing.record import Record
+
+SECONDS = 600
+MAX_PAIRS = 256
+MAX_NEWS = 64
+MAX_WORDS = 500
+"""Characters kept of one reason."""
+OTHER = InstanceName("other")
+_SHORTEST = 1e-4
+_STEPS = 8
+_LAST = 200
+"""Bucket of everything from about 55 minutes on."""
+
+Buckets = dict[int, int]
+"""Durations: bucket → count."""
+
+
+def bucket_of(seconds: float) -> int:
+    """The bucket of a duration."""
+    if seconds <= _SHORTEST:
+        return 0
+    return min(_LAST, 1 + int(_STEPS * math.log2(seconds / _SHORTEST)))
+
+
+def middle_of(bucket: int) -> float:
+    """The duration that stands for a bucket, seconds."""
+    return _SHORTEST if bucket == 0 else float(_SHORTEST * 2.0 ** ((bucket - 0.5) / _STEPS))
+
+
+def quantiles(buckets: Iterable[Buckets]) -> Quantiles:
+    """p50, p95, p99 of many buckets together; zeros where there is nothing."""
+    total: Buckets = {}
+    for each in buckets:
+        for bucket, count in each.items():
+            total[bucket] = total.get(bucket, 0) + count
+    count = sum(total.values())
+    if not count:
+        return Quantiles()
+    found: list[float] = []
+    ordered = sorted(total.items())
+    for share in (0.5, 0.95, 0.99):
+        need, seen = share * count, 0
+        for bucket, number in ordered:
+            seen += number
+            if seen >= need:
+                found.append(round(middle_of(bucket), 6))
+                break
+    return Quantiles(count, *found)
+
+
+class Flow(msgspec.Struct):
+    """KV that went from one instance to another within a second."""
+
+    count: int = 0
+    seconds: float = 0.0
+    """Of all handovers together."""
+
+
+class Second(msgspec.Struct):
+    """What happened within one second. Requests count in the second in which they end."""
+
+    at: int
+    """Seconds since 1970."""
+    opened: int = 0
+    done: int = 0
+    failed: int = 0
+    retries: int = 0
+    continued: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    in_flight: int = 0
+    """At its end."""
+    queued: int = 0
+    """At its end: requests that wait for a place."""
+    ttft: Buckets = {}
+    tpot: Buckets = {}
+    total: Buckets = {}
+    queue: Buckets = {}
+    handover: Buckets = {}
+    flows: dict[tuple[InstanceName, InstanceName], Flow] = {}
+    served: dict[InstanceName, int] = {}
+    """Legs that ended well, by instance."""
+
+
+MEASURES = ("ttft", "tpot", "total", "queue", "handover")
+
+
+class History:
+    """The ring, what went wrong, and what changed."""
+
+    def __init__(self, now_unix: float) -> None:
+        self.seconds: deque[Second] = deque(maxlen=SECONDS)
+        """Those that are over, oldest first."""
+        self.failures: deque[FleetFailure] = deque(maxlen=MAX_NEWS)
+        self.changes: deque[FleetNews] = deque(maxlen=MAX_NEWS)
+        self._now = Second(int(now_unix))
+
+    # ---- events
+
+    def opened(self) -> None:
+        """A request came."""
+        self._now.opened += 1
+
+    def refused(self, now_unix: float, request_id: str, outcome: str, status: int, detail: str) -> None:
+        """A request was refused before a leg was sent."""
+        self._now.done += 1
+        if summary.failed(outcome):
+            self._now.failed += 1
+            self._fail(FleetFailure(round(now_unix, 3), outcome, status, detail[:MAX_WORDS], request_id))
+
+    def closed(self, now_unix: float, record: Record) -> None:
+        """A request is over."""
+        now = self._now
+        now.done += 1
+        now.retries += record.retries
+        now.continued += record.continued
+        now.tokens += max(0, record.tokens)
+        now.bytes += record.bytes
+        _count(now.total, summary.duration(record))
+        _count(now.queue, record.queued_s)
+        if (ttft := summary.ttft(record)) is not None:
+            _count(now.ttft, ttft)
+        if (tpot := summary.tpot(record)) is not None:
+            _count(now.tpot, tpot)
+        for handover in summary.handovers(record):
+            self._flowed(handover)
+        for leg in record.legs:
+            if leg.result == "2xx" and (leg.instance in now.served or len(now.served) < MAX_PAIRS):
+                now.served[leg.instance] = now.served.get(leg.instance, 0) + 1
+        if summary.failed(record.outcome):
+            now.failed += 1
+            self._fail(FleetFailure(
+                round(now_unix, 3), record.outcome, record.status, record.detail[:MAX_WORDS], record.request_id,
+                record.transfer, record.went(Role.PREFILL), record.went(Role.DECODE), record.attempt))
+
+    def changed(self, now_unix: float, instance: InstanceName, what: str) -> None:
+        """The roster changed."""
+        self.changes.append(FleetNews(round(now_unix, 3), instance, what[:MAX_WORDS]))
+
+    def _flowed(self, handover: summary.Handover) -> None:
+        flows = self._now.flows
+        pair = (handover.prefill, handover.decode)
+        if pair not in flows and len(flows) >= MAX_PAIRS:
+            pair = (OTHER, OTHER)
+        flow = flows.get(pair)
+        if flow is None:
+            flow = flows[pair] = Flow()
+        flow.count += 1
+        flow.seconds += handover.seconds
+        _count(self._now.handover, handover.seconds)
+
+    def _fail(self, failure: FleetFailure) -> None:
+        self.failures.append(failure)
+
+    def turn(self, now_unix: float, in_flight: int, queued: int) -> None:
+        """The clock went on: put away seconds that are over. A clock that was set back makes this second longer."""
+        second = int(now_unix)
+        if second <= self._now.at:
+            return
+        self._now.in_flight, self._now.queued = in_flight, queued
+        self.seconds.append(self._now)
+        for missed in range(max(self._now.at + 1, second - SECONDS), second):
+            self.seconds.append(Second(missed, in_flight=in_flight, queued=queued))
+        self._now = Second(second)
+
+    # ---- what others read
+
+    def last(self, seconds: int) -> list[Second]:
+        """The newest seconds that are over, oldest first."""
+        have = len(self.seconds)
+        return [self.seconds[i] for i in range(max(0, have - seconds), have)]
+
+    def since(self, at: int) -> list[Second]:
+        """Those after ``at``."""
+        newest = self.seconds[-1].at if self.seconds else at
+        return [second for second in self.last(max(0, newest - at)) if second.at > at]
+
+
+def pairs(seconds: Iterable[Second], over_s: float) -> tuple[FleetPair, ...]:
+    """Flows between pairs, the busiest first, with their rates over so many seconds."""
+    total: dict[tuple[InstanceName, InstanceName], Flow] = {}
+    for second in seconds:
+        for pair, flow in second.flows.items():
+            sum_ = total.setdefault(pair, Flow())
+            sum_.count += flow.count
+            sum_.seconds += flow.seconds
+    ordered = sorted(total.items(), key=lambda item: (-item[1].count, item[0]))[:MAX_PAIRS]
+    return tuple(FleetPair(prefill, decode, flow.count, round(flow.count / over_s, 4), round(flow.seconds / flow.count, 6))
+                 for (prefill, decode), flow in ordered)
+
+
+def _count(buckets: Buckets, seconds: float) -> None:
+    bucket = bucket_of(seconds)
+    buckets[bucket] = buckets.get(bucket, 0) + 1
