@@ -9,7 +9,7 @@ can be continued, what the engine answers to the prompt's ids and some of the ge
 
 from __future__ import annotations
 
-import asyncio
+import http.client
 import json
 import lzma
 import random
@@ -33,40 +33,37 @@ class Recorder:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    async def stream(self, api: str, body: dict[str, Any]) -> list[str]:
+    def stream(self, api: str, body: dict[str, Any]) -> list[str]:
         """The events of a stream, without ``data: `` and without [DONE]."""
-        text = await self._ask(api, {"model": MODEL_NAME, **body, "stream": True})
+        text = self._ask(api, {"model": MODEL_NAME, **body, "stream": True})
         events = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
         if events[-1] != "[DONE]" or any(event.startswith('{"error"') for event in events):
             raise SystemExit(f"{body}: {text[-500:]}")
         return events[:-1]
 
-    async def whole(self, api: str, body: dict[str, Any]) -> Any:
+    def whole(self, api: str, body: dict[str, Any]) -> Any:
         """The answer to a request that does not stream."""
-        return json.loads(await self._ask(api, {"model": MODEL_NAME, **body}))
+        return json.loads(self._ask(api, {"model": MODEL_NAME, **body}))
 
-    async def _ask(self, api: str, body: dict[str, Any]) -> str:
-        raw = json.dumps(body).encode()
-        head = (f"POST {PATHS[api]} HTTP/1.0\r\nHost: x\r\nContent-Type: application/json\r\nX-Request-Id: {REQUEST_ID}\r\n"
-                f"Content-Length: {len(raw)}\r\n\r\n")
-        reader, writer = await asyncio.open_connection("127.0.0.1", self._engine.port, limit=1 << 26)
+    def _ask(self, api: str, body: dict[str, Any]) -> str:
+        connection = http.client.HTTPConnection("127.0.0.1", self._engine.port, timeout=120)
         try:
-            writer.write(head.encode() + raw)
-            async with asyncio.timeout(120):
-                answer = await reader.read()
+            connection.request("POST", PATHS[api], json.dumps(body), {"Content-Type": "application/json",
+                                                                      "X-Request-Id": REQUEST_ID})
+            answer = connection.getresponse()
+            text = answer.read().decode()
         finally:
-            writer.close()
-        status, _, text = answer.partition(b"\r\n\r\n")
-        if b" 200 " not in status.split(b"\r\n")[0]:
-            raise SystemExit(f"{body}: {status.decode()} {text.decode()[:500]}")
-        return text.decode()
+            connection.close()
+        if answer.status != 200:
+            raise SystemExit(f"{body}: {answer.status} {text[:500]}")
+        return text
 
-    async def line(self, name: str, wanted: Wanted) -> Line:
+    def line(self, name: str, wanted: Wanted) -> Line:
         """A greedy run, one token a chunk: asked again until the server was quick enough for that."""
         logprobs = {"logprobs": 2} if wanted.api == "completions" else {"logprobs": True, "top_logprobs": 2}
         body = {**wanted.body, "max_tokens": LINE_TOKENS, "ignore_eos": True, "return_token_ids": True, **logprobs}
         for _ in range(ATTEMPTS):
-            events = [json.loads(event) for event in await self.stream(wanted.api, body)]
+            events = [json.loads(event) for event in self.stream(wanted.api, body)]
             chunks = [event["choices"][0] for event in events if ids_of(event)]
             if all(len(chunk["token_ids"]) == 1 for chunk in chunks):
                 break
@@ -78,39 +75,40 @@ class Recorder:
         assert len(steps) == LINE_TOKENS
         return Line(name, wanted.api, wanted.body, prompt, steps)
 
-    async def request(self, name: str, wanted: Wanted, known: dict[str, Line]) -> Request:
+    def request(self, name: str, wanted: Wanted, known: dict[str, Line]) -> Request:
         """One request with everything an engine says to it."""
         line = known.get(wanted.line)
         body = wanted.made(line)
-        plain = await self.stream(wanted.api, body)
-        ids = await self.stream(wanted.api, {**body, "return_token_ids": True})
-        whole = await self.whole(wanted.api, {key: value for key, value in body.items() if key != "stream_options"})
+        plain = self.stream(wanted.api, body)
+        ids = self.stream(wanted.api, {**body, "return_token_ids": True})
+        whole = self.whole(wanted.api, {key: value for key, value in body.items() if key != "stream_options"})
         found = Request(name, wanted.api, wanted.line, wanted.way, body, plain, ids, whole, [])
         if line is not None and wanted.way == "continue":
             cuts = clean_cuts(line, found)
             for cut in sorted(random.Random(name).sample(cuts, min(CUTS, len(cuts)))):
                 asked = continued(wanted.api, body, line, cut)
-                found.continued.append((cut, await self.stream(wanted.api, {**asked, "return_token_ids": True})))
+                found.continued.append((cut, self.stream(wanted.api, {**asked, "return_token_ids": True})))
         return found
 
 
-async def record(engine: Engine) -> Corpus:
+def record(engine: Engine) -> Corpus:
     """Everything."""
     recorder = Recorder(engine)
-    known = {name: await recorder.line(name, wanted) for name, wanted in lines().items()}
+    known = {name: recorder.line(name, wanted) for name, wanted in lines().items()}
     sys.stderr.write(f"{len(known)} lines\n")
     found = []
     for name, wanted in requests().items():
         sys.stderr.write(f"{name}\n")
-        found.append(await recorder.request(name, wanted, known))
+        found.append(recorder.request(name, wanted, known))
     return Corpus(list(known.values()), found)
 
 
 def main() -> None:
     """Start an engine, record, write the file."""
-    with tempfile.TemporaryDirectory() as folder, Engine("recorder", Path(folder), connector=False) as engine:
+    tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    with tempfile.TemporaryDirectory() as folder, Engine("recorder", Path(folder), connector=False, args=tools) as engine:
         engine.wait_ready()
-        corpus = asyncio.run(record(engine))
+        corpus = record(engine)
     CORPUS.parent.mkdir(exist_ok=True)
     CORPUS.write_bytes(lzma.compress(corpus.encode(), preset=9))
     sys.stderr.write(f"{CORPUS}: {CORPUS.stat().st_size} bytes, {len(corpus.requests)} requests\n")

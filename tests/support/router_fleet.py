@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from beats import SERVICE, beat
+from replay import Replay
 from scripted_engine import ScriptedEngine
 
 from xpyd_sidecar.contract import keys
@@ -149,10 +150,11 @@ class RouterFleet:
 
 
 @contextlib.asynccontextmanager
-async def fleet(prefills: int = 1, decodes: int = 1, **settings: Any) -> AsyncIterator[RouterFleet]:
+async def fleet(prefills: int = 1, decodes: int = 1, replay: Replay | None = None,
+                **settings: Any) -> AsyncIterator[RouterFleet]:
     """Start engines and a router; beats are sent once, far apart, so that nothing is evicted."""
-    ps = [await ScriptedEngine(f"p{i}").start() for i in range(prefills)]
-    ds = [await ScriptedEngine(f"d{i}").start() for i in range(decodes)]
+    ps = [await ScriptedEngine(f"p{i}", replay).start() for i in range(prefills)]
+    ds = [await ScriptedEngine(f"d{i}", replay).start() for i in range(decodes)]
     made: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "members_port": 0, "heartbeat_s": 0.1, "resolve_s": 0.0,
                             "drain_timeout_s": 1.0}
     config = SidecarConfig(service=SERVICE, instance=InstanceName("r0"), key_file="", run_dir="",

@@ -47,6 +47,8 @@ class Play:
     """Close the connection after so many chunks, between two of them."""
     down_after: int | None = None
     """Die as a whole after so many chunks: every connection breaks, new ones are refused."""
+    silent_after: int | None = None
+    """Say nothing more after so many chunks, with the socket open; new connections are refused."""
     cut_after: int | None = None
     """End the HTTP body properly after so many chunks, without [DONE]."""
     error_after: int | None = None
@@ -262,6 +264,9 @@ class ScriptedEngine:
                 for other in list(self._writers):
                     other.transport.abort()
                 return False
+            if play.silent_after == i:
+                self.refuse()
+                await asyncio.Event().wait()
             if play.cut_after == i:
                 await send(b"0\r\n\r\n")
                 return True
