@@ -7,6 +7,7 @@ HMAC-SHA256 over a fixed label, so that a leaked admin token opens no KV port:
     membership   CURVE key pair of the router's heartbeat socket
     control      CURVE key pair of the KV control sockets
     data         HMAC challenge of the KV data links
+    broadcast    CURVE key pair of broadcast queues that cross hosts
     admin        bearer token of the router's admin paths (/fleet)
 
 CURVE: agents and peers derive the server's *public* key from the service key. It is never shown, so whoever completes
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Literal, NewType
 
 ServiceKey = NewType("ServiceKey", bytes)
-Purpose = Literal["membership", "control", "data", "admin"]
+Purpose = Literal["membership", "control", "data", "broadcast", "admin"]
 
 
 def mint() -> ServiceKey:

@@ -1,0 +1,159 @@
+"""The writer's half of a ring in shared memory: flags, waiting, bytes and side segments put together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from xpyd_sidecar.broadcast import message
+from xpyd_sidecar.broadcast.errors import ReaderStuck
+from xpyd_sidecar.broadcast.futex import Fences, Futex
+from xpyd_sidecar.broadcast.layout import MASK, Layout
+from xpyd_sidecar.broadcast.local import Door
+from xpyd_sidecar.broadcast.ring import WriteSide
+from xpyd_sidecar.broadcast.segment import Segment
+from xpyd_sidecar.broadcast.sides import Sides
+
+SLICE_S: Final = 0.05
+"""A sleeping writer looks after the readers it waits for that often."""
+
+
+class Patience(NamedTuple):
+    """How long a call may wait, and what it does meanwhile."""
+
+    end: float
+    """``time.monotonic``."""
+    timeout_s: float
+    meanwhile: Callable[[], None] | None
+
+    def stuck(self, queue: str, readers: tuple[str, ...], number: int) -> ReaderStuck:
+        """The error when it is over."""
+        return ReaderStuck(queue, readers, f"message {number} not given back for {self.timeout_s:.1f} s")
+
+
+class SharedWriter:
+    """Writes messages for the readers of this host."""
+
+    def __init__(self, queue: str, token: bytes, names: tuple[str, ...], layout: Layout, *, spin_s: float,
+                 lose: Callable[[str, str], None]) -> None:
+        """Make ring and door.
+
+        Args:
+            queue: its name.
+            token: shown by readers that join.
+            names: of the readers, by rank in the ring.
+            layout: of the ring.
+            spin_s: how long to look again and again before sleeping.
+            lose: called with a reader's name and the reason when its process has ended; calls ``drop``.
+        """
+        self.layout = layout
+        self.names = names
+        self._queue = queue
+        self._spin_s = spin_s
+        self._lose = lose
+        self._segment = Segment.create(f"xpyd-{queue}"[:200], layout.size)
+        fences = Fences()
+        self.flags = WriteSide(layout, self._segment.words(layout.words), full=fences.full, order=fences.order)
+        self._bytes = self._segment.bytes
+        self._futex = Futex(self._segment.address())
+        self.door = Door(queue, token, names, self._segment)
+        self._sides = Sides(queue, self.door)
+
+    def live(self) -> tuple[str, ...]:
+        """Readers that are not dropped."""
+        return tuple(self.names[reader] for reader in self.flags.live)
+
+    def wait_room(self, aside: bool, patience: Patience) -> None:
+        """Wait until the next message may be written; ``aside``: into a side segment, as it is larger than a chunk.
+
+        Raises:
+            ReaderStuck: a live reader did not make room in time.
+        """
+        flags = self.flags
+        if flags.room() is not None:
+            self.wait_taken(flags.number - self.layout.chunks, patience)
+        if aside:
+            self.wait_taken(self._sides.awaited(), patience)
+
+    def wait_taken(self, number: int, patience: Patience) -> None:
+        """Wait until every live reader has given back message ``number``.
+
+        Raises:
+            ReaderStuck: a live one has not in time; the error names all who have not.
+        """
+        flags = self.flags
+        spin_end = min(time.monotonic() + self._spin_s, patience.end)
+        while time.monotonic() < spin_end:
+            if flags.laggard(number) is None:
+                return
+            os.sched_yield()
+        while (reader := flags.laggard(number)) is not None:
+            name = self.names[reader]
+            if self.door.gone(name):
+                self._lose(name, "its process has ended")
+                continue
+            left = patience.end - time.monotonic()
+            if left <= 0:
+                raise patience.stuck(self._queue, tuple(self.names[each] for each in flags.behind(number)), number)
+            word, value = flags.await_reader(reader, number)
+            if value != number & MASK:
+                self._futex.wait(word, value, min(SLICE_S, left))
+            flags.awake()
+            if patience.meanwhile is not None:
+                patience.meanwhile()
+
+    def fits(self, lengths: tuple[int, ...]) -> bool:
+        """Parts of these lengths fit into a chunk.
+
+        Raises:
+            ValueError: not even their head does.
+        """
+        head = message.head_bytes(len(lengths))
+        if head > self.layout.chunk_bytes:
+            raise ValueError(f"{self._queue}: a message of {len(lengths)} parts, whose head does not fit into a chunk")
+        return message.places(lengths, head).end <= self.layout.chunk_bytes
+
+    def write(self, parts: Sequence[bytes | memoryview], lengths: tuple[int, ...], aside: bool) -> None:
+        """Write and publish the next message; ``wait_room`` has made room.
+
+        Raises:
+            OSError: no memory or descriptor for a side segment; nothing was published.
+        """
+        flags = self.flags
+        at = self.layout.chunk_offset(self.layout.chunk(flags.number))
+        if not aside:
+            place = message.places(lengths, message.head_bytes(len(lengths)))
+            target, base, side = self._bytes, at, 0
+        else:
+            place = message.places(lengths, 0)
+            lane, gone = self._sides.place(flags.number, place.end)
+            for name, reason in gone.items():
+                self._lose(name, reason)
+            target, base, side = lane.segment.bytes, 0, lane.number
+        message.write_head(self._bytes, at, side, lengths)
+        for offset, length, part in zip(place.offsets, lengths, parts, strict=True):
+            start = base + offset
+            target[start:start + length] = part
+        word = flags.publish()
+        if word is not None:
+            self._futex.wake(word)
+
+    def drop(self, name: str) -> None:
+        """Wait for this reader no more; it sees that."""
+        self._futex.wake(self.flags.drop(self.names.index(name)))
+        self.door.forget(name)
+
+    def check(self) -> None:
+        """Drop readers whose process has ended."""
+        for name in self.live():
+            if self.door.gone(name):
+                self._lose(name, "its process has ended")
+
+    def close(self) -> None:
+        """No more messages. What was published can still be read."""
+        self._futex.wake(self.flags.close())
+        self.door.close()
+        self._sides.close()
+        self._segment.close()
