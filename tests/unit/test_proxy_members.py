@@ -12,11 +12,12 @@ import zmq.asyncio
 from beats import Beater, beat, bye
 
 from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.ids import ServiceName
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy import members as me
 from xpyd_sidecar.proxy.members import Members
-from xpyd_sidecar.routing.roster import Refused
+from xpyd_sidecar.routing.roster import Refused, Roster
 
 LOOPS = ("uvloop",)
 KEY = keys.ServiceKey(bytes(32))
@@ -118,12 +119,112 @@ async def test_who_does_not_hold_the_key_is_not_heard() -> None:
 
 
 async def test_a_flood_is_taken_in_turns_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(me, "PER_TURN", 7)
+    monkeypatch.setattr(me, "PER_LOOK", 7)
     async with listening() as (_, port, taken), beater(port) as agent:
         for seq in range(500):
             await agent.send(beat("d0", seq=seq))
         assert [(await agent.ack()).seq for _ in range(500)] == list(range(500))
         assert len(taken.messages) == 500
+
+
+async def test_a_flood_of_garbage_does_not_keep_another_agent_from_being_heard(caplog: pytest.LogCaptureFixture) -> None:
+    """The queue is fair between peers, and a turn of the loop is bounded: requests and other agents get theirs."""
+    async with listening() as (_, port, taken), beater(port) as flooder, beater(port) as agent:
+        loop = asyncio.get_running_loop()
+        for _ in range(5000):
+            await flooder.send(b"\xc1" * 100)
+        began, longest, at = loop.time(), 0.0, loop.time()
+        answer = asyncio.ensure_future(agent.say(beat("d0")))
+        while not answer.done():
+            await asyncio.sleep(0.001)
+            longest, at = max(longest, loop.time() - at), loop.time()
+        assert answer.result().refused == ""
+        assert loop.time() - began < 2.0
+        assert longest < 0.5, "requests had to wait"
+        lines = [r for r in caplog.records if "refused" in r.message]
+        assert len(lines) == 1, "the log does not grow with the flood"
+
+
+async def test_a_message_of_several_frames_is_refused() -> None:
+    async with listening() as (_, port, taken), beater(port) as agent:
+        await agent._socket.send_multipart([b"a", b"b", b"c"])
+        assert (await agent.ack()).refused == "a message is one frame, not 3"
+        assert (await agent.say(beat("d0"))).refused == ""
+
+
+async def test_a_failure_inside_costs_one_message_and_not_the_listener() -> None:
+    async with listening() as (members, port, taken), beater(port) as agent:
+        members._take = lambda _: 1 // 0
+        assert "router failed" in (await agent.say(beat("d0"))).refused
+        members._take = taken.take
+        assert (await agent.say(beat("d0"))).refused == ""
+        assert taken.counts == {"failed": 1, "taken": 1}
+
+
+@pytest.mark.parametrize(("fields", "words"), [
+    ({"load": {"running": -1}}, "$.load.running"), ({"load": {"kv_usage": float("nan")}}, "$.load.kv_usage"),
+    ({"interval_s": 0.0}, "$.interval_s"), ({"interval_s": float("nan")}, "$.interval_s"), ({"epoch": -1}, "$.epoch"),
+    ({"seq": -2}, "$.seq"), ({"role": "cook"}, "$.role"), ({"http": ["h:1"] * 1025}, "$.http"), ({"state": 5}, "$.state"),
+])
+async def test_a_field_that_cannot_be_is_named_in_the_refusal(fields: dict[str, object], words: str) -> None:
+    async with listening() as (_, port, taken), beater(port) as agent:
+        plain = msgspec.to_builtins(beat("d0")) | {"t": "beat"} | fields
+        assert words in (await agent.say(msgspec.msgpack.encode(plain))).refused
+        assert taken.messages == []
+
+
+async def test_a_single_message_is_taken_at_once_and_a_stream_of_them_in_batches() -> None:
+    async with listening() as (members, port, taken), beater(port) as agent:
+        await agent.say(beat("d0"))
+        await asyncio.sleep(3 * me.PACE_S)
+        loop, took = asyncio.get_running_loop(), []
+        for seq in range(3):
+            began = loop.time()
+            await agent.say(beat("d0", seq=seq))
+            took.append(loop.time() - began)
+            await asyncio.sleep(3 * me.PACE_S)
+        assert min(took) < me.PACE_S
+        looks = 0
+        look = members.look
+
+        def counted() -> None:
+            nonlocal looks
+            looks += 1
+            look()
+
+        members.look = counted  # type: ignore[method-assign]
+        for seq in range(100):
+            await agent.send(beat("d0", seq=seq))
+            await asyncio.sleep(0.005)
+        for _ in range(100):
+            await agent.ack()
+        assert looks < 60, "each look took several"
+
+
+async def test_a_beat_of_the_release_before_is_taken_and_ours_is_read_by_it() -> None:
+    """Neighbouring releases meet during an upgrade: fields that one of them does not know are left out or ignored."""
+    class Before(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
+        v: int
+        service: str
+        instance: str
+        seq: int
+        role: str
+        epoch: int
+        state: str
+
+    async with listening() as (_, port, taken), beater(port) as agent:
+        assert (await agent.say(msgspec.msgpack.encode(Before(1, "test", "d0", 1, "decode", 1, "ready")))).refused == ""
+        assert taken.messages[0].instance == "d0"
+    read = msgspec.msgpack.decode(msgspec.msgpack.encode(beat("d0", agent="a")), type=Before)
+    assert (read.instance, read.state) == ("d0", "ready")
+
+
+async def test_a_beat_for_another_service_is_refused_with_both_names() -> None:
+    roster = Roster(ServiceName("mine"), started=0.0, settle_s=1.0, missed_beats=3)
+    async with listening() as (members, port, _), beater(port) as agent:
+        members._take = lambda message: len(roster.on_message(1.0, message))
+        assert (await agent.say(beat("d0"))).refused == "this router serves 'mine', not 'test'"
+        assert roster.members() == []
 
 
 async def test_an_agent_that_comes_back_with_the_same_identity_is_heard() -> None:

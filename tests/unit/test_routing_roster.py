@@ -401,7 +401,8 @@ def test_agents_that_do_not_say_who_they_are_replace_each_other_as_before() -> N
     ({"instance": InstanceName("d\n0")}, r"not a name .* - at `\$.instance`"),
     ({"instance": InstanceName("d" * 254)}, r"not a name .* - at `\$.instance`"),
 ])
-def test_a_beat_that_cannot_be_used_is_refused_with_its_field_and_changes_nothing(fields: dict[str, Any], words: str) -> None:
+def test_a_beat_that_cannot_be_used_is_refused_with_its_field_and_changes_nothing(fields: dict[str, Any],
+                                                                                   words: str) -> None:
     roster = make()
     with pytest.raises(Refused, match=words):
         roster.on_message(0.0, beat("d0", **fields))
@@ -428,7 +429,8 @@ def test_a_beat_that_says_nothing_new_keeps_what_was_made_of_it() -> None:
 
 @pytest.mark.parametrize("fields", [
     {"state": State.DRAINING}, {"incarnation": Incarnation("new")}, {"http": ("127.0.0.1:2",)},
-    {"control": ("127.0.0.1:3",)}, {"model": "other"}, {"fingerprint": Fingerprint("e" * 32)}, {"epoch": 2}, {"epoch": 2, "role": Role.PREFILL},
+    {"control": ("127.0.0.1:3",)}, {"model": "other"}, {"fingerprint": Fingerprint("e" * 32)}, {"epoch": 2},
+    {"epoch": 2, "role": Role.PREFILL},
     {"max_model_len": 1}, {"agent": NEW},
 ])
 def test_a_beat_that_says_anything_new_is_taken_whole(fields: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from xpyd_sidecar import curve
+from xpyd_sidecar import curve, sockets
 from xpyd_sidecar.agent.beat import Router
 from xpyd_sidecar.contract.ids import HostPort, join_host_port, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -60,6 +60,22 @@ async def system_resolve(host: str, port: int) -> Sequence[str]:
     infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     v4 = [str(info[4][0]) for info in infos if info[0] == socket.AF_INET]
     return list(dict.fromkeys(v4 or [str(info[4][0]) for info in infos]))
+
+
+def dealer(context: zmq.Context[zmq.Socket[bytes]], key: ServiceKey, heartbeat_s: float) -> zmq.Socket[bytes]:
+    """A socket for one router, not yet connected."""
+    sock = context.socket(zmq.DEALER)
+    sock.linger = 0
+    sock.immediate = True
+    sock.sndhwm = sock.rcvhwm = 64
+    sock.maxmsgsize = MAX_ACK_BYTES
+    sock.ipv6 = True
+    sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 2000
+    sock.connect_timeout = 3000
+    sock.handshake_ivl = 3000
+    sockets.find_dead(sock, max(3.0, 2 * heartbeat_s))
+    curve.connect(sock, key, "membership")
+    return sock
 
 
 class Beats:
@@ -167,18 +183,7 @@ class _Link:
         self.left = asyncio.Event()
         self._unsent = b""
         self._last_event = zmq.Event(0)
-        sock = context.socket(zmq.DEALER)
-        sock.linger = 0
-        sock.immediate = True
-        sock.sndhwm = sock.rcvhwm = 64
-        sock.maxmsgsize = MAX_ACK_BYTES
-        sock.ipv6 = True
-        sock.reconnect_ivl, sock.reconnect_ivl_max = 100, 2000
-        sock.connect_timeout = 3000
-        sock.handshake_ivl = 3000
-        sock.heartbeat_ivl = round(1000 * max(heartbeat_s, 0.1))
-        sock.heartbeat_timeout = 2 * sock.heartbeat_ivl
-        curve.connect(sock, key, "membership")
+        sock = dealer(context, key, heartbeat_s)
         self._socket = sock
         self._monitor: zmq.Socket[Any] = sock.get_monitor_socket(_EVENTS)
         self._fd = int(sock.getsockopt(zmq.FD))

@@ -3,8 +3,16 @@
 Belongs here: the ZMQ ROUTER socket and its messages. Does not belong here: what a beat means (``routing.roster``).
 
 The socket's descriptor is watched by the event loop. It is edge-triggered: readable means "look at the socket now", and
-every look must go on until nothing is left, also after sending. A look is bounded; what is left then is looked at in the
-loop's next turn, so that a flood of beats never starves requests.
+every look must go on until nothing is left, also after sending. Waking up costs more than a beat, so after a look that found
+something the next one is ``PACE_S`` later, whatever comes: a single message is taken at once, a stream of them in batches.
+A look is bounded too, so at most ``PER_LOOK`` messages are taken per ``PACE_S``: a flood never starves requests, and ZMQ's
+fair queue gives each peer its share.
+
+    idle, descriptor watched ──readable──▶ look ──found something──▶ paused for PACE_S ──▶ look ──▶ …
+            ▲                                └──────── found nothing ─────────┐
+            └──────────────────────────────────────────────────────────────────┘
+
+Dead connections are the kernel's to find (``sockets.find_dead``): pings of ZMQ would cost as much as the beats themselves.
 """
 
 from __future__ import annotations
@@ -17,7 +25,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from xpyd_sidecar import curve
+from xpyd_sidecar import curve, sockets
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, Goodbye, Up
 from xpyd_sidecar.errors import ConfigError
@@ -26,8 +34,8 @@ from xpyd_sidecar.routing.roster import Refused
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 64 << 10
-PER_TURN = 256
-"""Messages taken in one turn of the loop."""
+PER_LOOK = 256
+PACE_S = 0.05
 LOG_AGAIN_S = 60.0
 LOG_PEERS = 1024
 
@@ -47,6 +55,8 @@ class Members:
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._fd = -1
+        self._watched = False
+        self._paused: asyncio.TimerHandle | None = None
         self._logged: dict[str, float] = {}
 
     def listen(self, host: str, port: int, key: ServiceKey) -> int:
@@ -61,8 +71,7 @@ class Members:
         socket.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent that comes back with the same identity replaces its old self
         socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
+        sockets.find_dead(socket, 15.0)
         curve.serve(socket, key, "membership")
         try:
             socket.bind(f"tcp://[{host}]:{port or '*'}" if ":" in host else f"tcp://{host}:{port or '*'}")
@@ -71,8 +80,7 @@ class Members:
             raise ConfigError(f"router.members_port: cannot bind {host}:{port}: {error}") from None
         self._socket = socket
         self._fd = int(socket.getsockopt(zmq.FD))
-        self._loop.add_reader(self._fd, self.look)
-        self._loop.call_soon(self.look)
+        self.look()
         return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
 
     def look(self) -> None:
@@ -80,22 +88,42 @@ class Members:
         socket = self._socket
         if socket is None:
             return
-        for _ in range(PER_TURN):
+        taken = 0
+        while taken < PER_LOOK:
             try:
                 frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                break
             except zmq.ZMQError as error:
                 logger.error("membership socket: %s", error)  # noqa: TRY400 (a traceback would say nothing more)
-                return
+                break
+            taken += 1
             self._on_message(socket, frames)
-        self._loop.call_soon(self.look)
+        if taken:
+            self._watch(False)
+            if self._paused is None:
+                self._paused = self._loop.call_later(PACE_S, self._go_on)
+        elif self._paused is None:
+            self._watch(True)
+
+    def _go_on(self) -> None:
+        self._paused = None
+        self.look()
+
+    def _watch(self, watched: bool) -> None:
+        if watched and not self._watched:
+            self._loop.add_reader(self._fd, self.look)
+        elif self._watched and not watched:
+            self._loop.remove_reader(self._fd)
+        self._watched = watched
 
     def _on_message(self, socket: zmq.Socket[bytes], frames: list[Any]) -> None:
         identity = frames[0].bytes
         seq, refused, in_flight = -1, "", 0
         try:
-            message = _decode(frames[-1].buffer)
+            if len(frames) != 2:
+                raise Refused(f"a message is one frame, not {len(frames) - 1}")
+            message = _decode(frames[1].buffer)
             if not isinstance(message, Goodbye):
                 seq = message.seq
             in_flight = self._take(message) or 0
@@ -105,6 +133,11 @@ class Members:
         except Refused as error:
             refused = str(error)
             self._count("refused")
+        except Exception:
+            # A bug here must cost one message, not the listener.
+            logger.exception("a membership message failed inside the router")
+            refused = "the router failed; its log says why"
+            self._count("failed")
         else:
             self._count("taken")
         if refused:
@@ -131,7 +164,9 @@ class Members:
     def close(self) -> None:
         """Stop listening."""
         if self._socket is not None:
-            self._loop.remove_reader(self._fd)
+            self._watch(False)
+            if self._paused is not None:
+                self._paused.cancel()
             self._socket.close()
             self._socket = None
         self._context.term()
