@@ -60,7 +60,7 @@ def measure(agents: int = AGENTS, window_s: float = WINDOW_S) -> dict[str, float
         router.join()
     expected = agents * window_s / INTERVAL_S
     if figures["beats"] < 0.9 * expected:
-        raise RuntimeError(f"{figures['beats']:.0f} beats were heard, about {expected:.0f} were due: the machine is too busy")
+        raise RuntimeError(f"{figures['beats']:.0f} beats were heard, {expected:.0f} were due: the machine is too busy")
     return {f"beats_{agents}_core_share": round(figures["share"], 5), "beats_us_each": round(figures["us"], 2),
             "beats_heard": figures["beats"], "beats_unacked": unacked, "beats_idle_core_share": round(figures["idle"], 5)}
 
@@ -118,7 +118,8 @@ def _router(end: Connection, window_s: float) -> None:
                 end.send(len(roster.members()))
             else:
                 cpu, seconds, beats = await window(window_s)
-                end.send({"share": cpu / seconds, "us": 1e6 * cpu / max(1, beats), "beats": beats, "idle": idle_cpu / idle_s})
+                end.send({"share": cpu / seconds, "us": 1e6 * cpu / max(1, beats), "beats": beats,
+                          "idle": idle_cpu / idle_s})
         turning.cancel()
 
     uvloop.run(run())
@@ -128,7 +129,6 @@ def _crowd(end: Connection, port: int, agents: int) -> None:
     import msgspec  # noqa: PLC0415
     import zmq  # noqa: PLC0415
 
-    from xpyd_sidecar import curve  # noqa: PLC0415
     from xpyd_sidecar.agent.beats import dealer  # noqa: PLC0415
     from xpyd_sidecar.contract import keys  # noqa: PLC0415
     from xpyd_sidecar.contract.ids import Role, State  # noqa: PLC0415
@@ -176,4 +176,4 @@ def _crowd(end: Connection, port: int, agents: int) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(*(kind(arg) for kind, arg in zip((int, float), sys.argv[1:], strict=False)))))  # noqa: T201
+    print(json.dumps(measure(*(kind(arg) for kind, arg in zip((int, float), sys.argv[1:], strict=False)))))

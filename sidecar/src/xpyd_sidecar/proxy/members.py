@@ -1,18 +1,7 @@
 """The membership socket: heartbeats in, acknowledgements out (docs/protocols/membership.md).
 
-Belongs here: the ZMQ ROUTER socket and its messages. Does not belong here: what a beat means (``routing.roster``).
-
-The socket's descriptor is watched by the event loop. It is edge-triggered: readable means "look at the socket now", and
-every look must go on until nothing is left, also after sending. Waking up costs more than a beat, so after a look that found
-something the next one is ``PACE_S`` later, whatever comes: a single message is taken at once, a stream of them in batches.
-A look is bounded too, so at most ``PER_LOOK`` messages are taken per ``PACE_S``: a flood never starves requests, and ZMQ's
-fair queue gives each peer its share.
-
-    idle, descriptor watched ──readable──▶ look ──found something──▶ paused for PACE_S ──▶ look ──▶ …
-            ▲                                └──────── found nothing ─────────┐
-            └──────────────────────────────────────────────────────────────────┘
-
-Dead connections are the kernel's to find (``sockets.find_dead``): pings of ZMQ would cost as much as the beats themselves.
+Belongs here: the ZMQ ROUTER socket and its messages. Does not belong here: what a beat means (``routing.roster``), engines
+that send the older map (``guests``).
 """
 
 from __future__ import annotations
@@ -29,13 +18,13 @@ from xpyd_sidecar import curve, sockets
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, Goodbye, Up
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.routing.roster import Refused
+from xpyd_sidecar.proxy.pump import Pump
+from xpyd_sidecar.routing.member import Refused
 
 logger = logging.getLogger(__name__)
 
 MAX_MESSAGE = 64 << 10
-PER_LOOK = 256
-PACE_S = 0.05
+FIND_DEAD_S = 15.0
 LOG_AGAIN_S = 60.0
 LOG_PEERS = 1024
 
@@ -51,13 +40,10 @@ class Members:
         self._name = name
         self._take = take
         self._count = count
-        self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
-        self._fd = -1
-        self._watched = False
-        self._paused: asyncio.TimerHandle | None = None
-        self._logged: dict[str, float] = {}
+        self._pump: Pump | None = None
+        self._refusals = Refusals("membership message refused")
 
     def listen(self, host: str, port: int, key: ServiceKey) -> int:
         """Bind; the port (chosen by the kernel where ``port`` is 0).
@@ -65,65 +51,21 @@ class Members:
         Raises:
             ConfigError: the address cannot be bound.
         """
-        socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
-        socket.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an agent that comes back with the same identity replaces its old self
-        socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        sockets.find_dead(socket, 15.0)
-        curve.serve(socket, key, "membership")
-        try:
-            socket.bind(f"tcp://[{host}]:{port or '*'}" if ":" in host else f"tcp://{host}:{port or '*'}")
-        except zmq.ZMQError as error:
-            socket.close()
-            raise ConfigError(f"router.members_port: cannot bind {host}:{port}: {error}") from None
-        self._socket = socket
-        self._fd = int(socket.getsockopt(zmq.FD))
-        self.look()
-        return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
+        self._socket = self._context.socket(zmq.ROUTER)
+        curve.serve(self._socket, key, "membership")
+        bound = bind(self._socket, host, port, MAX_MESSAGE, "router.members_port")
+        self._pump = Pump(self._socket, self._on_message)
+        return bound
 
     def look(self) -> None:
-        """Take what is there. Also called every second, should an edge ever be missed."""
-        socket = self._socket
-        if socket is None:
-            return
-        taken = 0
-        while taken < PER_LOOK:
-            try:
-                frames = socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                break
-            except zmq.ZMQError as error:
-                logger.error("membership socket: %s", error)  # noqa: TRY400 (a traceback would say nothing more)
-                break
-            taken += 1
-            self._on_message(socket, frames)
-        if taken:
-            self._watch(False)
-            if self._paused is None:
-                self._paused = self._loop.call_later(PACE_S, self._go_on)
-        elif self._paused is None:
-            self._watch(True)
+        """Take what is there. Called every second, should an edge ever be missed."""
+        if self._pump is not None:
+            self._pump.look()
 
-    def _go_on(self) -> None:
-        self._paused = None
-        self.look()
-
-    def _watch(self, watched: bool) -> None:
-        if watched and not self._watched:
-            self._loop.add_reader(self._fd, self.look)
-        elif self._watched and not watched:
-            self._loop.remove_reader(self._fd)
-        self._watched = watched
-
-    def _on_message(self, socket: zmq.Socket[bytes], frames: list[Any]) -> None:
-        identity = frames[0].bytes
+    def _on_message(self, frames: list[Any]) -> None:
         seq, refused, in_flight = -1, "", 0
         try:
-            if len(frames) != 2:
-                raise Refused(f"a message is one frame, not {len(frames) - 1}")
-            message = _decode(frames[1].buffer)
+            message = _read(frames)
             if not isinstance(message, Goodbye):
                 seq = message.seq
             in_flight = self._take(message) or 0
@@ -141,32 +83,69 @@ class Members:
         else:
             self._count("taken")
         if refused:
-            self._log_refused(frames[-1], refused)
+            self._refusals.say(frames[-1], refused)
         ack = Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight)
+        assert self._socket is not None
         try:
-            socket.send_multipart([identity, _encode(ack)], zmq.NOBLOCK)
+            self._socket.send_multipart([frames[0], _encode(ack)], zmq.NOBLOCK)
         except zmq.ZMQError as error:  # the peer is gone or does not read: it will beat again
             logger.debug("acknowledgement not sent: %s", error)
 
-    def _log_refused(self, frame: Any, reason: str) -> None:
+    def close(self) -> None:
+        """Stop listening."""
+        if self._pump is not None:
+            self._pump.close()
+            self._pump = None
+        elif self._socket is not None:
+            self._socket.close()
+        self._context.term()
+
+
+class Refusals:
+    """Says in the log what was refused: once a minute per peer and reason, and of a bounded number of them."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._loop = asyncio.get_running_loop()
+        self._said: dict[str, float] = {}
+
+    def say(self, frame: Any, reason: str) -> None:
+        """``frame``: a ``zmq.Frame`` of the message, which knows the peer's address."""
         try:
             peer = str(frame.get("Peer-Address"))
         except (zmq.ZMQError, UnicodeDecodeError):
             peer = "unknown"
         key, now = f"{peer} {reason[:200]}", self._loop.time()
-        if now - self._logged.get(key, -LOG_AGAIN_S) < LOG_AGAIN_S:
+        if now - self._said.get(key, -LOG_AGAIN_S) < LOG_AGAIN_S:
             return
-        if len(self._logged) >= LOG_PEERS:
-            self._logged.clear()
-        self._logged[key] = now
-        logger.warning("membership message refused: %s", reason[:500], extra={"peer": peer})
+        if len(self._said) >= LOG_PEERS:
+            self._said.clear()
+        self._said[key] = now
+        logger.warning("%s: %s", self._what, reason[:500], extra={"peer": peer})
 
-    def close(self) -> None:
-        """Stop listening."""
-        if self._socket is not None:
-            self._watch(False)
-            if self._paused is not None:
-                self._paused.cancel()
-            self._socket.close()
-            self._socket = None
-        self._context.term()
+
+def bind(socket: zmq.Socket[bytes], host: str, port: int, max_message: int, setting: str) -> int:
+    """Bind a ROUTER socket with the options of membership; the port.
+
+    Raises:
+        ConfigError: the address cannot be bound; names the setting. The socket is closed.
+    """
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.MAXMSGSIZE, max_message)
+    socket.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that comes back with the same identity replaces its old self
+    socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
+    sockets.find_dead(socket, FIND_DEAD_S)
+    try:
+        socket.bind(f"tcp://[{host}]:{port or '*'}" if ":" in host else f"tcp://{host}:{port or '*'}")
+    except zmq.ZMQError as error:
+        socket.close()
+        raise ConfigError(f"{setting}: cannot bind {host}:{port}: {error}") from None
+    return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
+
+
+def _read(frames: list[Any]) -> Up:
+    if len(frames) != 2:
+        raise Refused(f"a message is one frame, not {len(frames) - 1}")
+    message: Up = _decode(frames[1].buffer)
+    return message

@@ -1,0 +1,81 @@
+"""Takes messages from a ZMQ socket in the event loop, in batches.
+
+Belongs here: when to look at a socket. Does not belong here: what is in the messages.
+
+A socket's descriptor is edge-triggered: readable means "look at the socket now", and every look must go on until nothing is
+left, also after sending. Waking up costs more than a heartbeat, so after a look that found something the next one is
+``PACE_S`` later, whatever comes: a single message is taken at once, a stream of them in batches. A look is bounded too, so
+at most ``PER_LOOK`` messages are taken per ``PACE_S``: a flood never starves requests, and ZMQ's fair queue gives each peer
+its share.
+
+    idle, descriptor watched ──readable──▶ look ──found something──▶ paused for PACE_S ──▶ look ──▶ …
+            ▲                                │
+            └──────── found nothing ─────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+logger = logging.getLogger(__name__)
+
+PER_LOOK = 256
+PACE_S = 0.05
+
+
+class Pump:
+    """Looks at one socket until it is closed."""
+
+    def __init__(self, socket: zmq.Socket[bytes], on_frames: Callable[[list[Any]], None]) -> None:
+        """Begins at once. ``on_frames`` gets the ``zmq.Frame`` objects of one message, and never raises."""
+        self._loop = asyncio.get_running_loop()
+        self._socket = socket
+        self._on_frames = on_frames
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._watched = False
+        self._paused: asyncio.TimerHandle | None = None
+        self.look()
+
+    def look(self) -> None:
+        """Take what is there. Also to be called every second, should an edge ever be missed."""
+        taken = 0
+        while taken < PER_LOOK and not self._socket.closed:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                break
+            except zmq.ZMQError as error:
+                logger.error("membership socket: %s", error)  # noqa: TRY400 (a traceback would say nothing more)
+                break
+            taken += 1
+            self._on_frames(frames)
+        if taken:
+            self._watch(False)
+            if self._paused is None:
+                self._paused = self._loop.call_later(PACE_S, self._go_on)
+        elif self._paused is None:
+            self._watch(True)
+
+    def close(self) -> None:
+        """Look no more, and close the socket."""
+        self._watch(False)
+        if self._paused is not None:
+            self._paused.cancel()
+            self._paused = None
+        self._socket.close()
+
+    def _go_on(self) -> None:
+        self._paused = None
+        self.look()
+
+    def _watch(self, watched: bool) -> None:
+        if watched and not self._watched:
+            self._loop.add_reader(self._fd, self.look)
+        elif self._watched and not watched:
+            self._loop.remove_reader(self._fd)
+        self._watched = watched
