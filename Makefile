@@ -28,8 +28,7 @@ $(STAMP): requirements/uv.txt requirements/cpu.txt operator/pyproject.toml sidec
 demo: $(STAMP) ## Serve examples/local/1p1d.yaml, ask a question, prove where the work was done
 	@$(BIN)/python scripts/demo.py $(if $(MODEL),--model '$(MODEL)')
 
-test: lint test-unit test-component ## What CI runs, the fast tiers first
-	@echo "left out: tests/kube and e2e, which take half an hour more: make test-cluster (root)"
+test: lint test-unit test-component test-kube test-e2e ## What CI runs, the fast tiers first
 
 test-cluster: test-kube test-e2e ## The tiers that run on a Kubernetes of their own (root)
 
@@ -50,7 +49,7 @@ test-component: $(STAMP) ## Real vLLM engines on this machine's CPU (12 minutes)
 test-kube: $(STAMP) ## A real API server (root; its first build takes 10 minutes)
 ifeq ($(ROOT),0)
 	@$(CLUSTER) build --profile light --kwok
-	@$(BIN)/pytest tests/kube --timeout 600
+	@$(BIN)/pytest tests/kube --timeout 600 --numprocesses 2 --dist loadfile
 else
 	@echo "left out: tests/kube (it needs root)"
 endif
@@ -136,9 +135,13 @@ cluster-build: $(STAMP) ## Build its programs alone (once, 8 minutes)
 # --- end of the test cluster ---
 
 # --- campaigns: outside CI, since they take longer or want more processors than it has ---
-.PHONY: campaign-parallel
+.PHONY: campaign-parallel campaign-away
 campaign-parallel: $(STAMP) ## Tensor-parallel engines, mp and Ray: eight processes at full speed (4 cores or patience)
 	@$(BIN)/pytest tests/campaigns/test_parallel.py --timeout 600
+
+campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server, into bench/results (root)
+	@$(CLUSTER) build --profile full
+	@$(BIN)/pytest -s e2e/campaign_away.py
 # --- end of campaigns ---
 
 # --- benchmarks: see bench/README.md ---

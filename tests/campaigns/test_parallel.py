@@ -1,8 +1,7 @@
 """Engines of two tensor-parallel ranks: one has its workers in processes of vLLM's own (mp), the other in actors of Ray.
 
 Each is prefill for the other. Both legs of a request are sent straight to the engines, and answers compared with those of
-the prefill engine without ``kv_transfer_params``. vLLM refuses Ray on CPUs, so that engine gets a platform of the tests
-(``ray_on_cpu``), and otherwise the environment that the operator renders.
+the prefill engine without ``kv_transfer_params``.
 """
 
 from __future__ import annotations
@@ -21,24 +20,17 @@ from typing import NamedTuple
 
 import pytest
 from engines import Engine, held
+from parallel_engines import MARK, PATIENCE_S, ask, of_session, parallel_engine
 from processes import shared_memory
-from render_service import service
 
 from xpyd_operator.local import procs
-from xpyd_operator.render.engine import executor_env
 from xpyd_sidecar.contract import legs, metrics
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
-from xpyd_sidecar.contract.launch import KvOptions
 
 pytestmark = pytest.mark.timeout(400)
 OUTPUT = 12
-PATIENCE_S = 120.0
-"""Four workers that poll at full speed share two cores: an engine may be silent for longer than the usual 5 s."""
 BLOCK_BYTES = 4 * 2 * 128 * 2 * 32 * 4
 """Of both ranks together: layers, heads, tokens, K and V, head size, bytes."""
-ARGS = ("--tensor-parallel-size", "2", "--num-gpu-blocks-override", "34", "--max-num-batched-tokens", "512")
-PLATFORM = Path(__file__).parents[1] / "support" / "ray_on_cpu"
-MARK = "test/parallel"
 
 
 class Way(NamedTuple):
@@ -73,25 +65,6 @@ class Way(NamedTuple):
         wait_until(lambda: not held(self.p.url) and not held(self.d.url), PATIENCE_S, "empty")
 
 
-def engine(executor: str, folder: Path, scratch: Path) -> Engine:
-    options = KvOptions(claim_s=8.0, peer_timeout_s=PATIENCE_S, load_timeout_s=PATIENCE_S)
-    return Engine(executor, folder, args=(*ARGS, "--distributed-executor-backend", executor), on_load_failure="fail",
-                  options=options, env=environment(executor, scratch))
-
-
-def environment(executor: str, folder: Path) -> dict[str, str]:
-    env = executor_env(service(prefill={"parallelism": {"executor": executor}}), Role.PREFILL, str(folder))
-    if executor == "ray":
-        env |= {"PYTHONPATH": str(PLATFORM), "RAY_OVERRIDE_RESOURCES": '{"HPU": 2}'}
-    return env | {"VLLM_HOST_IP": "127.0.0.1", procs.MARKER: MARK}
-
-
-def ask(engine: Engine, prompt: list[int], n: int, leg: legs.Leg | None = None) -> list[int]:
-    more = {"kv_transfer_params": legs.encode(leg)} if leg else {}
-    tokens: list[int] = engine.complete(prompt, n, timeout_s=PATIENCE_S, **more)["token_ids"]
-    return tokens
-
-
 def wait_until(condition: Callable[[], bool], deadline_s: float, what: str) -> None:
     end = time.monotonic() + deadline_s
     while not condition():
@@ -102,18 +75,6 @@ def wait_until(condition: Callable[[], bool], deadline_s: float, what: str) -> N
 def tokens(n: int) -> list[int]:
     source = random.Random(uuid.uuid4().hex)
     return [source.randrange(3, 500) for _ in range(n)]
-
-
-def of_session(leader: int) -> dict[int, str]:
-    """Living processes of a session, by id, with their names."""
-    return {stat.pid: name(stat.pid) for stat in procs.everyone() if stat.session == leader}
-
-
-def name(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/comm").read_text("utf-8").strip()
-    except OSError:
-        return ""
 
 
 def listening(pid: int) -> set[str]:
@@ -136,7 +97,7 @@ def listening(pid: int) -> set[str]:
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
     scratch = Path(tempfile.mkdtemp(prefix="xpyd-", dir="/tmp"))  # Ray's sockets need a short path
     folder = tmp_path_factory.mktemp("parallel")
-    both = {executor: engine(executor, folder, scratch) for executor in ("mp", "ray")}
+    both = {executor: parallel_engine(executor, folder, scratch) for executor in ("mp", "ray")}
     try:
         with both["mp"], both["ray"]:
             for one in both.values():

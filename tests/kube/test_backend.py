@@ -317,7 +317,7 @@ async def test_routers_of_their_own(place: Place) -> None:
     assert place.asked[before:] == []
     await place.apply(router={"placement": "Sidecar"})
     await place.wait(lambda: "qwen-router" not in place.of("Deployment"), "the Deployment goes")
-    assert "qwen-router" not in place.of("PodDisruptionBudget")
+    await place.wait(lambda: "qwen-router" not in place.of("PodDisruptionBudget"), "its budget goes")
     await place.wait(lambda: sum(label(pod, ROUTER) == "true" for pod in place.of("Pod").values()) == 2, "decode routes")
 
 

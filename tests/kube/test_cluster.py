@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kube_cluster import apply_crds, requests, start_light
+from kube_cluster import apply_crds, away, requests, start_light
 from testcluster import remains
 from testcluster.errors import ClusterError, CommandFailed, ComponentFailed, InUse
 from testcluster.kubectl import wait_until
@@ -42,7 +42,7 @@ def test_a_wrong_field_is_refused(cluster: LightCluster) -> None:
         cluster.kubectl("apply", "--server-side", "-f", "-", stdin=wrong)
 
 
-def test_state_outlives_each_component(cluster: LightCluster) -> None:
+async def test_state_outlives_each_component(cluster: LightCluster) -> None:
     cluster.kubectl("create", "configmap", "kept", "--from-literal=a=1")
     port = cluster.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}")
     for component in cluster.components():
@@ -50,21 +50,17 @@ def test_state_outlives_each_component(cluster: LightCluster) -> None:
         with pytest.raises(ClusterError, match="does not run"):
             cluster.pid(component)
         cluster.start(component)
-    cluster.stop("kube-apiserver")
-    with pytest.raises(CommandFailed, match="refused"):
-        cluster.kubectl("get", "configmap", "kept")
-    cluster.start("kube-apiserver")
+    async with away(cluster):
+        with pytest.raises(CommandFailed, match="refused"):
+            cluster.kubectl("get", "configmap", "kept")
     assert cluster.kubectl.get("configmap", "kept")["data"] == {"a": "1"}
     assert cluster.kubectl("config", "view", "--minify", "-o", "jsonpath={.clusters[0].cluster.server}") == port
 
 
-def test_a_paused_api_server_keeps_its_connections_and_answers_later(cluster: LightCluster) -> None:
-    cluster.pause("kube-apiserver")
-    try:
+async def test_a_paused_api_server_keeps_its_connections_and_answers_later(cluster: LightCluster) -> None:
+    async with away(cluster, paused=True):
         with pytest.raises(CommandFailed, match="did not end"):
             cluster.kubectl("get", "namespaces", timeout_s=2)
-    finally:
-        cluster.resume("kube-apiserver")
     assert "default" in cluster.kubectl("get", "namespaces")
 
 

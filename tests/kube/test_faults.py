@@ -10,7 +10,7 @@ from random import Random
 
 import pytest
 from kube_client import Object
-from kube_cluster import apply_crds
+from kube_cluster import apply_crds, away
 from kube_faults import READS, WRITES, Fault, FaultProxy
 from kube_operator import OperatorProcess
 from kube_team import Team, is_ready
@@ -45,12 +45,9 @@ async def test_the_api_server_is_away_for_a_while(team: Team) -> None:
     await team.apply(team.document(decode=2))
     await team.wait_settled("1P2D")
     before = uids(team)
-    team.cluster.stop("kube-apiserver")
-    try:
+    async with away(team.cluster):
         await asyncio.sleep(8)
         assert await team.operator.said("/healthz") == "ok", "a restart would not help"
-    finally:
-        await asyncio.to_thread(team.cluster.start, "kube-apiserver")
     await team.wait_settled("1P2D", deadline_s=SLOW_S)
     assert uids(team) == before
     await team.apply(team.document(decode=3))
@@ -60,11 +57,8 @@ async def test_the_api_server_is_away_for_a_while(team: Team) -> None:
 async def test_the_api_server_hangs_for_a_while(team: Team) -> None:
     await team.apply(team.document())
     await team.wait_settled("1P1D")
-    team.cluster.pause("kube-apiserver")
-    try:
+    async with away(team.cluster, paused=True):
         await asyncio.sleep(6)
-    finally:
-        team.cluster.resume("kube-apiserver")
     await team.apply(team.document(decode=2))
     await team.wait_settled("1P2D", deadline_s=SLOW_S)
 

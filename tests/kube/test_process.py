@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kube_cluster import requests
+from kube_cluster import away, requests
 from kube_operator import OperatorProcess
 from kube_team import OPERATOR, OPERATOR_NAMESPACE, USER, Team, make_team
 from testcluster.kubectl import wait_until
@@ -65,7 +65,7 @@ class Operators:
 
 @pytest.fixture(autouse=True)
 async def controllers(installed: LightCluster) -> None:
-    """After an outage the cluster's own controllers take their time to come back: a test begins when they work."""
+    """A test begins when the cluster's own controllers work."""
     namespace = f"probe-{next(_numbers)}"
     await asyncio.to_thread(installed.kubectl, "create", "namespace", namespace)
     account = ("get", "serviceaccount", "default", "-n", namespace, "-o", "name")
@@ -187,14 +187,10 @@ async def test_an_api_server_that_is_away(installed: LightCluster, operators: Op
         await team.apply(team.document(decode=2))
         await team.wait_settled("1P2D")
         before = {pod["metadata"]["uid"] for pod in team.pods()}
-        begin, end = (installed.stop, installed.start) if how == "stopped" else (installed.pause, installed.resume)
-        await asyncio.to_thread(begin, "kube-apiserver")
-        try:
+        async with away(installed, paused=how == "paused"):
             await asyncio.sleep(OUTAGE_S)
             assert await operator.said("/healthz") == "ok", "an API server that is away does not make it unhealthy"
             assert not await leads(operator), "it gave up the Lease that it could not renew"
-        finally:
-            await asyncio.to_thread(end, "kube-apiserver")
         await team.wait_settled("1P2D", deadline_s=40.0)
         assert {pod["metadata"]["uid"] for pod in team.pods()} == before, "nothing was replaced"
         await team.apply(team.document(decode=3))
@@ -213,8 +209,8 @@ async def test_what_was_deleted_while_the_watch_was_cut_is_noticed(installed: Li
         operator.pause()
         await team.kube.delete("Pod", team.namespace, victim["metadata"]["name"], grace_s=0)
         await team.kube.delete("PodDisruptionBudget", team.namespace, "qwen-prefill")
-        await asyncio.to_thread(installed.stop, "kube-apiserver")
-        await asyncio.to_thread(installed.start, "kube-apiserver")
+        async with away(installed):
+            pass
         operator.resume()
 
         def replaced() -> bool:

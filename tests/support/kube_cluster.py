@@ -8,13 +8,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from testcluster.base import Cluster
+from testcluster.control_plane import API, CONTROLLERS
 from testcluster.kubectl import wait_until
 from testcluster.light import LightCluster
 
@@ -69,6 +71,22 @@ def start_light(
     with LightCluster(tmp_path_factory.mktemp("cluster"), scheduler=scheduler, kwok=kwok) as cluster:
         apply_crds(cluster)
         yield cluster
+
+
+@contextlib.asynccontextmanager
+async def away(cluster: Cluster, *, paused: bool = False) -> AsyncIterator[None]:
+    """The API server is away, or hangs, while the block runs.
+
+    Then the cluster's own controllers start afresh: they are not what is tested, and would try again only after a minute.
+    """
+    begin, end = (cluster.pause, cluster.resume) if paused else (cluster.stop, cluster.start)
+    await asyncio.to_thread(begin, API)
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(end, API)
+        await asyncio.to_thread(cluster.stop, CONTROLLERS)
+        await asyncio.to_thread(cluster.start, CONTROLLERS)
 
 
 def apply_crds(cluster: Cluster) -> None:
