@@ -6,7 +6,8 @@ from collections.abc import Iterable
 import pytest
 
 from xpyd_sidecar.proxy.events import EventStream
-from xpyd_sidecar.proxy.wire import Malformed, chunk_of
+from xpyd_sidecar.proxy.wire import chunk_of
+from xpyd_sidecar.routing.moves import Kind
 
 
 def token(text: str, reason: str | None = None) -> bytes:
@@ -131,14 +132,15 @@ def test_a_body_may_end_without_done() -> None:
     assert (stream.done, stream.ended) == (True, False)
 
 
-def test_malformed_framing_is_told() -> None:
-    with pytest.raises(Malformed):
-        run([b"zz\r\n"])
-    with pytest.raises(Malformed):
-        run([b"5\r\ndata: {\"a\"}\n\n\r\n"])
+@pytest.mark.parametrize("bad", [b"zz\r\n", b"5\r\ndata: {\"a\"}\n\n\r\n"])
+def test_malformed_framing_ends_it_behind_what_was_good(bad: bytes) -> None:
+    good = chunk_of(token("a"))
+    out, stream = run([good + bad, good])
+    assert out == good
+    assert (stream.kind, stream.failure[:15]) == (Kind.BROKEN, "the engine sent")
 
 
 def test_an_event_without_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("xpyd_sidecar.proxy.events.MAX_EVENT", 1000)
-    with pytest.raises(Malformed, match="an event of more"):
-        run([chunk_of(b"data: x") for _ in range(200)])
+    _, stream = run([chunk_of(b"data: x") for _ in range(200)])
+    assert "an event of more" in stream.failure

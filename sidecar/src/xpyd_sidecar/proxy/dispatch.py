@@ -21,6 +21,7 @@ from xpyd_sidecar.proxy.upstream import Pool
 from xpyd_sidecar.proxy.watch import Watch
 from xpyd_sidecar.routing import bodies, fields, policies
 from xpyd_sidecar.routing import roster as ro
+from xpyd_sidecar.routing.budget import RetryBudget
 from xpyd_sidecar.routing.exchange import Limits
 from xpyd_sidecar.routing.faults import Fault, unavailable, unknown_model
 from xpyd_sidecar.routing.pick import Picker, Target
@@ -52,6 +53,7 @@ class Dispatch:
         self.picker = Picker(self.roster, policy)
         self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                              on_no_prefill=router.on_no_prefill)
+        self.budget = RetryBudget(router.retry_budget)
         self.pool = Pool(self.loop)
         self.observer = Observer(self.roster)
         self.access_log = router.access_log
@@ -74,9 +76,10 @@ class Dispatch:
         if len(self.servings) >= self.config.max_in_flight:
             raise unavailable(f"{self.config.max_in_flight} requests are being served, which is the limit")
         passed = [(name, request.headers[name]) for name in PASSED_HEADERS if name in request.headers]
-        serving = Serving(self, reply, parsed, TransferId(secrets.token_hex(16)), passed)
+        serving = Serving(self, reply, parsed, TransferId(secrets.token_hex(16)), passed, picks=self.picker)
         self.servings.add(serving)
         self.observer.opened()
+        self.budget.on_request(self.loop.time())
         serving.start()
         return serving
 

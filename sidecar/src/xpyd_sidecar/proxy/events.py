@@ -18,26 +18,36 @@ event can be put behind them at any time.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from xpyd_sidecar.proxy.wire import Chunks, Malformed, chunk_of
+from xpyd_sidecar.routing.moves import Kind
+from xpyd_sidecar.routing.position import Event, Position
+from xpyd_sidecar.routing.splice import Differs, Ignored, Splicer
+from xpyd_sidecar.routing.ways import Way
 
 MAX_EVENT = 32 << 20
 """Bytes of one event."""
 _ABORT = b'"finish_reason":"abort"'
 _ERROR = b'data: {"error"'
 _DONE = b"data: [DONE]"
+_FINISH = b'"finish_reason":"'
+_IDS = b'"token_ids":['
+_ALL_IDS = re.compile(rb'"((?:prompt_)?token_ids)":\[[0-9,]*\]')
+_TEXT_AT = {"completions": b'"text":', "chat": b'"delta":'}
 
 
 class EventStream:
     """A chunked event stream on its way to a client.
 
     ``feed`` returns what may be sent on: chunks as they came (``framed``), or their payload for clients that know no
-    chunks. ``ended``: [DONE] came. ``failure``: the engine gave up, and why; nothing is returned from then on.
+    chunks. ``ended``: [DONE] came. ``failure``: the engine gave up, and why (``kind``); nothing is returned from then on.
     ``done``: the HTTP body is over. The last chunk is never returned: whoever ends the answer writes it.
     """
 
-    __slots__ = ("_chunks", "_clean", "_framed", "_held", "_open", "done", "ended", "failure")
+    __slots__ = ("_chunks", "_clean", "_framed", "_held", "_open", "done", "ended", "failure", "kind")
 
     def __init__(self, *, framed: bool) -> None:
         self._framed = framed
@@ -49,9 +59,10 @@ class EventStream:
         self.done = False
         self.ended = False
         self.failure = ""
+        self.kind = Kind.ABORTED
 
     def feed(self, data: bytes) -> bytes:
-        """What may be relayed of the bytes read. Raises Malformed."""
+        """What may be relayed of the bytes read."""
         if not self._clean or data.find(_ABORT) >= 0:  # find: ``in`` first tries its operand as a number
             return self._feed_carefully(data)
         at, size = 0, len(data)
@@ -70,6 +81,15 @@ class EventStream:
 
     def _feed_carefully(self, data: bytes) -> bytes:
         out: list[bytes] = []
+        try:
+            self._feed_chunks(data, out)
+        except Malformed as error:  # what came before it is good, and has been noted
+            self._fail(Kind.BROKEN, f"the engine sent {error}")
+        self.done = self._chunks.done
+        self._clean = not (self._chunks.pending or self._open or self.done or self.ended or self.failure)
+        return b"".join(out)
+
+    def _feed_chunks(self, data: bytes, out: list[bytes]) -> None:
         for chunk, payload in self._chunks.feed(data):
             if self.failure or self.ended:
                 continue  # the engine's own end after its error, or bytes behind [DONE]
@@ -79,14 +99,11 @@ class EventStream:
                 raise Malformed(f"an event of more than {MAX_EVENT} bytes")
             if self._open.endswith((b"\n\n", b"\r\n\r\n")):
                 out.append(self._release())
-        self.done = self._chunks.done
-        self._clean = not (self._chunks.pending or self._open or self.done or self.ended or self.failure)
-        return b"".join(out)
 
     def _release(self) -> bytes:
         events, held = self._open, self._held
         self._open, self._held = b"", []
-        if _ABORT not in events and _ERROR not in events and _DONE not in events:
+        if self._plain and _ABORT not in events and _ERROR not in events and _DONE not in events:
             return b"".join(held)
         good: list[bytes] = []
         for event in events.replace(b"\r\n", b"\n").split(b"\n\n"):
@@ -98,13 +115,175 @@ class EventStream:
                 self.failure = _engine_failure(event[6:])
             elif event.startswith(b"data:") and _ABORT in event:
                 self.failure = "the engine aborted the request"
+            if not self.failure:
+                good.append(event + b"\n\n" if self._plain else self._seen(event + b"\n\n"))
             if self.failure:
+                self.ended = False
                 break
-            good.append(event + b"\n\n")
             if self.ended:
                 break
         payload = b"".join(good)
         return chunk_of(payload) if payload and self._framed else payload
+
+    def _fail(self, kind: Kind, reason: str) -> None:
+        self.failure, self.kind = reason, kind
+
+    _plain = True
+    """Events go on as they are; otherwise through ``_seen``."""
+
+    def _seen(self, event: bytes) -> bytes:
+        """What goes to the client of an event, which is no failure; may set ``failure``."""
+        return event
+
+
+class NotedStream(EventStream):
+    """A stream that can go on from token ids: they are noted, and hidden from the client.
+
+    A chunk as engines write them costs five searches and one copy:
+
+        data: {… "text":"…","logprobs":… ,"token_ids":[…]…}     text and ids go to the log, the list becomes null
+    """
+
+    __slots__ = ("_at", "_log", "_position")
+    _plain = False
+
+    def __init__(self, position: Position, *, framed: bool) -> None:
+        super().__init__(framed=framed)
+        self._position = position
+        self._log = position.log
+        self._at = _TEXT_AT[position.api]
+        self._clean = False  # the first event has the prompt's ids
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be relayed of the bytes read."""
+        position = self._position
+        if (not self._clean or data.find(_FINISH) >= 0 or not position.prompt or position.shows_logprobs
+                or position.asked_ids):
+            return self._feed_carefully(data)
+        at, size = 0, len(data)
+        out: list[bytes] = []
+        while at < size:
+            start = data.find(b"\r\n", at + 1, at + 9) + 2
+            end = start + _size_of(data[at:start - 2]) if start > 2 else -1
+            ids = data.find(_IDS, start, end) if end > 0 else -1
+            close = data.find(b"]", ids, end)
+            text = data.find(self._at, start, ids)
+            text_end = data.find(b',"logprobs":null,', text, ids)
+            if (ids < 0 or close - ids < 14 or text < 0 or text_end < 0 or data.find(b"\n", start) != end - 2
+                    or data[end - 2:end + 2] != b"\n\n\r\n" or not data.startswith(b'data: {"', start)
+                    or data.startswith(_ERROR, start)):
+                out.append(self._feed_carefully(data[at:]))
+                break
+            shown = data[text + len(self._at):text_end]
+            self._log += b"%b\t%b\n" % (shown, data[ids + 13:close].replace(b",", b"\t"))
+            if shown != b"{}":
+                head, rest = data[start:ids], data[close + 1:end]
+                if self._framed:
+                    out.append(b'%x\r\n%b"token_ids":null%b\r\n' % (end - start - close + ids + 15, head, rest))
+                else:
+                    out.append(b'%b"token_ids":null%b' % (head, rest))
+            at = end + 2
+        return out[0] if len(out) == 1 else b"".join(out)
+
+    def _seen(self, event: bytes) -> bytes:
+        if not event.startswith(b"data: {"):
+            return event
+        try:
+            noted = _decode(event[6:])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")
+            return b""
+        position = self._position
+        position.note_prompt(noted.prompt_token_ids)
+        for choice in noted.choices:
+            position.note_prompt(choice.prompt_token_ids)
+        position.note(noted)
+        if position.asked_ids:
+            return event
+        empty = all(choice.delta is not None and choice.finish_reason is None and b'"delta":{}' in event
+                    and choice.logprobs is None for choice in noted.choices)
+        if noted.choices and empty:
+            return b""  # made for the ids alone
+        return _ALL_IDS.sub(rb'"\1":null', event)
+
+
+class KeptStream(EventStream):
+    """A stream that can only be run again: its events are kept, and relayed as they are."""
+
+    __slots__ = ("_position",)
+    _plain = False
+
+    def __init__(self, position: Position, *, framed: bool) -> None:
+        super().__init__(framed=framed)
+        self._position = position
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be relayed of the bytes read."""
+        if not self._clean or data.find(_ABORT) >= 0:
+            return self._feed_carefully(data)
+        at, size = 0, len(data)
+        payloads: list[bytes] = []
+        while at < size:
+            start = data.find(b"\r\n", at + 1, at + 9) + 2
+            end = start + _size_of(data[at:start - 2]) if start > 2 else -1
+            if (end < 0 or data.find(b"\n", start) != end - 2 or data[end - 2:end + 2] != b"\n\n\r\n"
+                    or not data.startswith(b'data: {"', start) or data.startswith(_ERROR, start)):
+                rest = self._feed_carefully(data[at:])
+                return (data[:at] if self._framed else b"".join(payloads)) + rest
+            payload = data[start:end]
+            self._position.keep(payload)
+            if not self._framed:
+                payloads.append(payload)
+            at = end + 2
+        return data if self._framed else b"".join(payloads)
+
+    def _seen(self, event: bytes) -> bytes:
+        if event.startswith(b"data: {"):
+            self._position.keep(event)
+        return event
+
+
+class SplicedStream(EventStream):
+    """A stream that goes on behind another."""
+
+    __slots__ = ("_position", "_splicer")
+    _plain = False
+
+    def __init__(self, position: Position, splicer: Splicer, *, framed: bool) -> None:
+        super().__init__(framed=framed)
+        self._position = position
+        self._splicer = splicer
+        self._clean = False
+
+    def feed(self, data: bytes) -> bytes:
+        """What follows, of the bytes read."""
+        return self._feed_carefully(data)
+
+    def _seen(self, event: bytes) -> bytes:
+        try:
+            if event.startswith(b"data: {"):
+                return self._splicer.take(event)
+            if event.startswith(_DONE):
+                self._splicer.end()
+        except Differs as error:
+            self._fail(Kind.DIFFERS, f"the stream cannot go on as it began: {error}")
+        except Ignored as error:
+            self._position.replays = True
+            self._fail(Kind.BROKEN, str(error))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")
+        return b"" if self.failure else event
+
+
+def stream_of(position: Position | None, *, framed: bool) -> EventStream:
+    """The first stream of a request."""
+    if position is None:
+        return EventStream(framed=framed)
+    kind = NotedStream if position.way is Way.CONTINUE else KeptStream
+    return kind(position, framed=framed)
+
+
+_decode = msgspec.json.Decoder(Event).decode
 
 
 def _size_of(digits: bytes) -> int:

@@ -14,14 +14,17 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING
 
 from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.proxy.events import EventStream, SplicedStream, stream_of
 from xpyd_sidecar.proxy.reply import Reply
 from xpyd_sidecar.proxy.upstream import Call, request_bytes
-from xpyd_sidecar.routing import bodies, fields
+from xpyd_sidecar.proxy.wire import chunk_of
+from xpyd_sidecar.routing import bodies, continuation, fields
 from xpyd_sidecar.routing import moves as mv
-from xpyd_sidecar.routing.exchange import Exchange
+from xpyd_sidecar.routing.exchange import Exchange, Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.record import LegRecord, Record
 from xpyd_sidecar.routing.roster import Member
+from xpyd_sidecar.routing.splice import Splicer
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
@@ -31,6 +34,9 @@ access = logging.getLogger("xpyd_sidecar.access")
 
 PATHS: dict[fields.Api, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 _ABORTED = b'"finish_reason":"abort"'
+STREAM_STALL_S = 3.0
+"""Silence of a stream that has begun after which its engine is probed. One that was told to end may leave its streams open
+and say nothing more; it refuses connections, and so fails the probe."""
 
 
 class _Leg:
@@ -49,7 +55,7 @@ class Serving:
     """One generation request, from its parsed fields to its last byte."""
 
     def __init__(self, dispatch: Dispatch, reply: Reply, request: bodies.Request, transfer: TransferId,
-                 passed: list[tuple[bytes, bytes]]) -> None:
+                 passed: list[tuple[bytes, bytes]], *, picks: Picks) -> None:
         self._dispatch = dispatch
         self._loop = dispatch.loop
         self._reply = reply
@@ -59,8 +65,12 @@ class Serving:
         now = self._loop.time()
         self.record = Record(reply.request_id, transfer, request.api, request.stream, skips=request.skips,
                              arrived=perf_counter(), arrived_unix=time())
-        self._exchange = Exchange(transfer, dispatch.picker, dispatch.limits, prompt=request.prompt, skips=request.skips,
-                                     now=now)
+        self._position = continuation.position_of(request, goes_on=dispatch.config.failover == "continue")
+        """What the client has of a stream that can go on elsewhere."""
+        self._asked = continuation.first_request(request, self._position)
+        self._going: continuation.Going | None = None
+        self._exchange = Exchange(transfer, picks, dispatch.limits, prompt=request.prompt, skips=request.skips,
+                                     now=now, course=self if self._position is not None else None, budget=dispatch.budget)
         self._legs: dict[int, _Leg] = {}
         self._relaying: Call | None = None
         self._first = b""
@@ -115,6 +125,8 @@ class Serving:
         status = call.head.status
         aborted = status < 300 and _ABORTED in body
         leg = self._shut(call.tag, "aborted" if aborted else f"{status // 100}xx")
+        if self._going is not None and self._position is not None and 400 <= status < 500:
+            self._position.replays = True  # the engine does not take the ids
         if leg is not None:
             leg.record.first_at = leg.record.ended
             if status >= 500 or aborted:
@@ -146,10 +158,15 @@ class Serving:
                 self._shut(leg.send.leg, mv.Kind.LOST.value)
                 self._on(mv.Failed(leg.send.leg, mv.Kind.LOST, reason))
 
+    def tail(self) -> bytes | None:
+        """What is missing of the client's stream, where no engine is needed for it (exchange.Course)."""
+        return None if self._position is None else self._position.tail()
+
     def sweep(self, now: float, stall_s: float) -> None:
         """Called every second: doubt an engine that is silent on an open leg."""
         for leg in self._legs.values():
-            if now - leg.call.last_at > stall_s and not self._paused:
+            bound = min(stall_s, STREAM_STALL_S) if leg.call is self._relaying else stall_s
+            if now - leg.call.last_at > bound and not self._paused:
                 self._dispatch.doubt(leg.send.target)
 
     def abort(self, reason: str) -> None:
@@ -195,6 +212,8 @@ class Serving:
                     leg = self._shut(number, "cancelled")
                     if leg is not None:
                         leg.call.cancel()
+                case mv.Resume():
+                    self._resume()
                 case mv.Relay(leg=number):
                     self._relay(self._legs[number].call)
                 case mv.Pass():
@@ -205,8 +224,10 @@ class Serving:
                 case mv.Break(fault=fault):
                     if not self._gone:
                         self._reply.fail(fault.event())
-                case mv.Complete():
+                case mv.Complete(tail=tail):
                     if not self._gone:
+                        if tail:
+                            self._reply.write(chunk_of(tail) if self._reply.framed else tail)
                         self._reply.end()
                 case mv.Over():
                     self._closed(instruction.outcome, instruction.detail)
@@ -214,7 +235,7 @@ class Serving:
 
     def _send(self, send: mv.Send) -> None:
         target, decode = send.target, send.role is Role.DECODE
-        body = bodies.body_of(self._request, send.role, send.params)
+        body = bodies.body_of(self._asked, send.role, send.params)
         headers = [(b"x-request-id", self._reply.request_id.encode()), *self._passed]
         if target.dp_rank is not None:
             headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
@@ -223,12 +244,36 @@ class Serving:
         self.record.legs.append(record)
         call = self._dispatch.pool.call(
             target.http, request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body), self,
-            streams=decode and self._request.stream, framed=self._reply.framed, tag=send.leg)
+            streams=decode and self._request.stream, framed=self._reply.framed,
+            events=self._events() if decode and self._request.stream else None, tag=send.leg)
         self._legs[send.leg] = _Leg(send, call, member, record)
+
+    def _resume(self) -> None:
+        assert self._position is not None, "a stream goes on that cannot"
+        self._going = continuation.go_on(self._request, self._position)
+        self._asked = self._going.request
+        logger.info("a stream goes on elsewhere", extra={
+            "transfer": self._exchange.transfer, "way": "continue" if self._going.keep else "replay",
+            "tokens": self._position.tokens})
+
+    def _events(self) -> EventStream:
+        """What reads the stream of the next decode leg."""
+        framed = self._reply.framed
+        if self._going is None or self._position is None:
+            if self._position is not None and self._position.id:  # of a leg that gave nothing to the client
+                self._position = continuation.position_of(self._request, goes_on=True)
+            return stream_of(self._position, framed=framed)
+        return SplicedStream(self._position, Splicer(self._position, self._going), framed=framed)
 
     def _relay(self, call: Call) -> None:
         assert call.head is not None
         self._relaying = call
+        if self._reply.started:
+            first, self._first = self._first, b""
+            self._reply.write(first)
+            if self._paused:
+                call.pause()
+            return
         self.record.first_at = perf_counter()
         first, self._first = self._first, b""
         self._reply.begin(call.head.status, call.head.end_to_end(), first)
@@ -275,6 +320,9 @@ class Serving:
         record = self.record
         record.outcome, record.detail, record.status = outcome, detail, self._reply.status
         record.attempt, record.retries = self._exchange.attempt, self._exchange.retries
+        record.continued = self._exchange.continued
+        if self._position is not None:
+            record.tokens, record.prompt_tokens = self._position.tokens, self._position.prompt_tokens
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._dispatch.closed(self, record)
         if self._dispatch.access_log:

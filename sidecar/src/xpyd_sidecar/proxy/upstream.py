@@ -48,11 +48,11 @@ class Sink(Protocol):
 class Call:
     """One request to an engine."""
 
-    __slots__ = ("_connecting", "_connection", "_paused", "_pool", "_request", "address", "again", "framed", "head",
-                 "last_at", "sink", "streams", "tag")
+    __slots__ = ("_connecting", "_connection", "_paused", "_pool", "_request", "address", "again", "events", "framed",
+                 "head", "last_at", "sink", "streams", "tag")
 
     def __init__(self, pool: Pool, address: HostPort, request: bytes, sink: Sink, *, streams: bool, framed: bool,
-                 tag: int) -> None:
+                 events: EventStream | None, tag: int) -> None:
         self._pool = pool
         self._request = request
         self._connection: _Connection | None = None
@@ -63,6 +63,8 @@ class Call:
         self.streams = streams
         """Whether an event stream is relayed as it comes; otherwise every answer is collected."""
         self.framed = framed
+        self.events = events
+        """What reads the event stream, where it is not simply relayed."""
         self.tag = tag
         self.head: Head | None = None
         self.again = False
@@ -222,7 +224,7 @@ class _Connection(asyncio.Protocol):
                 return  # cancelled by what it caused
         if stream.failure:
             self.drop()
-            call.end_failed(Kind.ABORTED, stream.failure)
+            call.end_failed(stream.kind, stream.failure)
         elif stream.done:
             self._finish(call)
 
@@ -250,7 +252,7 @@ class _Connection(asyncio.Protocol):
         if call.streams and head.status == 200 and head.is_event_stream:
             if not head.chunked:
                 raise Malformed("an event stream that is not chunked")
-            self._stream = EventStream(framed=call.framed)
+            self._stream = call.events or EventStream(framed=call.framed)
             if rest:
                 self._on_stream(call, self._stream, rest)
             return
@@ -307,9 +309,9 @@ class Pool:
         self._idle: dict[HostPort, deque[_Connection]] = {}
 
     def call(self, address: HostPort, request: bytes, sink: Sink, *, streams: bool = False, framed: bool = True,
-             tag: int = 0) -> Call:
+             events: EventStream | None = None, tag: int = 0) -> Call:
         """Send a request (complete bytes). The sink never hears of it before this has returned."""
-        call = Call(self, address, request, sink, streams=streams, framed=framed, tag=tag)
+        call = Call(self, address, request, sink, streams=streams, framed=framed, events=events, tag=tag)
         self.calls.add(call)
         idle = self._idle.get(address)
         while idle:

@@ -20,9 +20,10 @@ from xpyd_sidecar.routing.faults import bad_request
 from xpyd_sidecar.routing.fields import FORCED, KEEP, ONLY_ROUTER, TABLE, Api, Leg, is_null
 
 EMPTY = Raw(b"")
+PROMPT_IDS = "prompt_token_ids"
 _T = TypeVar("_T")
 _XARGS_REFUSED = frozenset({legs.FIELD, "ec_transfer_params"})
-_BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -36,6 +37,8 @@ class Request(msgspec.Struct, frozen=True):
     stream: bool
     skips: str
     """Not empty: the field that makes it skip prefill."""
+    prompt_ids: Raw | None = None
+    """Token ids (a JSON list) that stand for the rendered messages of a chat."""
 
     @property
     def prompt(self) -> Raw:
@@ -51,7 +54,7 @@ def parse(api: Api, body: bytes) -> Request:
     """
     try:
         fields = _decode_fields(body)
-    except _BAD_JSON as error:
+    except BAD_JSON as error:
         raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from None
     table = TABLE[api]
     skips = ""
@@ -63,7 +66,7 @@ def parse(api: Api, body: bytes) -> Request:
             raise bad_request(f"{name!r} cannot be sent by a client: {rule.refused}", param=name, code="refused_field")
         if rule.skips is not None and not skips and _asked(rule.skips, name, fields):
             skips = name
-    _refuse_smuggled(fields)
+    refuse_smuggled(fields)
     model = _typed(fields, "model", str)
     if model == "":
         raise bad_request("'model' must not be empty", param="model")
@@ -90,7 +93,7 @@ def prefill_body(request: Request, leg: legs.Leg) -> bytes:
         elif rule.leg is Leg.SET and rule.value:
             body[name] = Raw(rule.value)
     body.update(FORCED[request.api])
-    body[legs.FIELD] = legs.encode(leg)
+    body[legs.FIELD] = _params(request, leg)
     return _encode(body)
 
 
@@ -98,15 +101,23 @@ def decode_body(request: Request, leg: legs.Leg | None) -> bytes:
     """The decode leg: the client's request; ``leg`` is None where decode also prefills."""
     body: dict[str, Raw | dict[str, Any]] = dict(request.fields)
     body.pop(legs.FIELD, None)
-    if leg is not None:
-        body[legs.FIELD] = legs.encode(leg)
+    if leg is not None or request.prompt_ids is not None:
+        body[legs.FIELD] = _params(request, leg)
     return _encode(body)
+
+
+def _params(request: Request, leg: legs.Leg | None) -> dict[str, Any]:
+    # The engine takes prompt_token_ids out before connectors see the rest (vLLM renderers/online_renderer.py).
+    params = {} if leg is None else legs.encode(leg)
+    if request.prompt_ids is not None:
+        params[PROMPT_IDS] = request.prompt_ids
+    return params
 
 
 def _asked(ask: Callable[[Mapping[str, Raw]], bool], name: str, fields: Mapping[str, Raw]) -> bool:
     try:
         return ask(fields)
-    except _BAD_JSON as error:
+    except BAD_JSON as error:
         raise bad_request(f"{name!r}: {error}", param=name) from None
 
 
@@ -120,14 +131,15 @@ def _typed(fields: Mapping[str, Raw], name: str, kind: type[_T]) -> _T | None:
         raise bad_request(f"{name!r}: {error}", param=name) from None
 
 
-def _refuse_smuggled(fields: Mapping[str, Raw]) -> None:
+def refuse_smuggled(fields: Mapping[str, Raw]) -> None:
+    """Refuse what would reach a connector by way of ``vllm_xargs``. Raises Fault."""
     # The engine lays kv_transfer_params over vllm_xargs, so a name in there would reach the connector when no leg does.
     raw = fields.get("vllm_xargs")
     if raw is None or is_null(raw):
         return
     try:
         names = msgspec.json.decode(raw, type=dict[str, Raw])
-    except _BAD_JSON as error:
+    except BAD_JSON as error:
         raise bad_request(f"'vllm_xargs': {error}", param="vllm_xargs") from None
     for name in names:
         if name in _XARGS_REFUSED:

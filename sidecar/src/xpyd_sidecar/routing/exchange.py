@@ -8,16 +8,22 @@
                 │   └── no prefill left: decode anew, alone (or 503)                        │
                 ▼                                                                           ▼
       first event of the stream ─▶ relaying ─▶ [DONE] ─▶ over          deadline, engine's 4xx, nobody left
-      whole answer ─────────────▶ passed on ──────────▶ over           ─▶ refused ─▶ over
-                                  relaying, decode fails ─▶ broken off with an error event ─▶ over
+                                     │  ▲                               ─▶ refused ─▶ over
+                        decode fails ▼  │ first new event
+                                  both anew, behind what the client has (Resume); where that cannot be:
+                                  broken off with an error event ─▶ over
+      whole answer ─▶ passed on ─▶ over
 
 Laws
   1. The client gets at most one answer: one of Pass, Refuse, Relay … Complete, Relay … Break.
-  2. Nothing reaches the client before Relay or Pass; until then every leg can be replaced, afterwards none.
+  2. Nothing reaches the client before Relay or Pass. Until then every leg can be replaced by one that does the same;
+     after Relay by one that goes on behind what the client has, if the stream has a ``course``; after Pass by none.
   3. At most one prefill leg and one decode leg are open. A leg ends once: by its own event or by Cancel.
   4. Over is the last instruction, given once, when no leg is open.
-  5. Attempts grow with every pair and every prefill leg sent; legs and time are bounded by ``Limits``.
+  5. Attempts grow with every pair and every prefill leg sent; legs and time are bounded by ``Limits``, legs between two
+     first events. What an engine says that lives is retried within the budget of all requests.
   6. An event of a leg that is not open changes nothing.
+  7. A stream whose finish reason the client has is never asked for again if its tail can be made here.
 """
 
 from __future__ import annotations
@@ -32,6 +38,7 @@ from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.routing.faults import Fault, unavailable, upstream
 from xpyd_sidecar.routing.moves import (
+    GONE,
     Answered,
     Begun,
     Break,
@@ -47,6 +54,7 @@ from xpyd_sidecar.routing.moves import (
     Pass,
     Refuse,
     Relay,
+    Resume,
     Send,
     Stop,
     Tick,
@@ -87,6 +95,28 @@ class Picks(Protocol):
         """Why nobody can be picked."""
 
 
+class Course(Protocol):
+    """A stream that can go on elsewhere, and what the client has of it."""
+
+    def tail(self) -> bytes | None:
+        """What is missing, where the client has its finish reason and the rest can be made without an engine."""
+
+
+class Budget(Protocol):
+    """Retries of all requests together (``budget.RetryBudget``)."""
+
+    def may_retry(self, now: float) -> bool:
+        """Whether one may be made now; if so it is taken."""
+
+
+class Boundless:
+    """A budget that never ends."""
+
+    def may_retry(self, now: float) -> bool:  # noqa: ARG002 (the protocol's name)
+        """Yes."""
+        return True
+
+
 def _refuses_request(status: int) -> bool:
     return 400 <= status < 500 and status not in BUSY_STATUSES
 
@@ -94,14 +124,18 @@ def _refuses_request(status: int) -> bool:
 class _Open(msgspec.Struct):
     leg: int
     target: Target
+    begun: bool = False
 
 
 class Exchange:
     """One request. ``handle`` is the only method that changes it."""
 
     def __init__(self, transfer: TransferId, picks: Picks, limits: Limits, *, prompt: msgspec.Raw, skips: str = "",
-                 now: float) -> None:
+                 now: float, course: Course | None = None, budget: Budget | None = None) -> None:
+        """``course``: None where the stream cannot, or shall not, go on elsewhere."""
         self.transfer = transfer
+        self._course = course
+        self._budget = budget or Boundless()
         self._picks = picks
         self._limits = limits
         self._prompt = prompt
@@ -114,14 +148,19 @@ class Exchange:
         self._legs = 0
         self._prefills_sent = 0
         self._decodes_sent = 0
+        self._prefill_tries = 0
+        self._decode_tries = 0
         self._errors_retried = 0
         self._bad_prefills: set[InstanceName] = set()
         self._bad_decodes: set[InstanceName] = set()
-        self._relaying = False
+        self._begun = False
+        """The client has a response head, and part of a stream."""
         self._answered = ""
         self._detail = ""
         self._over = False
         self.attempt = 0
+        self.continued = 0
+        """How often the stream went on elsewhere."""
 
     @property
     def deadline(self) -> float:
@@ -166,20 +205,20 @@ class Exchange:
 
     def _on_decode(self, event: Begun | Answered | Ended | Failed, leg: _Open, now: float) -> list[Instruction]:
         match event:
-            case Begun() if not self._relaying:
-                self._relaying = True
-                self._pair_at = math.inf
-                return [Relay(leg.leg)]
-            case Ended() if self._relaying:
+            case Begun() if not leg.begun:
+                return self._decode_begun(leg)
+            case Ended() if self._begun:
                 self._decode = None
                 return self._answer("ok", [Complete()], now)
-            case Answered(status=status, aborted=False) if status < 500 and not self._relaying:
+            case Answered(status=status, aborted=False) if status < 500 and not self._begun:
                 self._decode = None
                 if status < 400:
                     return self._answer("ok", [Pass(leg.leg)], now)
                 return self._answer("client_error", [Pass(leg.leg)]) + self._cancel_all()
-            case Answered(status=status, aborted=False) if not self._relaying:
+            case Answered(status=status, aborted=False) if not self._begun:
                 return self._decode_erred(leg, status, now)
+            case Answered(status=status, aborted=False):
+                return self._decode_failed(leg, Kind.BROKEN, f"it answered {status} instead of going on", now)
             case Answered():
                 return self._decode_failed(leg, Kind.ABORTED, "the engine aborted the request", now)
             case Failed(kind=kind, reason=reason):
@@ -187,11 +226,23 @@ class Exchange:
             case _:
                 return []
 
+    def _decode_begun(self, leg: _Open) -> list[Instruction]:
+        leg.begun = True
+        self._pair_at = math.inf
+        if self._begun:
+            self.continued += 1
+        self._begun = True
+        # It got further than what failed before: those may be tried again.
+        self._decode_tries = self._prefill_tries = 1
+        self._bad_decodes.clear()
+        self._bad_prefills.clear()
+        return [Relay(leg.leg)]
+
     def _decode_erred(self, leg: _Open, status: int, now: float) -> list[Instruction]:
         # The engine lives and says no. Elsewhere once; otherwise its own words are the best answer.
         self._decode = None
         self._bad_decodes.add(leg.target.instance)
-        if self._errors_retried < self._limits.error_retries and self._decodes_sent < self._limits.decode_legs:
+        if self._errors_retried < self._limits.error_retries and self._may_retry(Kind.ABORTED, now):
             self._errors_retried += 1
             again = self._send_pair_elsewhere(now)
             if again is not None:
@@ -203,13 +254,24 @@ class Exchange:
         self._decode = None
         self._bad_decodes.add(leg.target.instance)
         words = f"decode instance {leg.target.instance} failed: {reason}"
-        if self._relaying:
-            return self._cut_off("broken", upstream(words)) + self._cancel_all()
-        again = self._send_pair_elsewhere(now) if self._decodes_sent < self._limits.decode_legs else None
+        if self._begun:
+            tail = self._course.tail() if self._course is not None else None
+            if tail is not None:
+                return self._answer("ok", [Complete(tail)]) + self._cancel_all()
+            if self._course is None or kind is Kind.DIFFERS:
+                return self._cut_off("broken", upstream(words)) + self._cancel_all()
+        again = self._send_pair_elsewhere(now) if self._may_retry(kind, now) else None
         if again is not None:
             return again
         fault = unavailable(words) if kind is Kind.REFUSED else upstream(words)
-        return self._answer("failed", [Refuse(fault)], detail=words) + self._cancel_all()
+        return self._cut_off("broken" if self._begun else "failed", fault) + self._cancel_all()
+
+    def _may_retry(self, kind: Kind, now: float) -> bool:
+        # The budget is for engines that live and fail. One death costs each of its requests one retry, however many there
+        # are, and so does the first break of a stream: the front end of a dead engine may live on and say so.
+        if self._decode_tries >= self._limits.decode_legs:
+            return False
+        return kind in GONE or (self._begun and self._decode_tries == 1) or self._budget.may_retry(now)
 
     def _send_pair_elsewhere(self, now: float) -> list[Instruction] | None:
         # Prefill's KV went to the decode instance that failed: its leg is of no use any more.
@@ -217,7 +279,10 @@ class Exchange:
                                 not_decode=self._bad_decodes)
         if pair is None:
             return None
-        return self._cancel_all() + self._send(pair, now)
+        cancelled = self._cancel_all()
+        if self._begun:
+            cancelled.append(Resume())
+        return cancelled + self._send(pair, now)
 
     # ---- prefill
 
@@ -227,28 +292,25 @@ class Exchange:
                 self._prefill = None
                 self._pair_at = math.inf
                 return []
-            case Answered(status=status) if _refuses_request(status) and not self._has_answer:
+            case Answered(status=status) if _refuses_request(status) and not self._begun and not self._answered:
                 # Prefill read the same request: what it refuses is the request, so decode would refuse it too.
                 self._prefill = None
                 return self._answer("client_error", [Pass(leg.leg)]) + self._cancel_all()
             case Answered(status=status):
                 return self._prefill_failed(leg, f"prefill instance {leg.target.instance} answered {status}", now)
-            case Failed(reason=reason):
-                return self._prefill_failed(leg, f"prefill instance {leg.target.instance} failed: {reason}", now)
+            case Failed(kind=kind, reason=reason):
+                words = f"prefill instance {leg.target.instance} failed: {reason}"
+                return self._prefill_failed(leg, words, now, gone=kind in GONE)
             case _:
                 return []
 
-    @property
-    def _has_answer(self) -> bool:
-        return self._relaying or bool(self._answered)
-
-    def _prefill_failed(self, leg: _Open, words: str, now: float) -> list[Instruction]:
+    def _prefill_failed(self, leg: _Open, words: str, now: float, *, gone: bool = False) -> list[Instruction]:
         self._prefill = None
         self._bad_prefills.add(leg.target.instance)
-        if self._has_answer or self._decode is None:
+        if self._answered or self._decode is None or self._decode.begun:
             return []  # decode has what it needs, or its own failure tells
         left = self._pair_at - now
-        if self._prefills_sent < self._limits.prefill_legs and left > 0:
+        if self._prefill_tries < self._limits.prefill_legs and left > 0 and (gone or self._budget.may_retry(now)):
             target = self._picks.prefill_for(self._prompt, self._decode.target, self._bad_prefills)
             if target is not None:
                 self.attempt += 1
@@ -261,8 +323,10 @@ class Exchange:
         cancelled = self._cancel_all()
         self._pair_at = math.inf
         if self._limits.on_no_prefill == "reject":
-            return cancelled + self._answer("failed", [Refuse(unavailable(words))], detail=words)
+            return cancelled + self._cut_off("broken" if self._begun else "failed", unavailable(words))
         self._alone = True
+        if self._begun:
+            cancelled.append(Resume())
         return cancelled + self._send(Pair(decode, None), now)
 
     # ---- both
@@ -278,7 +342,7 @@ class Exchange:
         if pair.prefill is None:
             if not self._alone and self._limits.on_no_prefill == "reject":
                 reason = self._picks.why_not(Role.PREFILL)
-                return self._answer("unavailable", [Refuse(unavailable(reason))], detail=reason)
+                return self._cut_off("broken" if self._begun else "unavailable", unavailable(reason))
             return [self._send_decode(pair.decode, None)]
         self.attempt += 1
         self._pair_at = now + self._limits.pair_s
@@ -288,6 +352,7 @@ class Exchange:
     def _send_prefill(self, target: Target, decode: Target, left: float) -> Send:
         self._legs += 1
         self._prefills_sent += 1
+        self._prefill_tries += 1
         self._prefill = _Open(self._legs, target)
         peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
         return Send(self._legs, Role.PREFILL, target, self._params(Role.PREFILL, left, peer))
@@ -295,6 +360,7 @@ class Exchange:
     def _send_decode(self, target: Target, params: legs.Leg | None) -> Send:
         self._legs += 1
         self._decodes_sent += 1
+        self._decode_tries += 1
         self._decode = _Open(self._legs, target)
         return Send(self._legs, Role.DECODE, target, params)
 
@@ -324,7 +390,7 @@ class Exchange:
         return last
 
     def _cut_off(self, outcome: str, fault: Fault) -> list[Instruction]:
-        return self._answer(outcome, [Break(fault) if self._relaying else Refuse(fault)], detail=fault.message)
+        return self._answer(outcome, [Break(fault) if self._begun else Refuse(fault)], detail=fault.message)
 
     def _cancel_all(self) -> list[Instruction]:
         out: list[Instruction] = [Cancel(leg.leg) for leg in (self._prefill, self._decode) if leg is not None]

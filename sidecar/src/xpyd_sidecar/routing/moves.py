@@ -26,6 +26,12 @@ class Kind(Enum):
     """The engine said that it gave up: an error event, or finish reason ``abort``."""
     BROKEN = "broken"
     """The answer is not what HTTP or server-sent events allow."""
+    DIFFERS = "differs"
+    """A stream that was to go on did not say again what the client has: it is another answer."""
+
+
+GONE = frozenset({Kind.REFUSED, Kind.LOST})
+"""The instance is not there any more, as far as a leg can tell."""
 
 
 # ---- events
@@ -94,8 +100,12 @@ class Cancel(msgspec.Struct, frozen=True):
     leg: int
 
 
+class Resume(msgspec.Struct, frozen=True):
+    """The legs that follow go on behind what the client has: derive the request from it."""
+
+
 class Relay(msgspec.Struct, frozen=True):
-    """Send the client a response head, what came of this leg's body, and all that follows, as it comes."""
+    """Send the client a response head unless it has one, what came of this leg's body, and all that follows."""
 
     leg: int
 
@@ -119,7 +129,9 @@ class Break(msgspec.Struct, frozen=True):
 
 
 class Complete(msgspec.Struct, frozen=True):
-    """The relayed stream is whole."""
+    """The relayed stream is whole, with ``tail`` (whole events) behind it."""
+
+    tail: bytes = b""
 
 
 class Over(msgspec.Struct, frozen=True):
@@ -129,4 +141,4 @@ class Over(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-Instruction = Send | Cancel | Relay | Pass | Refuse | Break | Complete | Over
+Instruction = Send | Cancel | Resume | Relay | Pass | Refuse | Break | Complete | Over

@@ -1,0 +1,150 @@
+"""What another engine is asked, so that a stream goes on behind what the client has.
+
+Belongs here: where to cut, and the request that follows from it. Does not belong here: what becomes of the events that come
+back (``splice``).
+
+    client has   p r o m p t │ t1 t2 t3 t4 t5          t4: the last clean token
+    asked        p r o m p t   t1 t2 t3 t4 │           (completions: as the prompt; chat: as kv_transfer_params)
+    comes back                             │ t5 t6 …   t5 is compared and dropped
+
+**Stop strings** make text lag: an engine holds back L = (longest stop string - 1) characters. Let S characters be sent, of
+them s(c) when clean token c came; the text behind c is s(c) + L long, and the other engine starts to speak there. So c must
+have s(c) + L ≤ S, and S - s(c) - L characters come twice. With include_stop_str_in_output nothing is held back, but a stop
+string that began before c would be missed: c must have s(c) ≤ S - L. Every match that begins before S was looked for.
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from xpyd_sidecar.routing.bodies import Request
+from xpyd_sidecar.routing.fields import is_null
+from xpyd_sidecar.routing.position import Channel, Have, Position
+from xpyd_sidecar.routing.ways import Way, one_choice, way_of
+
+COMPLETIONS_MAX_TOKENS = 16
+"""Of /v1/completions where max_tokens is absent (OpenAI's and vLLM's default)."""
+_TRUE = Raw(b"true")
+
+
+class Going(msgspec.Struct, frozen=True):
+    """How a stream goes on."""
+
+    request: Request
+    keep: int
+    """Generated tokens that are part of the prompt now; 0: a replay."""
+    prompt: bytes
+    """The ids that the engine must say it was given (JSON without brackets); empty: any."""
+    texts: dict[Channel, str]
+    """What comes again and must be equal, by channel."""
+    ids: dict[int, array[int]]
+    """The same as token ids, by choice."""
+    logprobs: dict[int, int]
+    """Entries of log probabilities that come again, by choice."""
+
+
+def position_of(request: Request, *, goes_on: bool) -> Position | None:
+    """Where a client that has nothing yet is; None where its stream cannot, or shall not, go on elsewhere."""
+    way = way_of(request.api, request.fields) if goes_on and request.stream else Way.ERROR
+    if way is Way.ERROR:
+        return None
+    fields = request.fields
+    options = _decoded(fields.get("stream_options"), dict[str, Raw]) or {}
+    return Position(request.api, way, asked_ids=_is_true(fields.get("return_token_ids")),
+                    wants_usage=_is_true(options.get("include_usage")), choices=1 if one_choice(fields) else 0,
+                    shows_logprobs=_given(fields.get("logprobs")))
+
+
+def first_request(request: Request, position: Position | None) -> Request:
+    """The request as its first decode leg asks it: with token ids where the stream can go on from them."""
+    if position is None or position.way is not Way.CONTINUE or position.asked_ids:
+        return request
+    return msgspec.structs.replace(request, fields={**request.fields, "return_token_ids": _TRUE})
+
+
+def go_on(request: Request, position: Position) -> Going:
+    """How ``request`` goes on behind ``position``."""
+    have = position.have()
+    cut = None if position.replays or not position.prompt else _cut(request, have)
+    asked = first_request(request, position)
+    if cut is None:
+        return Going(asked, 0, b"", have.texts, have.ids, have.logprobs)
+    keep, texts = cut
+    ids = have.ids[0]
+    generated = ",".join(map(str, ids[:keep])).encode()
+    prompt = b"%b,%b" % (position.prompt, generated)
+    # With log probabilities there is one entry a token.
+    again = {choice: len(ids) - keep for choice in have.logprobs}
+    return Going(_behind(asked, keep, Raw(b"[%b]" % prompt)), keep, prompt, texts, {0: ids[keep:]}, again)
+
+
+def _cut(request: Request, have: Have) -> tuple[int, dict[Channel, str]] | None:
+    """``(tokens to keep, text that comes again)``; None where no token is clean."""
+    lag = _lag(request)
+    if lag is None or (lag and len(have.texts) > 1):
+        return None  # a parser stands between the text that lags and the text that is seen
+    includes = _is_true(request.fields.get("include_stop_str_in_output"))
+    held = 0 if includes else lag
+    bound = have.chars() - (lag if includes else 0)
+    for at in range(len(have.steps) - 1, -1, -1):
+        keep, chars, _, _, clean = have.steps[at]
+        if clean and chars + held <= bound:
+            texts: dict[Channel, str] = {}
+            for _, _, channel, text, _ in have.steps[at + 1:]:
+                if text:
+                    texts[0, channel] = texts.get((0, channel), "") + text
+            return keep, {channel: text[held:] for channel, text in texts.items()}
+    return None
+
+
+def _lag(request: Request) -> int | None:
+    """Longest stop string - 1, in characters; None where the field cannot be read."""
+    raw = request.fields.get("stop")
+    if raw is None or is_null(raw):
+        return 0
+    stops = _decoded(raw, str | list[str])
+    if stops is None:
+        return None
+    return max(map(len, [stops] if isinstance(stops, str) else stops), default=1) - 1
+
+
+def _behind(request: Request, keep: int, prompt: Raw) -> Request:
+    fields = dict(request.fields)
+    fields.pop("truncate_prompt_tokens", None)  # the ids are what it left
+    counted = [name for name in ("max_tokens", "max_completion_tokens") if _given(fields.get(name))]
+    for name in counted:
+        fields[name] = _less(fields[name], keep, least=1)
+    if request.api == "completions" and "max_tokens" not in fields:
+        fields["max_tokens"] = _less(Raw(b"%d" % COMPLETIONS_MAX_TOKENS), keep, least=1)
+    if _given(fields.get("min_tokens")):
+        fields["min_tokens"] = _less(fields["min_tokens"], keep, least=0)
+    if request.api == "chat":
+        return msgspec.structs.replace(request, fields=fields, prompt_ids=prompt)
+    fields["prompt"] = prompt
+    return msgspec.structs.replace(request, fields=fields)
+
+
+def _less(raw: Raw, keep: int, least: int) -> Raw:
+    number = _decoded(raw, int)
+    return raw if number is None else Raw(b"%d" % max(least, number - keep))
+
+
+def _given(raw: Raw | None) -> bool:
+    return raw is not None and not is_null(raw) and bytes(raw) != b"false"
+
+
+def _is_true(raw: Raw | None) -> bool:
+    return raw is not None and bytes(raw) == b"true"
+
+
+def _decoded(raw: Raw | None, kind: Any) -> Any:
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

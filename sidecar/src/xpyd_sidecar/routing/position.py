@@ -1,0 +1,273 @@
+r"""Where a client is in its stream: what it has, so that another engine can go on right behind it.
+
+Belongs here: noting what goes to a client, and reading it when a stream has broken off. Does not belong here: framing
+(``proxy.events``), what the next engine is asked (``continuation``), what becomes of its events (``splice``).
+
+Noting is on the path of every token, so it copies bytes and parses nothing:
+
+    way        what is kept of an event                                       bytes a token
+    CONTINUE   its text (JSON), a tab, its token ids, each after a tab; \n    about 12 (chat: 25)
+    REPLAY     the event, until FOLD_BYTES are there; then the text alone     at most FOLD_BYTES, and the text
+
+and the prompt's ids once, as JSON (about 6 bytes a token). JSON has neither a raw tab nor a raw line end in a string, so
+lines and fields cannot be confused. ``have`` reads it all, only when something broke.
+
+A token is **clean** where its event carries it alone and has text: no character is half done behind it. Only there may
+another engine start (vLLM ``v1/engine/detokenizer.py``: a prompt that ends inside a character is emitted as text).
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import msgspec
+
+from xpyd_sidecar.routing.fields import Api
+from xpyd_sidecar.routing.ways import Way
+
+FOLD_BYTES = 16 << 10
+MAX_PARTS = 256
+"""Pieces of text kept apart before they are joined."""
+Channel = tuple[int, str]
+"""Choice, and what of it: ``text``, ``content``, ``reasoning``, ``tool 0 name``, ``tool 0 arguments`` …"""
+
+
+class _Function(msgspec.Struct):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _Tool(msgspec.Struct):
+    index: int = 0
+    function: _Function | None = None
+
+
+class Delta(msgspec.Struct):
+    """What a chat event adds."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[_Tool] | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    tokens: list[str] | None = None
+    text_offset: list[int] | None = None
+    content: list[Any] | None = None
+
+
+class Choice(msgspec.Struct):
+    """What an event says of one choice."""
+
+    index: int = 0
+    text: str | None = None
+    delta: Delta | None = None
+    logprobs: _Logprobs | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Event(msgspec.Struct):
+    """One event of a stream, as far as it matters for going on."""
+
+    id: str = ""
+    created: int = 0
+    model: str = ""
+    choices: list[Choice] = []
+    usage: dict[str, Any] | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class Have(msgspec.Struct):
+    """What a client has."""
+
+    texts: dict[Channel, str]
+    logprobs: dict[int, int]
+    """Entries, by choice."""
+    ids: dict[int, array[int]]
+    """Token ids, by choice; empty where they were not asked for."""
+    steps: list[tuple[int, int, str, str, bool]]
+    """Of each noted event: ids and characters behind it, channel and text, and whether its token is clean."""
+
+    def chars(self) -> int:
+        """Characters of all channels."""
+        return sum(len(text) for text in self.texts.values())
+
+
+_decode_event = msgspec.json.Decoder(Event).decode
+_decode_text = msgspec.json.Decoder(str).decode
+_decode_delta = msgspec.json.Decoder(Delta).decode
+
+
+def texts_of(choice: Choice) -> list[tuple[str, str]]:
+    """``(channel, text)`` of what a choice adds."""
+    if choice.text is not None:
+        return [("text", choice.text)]
+    return [] if choice.delta is None else delta_texts(choice.delta)
+
+
+def delta_texts(delta: Delta) -> list[tuple[str, str]]:
+    """The same of a delta."""
+    found = [(name, text) for name in ("reasoning", "reasoning_content", "content", "refusal")
+             if (text := getattr(delta, name))]
+    for tool in delta.tool_calls or ():
+        if tool.function is not None:
+            found += [(f"tool {tool.index} {name}", text) for name in ("name", "arguments")
+                      if (text := getattr(tool.function, name))]
+    return found
+
+
+class Position:
+    """What one client has of its stream. ``log`` and ``keep`` are the hot path of ``proxy.events``."""
+
+    __slots__ = ("_choices", "_have", "_ids", "_logprobs", "api", "asked_ids", "created", "finished", "id", "log", "model",
+                 "next_offset", "pending", "pending_bytes", "prompt", "replays", "roles", "shows_logprobs", "tools",
+                 "usage_sent", "wants_usage", "way")
+
+    def __init__(self, api: Api, way: Way, *, asked_ids: bool = False, wants_usage: bool = False, choices: int = 1,
+                 shows_logprobs: bool = False) -> None:
+        """``asked_ids``: the client wants token ids itself, so they stay. ``wants_usage``: stream_options.include_usage.
+
+        ``choices``: how many finish reasons make the stream whole; 0: not known.
+        """
+        self.api = api
+        self.way = way
+        self.asked_ids = asked_ids
+        self.wants_usage = wants_usage
+        self.shows_logprobs = shows_logprobs
+        self._choices = choices
+        self.id = ""
+        self.model = ""
+        self.created = 0
+        self.prompt = b""
+        """Token ids as JSON without brackets; empty before they came."""
+        self.log = bytearray()
+        self.pending: list[bytes] = []
+        self.pending_bytes = 0
+        self.roles: set[int] = set()
+        self.tools: set[tuple[int, int]] = set()
+        self.finished: set[int] = set()
+        """Choices whose finish reason the client has."""
+        self.usage_sent = False
+        self.next_offset: int | None = None
+        """``text_offset`` of the next token, where log probabilities are shown."""
+        self.replays = way is Way.REPLAY
+        """From now on only a replay is possible, e.g. since an engine ignored the ids that it was given."""
+        self._have: dict[Channel, list[str]] = {}
+        self._ids: dict[int, array[int]] = {}
+        self._logprobs: dict[int, int] = {}
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens noted; -1 where they are not."""
+        return -1 if self.way is not Way.CONTINUE or not self.prompt else self.log.count(b"\t")
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt; -1 where they are not known."""
+        return self.prompt.count(b",") + 1 if self.prompt else -1
+
+    # ---- noting
+
+    def keep(self, payload: bytes) -> None:
+        """REPLAY: an event on its way to the client."""
+        self.pending.append(payload)
+        self.pending_bytes += len(payload)
+        if self.pending_bytes > FOLD_BYTES:
+            self._fold()
+
+    def note(self, event: Event) -> None:
+        """An event on its way to the client, without what the client already had."""
+        if not self.id:
+            self.id, self.created, self.model = event.id, event.created, event.model
+        if event.usage is not None and not event.choices:
+            self.usage_sent = True
+        for choice in event.choices:
+            if choice.delta is not None and choice.delta.role:
+                self.roles.add(choice.index)
+            for tool in (choice.delta.tool_calls if choice.delta is not None else None) or ():
+                self.tools.add((choice.index, tool.index))
+            if choice.finish_reason is not None:
+                self.finished.add(choice.index)
+            if choice.logprobs is not None:
+                self._note_logprobs(choice.index, choice.logprobs)
+            if self.way is Way.CONTINUE:
+                self._log(choice)
+            else:
+                for name, text in texts_of(choice):
+                    parts = self._have.setdefault((choice.index, name), [])
+                    parts.append(text)
+                    if len(parts) > MAX_PARTS:
+                        parts[:] = ["".join(parts)]
+                if choice.token_ids:  # the client wants them itself
+                    self._ids.setdefault(choice.index, array("q")).extend(choice.token_ids)
+
+    def note_prompt(self, ids: list[int] | None) -> None:
+        """The prompt's ids, where an event has them."""
+        if ids and not self.prompt:
+            self.prompt = ",".join(map(str, ids)).encode()
+
+    def _log(self, choice: Choice) -> None:
+        texts = texts_of(choice)
+        if not texts and not choice.token_ids:
+            return
+        shown = msgspec.json.encode((choice.text or "") if self.api == "completions" else dict(texts))
+        self.log += b"%b%b\n" % (shown, b"".join(b"\t%d" % one for one in choice.token_ids or ()))
+
+    def _note_logprobs(self, index: int, shown: _Logprobs) -> None:
+        entries = shown.content if shown.content is not None else shown.tokens
+        self._logprobs[index] = self._logprobs.get(index, 0) + len(entries or ())
+        if shown.text_offset and shown.tokens:
+            self.next_offset = shown.text_offset[-1] + len(shown.tokens[-1])
+
+    def _fold(self) -> None:
+        pending, self.pending, self.pending_bytes = self.pending, [], 0
+        for payload in pending:
+            self.note(_decode_event(payload[6:]))
+
+    # ---- reading
+
+    def have(self) -> Have:
+        """Everything the client has."""
+        self._fold()
+        if self.way is not Way.CONTINUE:
+            texts_whole = {channel: "".join(parts) for channel, parts in self._have.items()}
+            return Have(texts_whole, dict(self._logprobs), dict(self._ids), [])
+        found: dict[Channel, list[str]] = {}
+        ids = array("q")
+        steps: list[tuple[int, int, str, str, bool]] = []
+        chars = 0
+        for line in bytes(self.log).split(b"\n")[:-1]:
+            shown, *numbers = line.split(b"\t")
+            ids.extend(map(int, numbers))
+            texts = [("text", _decode_text(shown))] if self.api == "completions" else delta_texts(_decode_delta(shown))
+            for name, text in texts or [("", "")]:
+                if text:
+                    found.setdefault((0, name), []).append(text)
+                chars += len(text)
+                steps.append((len(ids), chars, name, text, bool(text) and len(numbers) == 1 and len(texts) == 1))
+        texts_whole = {channel: "".join(parts) for channel, parts in found.items()}
+        return Have(texts_whole, dict(self._logprobs), {0: ids}, steps)
+
+    # ---- the end
+
+    def tail(self) -> bytes | None:
+        """What is missing of a stream whose finish reason the client has; None where an engine must say it."""
+        self._fold()
+        if not self._choices or len(self.finished) < self._choices:
+            return None
+        done = b"data: [DONE]\n\n"
+        if not self.wants_usage or self.usage_sent:
+            return done
+        if self.tokens < 0:
+            return None
+        usage = {"prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens + self.tokens,
+                 "completion_tokens": self.tokens}
+        kind = "text_completion" if self.api == "completions" else "chat.completion.chunk"
+        event = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": [], "usage": usage}
+        return b"data: " + msgspec.json.encode(event) + b"\n\n" + done

@@ -1,0 +1,156 @@
+"""The table of ways: how a stream that broke off can go on elsewhere, by the fields of its request.
+
+Belongs here: for every field that shapes an answer, whether another engine can go on exactly, and from where. Does not
+belong here: what the fields mean for prefill (``fields``), how a stream goes on (``position``, ``splice``).
+
+Theory: a greedy answer is a function of its prompt. So
+  * where the next token depends on the tokens before it alone, an engine that is given prompt and generated tokens as its
+    prompt goes on with the very next token (CONTINUE);
+  * where it also depends on what was generated as such (penalties count output alone, a grammar has a state, a parser has
+    read tool calls), the request is run again from its start, and what the client has is compared and dropped (REPLAY). So
+    is a sampled answer with a seed;
+  * a sampled answer without a seed has no second run, and ends with an error event (ERROR).
+The worst way that any field asks for is the way of the request. A field that is not known here asks for REPLAY: whatever it
+does, the same request does it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+
+import msgspec
+from msgspec import Raw
+
+from xpyd_sidecar.routing.fields import Api, is_null
+
+Fields = Mapping[str, Raw]
+
+
+class Way(IntEnum):
+    """From best to worst."""
+
+    CONTINUE = 0
+    REPLAY = 1
+    ERROR = 2
+
+
+_BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_GREEDY_BELOW = 1e-5
+"""Temperatures below it are greedy (vLLM ``sampling_params._SAMPLING_EPS``)."""
+
+
+def _number(raw: Raw) -> float | None:
+    try:
+        return msgspec.json.decode(raw, type=float)
+    except _BAD_JSON:
+        return None
+
+
+def _unless(*plain: bytes) -> Callable[[Raw, Fields], Way]:
+    """CONTINUE where the value is one of these, as JSON."""
+    return lambda raw, _: Way.CONTINUE if bytes(raw) in plain else Way.REPLAY
+
+
+def _unless_zero(raw: Raw, _: Fields) -> Way:
+    return Way.CONTINUE if _number(raw) == 0 else Way.REPLAY
+
+
+def _always(way: Way) -> Callable[[Raw, Fields], Way]:
+    return lambda *_: way
+
+
+def _unless_one_prompt(raw: Raw, _: Fields) -> Way:
+    # Text, or the token ids of one prompt. Its ids come back with the stream, so a long list is not read.
+    head = bytes(memoryview(raw)[:64]).lstrip()
+    one = head.startswith(b'"') or (head.startswith(b"[") and head[1:].lstrip()[:1].isdigit())
+    return Way.CONTINUE if one else Way.REPLAY
+
+
+def _unless_text_format(raw: Raw, _: Fields) -> Way:
+    try:
+        kind = msgspec.json.decode(raw, type=dict[str, Raw]).get("type")
+    except _BAD_JSON:
+        return Way.REPLAY
+    return Way.CONTINUE if kind is not None and bytes(kind) == b'"text"' else Way.REPLAY
+
+
+def _unless_unused(raw: Raw, fields: Fields) -> Way:
+    # With tool_choice "none" the engine reads no tool calls; the tools only shape the prompt.
+    choice = fields.get("tool_choice")
+    unused = bytes(raw) == b"[]" or (choice is not None and bytes(choice) == b'"none"')
+    return Way.CONTINUE if unused else Way.REPLAY
+
+
+def _unless_text_parts(raw: Raw, _: Fields) -> Way:
+    # Engines ignore given prompt ids where a message has a part that is not text. Only such messages have these words as
+    # keys; text that happens to contain them costs a replay, and ids that were ignored are noticed.
+    view = bytes(raw)
+    return Way.REPLAY if any(word in view for word in _PARTS) else Way.CONTINUE
+
+
+_PARTS = (b'"image_url"', b'"image_', b'"input_', b'"audio', b'"video', b'"file"', b'"thinking"', b'"refusal"')
+_CONTINUES = _always(Way.CONTINUE)
+
+TABLE: dict[str, Callable[[Raw, Fields], Way]] = dict.fromkeys((
+    # the prompt and its text: with token ids, rendered already
+    "model", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "cache_salt", "chat_template",
+    "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "documents", "reasoning_effort",
+    # whose request it is
+    "user", "priority", "session_id", "request_id",
+    # when it ends: counted on, or a matter of single tokens and of text that is held back
+    "max_tokens", "max_completion_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos",
+    "include_stop_str_in_output",
+    # what a token is chosen from: each token for itself, or by prompt and output alike
+    "temperature", "seed", "top_p", "top_k", "min_p", "logit_bias", "allowed_token_ids", "repetition_penalty",
+    "length_penalty",
+    # what is shown
+    "stream", "stream_options", "logprobs", "top_logprobs", "logprob_token_ids", "skip_special_tokens",
+    "return_tokens_as_token_ids", "return_token_ids", "tool_choice", "parallel_tool_calls"), _CONTINUES) | {
+    "prompt": _unless_one_prompt,
+    "messages": _unless_text_parts,
+    "tools": _unless_unused,
+    "response_format": _unless_text_format,
+    "presence_penalty": _unless_zero,
+    "frequency_penalty": _unless_zero,
+    "n": _unless(b"1"),
+    "best_of": _unless(b"1"),
+    "echo": _unless(b"false"),
+    "use_beam_search": _unless(b"false"),
+    "include_reasoning": _unless(b"true"),
+    "bad_words": _unless(b"[]"),
+    "spaces_between_special_tokens": _unless(b"true"),
+    "return_prompt_text": _unless(b"false"),
+}
+"""What each field asks for, given its value and all fields. A value of null is as good as absent."""
+
+
+def way_of(api: Api, fields: Fields) -> Way:
+    """The way of a request. Never raises: what cannot be read is the engine's to refuse."""
+    worst = _sampling(fields)
+    if worst is Way.ERROR:
+        return worst
+    if ("prompt" if api == "completions" else "messages") not in fields:
+        return Way.REPLAY  # prompt_embeds
+    for name, raw in fields.items():
+        ask = TABLE.get(name)
+        if not is_null(raw) and (ask is None or ask(raw, fields) is not Way.CONTINUE):
+            return Way.REPLAY
+    return worst
+
+
+def _sampling(fields: Fields) -> Way:
+    # An absent temperature is 1.0, unless the model's generation config says otherwise, which is not known here.
+    temperature = fields.get("temperature")
+    if temperature is not None and not is_null(temperature):
+        value = _number(temperature)
+        if value is not None and value < _GREEDY_BELOW:
+            return Way.CONTINUE
+    seed = fields.get("seed")
+    return Way.ERROR if seed is None or is_null(seed) else Way.REPLAY
+
+
+def one_choice(fields: Fields) -> bool:
+    """Whether the answer has one choice, as far as the request tells."""
+    return all(name not in fields or is_null(fields[name]) or TABLE[name](fields[name], fields) is Way.CONTINUE
+               for name in ("n", "best_of", "prompt"))
