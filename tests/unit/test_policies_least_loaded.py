@@ -6,8 +6,8 @@ from members import member
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.routing import policies
+from xpyd_sidecar.routing.load import score
 from xpyd_sidecar.routing.policies import Query
-from xpyd_sidecar.routing.policies.least_loaded import score
 
 
 def test_the_most_loaded_of_three_is_never_chosen_and_the_least_most_often() -> None:

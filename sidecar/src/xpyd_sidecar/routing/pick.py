@@ -1,18 +1,27 @@
 """Choosing a pair: filters that make every candidate right, and then the policy.
 
-Belongs here: who may serve a request at all (ready, same fingerprint, not tried before, model). Does not belong here: which
-of the equal ones is best (``policies``).
+Belongs here: who may serve a request at all (ready, same fingerprint, not tried before, with room). Does not belong here:
+which of the equal ones is best (``policies``), how much room there is (``concurrency``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 import msgspec
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role
+from xpyd_sidecar.routing.holdings import Holdings
+from xpyd_sidecar.routing.load import Mean, score
 from xpyd_sidecar.routing.policies import Policy, Query
+from xpyd_sidecar.routing.prompt import Prefix
 from xpyd_sidecar.routing.roster import Member, Roster
+
+CACHED_BOUND = 2.0
+"""A prompt goes to decode alone for what is cached there only while that has less than this times the mean."""
+CACHED_ALWAYS = 4
+"""So many requests are never too many for that."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -35,53 +44,85 @@ class Pair(msgspec.Struct, frozen=True):
     prefill: Target | None
 
 
+class Room(Protocol):
+    """Who can take more (``concurrency.Limits``)."""
+
+    def free(self, candidates: Sequence[Member]) -> Sequence[Member]:
+        """Those with room; the same object where all have, and where none has."""
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """Candidates as they are until the roster changes."""
+
+    decodes: tuple[Member, ...]
+    prefills: tuple[Member, ...]
+    partners: dict[Fingerprint, tuple[Member, ...]]
+    """Prefill instances that can send, by fingerprint."""
+    sending: int
+    """How many they are."""
+    paired: tuple[Member, ...]
+    """Decode instances that have a possible partner."""
+
+
 class Picker:
     """Picks from a roster by a policy."""
 
-    def __init__(self, roster: Roster, policy: Policy) -> None:
+    def __init__(self, roster: Roster, policy: Policy, *, room: Room | None = None, cached_share: float = 0.0) -> None:
+        """``cached_share``: of a prompt that decode must hold to go without prefill; 0: prompts always have one."""
         self._roster = roster
         self._policy = policy
+        self._room = room
+        self._cached_share = cached_share
+        self._known = _Known((), (), {}, 0, ())
+        self._mean = Mean()
+        self.holdings = Holdings() if policy.holds or cached_share else None
+
+    def asked(self, prompt: msgspec.Raw, session: int = 0) -> Asked:
+        """The picks of one request. ``session``: key of what it belongs to, 0: nothing."""
+        return Asked(self, prompt, session)
 
     def pair(self, prompt: msgspec.Raw, *, alone: bool, not_prefill: Collection[InstanceName] = (),
              not_decode: Collection[InstanceName] = ()) -> Pair | None:
-        """A decode instance, and unless ``alone`` a prefill instance of its fingerprint.
-
-        Decode instances that have a possible partner come first; where none has, ``prefill`` is None. None: nobody decodes.
-        """
-        decodes = [m for m in self._roster.pickable(Role.DECODE) if m.name not in not_decode]
-        if not decodes:
-            return None
-        prefills = [] if alone else self._prefills(not_prefill)
-        if prefills:
-            kinds = {m.fingerprint for m in prefills}
-            paired = [m for m in decodes if m.fingerprint in kinds and m.control]
-            if paired:
-                decode = self._choose(Role.DECODE, paired, len(prefills), prompt)
-                prefill = self._partner(decode.fingerprint, prefills, len(paired), prompt)
-                return Pair(self._target(decode), None if prefill is None else self._target(prefill))
-        return Pair(self._target(self._choose(Role.DECODE, decodes, 1, prompt)), None)
+        """As ``Asked.pair``, of a request that belongs to nothing."""
+        return Asked(self, prompt, 0).pair(prompt, alone=alone, not_prefill=not_prefill, not_decode=not_decode)
 
     def prefill_for(self, prompt: msgspec.Raw, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
-        """Another prefill instance for a request that waits on ``decode``."""
-        found = self._partner(decode.fingerprint, self._prefills(not_prefill), 1, prompt) if decode.control else None
-        return None if found is None else self._target(found)
+        """As ``Asked.prefill_for``."""
+        return Asked(self, prompt, 0).prefill_for(prompt, decode, not_prefill)
 
     def why_not(self, role: Role) -> str:
         """Why nobody of a role can be picked."""
         return self._roster.why_not(role)
 
-    def _prefills(self, but: Collection[InstanceName]) -> list[Member]:
-        return [m for m in self._roster.pickable(Role.PREFILL) if m.control and m.name not in but]
+    def _look(self) -> _Known:
+        decodes, prefills = self._roster.pickable(Role.DECODE), self._roster.pickable(Role.PREFILL)
+        known = self._known
+        if known.decodes is not decodes or known.prefills is not prefills:
+            able = tuple(m for m in prefills if m.control)
+            partners = {kind: tuple(m for m in able if m.fingerprint == kind) for kind in {m.fingerprint for m in able}}
+            paired = tuple(m for m in decodes if m.control and m.fingerprint in partners)
+            known = self._known = _Known(decodes, prefills, partners, len(able), paired)
+        return known
 
-    def _partner(self, fingerprint: Fingerprint, prefills: list[Member], partners: int,
-                 prompt: msgspec.Raw) -> Member | None:
-        equal = [m for m in prefills if m.fingerprint == fingerprint]
-        return self._choose(Role.PREFILL, equal, partners, prompt) if equal else None
+    def _choose(self, asked: Asked, candidates: Sequence[Member], partners: int) -> Member:
+        if self._room is not None:
+            candidates = self._room.free(candidates)
+        chosen = candidates[0]
+        if len(candidates) > 1:
+            query = Query(chosen.role, candidates, partners, asked.prefix, self.holdings, asked.session)
+            chosen = candidates[self._policy.choose(query)]
+        if self.holdings is not None:
+            self.holdings.add(chosen, asked.prefix)
+        return chosen
 
-    def _choose(self, role: Role, candidates: list[Member], partners: int, prompt: msgspec.Raw) -> Member:
-        if len(candidates) == 1:
-            return candidates[0]
-        return candidates[self._policy.choose(Query(role, candidates, partners, prompt))]
+    def _holders(self, asked: Asked, decodes: Sequence[Member]) -> list[Member]:
+        """Decode instances that probably hold enough of the prompt, and are not loaded far above the others."""
+        if self.holdings is None or not self._cached_share or not decodes:
+            return []
+        enough = self._cached_share * len(asked.prefix)
+        usual = max(CACHED_ALWAYS, CACHED_BOUND * self._mean.of(Role.DECODE, decodes))
+        return [decodes[index] for cut, index in self.holdings.longest(decodes, asked.prefix)
+                if cut >= enough and score(decodes[index]) < usual]
 
     def _target(self, member: Member) -> Target:
         rank = self._roster.next_rank(member)
@@ -91,3 +132,62 @@ class Picker:
             http=member.http[rank % len(member.http)],
             control=member.control[rank % len(member.control)] if member.control else HostPort(""),
             dp_rank=rank if one_door else None)
+
+
+class Asked:
+    """The picks of one request (``exchange.Picks``)."""
+
+    __slots__ = ("_picker", "_stays", "prefix", "session")
+
+    def __init__(self, picker: Picker, prompt: msgspec.Raw, session: int) -> None:
+        self._picker = picker
+        self._stays = False
+        self.prefix = Prefix(prompt)
+        self.session = session
+
+    def cached(self) -> bool:
+        """Whether decode probably holds so much of the prompt that it can go there alone. If so, it will be sent there."""
+        picker = self._picker
+        self._stays = bool(picker._holders(self, picker._look().decodes))
+        return self._stays
+
+    def pair(self, _: msgspec.Raw, *, alone: bool, not_prefill: Collection[InstanceName] = (),
+             not_decode: Collection[InstanceName] = ()) -> Pair | None:
+        """A decode instance, and unless ``alone`` a prefill instance of its fingerprint.
+
+        Decode instances that have a possible partner come first; where none has, ``prefill`` is None. None: nobody decodes.
+        """
+        picker = self._picker
+        known = picker._look()
+        if not alone and known.paired:
+            partners = known.partners
+            if not_prefill:
+                partners = {kind: left for kind, those in partners.items() if (left := _but(those, not_prefill))}
+            paired = _but(known.paired, not_decode)
+            if not_prefill:
+                paired = tuple(m for m in paired if m.fingerprint in partners)
+            if paired:
+                sending = sum(map(len, partners.values())) if not_prefill else known.sending
+                decode = picker._choose(self, paired, sending)
+                prefill = picker._choose(self, partners[decode.fingerprint], len(paired))
+                return Pair(picker._target(decode), picker._target(prefill))
+        decodes: Sequence[Member] = _but(known.decodes, not_decode)
+        if not decodes:
+            return None
+        if self._stays:
+            decodes = picker._holders(self, decodes) or decodes
+        return Pair(picker._target(picker._choose(self, decodes, 1)), None)
+
+    def prefill_for(self, _: msgspec.Raw, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+        """Another prefill instance for a request that waits on ``decode``."""
+        picker = self._picker
+        equal = _but(picker._look().partners.get(decode.fingerprint, ()), not_prefill) if decode.control else ()
+        return picker._target(picker._choose(self, equal, 1)) if equal else None
+
+    def why_not(self, role: Role) -> str:
+        """Why nobody of a role can be picked."""
+        return self._picker.why_not(role)
+
+
+def _but(candidates: tuple[Member, ...], names: Collection[InstanceName]) -> tuple[Member, ...]:
+    return tuple(m for m in candidates if m.name not in names) if names else candidates

@@ -16,6 +16,8 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.routing.holdings import Holdings
+from xpyd_sidecar.routing.prompt import Prefix
 from xpyd_sidecar.routing.roster import Member
 
 
@@ -27,12 +29,19 @@ class Query(msgspec.Struct, frozen=True):
     """At least one, by name; all can do the work."""
     partners: int = 1
     """How many instances of the other role the choice is combined with."""
-    prompt: msgspec.Raw = msgspec.Raw(b"")
-    """The prompt as the client wrote it (JSON, undecoded)."""
+    prefix: Prefix = Prefix(b"")
+    """The prompt's beginning."""
+    holdings: Holdings | None = None
+    """What each instance probably holds; None where nobody keeps account."""
+    session: int = 0
+    """Key of the session that the request belongs to; 0: none."""
 
 
 class Policy(Protocol):
     """What a policy offers."""
+
+    holds: bool
+    """Whether it looks at ``Query.holdings``, so that account must be kept."""
 
     def choose(self, query: Query) -> int:
         """Index into ``query.candidates``."""
@@ -76,7 +85,7 @@ def make(name: str, options: Mapping[str, Any], seed: int) -> Policy:
     try:
         return cls(seed, msgspec.convert(dict(options), kind))
     except msgspec.ValidationError as error:
-        raise ConfigError(f"router.policy_options: {error}") from None
+        raise ConfigError(f"router.policy_options of {name}: {error}") from None
 
 
 def _load() -> None:

@@ -1,23 +1,24 @@
-"""least_loaded: the less loaded of two drawn at random."""
+"""least_loaded: the least loaded of a few drawn at random."""
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+
 from xpyd_sidecar.routing.draw import Draw
-from xpyd_sidecar.routing.policies import NoOptions, Query, register
-from xpyd_sidecar.routing.roster import Member
+from xpyd_sidecar.routing.load import score
+from xpyd_sidecar.routing.policies import Query, register
 
 
-def score(member: Member) -> int:
-    """Requests on the instance, as far as they are known now.
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Its options."""
 
-    The last beat counts those of every router but is up to an interval old; what this router opened and closed since then
-    is known exactly and is added. Never less than this router's own open legs.
-    """
-    reported = member.load.running + member.load.waiting
-    return max(reported + member.in_flight - member.in_flight_at_beat, member.in_flight)
+    choices: Annotated[int, msgspec.Meta(ge=2, le=16)] = 2
+    """Instances that are compared."""
 
 
-@register("least_loaded")
+@register("least_loaded", Options)
 class LeastLoaded:
     """Power of two choices (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
 
@@ -25,13 +26,23 @@ class LeastLoaded:
     herd); two random ones keep the load almost as even without that. Ties go to the first drawn, which is random.
     """
 
-    def __init__(self, seed: int, _: NoOptions) -> None:
+    holds = False
+
+    def __init__(self, seed: int, options: Options) -> None:
         self._draw = Draw(seed)
+        self._more = options.choices - 2
 
     def choose(self, query: Query) -> int:
         """Index of the chosen one."""
-        n = len(query.candidates)
+        candidates = query.candidates
+        n = len(candidates)
         if n == 1:
             return 0
-        first, second = self._draw.two_below(n)
-        return second if score(query.candidates[second]) < score(query.candidates[first]) else first
+        best, other = self._draw.two_below(n)
+        if score(candidates[other]) < score(candidates[best]):
+            best = other
+        for _ in range(min(self._more, n - 2)):  # with repetition: a repeated one costs a choice, not its rightness
+            other = self._draw.below(n)
+            if score(candidates[other]) < score(candidates[best]):
+                best = other
+        return best

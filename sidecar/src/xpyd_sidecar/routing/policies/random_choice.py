@@ -10,6 +10,8 @@ from xpyd_sidecar.routing.policies import NoOptions, Query, register
 class RandomChoice:
     """Uniform."""
 
+    holds = False
+
     def __init__(self, seed: int, _: NoOptions) -> None:
         self._draw = Draw(seed)
 

@@ -21,6 +21,8 @@ class RoundRobin:
                  decode   0  1  0  1        decode  =  k mod m
     """
 
+    holds = False
+
     def __init__(self, seed: int, _: NoOptions) -> None:
         self._turn = dict.fromkeys(Role, seed % 2**16)  # several routers begin at different places
 
