@@ -8,7 +8,8 @@ from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
 from xpyd_sidecar.routing.record import LegRecord, Record
 
 
-def leg(role: Role, name: str, attempt: int, opened: float, first: float, ended: float, result: str = "2xx") -> LegRecord:
+def leg(role: Role, name: str, attempt: int, opened: float, first: float, ended: float,  # noqa: PLR0917
+        result: str = "2xx") -> LegRecord:
     """One leg that is over."""
     return LegRecord(role, InstanceName(name), attempt, opened, first, ended, result)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ def test_two_routers_in_one_process_do_not_share_counters() -> None:
 def test_buckets_fit_what_is_measured(buckets: tuple[float, ...], low: float, high: float) -> None:
     assert (buckets[0], buckets[-1]) == (low, high)
     assert list(buckets) == sorted(set(buckets))
-    assert all(after / before <= 2.5 for before, after in zip(buckets, buckets[1:], strict=False)), "no gap is wider"
+    assert all(after / before <= 2.5 for before, after in pairwise(buckets)), "no gap is wider"
 
 
 def documented() -> dict[str, tuple[str, ...]]:

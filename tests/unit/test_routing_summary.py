@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+
 import pytest
 from records import D1, P1, leg, record
 

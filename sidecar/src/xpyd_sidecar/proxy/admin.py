@@ -6,6 +6,7 @@
     GET  /ready                                   the roster is known and somebody decodes (see not_ready)
     GET  /metrics                                 Prometheus
     GET  /fleet                                   contract.fleet.Fleet; needs the admin token
+    GET  /dashboard                               see dashboard
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.proxy.auth import require
+from xpyd_sidecar.proxy.dashboard import Dashboard
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.metrics import CONTENT_TYPE
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
@@ -40,6 +42,8 @@ class Paths:
             "/health": self._health, "/ready": self._ready, "/metrics": self._metrics, "/fleet": self._fleet,
             "/v1/models": self._models,
         }
+        if dispatch.config.dashboard:
+            self._get |= Dashboard(dispatch, self._admin, client_keys).paths
 
     def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
         """Answer a request. Raises Fault."""

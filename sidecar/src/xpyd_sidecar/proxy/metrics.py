@@ -183,7 +183,8 @@ class _Pairs(Collector):
 
     def collect(self) -> Iterable[Metric]:
         names = ["prefill", "decode"]
-        count = CounterMetricFamily("xpyd_router_pair_handovers", "Requests whose KV went from one to the other", labels=names)
+        count = CounterMetricFamily("xpyd_router_pair_handovers", "Requests whose KV went from one to the other",
+                                    labels=names)
         total = CounterMetricFamily("xpyd_router_pair_handover_seconds", "Their handovers, added up", labels=names)
         for pair, (number, seconds) in self._counts.items():
             count.add_metric(pair, number)

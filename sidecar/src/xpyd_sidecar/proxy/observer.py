@@ -1,7 +1,7 @@
 """Who is told what happens in a router, and tells operators: metrics, history, ``/fleet``.
 
-Belongs here: passing one event on to all that keep count. Does not belong here: counting (``metrics``, ``routing.history``),
-spans (``spans``), the dashboard's pages (``dashboard``).
+Belongs here: passing one event on to all that keep count. Does not belong here: counting (``metrics``,
+``routing.history``), spans (``spans``), the dashboard's pages (``dashboard``).
 """
 
 from __future__ import annotations

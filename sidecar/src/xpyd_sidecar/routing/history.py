@@ -3,8 +3,8 @@
     records ──▶ the second that runs ──turn──▶ ring of 600 seconds ──▶ rates, percentiles, flows
 
 Laws
-  * Bounded: a ring of ``SECONDS`` seconds; durations are kept as counts of buckets, pairs up to ``MAX_PAIRS`` a second (those
-    beyond it count as ``OTHER``), failures and changes up to ``MAX_NEWS``.
+  * Bounded: a ring of ``SECONDS`` seconds; durations are kept as counts of buckets, pairs up to ``MAX_PAIRS`` a second
+    (those beyond it count as ``OTHER``), failures and changes up to ``MAX_NEWS``.
   * Every second is there once, in order, also one in which nothing happened. A pause longer than the ring leaves it empty.
 
 A bucket is 2^(1/8) wide, so a percentile is right within 4.5 %.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 import msgspec
 
@@ -106,6 +107,20 @@ class Second(msgspec.Struct):
 
 
 MEASURES = ("ttft", "tpot", "total", "queue", "handover")
+COUNTS = ("at", "done", "failed", "retries", "continued", "tokens", "bytes", "in_flight", "queued")
+COLUMNS = (*COUNTS, *(f"{measure}_{which}" for measure in MEASURES for which in ("p50", "p95")))
+"""What a row says: counts of one second, and percentiles (None where nothing was measured)."""
+
+Row = tuple[int | float | None, ...]
+
+
+def row_of(second: Second) -> Row:
+    """A second as the dashboard draws it, in the order of ``COLUMNS``."""
+    found: list[int | float | None] = [getattr(second, name) for name in COUNTS]
+    for measure in MEASURES:
+        quantile = quantiles([getattr(second, measure)])
+        found += [quantile.p50, quantile.p95] if quantile.count else [None, None]
+    return tuple(found)
 
 
 class History:
@@ -114,6 +129,8 @@ class History:
     def __init__(self, now_unix: float) -> None:
         self.seconds: deque[Second] = deque(maxlen=SECONDS)
         """Those that are over, oldest first."""
+        self.rows: deque[Row] = deque(maxlen=SECONDS)
+        """The same as the dashboard draws them: made once, since making all of them takes long."""
         self.failures: deque[FleetFailure] = deque(maxlen=MAX_NEWS)
         self.changes: deque[FleetNews] = deque(maxlen=MAX_NEWS)
         self._now = Second(int(now_unix))
@@ -181,22 +198,29 @@ class History:
         if second <= self._now.at:
             return
         self._now.in_flight, self._now.queued = in_flight, queued
-        self.seconds.append(self._now)
+        self._put_away(self._now)
         for missed in range(max(self._now.at + 1, second - SECONDS), second):
-            self.seconds.append(Second(missed, in_flight=in_flight, queued=queued))
+            self._put_away(Second(missed, in_flight=in_flight, queued=queued))
         self._now = Second(second)
+
+    def _put_away(self, second: Second) -> None:
+        self.seconds.append(second)
+        self.rows.append(row_of(second))
 
     # ---- what others read
 
     def last(self, seconds: int) -> list[Second]:
         """The newest seconds that are over, oldest first."""
         have = len(self.seconds)
-        return [self.seconds[i] for i in range(max(0, have - seconds), have)]
+        return list(islice(self.seconds, max(0, have - seconds), have))
 
-    def since(self, at: int) -> list[Second]:
-        """Those after ``at``."""
-        newest = self.seconds[-1].at if self.seconds else at
-        return [second for second in self.last(max(0, newest - at)) if second.at > at]
+    def since(self, at: int) -> list[Row]:
+        """Rows of the seconds after ``at``, oldest first."""
+        if not self.seconds:
+            return []
+        have = len(self.rows)
+        new = min(have, max(0, self.seconds[-1].at - at))
+        return [row for row in islice(self.rows, have - new, have) if (row[0] or 0) > at]
 
 
 def pairs(seconds: Iterable[Second], over_s: float) -> tuple[FleetPair, ...]:

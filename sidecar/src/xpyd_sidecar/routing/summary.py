@@ -5,7 +5,7 @@ Belongs here: formulas, each in one place, for metrics, dashboard and ``/fleet``
     arrived ─── queued_s ───┬─ prefill leg ──▶ 2xx ┐
                             │                      ├─ handover ─▶ decode's first event ── tokens ──▶ end
                             └─ decode leg ─ waits ─┘
-    ├──────────────────────── TTFT ──────────────────────────────┤├── TPOT × (tokens - 1) ─────────┤
+    ├──────────────────────── TTFT ──────────────────────────────┤├── TPOT * (tokens - 1) ─────────┤
 """
 
 from __future__ import annotations
