@@ -36,7 +36,8 @@ async def test_models_in_openais_form() -> None:
 @pytest.mark.parametrize(("method", "path", "status"), [
     ("GET", "/v1/completions", 405), ("PUT", "/v1/chat/completions", 405), ("POST", "/v1/models", 405),
     ("POST", "/health", 405),
-    ("DELETE", "/fleet", 405), ("POST", "/v1/embeddings", 404), ("POST", "/tokenize", 404), ("GET", "/", 404),
+    ("DELETE", "/fleet", 405), ("GET", "/v1/embeddings", 405), ("POST", "/version", 405), ("GET", "/", 404),
+    ("POST", "/sleep", 403), ("GET", "/v1/responses/r1", 501), ("POST", "/v1/responses/r1/cancel", 501),
     ("GET", "/v1/completions/", 404), ("POST", "/V1/completions", 404), ("GET", "/%2e%2e/health", 404),
 ])
 async def test_wrong_paths_and_methods(method: str, path: str, status: int) -> None:
@@ -49,10 +50,11 @@ async def test_wrong_paths_and_methods(method: str, path: str, status: int) -> N
             assert answer.headers["allow"] in {"GET", "POST"}
 
 
-async def test_other_v1_paths_say_so() -> None:
+async def test_a_refused_path_says_why() -> None:
     async with fleet() as f:
-        assert (await f.post("/v1/embeddings",
-                             {})).json["error"]["message"] == "/v1/embeddings is not served by this router"
+        error = (await f.post("/v1/load_lora_adapter", {})).json["error"]
+        assert error["code"] == "path_refused"
+        assert "changes one engine alone" in error["message"]
 
 
 async def test_health_is_the_process_and_ready_says_why_not() -> None:

@@ -158,21 +158,21 @@ async def test_a_flood_of_pipelined_requests_is_held_back_and_then_answered() ->
     (b"nonsense\r\n\r\n", 400),
     (b"GET /\r\n\r\n", 505),
     (b"GET / HTTP/9.9\r\n\r\n", 400),
-    (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
-    (b"GET / HTTP/1.1\r\nBad Name: x\r\n\r\n", 400),
-    (b"POST / HTTP/1.1\r\nContent-Length: -5\r\n\r\n", 400),
-    (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
-    (b"POST / HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
-    (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+    (b"GET / HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n", 400),
+    (b"GET / HTTP/1.1\r\nHost: a\r\nBad Name: x\r\n\r\n", 400),
+    (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n", 400),
+    (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", 400),
+    (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n", 400),
+    (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
     (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
-    (b"GET / HTTP/1.1\r\nX: \x00\r\n\r\n", 400),
-    (b"POST / HTTP/1.1\r\nExpect: the-unexpected\r\nContent-Length: 1\r\n\r\n", 417),
+    (b"GET / HTTP/1.1\r\nHost: a\r\nX: \x00\r\n\r\n", 400),
+    (b"POST / HTTP/1.1\r\nHost: a\r\nExpect: the-unexpected\r\nContent-Length: 1\r\n\r\n", 417),
     (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n", 414),
-    (b"GET / HTTP/1.1\r\nX: " + b"y" * 300_000, 431),
-    (b"GET / HTTP/1.1\r\nX: " + b"y" * 5000 + b"\r\n\r\n", 431),
+    (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 300_000, 431),
+    (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 5000 + b"\r\n\r\n", 431),
     (b"GET / HTTP/1.1\r\n" + b"X: 1\r\n" * 2000, 431),
-    (b"POST / HTTP/1.1\r\nContent-Length: 100001\r\n\r\n", 413),
+    (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100001\r\n\r\n", 413),
 ])
 async def test_bad_http_is_told_in_openais_form_and_the_connection_closed(raw: bytes, status: int) -> None:
     async with site() as s:
@@ -188,7 +188,7 @@ async def test_bad_http_is_told_in_openais_form_and_the_connection_closed(raw: b
 
 async def test_a_chunked_body_is_read_and_bounded() -> None:
     async with site() as s:
-        head = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
         assert (await s.raw(head + b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n")).body == b"POST /echo abcde"
         assert (await s.raw(head + b"1000\r\n%b\r\n" % (b"x" * 4096) * 30)).status == 413
 
@@ -196,7 +196,7 @@ async def test_a_chunked_body_is_read_and_bounded() -> None:
 async def test_an_oversized_body_is_refused_before_it_is_sent_and_the_answer_is_not_lost() -> None:
     async with site() as s:
         reader, writer = await s.open()
-        writer.write(b"POST /echo HTTP/1.1\r\nContent-Length: 5000000\r\n\r\n")
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 5000000\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             for _ in range(50):
                 writer.write(b"x" * 100_000)
@@ -211,11 +211,12 @@ async def test_expect_100_continue() -> None:
     async with site() as s:
         reader, writer = await s.open()
         for _ in range(2):
-            writer.write(b"POST /echo HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+            writer.write(b"POST /echo HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
             assert (await read_answer(reader)).status == 100
             writer.write(b"ok")
             assert (await read_answer(reader)).body == b"POST /echo ok"
-        writer.write(request_bytes("/later") + b"POST /echo HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        head = b"POST /echo HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+        writer.write(request_bytes("/later") + head)
         await s.wait(lambda: bool(s.app.later))
         s.app.later[0].reply.whole(200, [], b"first")
         assert (await read_answer(reader)).body == b"first", "100 Continue never comes before an earlier answer"
@@ -261,7 +262,7 @@ async def test_an_offer_to_upgrade_is_ignored() -> None:
             writer.write(bytes([byte]))
             await asyncio.sleep(0)
         assert (await read_answer(reader)).body == b"POST /echo body"
-        writer.write(b"CONNECT a:1 HTTP/1.1\r\n\r\n")
+        writer.write(b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n")
         assert (await read_answer(reader)).status == 405
         writer.transport.abort()
 
@@ -269,7 +270,7 @@ async def test_an_offer_to_upgrade_is_ignored() -> None:
 async def test_head_has_the_length_and_no_body() -> None:
     async with site() as s:
         reader, writer = await s.open()
-        writer.write(b"HEAD /echo HTTP/1.1\r\n\r\n" + b"GET /echo HTTP/1.1\r\n\r\n")
+        writer.write(b"HEAD /echo HTTP/1.1\r\nHost: a\r\n\r\n" + b"GET /echo HTTP/1.1\r\nHost: a\r\n\r\n")
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         assert "content-length: 11" in head
         assert (await read_answer(reader)).body == b"GET /echo "
@@ -330,7 +331,7 @@ async def test_a_slow_client_pauses_its_answer_and_one_that_never_reads_is_cut(m
 async def test_a_slow_loris_is_told_to_hurry_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with site(receive_s=0.05) as s:
         reader, writer = await s.open()
-        writer.write(b"POST /echo HTTP/1.1\r\nContent-Le")
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Le")
         await asyncio.sleep(0.08)
         writer.write(b"ngth: 10\r\n")
         await asyncio.sleep(0.02)

@@ -1,8 +1,9 @@
 """Every path of the router: what is served where.
 
-    POST /v1/completions  /v1/chat/completions    generation
+    POST /v1/completions  /v1/chat/completions    generation, disaggregated
+    what else vLLM serves                         passed to a decode instance, or refused (``routing.paths``)
     GET  /v1/models  /v1/models/{id}              served models
-    GET  /health                                  the process lives
+    GET  /health  /ping                           the process lives
     GET  /ready                                   the roster is known and somebody decodes (see not_ready)
     GET  /metrics                                 Prometheus
     GET  /fleet                                   contract.fleet.Fleet; needs the admin token
@@ -22,12 +23,13 @@ from xpyd_sidecar.proxy.dashboard import Dashboard
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.metrics import CONTENT_TYPE
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.routing import paths
 from xpyd_sidecar.routing.faults import Fault, unknown_model
-from xpyd_sidecar.routing.fields import Api
+from xpyd_sidecar.routing.paths import Way
 
 _JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
-GENERATION: dict[str, Api] = {"/v1/completions": "completions", "/v1/chat/completions": "chat"}
+GENERATION = {route.path: route.api for route in paths.TABLE if route.api is not None}
 
 
 class Paths:
@@ -39,8 +41,8 @@ class Paths:
         self._admin = (admin_token.encode(),)
         self._created = int(time.time())
         self._get: dict[str, Callable[[HttpRequest, Reply], None]] = {
-            "/health": self._health, "/ready": self._ready, "/metrics": self._metrics, "/fleet": self._fleet,
-            "/v1/models": self._models,
+            "/health": self._health, "/ping": self._health, "/ready": self._ready, "/metrics": self._metrics,
+            "/fleet": self._fleet, "/v1/models": self._models,
         }
         if dispatch.config.dashboard:
             self._get |= Dashboard(dispatch, self._admin, client_keys).paths
@@ -56,22 +58,28 @@ class Paths:
             except Fault as fault:
                 self._dispatch.refused(api, request, fault)
                 raise
+        route = paths.find(request.path)
+        if route is not None and route.way is Way.PASSED:
+            self._allow(request, *route.methods)
+            self._check_client(request)
+            return self._dispatch.passing.open(route, request, reply)
+        if route is not None and route.way is Way.REFUSED:
+            raise Fault(route.status, f"{request.path} is not served by this router: {route.reason}", code="path_refused")
         found = self._get.get(request.path)
         if found is None and request.path.startswith("/v1/models/"):
             found = self._model
         if found is None:
-            known = request.path.startswith("/v1/") or request.path in {"/tokenize", "/detokenize"}
-            words = f"{request.path} is not served by this router" if known else f"there is nothing at {request.path}"
+            words = f"there is nothing at {request.path}"
             raise Fault(404, words, kind="NotFoundError", code="unknown_path")
-        self._allow(request, "GET")
+        self._allow(request, *(route.methods if route is not None else ("GET",)))
         found(request, reply)
         return None
 
     @staticmethod
-    def _allow(request: HttpRequest, method: str) -> None:
-        if request.method != method and not (method == "GET" and request.method == "HEAD"):
-            words = f"{request.path} takes {method}, not {request.method}"
-            raise Fault(405, words, code="method_not_allowed", allow=method)
+    def _allow(request: HttpRequest, *methods: str) -> None:
+        if request.method not in methods and not (request.method == "HEAD" and "GET" in methods):
+            words = f"{request.path} takes {' or '.join(methods)}, not {request.method}"
+            raise Fault(405, words, code="method_not_allowed", allow=", ".join(methods))
 
     def _check_client(self, request: HttpRequest) -> None:
         if self._client_keys:

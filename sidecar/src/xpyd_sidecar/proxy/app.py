@@ -17,6 +17,7 @@ from xpyd_sidecar.proxy.connection import Bounds
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.members import Members
 from xpyd_sidecar.proxy.server import Server
+from xpyd_sidecar.routing.paths import STREAMED
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Router:
         self.dispatch = Dispatch(config)
         self.paths = Paths(self.dispatch, client_keys, keys.admin_token(key))
         bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
-        self.server = Server(self.paths, bounds)
+        self.server = Server(self.paths, bounds, STREAMED)
         self.members = Members(config.instance, self.dispatch.on_message, self.dispatch.observer.metrics.message)
         self.port = 0
         self.members_port = 0
@@ -72,11 +73,12 @@ class Router:
         self.server.stop_listening()
         loop = asyncio.get_running_loop()
         end = loop.time() + self._config.drain_timeout_s
-        while (self.dispatch.servings or self.server.connections) and loop.time() < end:
+        while (self.dispatch.servings or self.dispatch.passing or self.server.connections) and loop.time() < end:
             await asyncio.sleep(0.02)
             self.server.drain()
-        if self.dispatch.servings:
-            logger.warning("cut off requests that outlived the drain", extra={"requests": len(self.dispatch.servings)})
+        if self.dispatch.servings or self.dispatch.passing:
+            logger.warning("cut off requests that outlived the drain", extra={
+                "requests": len(self.dispatch.servings) + len(self.dispatch.passing)})
             self.dispatch.abort("the router stopped")
             await asyncio.sleep(0.05)  # for the error events to leave
         await self.end()

@@ -23,6 +23,7 @@ import httptools
 import msgspec
 
 from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
+from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.routing.faults import Fault, bad_request, unavailable
 
 logger = logging.getLogger(__name__)
@@ -43,8 +44,11 @@ LINGER_S = 3.0
 """How long a closed connection may take to send its last bytes and to see the client's end."""
 SLOWEST_BODY = 100_000
 """Bytes a second that a large body must come with, beyond the time that every request has."""
+FRAMING = 16
+"""Bytes that may come for each byte of a body, beyond what a head may have: bounds extensions of chunks, and trailers."""
 HIGH_WATER = 256 << 10
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_AUTHORITY = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -61,6 +65,8 @@ class Home(Protocol):
 
     application: Application
     bounds: Bounds
+    streamed: frozenset[str]
+    """Paths whose bodies are handed on while they come."""
     loop: asyncio.AbstractEventLoop
     connections: set[Connection]
     draining: bool
@@ -79,8 +85,8 @@ class Connection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = ("_began", "_blocked_at", "_body", "_busy", "_closing", "_continue", "_deaf", "_declared", "_fault",
-                 "_handler", "_head_size", "_headers", "_in_head", "_known_size", "_parser", "_paused", "_queue",
-                 "_queued_bytes", "_served", "_since", "_size", "_transport", "_url", "server")
+                 "_handler", "_head_size", "_headers", "_hosts", "_in_head", "_known_size", "_parser", "_paused", "_queue",
+                 "_queued_bytes", "_raw", "_served", "_since", "_size", "_transport", "_upload", "_url", "server")
 
     def __init__(self, server: Home) -> None:
         self.server = server
@@ -109,9 +115,11 @@ class Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._head_size = self._known_size = 0
         self._body: list[bytes] = []
-        self._size = 0
+        self._size = self._raw = 0
         self._declared = 0
+        self._hosts = 0
         self._in_head = False
+        self._upload: Upload | None = None
 
     # ---- asyncio
 
@@ -133,10 +141,20 @@ class Connection(asyncio.Protocol):
         self._feed(data)
         if self._in_head:
             self._bound_head(0 if self._began else len(data))
+        elif self._headers and not self._began:
+            self._bound_framing(len(data))
         if self._fault is not None:
-            self._deaf = True
-            self._queue.append(self._fault)
+            self._give_up(self._fault)
         self._next()
+
+    def _give_up(self, fault: Fault) -> None:
+        """Nothing more is read; the client is told in its turn, by whoever takes the body where somebody does."""
+        self._deaf = True
+        upload, self._upload = self._upload, None
+        if upload is None:
+            self._queue.append(fault)
+        else:
+            upload.fail(fault)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -205,7 +223,11 @@ class Connection(asyncio.Protocol):
             self._fault = self._fault or Fault(414, f"the URL is longer than {MAX_URL} bytes", code="uri_too_long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One whole header."""
+        """One whole header, or a trailer: those are dropped (RFC 9110, 6.5.1), and bounded with the framing."""
+        if not self._in_head:
+            return
+        if name.lower() == b"host":
+            self._hosts += 1
         self._headers.setdefault(name.lower(), value)
         self._known_size += len(name) + len(value) + 4
 
@@ -216,7 +238,10 @@ class Connection(asyncio.Protocol):
         if version not in {"1.0", "1.1"}:
             self._fault = self._fault or Fault(505, f"HTTP/{version} is not served", code="http_version")
         self._bound_head(0)
-        length = self._headers.get(b"content-length", b"0")
+        coding = self._headers.get(b"transfer-encoding")
+        if self._fault is None:
+            self._fault = _framing_fault(version, self._hosts, coding)
+        length = self._headers.get(b"content-length", b"0").strip()
         self._declared = int(length) if length.isdigit() else 0
         if self._declared > self.server.bounds.body_bytes:
             self._fault = self._fault or _too_large_body(self.server.bounds.body_bytes)
@@ -227,6 +252,11 @@ class Connection(asyncio.Protocol):
             elif version == "1.1":
                 self._continue = True
                 self._tell_continue()
+        if self._fault is None and (self._declared or coding is not None) and not self._parser.should_upgrade():
+            path = self._path()
+            if path in self.server.streamed and self._parser.get_method() == b"POST":
+                self._upload = Upload(None if coding is not None else self._declared, self._throttle)
+                self._enqueue(path, b"")
 
     def on_body(self, body: bytes) -> None:
         """Part of the body, without chunk framing."""
@@ -234,6 +264,8 @@ class Connection(asyncio.Protocol):
         if self._size > self.server.bounds.body_bytes:
             self._fault = self._fault or _too_large_body(self.server.bounds.body_bytes)
             self._body.clear()
+        elif self._fault is None and self._upload is not None:
+            self._upload.feed(body)
         elif self._fault is None:
             self._body.append(body)
 
@@ -242,16 +274,34 @@ class Connection(asyncio.Protocol):
         if self._fault is not None or self._parser.should_upgrade():
             return
         self._continue = False
+        if self._upload is not None:
+            self._upload.finish()
+        else:
+            self._enqueue(self._path(), self._body[0] if len(self._body) == 1 else b"".join(self._body))
+        self._reset()
+        self._since = self.server.loop.time()
+
+    def _path(self) -> str:
+        # A server must take the absolute form too (RFC 9112, 3.2.2).
+        url = self._url
+        if url[:1] != b"/":
+            url = _AUTHORITY.sub(b"", url, count=1) or b"/"
+        return url.split(b"?", 1)[0].decode("latin-1")
+
+    def _enqueue(self, path: str, body: bytes) -> None:
         given = self._headers.get(b"x-request-id", b"")
         request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        path = self._url.split(b"?", 1)[0].decode("latin-1")
-        request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body, request_id)
+        query = self._url.partition(b"?")
+        request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body, request_id,
+                              path.encode("latin-1") + query[1] + query[2], self._upload)
         old = self._parser.get_http_version() == "1.0"
         self._queue.append((request, not self._parser.should_keep_alive(), old))
         self._queued_bytes += len(body)
-        self._reset()
-        self._since = self.server.loop.time()
+
+    def _bound_framing(self, more: int) -> None:
+        self._raw += more
+        if self._raw > FRAMING * self._size + self.server.bounds.header_bytes + HIGH_WATER:
+            self._fault = self._fault or bad_request("the body's framing is larger than its content", code="malformed_http")
 
     def _bound_head(self, more: int) -> None:
         # What the parser holds of a header that is not whole yet is not seen; but everything read since the request's
@@ -288,7 +338,9 @@ class Connection(asyncio.Protocol):
         self._busy = False
         self._served = True
         self._since = self.server.loop.time()
-        if close:
+        if self._upload is not None and not self._queue:
+            self._deaf = True  # it was answered before its body was whole
+        if close or (self._deaf and not self._queue):
             self._close()
             return
         self._tell_continue()
@@ -302,6 +354,8 @@ class Connection(asyncio.Protocol):
                 return
             request, close, old = entry
             self._queued_bytes -= len(request.body)
+            if request.upload is not None:
+                self._tell_continue()
             self._busy = True
             reply = Reply(self, request.request_id, close=close, old=old, head_only=request.method == "HEAD")
             try:
@@ -328,7 +382,8 @@ class Connection(asyncio.Protocol):
     def _throttle(self) -> None:
         if self._transport is None or self._closing:
             return
-        full = len(self._queue) > MAX_QUEUED or (len(self._queue) > 0 and self._queued_bytes > MAX_QUEUED_BYTES)
+        full = (len(self._queue) > MAX_QUEUED or (len(self._queue) > 0 and self._queued_bytes > MAX_QUEUED_BYTES)
+                or (self._upload is not None and self._upload.blocked))
         if full and not self._paused:
             self._transport.pause_reading()
         elif not full and self._paused:
@@ -365,15 +420,26 @@ class Connection(asyncio.Protocol):
         elif self._closing:
             if now - self._since > LINGER_S:
                 self.abort()
+        elif self._upload is not None:
+            self._sweep_upload(self._upload, now)
         elif self._busy:
             return
         elif self.receiving:
-            allowed = self.server.bounds.receive_s + max(self._declared, self._size) / SLOWEST_BODY
-            if now - self._since > allowed:
-                self._fault = Fault(408, f"the request did not come within {allowed:g} s", code="request_timeout")
+            if now - self._since > self._allowed_s():
+                self._fault = _too_slow(self._allowed_s())
                 self._refuse(self._fault)
         elif now - self._since > self._idle_s():
             self._close()
+
+    def _sweep_upload(self, upload: Upload, now: float) -> None:
+        if upload.blocked:
+            self._since = now  # it is not the client who is slow
+        elif now - self._since > self._allowed_s():
+            self._give_up(_too_slow(self._allowed_s()))
+            self._next()
+
+    def _allowed_s(self) -> float:
+        return self.server.bounds.receive_s + max(self._declared, self._size) / SLOWEST_BODY
 
     def _idle_s(self) -> float:
         if self.server.draining:
@@ -398,3 +464,20 @@ def _too_large_head(limit: int) -> Fault:
 
 def _too_large_body(limit: int) -> Fault:
     return Fault(413, f"the request's body is larger than {limit} bytes", code="body_too_large")
+
+
+def _too_slow(allowed_s: float) -> Fault:
+    return Fault(408, f"the request did not come within {allowed_s:g} s", code="request_timeout")
+
+
+def _framing_fault(version: str, hosts: int, coding: bytes | None) -> Fault | None:
+    """What the parser lets pass and RFC 9112 does not: its sections 3.2 and 6.1."""
+    if hosts > 1 or (version == "1.1" and not hosts):
+        return bad_request(f"malformed HTTP: {hosts or 'no'} Host headers", code="malformed_http")
+    if coding is None:
+        return None
+    if version == "1.0":
+        return bad_request("malformed HTTP: Transfer-Encoding in HTTP/1.0", code="malformed_http")
+    if coding.strip().lower() != b"chunked":
+        return Fault(501, f"Transfer-Encoding: {coding[:40].decode('latin-1')} is not understood", code="transfer_encoding")
+    return None

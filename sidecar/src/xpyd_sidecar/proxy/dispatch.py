@@ -15,6 +15,7 @@ from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.proxy.observer import Observer
+from xpyd_sidecar.proxy.passing import Passing
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving, access
 from xpyd_sidecar.proxy.upstream import Pool
@@ -58,6 +59,7 @@ class Dispatch:
         self.observer = Observer(self.roster)
         self.access_log = router.access_log
         self.servings: set[Serving] = set()
+        self.passing = Passing(self)
         self.draining = False
         self.watch = Watch(self.roster, self.lost, self.observer)
 
@@ -134,6 +136,7 @@ class Dispatch:
         """The roster says that this incarnation will never answer."""
         for serving in list(self.servings):
             serving.on_lost(instance, incarnation, reason)
+        self.passing.on_lost(instance, incarnation, reason)
 
     # ---- time
 
@@ -145,11 +148,13 @@ class Dispatch:
         self.observer.turn()
         for serving in list(self.servings):
             serving.sweep(now, STALL_S)
+        self.passing.sweep(now)
 
     def abort(self, reason: str) -> None:
         """Cut off what still runs."""
         for serving in list(self.servings):
             serving.abort(reason)
+        self.passing.abort(reason)
 
     async def close(self) -> None:
         """Let go of every connection."""

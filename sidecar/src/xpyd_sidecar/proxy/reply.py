@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing.faults import Fault
 
@@ -27,6 +28,10 @@ class HttpRequest(msgspec.Struct, frozen=True):
     body: bytes
     request_id: str
     """The client's X-Request-Id if it is a plain word, else a new one."""
+    target: bytes = b""
+    """Path and query, as the client wrote them."""
+    upload: Upload | None = None
+    """The body where it is handed on while it comes; ``body`` is empty then."""
 
 
 class Handler(Protocol):
@@ -70,13 +75,15 @@ class Connection(Protocol):
 class Reply:
     """The answer to one request. One head, ever: ``whole``, or ``begin`` … ``end`` or ``fail``."""
 
-    __slots__ = ("_close", "_connection", "_head_only", "_old", "done", "request_id", "sent", "started", "status")
+    __slots__ = ("_close", "_connection", "_head_only", "_old", "_sized", "done", "request_id", "sent",
+                 "started", "status")
 
     def __init__(self, connection: Connection, request_id: str, *, close: bool, old: bool, head_only: bool) -> None:
         self._connection = connection
         self._close = close
         self._old = old
         self._head_only = head_only
+        self._sized = False
         self.request_id = request_id
         self.started = False
         self.done = False
@@ -100,11 +107,21 @@ class Reply:
         """An error, whole."""
         self.whole(fault.status, fault.headers(), fault.body())
 
-    def begin(self, status: int, headers: list[tuple[bytes, bytes]], first: bytes) -> None:
-        """The head of an answer that comes in parts, and its first part."""
-        if self._old:
+    def last(self) -> None:
+        """Close the connection after this answer."""
+        self._close = True
+
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]], first: bytes, *, length: int | None = None) -> None:
+        """The head of an answer that comes in parts, and its first part. ``length``: of all parts, where it is known."""
+        if length is not None:
+            self._sized = True
+            framing = b"content-length: %d\r\n" % length
+        elif self._old:
             self._close = True
-        self._connection.send(self._head(status, headers, b"" if self._old else b"transfer-encoding: chunked\r\n") + first)
+            framing = b""
+        else:
+            framing = b"transfer-encoding: chunked\r\n"
+        self._connection.send(self._head(status, headers, framing) + first)
         self.sent += len(first)
 
     def write(self, data: bytes) -> None:
@@ -114,13 +131,18 @@ class Reply:
 
     def end(self) -> None:
         """The last part has been written."""
-        if not self._old:
+        if not self._old and not self._sized and not self._head_only:
             self._connection.send(b"0\r\n\r\n")
         self._finish()
 
     def fail(self, event: bytes) -> None:
         """End an answer that has begun with an error event, and close: a second head is never sent."""
         self._connection.send(event if self._old else chunk_of(event) + b"0\r\n\r\n")
+        self._close = True
+        self._finish()
+
+    def cut(self) -> None:
+        """End an answer that has begun and will not be whole: its framing tells the client."""
         self._close = True
         self._finish()
 

@@ -24,9 +24,10 @@ MAX_CONNECTIONS = 16384
 class Server:
     """Listens, and keeps its connections."""
 
-    def __init__(self, application: Application, bounds: Bounds) -> None:
+    def __init__(self, application: Application, bounds: Bounds, streamed: frozenset[str] = frozenset()) -> None:
         self.application = application
         self.bounds = bounds
+        self.streamed = streamed
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
         self.draining = False
