@@ -12,6 +12,10 @@ caller's business. Does not belong here: vLLM, torch, and anything that knows wh
     wire      what is said at joining, and handles
     local     readers of this host: joining, liveness, side segments
     remote    readers elsewhere: ZMQ
-    queue     Writer and Reader
-    rpc       calls to all or some workers, answers by rank
+    sides     side segments, for messages larger than a chunk
+    shared    the writer's half of the ring, put together
+    queue     the writer's end
+    reader    the readers' end
+    calls     what calls and answers look like
+    rpc       calls to all or some workers, answers by rank; worker: their end
 """
