@@ -27,6 +27,10 @@ CUTS = 3
 """Continuations recorded of each request."""
 
 
+class Refused(Exception):
+    """The engine does not answer this request."""
+
+
 class Recorder:
     """Asks one engine, one request at a time."""
 
@@ -38,7 +42,7 @@ class Recorder:
         text = self._ask(api, {"model": MODEL_NAME, **body, "stream": True})
         events = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
         if events[-1] != "[DONE]" or any(event.startswith('{"error"') for event in events):
-            raise SystemExit(f"{body}: {text[-500:]}")
+            raise Refused(f"{body}: {text[-500:]}")
         return events[:-1]
 
     def whole(self, api: str, body: dict[str, Any]) -> Any:
@@ -55,7 +59,7 @@ class Recorder:
         finally:
             connection.close()
         if answer.status != 200:
-            raise SystemExit(f"{body}: {answer.status} {text[:500]}")
+            raise Refused(f"{body}: {answer.status} {text[:500]}")
         return text
 
     def line(self, name: str, wanted: Wanted) -> Line:
@@ -98,8 +102,10 @@ def record(engine: Engine) -> Corpus:
     sys.stderr.write(f"{len(known)} lines\n")
     found = []
     for name, wanted in requests().items():
-        sys.stderr.write(f"{name}\n")
-        found.append(recorder.request(name, wanted, known))
+        try:
+            found.append(recorder.request(name, wanted, known))
+        except Refused as error:
+            sys.stderr.write(f"left out: {name}: {error}\n")
     return Corpus(list(known.values()), found)
 
 

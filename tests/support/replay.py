@@ -56,7 +56,7 @@ class Replay:
         """The events of a stream. Raises Unknown."""
         api = APIS[path]
         known = self._requests.get(_key(api, body))
-        if known is not None and not _given(body):
+        if known is not None and not (body.get("kv_transfer_params") or {}).get("prompt_token_ids"):
             return self._named(known.ids if body.get("return_token_ids") else known.plain, request_id)
         line, cut = self._place(api, body)
         return [json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
@@ -100,8 +100,9 @@ class Replay:
         head = {"id": f"{PREFIXES[line.api]}-{request_id}", "object": OBJECTS[line.api], "created": self.created,
                 "model": MODEL_NAME}
 
-        def counted(tokens: int) -> dict[str, int]:
-            return {"prompt_tokens": len(prompt), "total_tokens": len(prompt) + tokens, "completion_tokens": tokens}
+        def counted(tokens: int, *, last: bool = False) -> dict[str, Any]:
+            found = {"prompt_tokens": len(prompt), "total_tokens": len(prompt) + tokens, "completion_tokens": tokens}
+            return {**found, "completion_tokens_details": None} if chat and not last else found
 
         if chat:
             first = {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
@@ -116,7 +117,9 @@ class Replay:
             if body.get("logprobs"):
                 logprobs, offset = _logprobs(delta.steps, chat=chat, offset=offset)
             choice: dict[str, Any] = {"index": 0}
-            choice |= {"delta": {"content": delta.text}} if chat else {"text": delta.text}
+            if chat and not (delta.text or delta.finish or logprobs or ids):
+                continue  # a parser was on when the streams were recorded: it says nothing where there is no text
+            choice |= {"delta": {"content": delta.text} if delta.text else {}} if chat else {"text": delta.text}
             choice |= {"logprobs": logprobs, "finish_reason": delta.finish}
             if not chat:
                 only_first = prompt if ids and tokens == len(delta.steps) else None
@@ -126,7 +129,7 @@ class Replay:
             event = {**head, "choices": [{**choice, "token_ids": given}]}
             yield {**event, "usage": counted(tokens)} if always else event
         if usage:
-            yield {**head, "choices": [], "usage": counted(tokens)}
+            yield {**head, "choices": [], "usage": counted(tokens, last=True)}
 
 
 def _key(api: str, body: dict[str, Any]) -> str:
