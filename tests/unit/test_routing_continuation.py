@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from recorded import Corpus, Line, Seen, Step, seen_of
-from replay import Replay
+from made_streams import MAX, MadeReplay, made_fields, made_line
+from recorded import Line, Seen, Step, seen_of
 
 from xpyd_sidecar.proxy.events import EventStream, SplicedStream, stream_of
 from xpyd_sidecar.proxy.wire import chunk_of
@@ -26,58 +26,12 @@ from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.splice import Splicer
 from xpyd_sidecar.routing.ways import Way
 
-TEXTS = ["a", " the", "b", "\n", '"', "\\", "日", "😀", "ab", "xyz", " ", "data: ", '","logprobs":', "\t", "é", '"token_ids":[']
-MAX = 40
-PATHS: dict[str, str] = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-
-
-def made_line(api: Api, draw: random.Random) -> Line:
-    steps = []
-    for _ in range(MAX + 4):
-        text = "" if draw.random() < 0.2 else draw.choice(TEXTS)
-        number = draw.choice([draw.randrange(10), draw.randrange(1000), draw.randrange(130_000)])
-        shown = text or "\ufffd"
-        probs: dict[str, Any] = {"token_logprobs": [-0.5], "tokens": [shown], "top_logprobs": [{shown: -0.5}]}
-        if api == "chat":
-            probs = {"content": [{"token": shown, "logprob": -0.5, "bytes": list(shown.encode()), "top_logprobs": []}]}
-        steps.append(Step(number, text, probs))
-    prompt = [draw.randrange(130_000) for _ in range(draw.choice([1, 2, 30]))]
-    what: dict[str, Any] = {"prompt": "text"} if api == "completions" else {"messages": [{"role": "user", "content": "hi"}]}
-    return Line("made", api, {**what, "temperature": 0}, prompt, steps)
-
-
-def made_fields(line: Line, draw: random.Random) -> dict[str, Any]:
-    fields: dict[str, Any] = {"model": "tiny", **line.body, "stream": True, "max_tokens": draw.randrange(1, MAX)}
-    text = "".join(step.text for step in line.steps[:30])
-    if draw.random() < 0.5:
-        at = draw.randrange(max(1, len(text) - 4))
-        stops = [text[at:at + draw.randrange(1, 6)], "\x00never\x00" * draw.randrange(1, 3)]
-        fields["stop"] = draw.choice([stops, stops[0], stops[1], stops[:1]])
-        if draw.random() < 0.4:
-            fields["include_stop_str_in_output"] = True
-    if draw.random() < 0.3:
-        fields["min_tokens"] = draw.randrange(fields["max_tokens"] + 1)
-    if draw.random() < 0.3:
-        fields["stop_token_ids"] = [draw.choice(line.steps).id]
-    if draw.random() < 0.5:
-        fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": draw.random() < 0.5}
-    if draw.random() < 0.3:
-        fields |= {"logprobs": 1} if line.api == "completions" else {"logprobs": True, "top_logprobs": 0}
-    if draw.random() < 0.2:
-        fields["return_token_ids"] = True
-    if draw.random() < 0.2:
-        fields["frequency_penalty"] = 0.0
-    if draw.random() < 0.2:
-        fields["frequency_penalty"] = 0.5  # replay
-    return fields
-
-
 class Run:
     """One request, by the rules of the router, on engines that break off."""
 
     def __init__(self, api: Api, line: Line, fields: dict[str, Any], draw: random.Random, *, framed: bool = True) -> None:
         self.line, self.draw, self.framed = line, draw, framed
-        self.engine = Replay(Corpus([line], []))
+        self.engine = MadeReplay(line)
         self.request = bodies.parse(api, json.dumps(fields).encode())
         position = position_of(self.request, goes_on=True)
         assert position is not None
