@@ -83,8 +83,6 @@ def router(service: DisaggService) -> Iterator[tuple[str, str]]:
         yield "spec.router.firstToken", f"{given.first_token} is not built yet; write decode"
     if given.workers != 1:
         yield "spec.router.workers", "a router is one process yet; write 1"
-    if given.tls.secret is not None:
-        yield "spec.router.tls.secret", "the router does not speak TLS yet; leave it out"
     if given.tracing.endpoint is not None:
         yield "spec.router.tracing.endpoint", "the router sends no spans yet; leave it out"
     if given.compat != "none":

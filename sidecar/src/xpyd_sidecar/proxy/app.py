@@ -17,6 +17,7 @@ from xpyd_sidecar.proxy.connection import Bounds
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.members import Members
 from xpyd_sidecar.proxy.server import Server
+from xpyd_sidecar.proxy.tls import Certificate
 from xpyd_sidecar.routing.paths import STREAMED
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,9 @@ class Router:
         bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds, STREAMED)
         self.members = Members(config.instance, self.dispatch.on_message, self.dispatch.observer.metrics.message)
+        self._certificate: Certificate | None = None
+        if self._config.tls_cert_file is not None and self._config.tls_key_file is not None:
+            self._certificate = Certificate(self._config.tls_cert_file, self._config.tls_key_file)
         self.port = 0
         self.members_port = 0
         self._sweeper: asyncio.Task[None] | None = None
@@ -50,7 +54,7 @@ class Router:
         """
         try:
             self.members_port = self.members.listen(self._config.host, self._config.members_port, self._key)
-            self.port = await self.server.listen(self._config.host, self._config.port)
+            self.port = await self.server.listen(self._config.host, self._config.port, self._certificate)
         except BaseException:
             await self.end()
             raise

@@ -13,6 +13,7 @@ from email.utils import formatdate
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy.connection import Bounds, Connection
 from xpyd_sidecar.proxy.reply import Application
+from xpyd_sidecar.proxy.tls import HANDSHAKE_S, LOOK_S, SHUTDOWN_S, Certificate
 from xpyd_sidecar.routing.faults import Fault
 
 logger = logging.getLogger(__name__)
@@ -35,18 +36,24 @@ class Server:
         """Every answer is the last of its connection, though the server goes on."""
         self.date = formatdate(usegmt=True).encode()
         self._server: asyncio.Server | None = None
+        self._certificate: Certificate | None = None
+        self._looked_at = self.loop.time()
 
-    async def listen(self, host: str, port: int) -> int:
-        """Listen; the port (chosen by the kernel where ``port`` is 0).
+    async def listen(self, host: str, port: int, certificate: Certificate | None = None, *, shared: bool = False) -> int:
+        """Listen; the port (chosen by the kernel where ``port`` is 0). ``shared``: with other processes (SO_REUSEPORT).
 
         Raises:
             ConfigError: the address cannot be listened on.
         """
+        tls = certificate is not None
         try:
-            self._server = await self.loop.create_server(lambda: Connection(self), host, port, backlog=BACKLOG,
-                                                         reuse_address=True)
+            self._server = await self.loop.create_server(
+                lambda: Connection(self), host, port, backlog=BACKLOG, reuse_address=True, reuse_port=shared or None,
+                ssl=certificate.context if certificate is not None else None,
+                ssl_handshake_timeout=HANDSHAKE_S if tls else None, ssl_shutdown_timeout=SHUTDOWN_S if tls else None)
         except OSError as error:
             raise ConfigError(f"router.port: cannot listen on {host}:{port}: {error.strerror or error}") from None
+        self._certificate = certificate
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
@@ -62,6 +69,9 @@ class Server:
         """Called every second."""
         self.date = formatdate(usegmt=True).encode()
         now = self.loop.time()
+        if self._certificate is not None and now - self._looked_at >= LOOK_S:
+            self._looked_at = now
+            self._certificate.look()
         for connection in list(self.connections):
             connection.sweep(now)
 
