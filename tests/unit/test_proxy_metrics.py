@@ -97,7 +97,8 @@ def test_instances_and_open_legs_are_read_when_asked() -> None:
 def test_queue_and_budget_are_read_when_asked() -> None:
     metrics = Metrics(list)
     left = [5.0]
-    metrics.watch(lambda: 3, lambda: left[0])
+    metrics.watch_queue(lambda: 3)
+    metrics.watch_budget(lambda: left[0])
     assert value(metrics, "xpyd_router_queued") == 3
     left[0] = 2.5
     assert value(metrics, "xpyd_router_retry_budget") == 2.5

@@ -14,7 +14,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.proxy.observer import Observer
+from xpyd_sidecar.proxy.observer import Observer, tracing_of
 from xpyd_sidecar.proxy.passing import Passing
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving, access
@@ -57,6 +57,8 @@ class Dispatch:
         self.budget = RetryBudget(router.retry_budget)
         self.pool = Pool(self.loop)
         self.observer = Observer(self.roster)
+        self.observer.metrics.watch_budget(lambda: self.budget.left(self.loop.time()))
+        self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.access_log = router.access_log
         self.servings: set[Serving] = set()
         self.passing = Passing(self)
@@ -79,6 +81,8 @@ class Dispatch:
             raise unavailable(f"{self.config.max_in_flight} requests are being served, which is the limit")
         passed = [(name, request.headers[name]) for name in PASSED_HEADERS if name in request.headers]
         serving = Serving(self, reply, parsed, TransferId(secrets.token_hex(16)), passed, picks=self.picker)
+        if self.tracing is not None:
+            serving.trace = self.tracing.begin(request.headers, serving.record)
         self.servings.add(serving)
         self.observer.opened()
         self.budget.on_request(self.loop.time())
@@ -97,6 +101,8 @@ class Dispatch:
         """A request ended."""
         self.servings.discard(serving)
         self.observer.closed(record)
+        if serving.trace is not None:
+            serving.trace.end()
 
     def models(self) -> list[str]:
         """Served model names: the configured one, and those that instances beat."""
@@ -160,3 +166,5 @@ class Dispatch:
         """Let go of every connection."""
         await self.watch.close()
         self.pool.close()
+        if self.tracing is not None:
+            await self.tracing.close()

@@ -77,9 +77,12 @@ class Metrics:
         registry.register(self._pairs)
         registry.register(_Instances(members))
 
-    def watch(self, queued: Callable[[], float], budget: Callable[[], float]) -> None:
-        """Gauges that are read when asked: requests that wait, and retries left."""
+    def watch_queue(self, queued: Callable[[], float]) -> None:
+        """Whom to ask how many requests wait."""
         self._queued.set_function(queued)
+
+    def watch_budget(self, budget: Callable[[], float]) -> None:
+        """Whom to ask how many retries may be made."""
         self._budget.set_function(budget)
 
     def opened(self) -> None:

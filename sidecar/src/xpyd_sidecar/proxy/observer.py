@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import time
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance, Rates
-from xpyd_sidecar.contract.ids import ServiceName
+from xpyd_sidecar.contract.ids import InstanceName, ServiceName
+from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy.metrics import Metrics
 from xpyd_sidecar.routing import history as hi
 from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing.record import Record
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.proxy.spans import Tracing
 
 WINDOW_S = 60
 """What rates, latencies and pairs of ``/fleet`` are over; less while the router is younger."""
@@ -32,10 +37,10 @@ class Observer:
         self.metrics = Metrics(roster.members)
         self.history = hi.History(time())
 
-    def watch(self, queued: Callable[[], int], budget: Callable[[], float]) -> None:
-        """How many requests wait, and how many retries may be made, whenever it is asked."""
+    def watch_queue(self, queued: Callable[[], int]) -> None:
+        """How many requests wait for a place, whenever it is asked."""
         self._queued = queued
-        self.metrics.watch(queued, budget)
+        self.metrics.watch_queue(queued)
 
     # ---- requests
 
@@ -97,3 +102,18 @@ class Observer:
 
 def _with_rate(instance: FleetInstance, rate: float) -> FleetInstance:
     return msgspec.structs.replace(instance, served_s=round(rate, 4)) if rate else instance
+
+
+def tracing_of(endpoint: str, service: ServiceName, router: InstanceName) -> Tracing | None:
+    """What makes spans; None where no endpoint is set, and then nothing of OpenTelemetry is imported.
+
+    Raises:
+        ConfigError: the packages are not there.
+    """
+    if not endpoint:
+        return None
+    try:
+        from xpyd_sidecar.proxy.spans import Tracing  # noqa: PLC0415 (most routers make no spans)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is missing: install xpyd-sidecar[otel] - at `$.router.otlp_endpoint`") from None
+    return Tracing(endpoint, service, router)

@@ -28,10 +28,12 @@ from xpyd_sidecar.routing.splice import Splicer
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
+    from xpyd_sidecar.proxy.spans import Trace
 
 logger = logging.getLogger(__name__)
 access = logging.getLogger("xpyd_sidecar.access")
 
+TRACE_HEADERS = (b"traceparent", b"tracestate")
 PATHS: dict[fields.Api, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 _ABORTED = b'"finish_reason":"abort"'
 STREAM_STALL_S = 3.0
@@ -71,6 +73,8 @@ class Serving:
         self._going: continuation.Going | None = None
         self._exchange = Exchange(transfer, picks, dispatch.limits, prompt=request.prompt, skips=request.skips,
                                      now=now, course=self if self._position is not None else None, budget=dispatch.budget)
+        self.trace: Trace | None = None
+        """Set where spans are made, before ``start``."""
         self._legs: dict[int, _Leg] = {}
         self._relaying: Call | None = None
         self._first = b""
@@ -242,6 +246,8 @@ class Serving:
         member = self._dispatch.leg_opened(target)
         record = LegRecord(send.role, target.instance, 0 if send.params is None else send.params.attempt, perf_counter())
         self.record.legs.append(record)
+        if self.trace is not None:
+            headers = [header for header in headers if header[0] not in TRACE_HEADERS] + self.trace.leg(record)
         call = self._dispatch.pool.call(
             target.http, request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body), self,
             streams=decode and self._request.stream, framed=self._reply.framed,
