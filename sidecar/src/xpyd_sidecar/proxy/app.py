@@ -15,6 +15,7 @@ from xpyd_sidecar.proxy import auth
 from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.connection import Bounds
 from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.proxy.guests import PORT_AFTER_MEMBERS, GuestListener
 from xpyd_sidecar.proxy.members import Members
 from xpyd_sidecar.proxy.server import Server
 from xpyd_sidecar.proxy.tls import Certificate
@@ -39,21 +40,27 @@ class Router:
         bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds, STREAMED)
         self.members = Members(config.instance, self.dispatch.on_message, self.dispatch.observer.metrics.message)
+        self.guests = GuestListener(config.service, self.dispatch.on_message, self.dispatch.observer.metrics.message,
+                                    self.dispatch.roster.members) if self._config.compat == "p2p" else None
         self._certificate: Certificate | None = None
         if self._config.tls_cert_file is not None and self._config.tls_key_file is not None:
             self._certificate = Certificate(self._config.tls_cert_file, self._config.tls_key_file)
         self.port = 0
         self.members_port = 0
+        self.guests_port = 0
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Listen on both ports.
+        """Listen on all ports.
 
         Raises:
             ConfigError: names the port that is taken, or the setting that is wrong.
         """
         try:
             self.members_port = self.members.listen(self._config.host, self._config.members_port, self._key)
+            if self.guests is not None:
+                port = self._config.members_port and self._config.members_port + PORT_AFTER_MEMBERS
+                self.guests_port = self.guests.listen(self._config.host, port)
             self.port = await self.server.listen(self._config.host, self._config.port, self._certificate)
         except BaseException:
             await self.end()
@@ -97,11 +104,16 @@ class Router:
         self.dispatch.abort("the router stopped")
         await self.dispatch.close()
         self.members.close()
+        if self.guests is not None:
+            self.guests.close()
 
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(min(SWEEP_S, self._config.heartbeat_s / 2))
-            for turn in (self.dispatch.sweep, self.server.sweep, self.members.look):
+            turns = [self.dispatch.sweep, self.server.sweep, self.members.look]
+            if self.guests is not None:
+                turns.append(self.guests.look)
+            for turn in turns:
                 try:
                     turn()
                 except Exception:

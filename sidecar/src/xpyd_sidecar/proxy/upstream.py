@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from typing import Protocol, cast
 
@@ -48,13 +49,13 @@ class Sink(Protocol):
 class Call:
     """One request to an engine."""
 
-    __slots__ = ("_connecting", "_connection", "_paused", "_pool", "_request", "address", "again", "events", "framed",
-                 "head", "last_at", "sink", "streams", "tag")
+    __slots__ = ("_connecting", "_connection", "_paused", "_pool", "address", "again", "events", "framed", "head",
+                 "last_at", "request", "sink", "streams", "tag")
 
     def __init__(self, pool: Pool, address: HostPort, request: bytes, sink: Sink, *, streams: bool, framed: bool,
                  events: EventStream | None, tag: int) -> None:
         self._pool = pool
-        self._request = request
+        self.request = request
         self._connection: _Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._paused = False
@@ -98,7 +99,7 @@ class Call:
     def begin(self, connection: _Connection) -> None:
         """Send the request on a connection."""
         self._connection = connection
-        connection.serve(self, self._request)
+        connection.serve(self, self.request)
         if self._paused:
             connection.pause()
 
@@ -311,17 +312,29 @@ class Pool:
     def call(self, address: HostPort, request: bytes, sink: Sink, *, streams: bool = False, framed: bool = True,
              events: EventStream | None = None, tag: int = 0) -> Call:
         """Send a request (complete bytes). The sink never hears of it before this has returned."""
-        call = Call(self, address, request, sink, streams=streams, framed=framed, events=events, tag=tag)
+        call = self.hold(address, sink, streams=streams, framed=framed, events=events, tag=tag)
+        self.send(call, request)
+        return call
+
+    def hold(self, address: HostPort, sink: Sink, *, streams: bool = False, framed: bool = True,
+             events: EventStream | None = None, tag: int = 0) -> Call:
+        """A call whose request is made later: ``send`` it, or cancel the call."""
+        call = Call(self, address, b"", sink, streams=streams, framed=framed, events=events, tag=tag)
+        call.last_at = math.inf  # nobody is asked yet, so nobody is silent
         self.calls.add(call)
-        idle = self._idle.get(address)
+        return call
+
+    def send(self, call: Call, request: bytes) -> None:
+        """Send the request of a call that was held."""
+        call.request, call.last_at = request, self.loop.time()
+        idle = self._idle.get(call.address)
         while idle:
             connection = idle.pop()
             if connection.usable:
                 connection.reuse()
                 call.begin(connection)
-                return call
+                return
         call.connect()
-        return call
 
     def release(self, connection: _Connection, address: HostPort) -> None:
         """A connection whose answer is complete."""

@@ -83,9 +83,16 @@ def body_of(request: Request, role: Role, leg: legs.Leg | None) -> bytes:
 
 
 def prefill_body(request: Request, leg: legs.Leg) -> bytes:
-    """The prefill leg: one token, with every field dropped that one token contradicts."""
+    """The prefill leg: one token, and where its KV goes."""
+    body = one_token(request)
+    body[legs.FIELD] = _params(request, leg)
+    return _encode(body)
+
+
+def one_token(request: Request) -> dict[str, Any]:
+    """The fields of a request for one token, with every one dropped that one token contradicts."""
     table = TABLE[request.api]
-    body: dict[str, Raw | dict[str, Any]] = {}
+    body: dict[str, Any] = {}
     for name, raw in request.fields.items():
         rule = table.get(name, KEEP)
         if rule.leg is Leg.KEEP:
@@ -93,8 +100,7 @@ def prefill_body(request: Request, leg: legs.Leg) -> bytes:
         elif rule.leg is Leg.SET and rule.value:
             body[name] = Raw(rule.value)
     body.update(FORCED[request.api])
-    body[legs.FIELD] = _params(request, leg)
-    return _encode(body)
+    return body
 
 
 def decode_body(request: Request, leg: legs.Leg | None) -> bytes:

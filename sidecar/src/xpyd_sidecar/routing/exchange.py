@@ -96,7 +96,11 @@ class Picks(Protocol):
 
 
 class Course(Protocol):
-    """A stream that can go on elsewhere, and what the client has of it."""
+    """A stream that may go on elsewhere, and what the client has of it."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it can."""
 
     def tail(self) -> bytes | None:
         """What is missing, where the client has its finish reason and the rest can be made without an engine."""
@@ -258,7 +262,7 @@ class Exchange:
             tail = self._course.tail() if self._course is not None else None
             if tail is not None:
                 return self._answer("ok", [Complete(tail)]) + self._cancel_all()
-            if self._course is None or kind is Kind.DIFFERS:
+            if self._course is None or kind is Kind.DIFFERS or not self._course.goes_on:
                 return self._cut_off("broken", upstream(words)) + self._cancel_all()
         again = self._send_pair_elsewhere(now) if self._may_retry(kind, now) else None
         if again is not None:
@@ -322,7 +326,7 @@ class Exchange:
         decode = self._decode.target
         cancelled = self._cancel_all()
         self._pair_at = math.inf
-        if self._limits.on_no_prefill == "reject":
+        if self._limits.on_no_prefill == "reject" or decode.p2p:
             return cancelled + self._cut_off("broken" if self._begun else "failed", unavailable(words))
         self._alone = True
         if self._begun:

@@ -6,12 +6,13 @@ which of the equal ones is best (``policies``), how much room there is (``concur
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role
+from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.routing.holdings import Holdings
 from xpyd_sidecar.routing.load import Mean, score
 from xpyd_sidecar.routing.policies import Policy, Query
@@ -35,6 +36,8 @@ class Target(msgspec.Struct, frozen=True):
     """KV control address of the chosen DP rank; empty where the instance has none."""
     dp_rank: int | None = None
     """Set where one HTTP server stands before several ranks: it is told by a header."""
+    p2p: str = ""
+    """Set for an older engine: its address in request ids, by which it pairs."""
 
 
 class Pair(msgspec.Struct, frozen=True):
@@ -50,6 +53,9 @@ class Room(Protocol):
     def free(self, candidates: Sequence[Member]) -> Sequence[Member]:
         """Those with room; the same object where all have, and where none has."""
 
+    def room(self, candidates: Iterable[Member]) -> bool:
+        """Whether one of them has room, or there is none."""
+
 
 class _Known(msgspec.Struct, frozen=True):
     """Candidates as they are until the roster changes."""
@@ -62,6 +68,8 @@ class _Known(msgspec.Struct, frozen=True):
     """How many they are."""
     paired: tuple[Member, ...]
     """Decode instances that have a possible partner."""
+    able: tuple[Member, ...]
+    """Decode instances that can also prefill; older engines cannot."""
 
 
 class Picker:
@@ -73,7 +81,7 @@ class Picker:
         self._policy = policy
         self._room = room
         self._cached_share = cached_share
-        self._known = _Known((), (), {}, 0, ())
+        self._known = _Known((), (), {}, 0, (), ())
         self._mean = Mean()
         self.holdings = Holdings() if policy.holds or cached_share else None
 
@@ -90,8 +98,21 @@ class Picker:
         """As ``Asked.prefill_for``."""
         return Asked(self, prompt, 0).prefill_for(prompt, decode, not_prefill)
 
+    def some_prefill_themselves(self) -> bool:
+        """Whether a decode instance is there that can do without prefill."""
+        return bool(self._look().able)
+
+    def room(self, *, alone: bool) -> bool:
+        """Whether a request could be served now, as far as limits of instances go."""
+        known, room = self._look(), self._room
+        if room is None:
+            return True
+        return room.room(known.able if alone else known.decodes) and (alone or room.room(known.prefills))
+
     def why_not(self, role: Role) -> str:
         """Why nobody of a role can be picked."""
+        if role is Role.DECODE and self._roster.pickable(role):
+            return "the decode instances that are ready pair by request id and serve nothing without a prefill instance"
         return self._roster.why_not(role)
 
     def _look(self) -> _Known:
@@ -101,7 +122,8 @@ class Picker:
             able = tuple(m for m in prefills if m.control)
             partners = {kind: tuple(m for m in able if m.fingerprint == kind) for kind in {m.fingerprint for m in able}}
             paired = tuple(m for m in decodes if m.control and m.fingerprint in partners)
-            known = self._known = _Known(decodes, prefills, partners, len(able), paired)
+            alone = tuple(m for m in decodes if not is_p2p(m.fingerprint))
+            known = self._known = _Known(decodes, prefills, partners, len(able), paired, alone)
         return known
 
     def _choose(self, asked: Asked, candidates: Sequence[Member], partners: int) -> Member:
@@ -131,7 +153,8 @@ class Picker:
             instance=member.name, incarnation=member.incarnation, fingerprint=member.fingerprint,
             http=member.http[rank % len(member.http)],
             control=member.control[rank % len(member.control)] if member.control else HostPort(""),
-            dp_rank=rank if one_door else None)
+            dp_rank=rank if one_door else None,
+            p2p=member.control[0] if is_p2p(member.fingerprint) else "")
 
 
 class Asked:
@@ -148,7 +171,7 @@ class Asked:
     def cached(self) -> bool:
         """Whether decode probably holds so much of the prompt that it can go there alone. If so, it will be sent there."""
         picker = self._picker
-        self._stays = bool(picker._holders(self, picker._look().decodes))
+        self._stays = bool(picker._holders(self, picker._look().able))
         return self._stays
 
     def pair(self, _: msgspec.Raw, *, alone: bool, not_prefill: Collection[InstanceName] = (),
@@ -171,7 +194,7 @@ class Asked:
                 decode = picker._choose(self, paired, sending)
                 prefill = picker._choose(self, partners[decode.fingerprint], len(paired))
                 return Pair(picker._target(decode), picker._target(prefill))
-        decodes: Sequence[Member] = _but(known.decodes, not_decode)
+        decodes: Sequence[Member] = _but(known.able, not_decode)
         if not decodes:
             return None
         if self._stays:

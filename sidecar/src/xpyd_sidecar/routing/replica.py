@@ -18,6 +18,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
+from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.routing.roster import Instruction, Probed, Roster
 
 
@@ -102,5 +103,7 @@ class Beginning:
         members = {member.name: member for member in roster.members()}
         self._beats = {name: beat for name, beat in self._beats.items() if name in members}
         beats = sorted(self._beats.values(), key=lambda beat: beat.at)
-        return [*beats, *(RefusedAt(beat.at, name, member.incarnation, member.suspended)
-                          for name, beat in self._beats.items() if (member := members[name]).suspended)]
+        return [*beats, *(RefusedAt(beat.at, name, member.incarnation, member.suspended) if member.suspended else
+                          ProbeEnded(beat.at, name, member.incarnation, Probed.HEALTHY, "")
+                          for name, beat in self._beats.items()
+                          if (member := members[name]).suspended or is_p2p(member.fingerprint))]

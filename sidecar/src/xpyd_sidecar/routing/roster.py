@@ -24,6 +24,7 @@ import math
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, split_host_port
 from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
+from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.routing.member import Changed, Instruction, Lost, Member, Probe, Probed, Refused
 from xpyd_sidecar.routing.settle import Settle
 
@@ -155,10 +156,12 @@ class Roster:
         _check(beat)
         member = self._members[beat.instance] = Member(beat.instance)
         member.become(beat)
+        _begin(member)
         member.hear(now, beat)
         self._settle.hear(now)
         self._changed()
-        return [Changed(beat.instance, f"joined as {beat.role}, {beat.state}", "joined")]
+        return [Changed(beat.instance, f"joined as {beat.role}, {beat.state}", "joined"),
+                *(self._probe(now, member) if member.suspended else [])]
 
     def _refuse_stale(self, now: float, member: Member, beat: Heartbeat) -> None:
         if beat.epoch < member.epoch:
@@ -180,14 +183,14 @@ class Roster:
         out: list[Instruction] = []
         if member.agent and beat.agent and beat.agent != member.agent:
             out.append(Changed(member.name, f"another agent speaks for it: {member.agent} → {beat.agent}", "agent"))
-        if member.incarnation != beat.incarnation:
-            if member.incarnation:
-                out.append(Lost(member.name, member.incarnation, f"{member.name} was restarted"))
-            # What was said of the old one says nothing of the new one.
-            member.suspended, member.probing, member.doubted, member.probe_at = "", False, False, -math.inf
+        began = member.incarnation != beat.incarnation
+        if began and member.incarnation:
+            out.append(Lost(member.name, member.incarnation, f"{member.name} was restarted"))
         if (beat.role, beat.state) != (member.role, member.state):
             out.append(Changed(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}", "state"))
         member.become(beat)
+        if began:
+            _begin(member)
         self._changed()
         return out
 
@@ -295,6 +298,13 @@ class Roster:
             return []
         member.probing, member.probe_at = True, now
         return [Probe(member.name, member.incarnation, member.http[0])]
+
+
+def _begin(member: Member) -> None:
+    """A new incarnation: what was said of the one before says nothing of it."""
+    # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
+    member.suspended = "its health was not checked yet" if is_p2p(member.fingerprint) else ""
+    member.probing, member.doubted, member.probe_at = False, False, -math.inf
 
 
 def _check(beat: Heartbeat) -> None:
