@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, TransferId
-from xpyd_sidecar.routing.exchange import Exchange, Limits
+from xpyd_sidecar.routing.exchange import MAX_REFUSALS, Course, Exchange, Limits
 from xpyd_sidecar.routing.moves import (
     Answered,
     Begun,
@@ -61,14 +61,24 @@ class FakePicks:
         return f"no {role}"
 
 
+class NoTail:
+    """A stream that can go on elsewhere."""
+
+    goes_on = True
+
+    def tail(self) -> bytes | None:
+        return None
+
+
 class Drive:
     """An exchange, and what it said, in short words."""
 
-    def __init__(self, picks: FakePicks | None = None, skips: str = "", **limits: Any) -> None:
+    def __init__(self, picks: FakePicks | None = None, skips: str = "", course: Course | None = None,
+                 **limits: Any) -> None:
         self.now = 0.0
         self.exchange = Exchange(TransferId("0" * 32), picks or FakePicks(),
                                  Limits(**({"request_s": 100.0, "pair_s": 10.0} | limits)),
-                                 prompt=RAW, skips=skips, now=0.0)
+                                 prompt=RAW, skips=skips, now=0.0, course=course)
         self.sent: list[Send] = []
         self.said = self._note(self.exchange.start(0.0))
 
@@ -211,6 +221,22 @@ def test_decode_attempts_are_bounded() -> None:
     assert drive.on(lost(4)) == ["refuse 502", "cancel 3", "over failed"]
 
 
+def test_an_engine_that_refuses_the_connection_never_saw_the_leg_so_it_does_not_count() -> None:
+    drive = Drive(FakePicks(prefills=0, decodes=20), decode_legs=2)
+    for leg in range(1, 1 + MAX_REFUSALS):
+        assert drive.on(lost(leg, Kind.REFUSED)) == [f"send {leg + 1} d{leg} alone"]
+    drive.on(lost(1 + MAX_REFUSALS))
+    assert drive.on(lost(2 + MAX_REFUSALS)) == ["refuse 502", "over failed"]
+
+
+def test_a_stream_that_everybody_has_failed_once_goes_back_to_one_that_lives_rather_than_to_nobody() -> None:
+    drive = Drive(FakePicks(prefills=0, decodes=2), course=NoTail())
+    drive.on(Begun(1))
+    assert drive.on(lost(1))[-1] == "send 2 d1 alone"
+    assert drive.on(lost(2))[-1] == "send 3 d0 alone"
+    assert drive.on(Begun(3)) == ["relay 3"]
+
+
 def test_a_broken_stream_ends_with_an_error_event_and_is_never_begun_again() -> None:
     drive = Drive()
     drive.on(Begun(2))
@@ -345,7 +371,7 @@ def _simulate(dice: random.Random) -> None:
     assert over == 1
     assert exchange.over
     assert exchange.handle(ClientGone(), now) == []
-    assert sent <= limits.prefill_legs + 2 * limits.decode_legs + 2
+    assert sent <= limits.prefill_legs + 2 * (limits.decode_legs + MAX_REFUSALS) + 2
 
 
 def _random_event(exchange: Exchange, dice: random.Random, open_legs: dict[int, Role], relaying: bool,
