@@ -15,7 +15,8 @@ from typing import Any, Literal
 from recorded import Corpus, Line, Step
 from replay import Replay
 
-TEXTS = ["a", " the", "b", "\n", '"', "\\", "日", "😀", "ab", "xyz", " ", "data: ", '","logprobs":', "\t", "é", '"token_ids":[']
+TEXTS = ["a", " the", "b", "\n", '"', "\\", "日", "😀", "ab", "xyz", " ", "data: ", "\t", "é", '","logprobs":',
+         '"token_ids":[']
 MAX = 40
 """Tokens asked for at most."""
 

@@ -1,7 +1,7 @@
 """Streams that break off anywhere, any number of times, and go on: the client has the same answer.
 
-A made-up model stands behind the engines (``replay`` writes its events as vLLM does): tokens with no text (half characters),
-one or several characters; chunks with several tokens; text held back for stop strings.
+A made-up model stands behind the engines (``made_streams``): tokens with no text (half characters), one or several
+characters; chunks with several tokens; text held back for stop strings.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.splice import Splicer
 from xpyd_sidecar.routing.ways import Way
+
 
 class Run:
     """One request, by the rules of the router, on engines that break off."""
@@ -227,7 +228,8 @@ def test_what_is_kept_of_a_stream_is_small() -> None:
 
 def chat_event(delta: dict[str, Any], finish: str | None = None, created: int = 1) -> bytes:
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-    return b"data: " + json.dumps({"id": f"c{created}", "created": created, "model": "m", "choices": [choice]}).encode() + b"\n\n"
+    event = {"id": f"c{created}", "created": created, "model": "m", "choices": [choice]}
+    return b"data: " + json.dumps(event).encode() + b"\n\n"
 
 
 def test_tool_calls_go_on_by_replay_with_the_id_that_the_client_has() -> None:

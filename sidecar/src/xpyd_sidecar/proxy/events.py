@@ -24,7 +24,7 @@ import msgspec
 
 from xpyd_sidecar.proxy.wire import Chunks, Malformed, chunk_of
 from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.position import Event, Position
+from xpyd_sidecar.routing.position import FOLD_BYTES, Event, Position
 from xpyd_sidecar.routing.splice import Differs, Ignored, Splicer
 from xpyd_sidecar.routing.ways import Way
 
@@ -33,9 +33,10 @@ MAX_EVENT = 32 << 20
 _ABORT = b'"finish_reason":"abort"'
 _ERROR = b'data: {"error"'
 _DONE = b"data: [DONE]"
-_FINISH = b'"finish_reason":"'
 _IDS = b'"token_ids":['
 _ALL_IDS = re.compile(rb'"((?:prompt_)?token_ids)":\[[0-9,]*\]')
+_MAX_REST = 16
+"""Bytes behind the ids of an event that is like all others: no usage, say."""
 _TEXT_AT = {"completions": b'"text":', "chat": b'"delta":'}
 
 
@@ -139,51 +140,67 @@ class EventStream:
 class NotedStream(EventStream):
     """A stream that can go on from token ids: they are noted, and hidden from the client.
 
-    A chunk as engines write them costs five searches and one copy:
+    Engines write every event of a stream alike, so what stands around text and ids is learned from one of them:
 
-        data: {… "text":"…","logprobs":… ,"token_ids":[…]…}     text and ids go to the log, the list becomes null
+        data: {… ,"choices":[{"index":0,"text": "Hello" ,"logprobs":null,"finish_reason":null,…,"token_ids":[ 15496 ]}]}
+        └────────────── prefix ───────────────┘       └───────────────────── middle ────────────────────────┘     └last┘
+
+    A chunk that has these around its text costs five searches; text and ids go to the log, and the client's chunk is put
+    together from what was learned. Every other event is decoded.
     """
 
-    __slots__ = ("_at", "_log", "_position")
+    __slots__ = ("_grows", "_last", "_log", "_middle", "_position", "_prefix", "_shown")
     _plain = False
 
     def __init__(self, position: Position, *, framed: bool) -> None:
         super().__init__(framed=framed)
         self._position = position
         self._log = position.log
-        self._at = _TEXT_AT[position.api]
-        self._clean = False  # the first event has the prompt's ids
+        self._prefix = self._middle = self._last = self._shown = b""
+        """``_shown``: what the client gets behind the text."""
+        self._grows = 0
+        """Bytes of a client's chunk, without its text."""
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
-        position = self._position
-        if (not self._clean or data.find(_FINISH) >= 0 or not position.prompt or position.shows_logprobs
-                or position.asked_ids):
+        prefix, middle, last = self._prefix, self._middle, self._last
+        if not prefix or not self._clean:
             return self._feed_carefully(data)
         at, size = 0, len(data)
-        out: list[bytes] = []
-        while at < size:
-            start = data.find(b"\r\n", at + 1, at + 9) + 2
-            end = start + _size_of(data[at:start - 2]) if start > 2 else -1
-            ids = data.find(_IDS, start, end) if end > 0 else -1
-            close = data.find(b"]", ids, end)
-            text = data.find(self._at, start, ids)
-            text_end = data.find(b',"logprobs":null,', text, ids)
-            if (ids < 0 or close - ids < 14 or text < 0 or text_end < 0 or data.find(b"\n", start) != end - 2
-                    or data[end - 2:end + 2] != b"\n\n\r\n" or not data.startswith(b'data: {"', start)
-                    or data.startswith(_ERROR, start)):
-                out.append(self._feed_carefully(data[at:]))
-                break
-            shown = data[text + len(self._at):text_end]
-            self._log += b"%b\t%b\n" % (shown, data[ids + 13:close].replace(b",", b"\t"))
-            if shown != b"{}":
-                head, rest = data[start:ids], data[close + 1:end]
-                if self._framed:
-                    out.append(b'%x\r\n%b"token_ids":null%b\r\n' % (end - start - close + ids + 15, head, rest))
-                else:
-                    out.append(b'%b"token_ids":null%b' % (head, rest))
-            at = end + 2
-        return out[0] if len(out) == 1 else b"".join(out)
+        before = b""
+        while True:
+            start = data.find(b"\r\n", at, at + 9) + 2
+            text = start + len(prefix)
+            stop = data.find(middle, text) if start > 2 and data.startswith(prefix, start) else -1
+            ids = stop + len(middle)
+            close = data.find(b"]", ids)
+            shown = data[text:stop]
+            if stop < 0 or close <= ids or not data.startswith(last, close) or shown.find(b"\n") >= 0:
+                return before + self._feed_carefully(data[at:])
+            self._log += b"%b\t%b\n" % (shown, data[ids:close].replace(b",", b"\t"))
+            if shown == b"{}":  # made for the ids alone
+                out = before
+            elif self._framed:
+                out = b"%b%x\r\n%b%b%b\r\n" % (before, self._grows + len(shown), prefix, shown, self._shown)
+            else:
+                out = b"%b%b%b%b" % (before, prefix, shown, self._shown)
+            at = close + len(last)
+            if at >= size:
+                return out
+            before = out
+
+    def _learn(self, event: bytes) -> None:
+        key = _TEXT_AT[self._position.api]
+        text = event.find(key) + len(key)
+        stop = event.find(b',"logprobs":null,"finish_reason":null,', text)
+        ids = event.find(_IDS, stop) + len(_IDS)
+        close = event.find(b"]", ids)
+        middle, rest = event[stop:ids], event[close + 1:]
+        if text < len(key) or stop < 0 or ids < len(_IDS) or middle.count(b"[") > 1 or len(rest) > _MAX_REST:
+            return
+        self._prefix, self._middle, self._last = event[:text], middle, b"]" + rest + b"\r\n"
+        self._shown = middle[:-1] + b"null" + rest
+        self._grows = len(self._prefix) + len(self._shown)
 
     def _seen(self, event: bytes) -> bytes:
         if not event.startswith(b"data: {"):
@@ -204,6 +221,8 @@ class NotedStream(EventStream):
                     and choice.logprobs is None for choice in noted.choices)
         if noted.choices and empty:
             return b""  # made for the ids alone
+        if not self._prefix and position.prompt and not position.shows_logprobs and len(noted.choices) == 1:
+            self._learn(event)
         return _ALL_IDS.sub(rb'"\1":null', event)
 
 
@@ -216,30 +235,39 @@ class KeptStream(EventStream):
     def __init__(self, position: Position, *, framed: bool) -> None:
         super().__init__(framed=framed)
         self._position = position
+        self._clean = False  # the first event says the stream's id
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
         if not self._clean or data.find(_ABORT) >= 0:
             return self._feed_carefully(data)
         at, size = 0, len(data)
-        payloads: list[bytes] = []
+        position, payloads = self._position, []
         while at < size:
             start = data.find(b"\r\n", at + 1, at + 9) + 2
             end = start + _size_of(data[at:start - 2]) if start > 2 else -1
-            if (end < 0 or data.find(b"\n", start) != end - 2 or data[end - 2:end + 2] != b"\n\n\r\n"
-                    or not data.startswith(b'data: {"', start) or data.startswith(_ERROR, start)):
+            choices = data.find(b'"choices":', start, end) if end > 0 else -1
+            if (choices < 0 or data.find(b"\n", start) != end - 2 or data[end - 2:end + 2] != b"\n\n\r\n"
+                    or not data.startswith(b'data: {"id":', start)):
                 rest = self._feed_carefully(data[at:])
                 return (data[:at] if self._framed else b"".join(payloads)) + rest
-            payload = data[start:end]
-            self._position.keep(payload)
+            position.pending.append(data[choices:end])
+            position.pending_bytes += end - choices
             if not self._framed:
-                payloads.append(payload)
+                payloads.append(data[start:end])
             at = end + 2
+        if position.pending_bytes > FOLD_BYTES:
+            position.fold()
         return data if self._framed else b"".join(payloads)
 
     def _seen(self, event: bytes) -> bytes:
         if event.startswith(b"data: {"):
-            self._position.keep(event)
+            self._position.fold()
+            try:
+                self._position.note(_decode(event[6:]))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")
+                return b""
         return event
 
 

@@ -7,7 +7,7 @@ Noting is on the path of every token, so it copies bytes and parses nothing:
 
     way        what is kept of an event                                       bytes a token
     CONTINUE   its text (JSON), a tab, its token ids, each after a tab; \n    about 12 (chat: 25)
-    REPLAY     the event, until FOLD_BYTES are there; then the text alone     at most FOLD_BYTES, and the text
+    REPLAY     its choices, until FOLD_BYTES are there; then the text alone   at most FOLD_BYTES, and the text
 
 and the prompt's ids once, as JSON (about 6 bytes a token). JSON has neither a raw tab nor a raw line end in a string, so
 lines and fields cannot be confused. ``have`` reads it all, only when something broke.
@@ -123,7 +123,7 @@ def delta_texts(delta: Delta) -> list[tuple[str, str]]:
 
 
 class Position:
-    """What one client has of its stream. ``log`` and ``keep`` are the hot path of ``proxy.events``."""
+    """What one client has of its stream. ``log`` and ``pending`` are the hot path of ``proxy.events``."""
 
     __slots__ = ("_choices", "_have", "_ids", "_logprobs", "api", "asked_ids", "created", "finished", "id", "log", "model",
                  "next_offset", "pending", "pending_bytes", "prompt", "replays", "roles", "shows_logprobs", "tools",
@@ -148,6 +148,7 @@ class Position:
         """Token ids as JSON without brackets; empty before they came."""
         self.log = bytearray()
         self.pending: list[bytes] = []
+        """Of events on their way to the client: from ``"choices":`` on."""
         self.pending_bytes = 0
         self.roles: set[int] = set()
         self.tools: set[tuple[int, int]] = set()
@@ -163,6 +164,12 @@ class Position:
         self._logprobs: dict[int, int] = {}
 
     @property
+    def goes_on(self) -> bool:
+        """Whether another engine can go on (exchange.Course)."""
+        self.fold()
+        return self.way is not Way.ERROR
+
+    @property
     def tokens(self) -> int:
         """Generated tokens noted; -1 where they are not."""
         return -1 if self.way is not Way.CONTINUE or not self.prompt else self.log.count(b"\t")
@@ -173,13 +180,6 @@ class Position:
         return self.prompt.count(b",") + 1 if self.prompt else -1
 
     # ---- noting
-
-    def keep(self, payload: bytes) -> None:
-        """REPLAY: an event on its way to the client."""
-        self.pending.append(payload)
-        self.pending_bytes += len(payload)
-        if self.pending_bytes > FOLD_BYTES:
-            self._fold()
 
     def note(self, event: Event) -> None:
         """An event on its way to the client, without what the client already had."""
@@ -225,16 +225,20 @@ class Position:
         if shown.text_offset and shown.tokens:
             self.next_offset = shown.text_offset[-1] + len(shown.tokens[-1])
 
-    def _fold(self) -> None:
+    def fold(self) -> None:
+        """REPLAY: read what is pending, so that its text alone is kept."""
         pending, self.pending, self.pending_bytes = self.pending, [], 0
-        for payload in pending:
-            self.note(_decode_event(payload[6:]))
+        try:
+            for rest in pending:
+                self.note(_decode_event(b"{" + rest))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            self.way = Way.ERROR  # the engine wrote what nobody can read, so nothing can be compared with it
 
     # ---- reading
 
     def have(self) -> Have:
         """Everything the client has."""
-        self._fold()
+        self.fold()
         if self.way is not Way.CONTINUE:
             texts_whole = {channel: "".join(parts) for channel, parts in self._have.items()}
             return Have(texts_whole, dict(self._logprobs), dict(self._ids), [])
@@ -258,7 +262,7 @@ class Position:
 
     def tail(self) -> bytes | None:
         """What is missing of a stream whose finish reason the client has; None where an engine must say it."""
-        self._fold()
+        self.fold()
         if not self._choices or len(self.finished) < self._choices:
             return None
         done = b"data: [DONE]\n\n"
