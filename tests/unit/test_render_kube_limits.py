@@ -50,6 +50,7 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {"prefill": {"parallelism": {"tensor": 2, "executor": "ray"}}, "decode": {"parallelism": {"tensor": 2}}},
         {"decode": {"resources": {"limits": {"memory": "320Mi"}}}},
         {"router": {"placement": "Deployment", "ports": {"http": 8000}}},
+        {"router": {"placement": "Deployment", "replicas": 1, "compat": "p2p"}},
         {"decode": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}},
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": SECRET}}]}},
     ],
@@ -57,6 +58,12 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
 )
 def test_accepted(spec: dict[str, Any]) -> None:
     assert list(refusals(service(**spec, target=None))) == []
+
+
+@pytest.mark.parametrize("router", [{}, {"placement": "Deployment"}, {"placement": "Deployment", "replicas": 2}])
+def test_older_engines_need_one_router(router: dict[str, Any]) -> None:
+    ((path, reason),) = refusals(service(None, router={**router, "compat": "p2p"}))
+    assert (path, "beat to one router" in reason) == ("spec.router.compat", True)
 
 
 def test_memory_is_counted_per_rank_and_the_figures_are_given() -> None:

@@ -27,7 +27,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"router": {"apiKeySecret": SECRET}}, "spec.router.apiKeySecret"),
     ({"router": {"tls": {"secret": "cert"}}}, "spec.router.tls.secret"),
     ({"router": {"skipPrefill": {"belowTokens": 5}}}, "spec.router.skipPrefill.belowTokens"),
-    ({"router": {"compat": "p2p"}}, "spec.router.compat"),
+    ({"router": {"compat": "p2p", "ports": {"members": 65535}}}, "spec.router.ports.members"),
     ({"router": {"policy": "prefix_aware"}}, "spec.router.policy"),
     ({"router": {"policy": "least_loaded", "policyOptions": {"choices": 3}}}, "spec.router.policyOptions"),
     ({"planner": {"mode": "Observe", "slo": {"ttftP95": "1s"}}}, "spec.planner.mode"),
@@ -73,5 +73,11 @@ def test_variables_of_ray_are_refused_only_with_ray() -> None:
 
 
 def test_every_refusal_is_found_not_only_the_first() -> None:
-    found = [path for path, _ in refusals(service(kv={"mode": "get", "hostPool": "1Gi"}, router={"compat": "p2p"}), 0)]
-    assert found == ["spec.kv.mode", "spec.kv.hostPool", "spec.router.compat"]
+    found = [path for path, _ in refusals(service(kv={"mode": "get", "hostPool": "1Gi", "bufferSize": "1Gi"}), 0)]
+    assert found == ["spec.kv.mode", "spec.kv.bufferSize", "spec.kv.hostPool"]
+
+
+def test_older_engines_need_the_port_after_that_of_membership() -> None:
+    assert list(refusals(service(router={"compat": "p2p"}), 0)) == []
+    ((path, reason),) = refusals(service(router={"compat": "p2p", "ports": {"members": 10000}}), 0)
+    assert (path, "older engines come to 10001" in reason) == ("spec.router.ports.members", True)

@@ -85,8 +85,8 @@ def router(service: DisaggService) -> Iterator[tuple[str, str]]:
         yield "spec.router.workers", "a router is one process yet; write 1"
     if given.tracing.endpoint is not None:
         yield "spec.router.tracing.endpoint", "the router sends no spans yet; leave it out"
-    if given.compat != "none":
-        yield "spec.router.compat", f"{given.compat} is not built yet; write none"
+    if given.compat == "p2p" and given.ports.members + 1 in (given.ports.http, 65536):
+        yield "spec.router.ports.members", f"older engines come to {given.ports.members + 1}; leave that port free for them"
     if given.policy not in POLICIES:
         yield "spec.router.policy", f"{given.policy} is not built yet; write {' or '.join(POLICIES)}"
     if given.policy_options != PolicyOptions():

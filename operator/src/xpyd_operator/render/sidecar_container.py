@@ -131,6 +131,8 @@ def _container(service: DisaggService, name: str, settings: KubeSettings, *, cli
             {"name": "http", "containerPort": given.http, "protocol": "TCP"},
             {"name": "members", "containerPort": given.members, "protocol": "TCP"},
         ]
+        if service.spec.router.compat == "p2p":
+            ports.append({"name": "older", "containerPort": given.members + 1, "protocol": "TCP"})
         if service.spec.router.api_key_secret is not None:
             mounts.append(at.mount("clients", at.CLIENTS_DIR, read_only=True))
         if service.spec.router.tls.secret is not None:
