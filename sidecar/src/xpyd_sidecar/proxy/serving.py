@@ -12,6 +12,7 @@ import logging
 import math
 from time import perf_counter, time
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.proxy.events import EventStream, SplicedStream, stream_of
@@ -22,6 +23,7 @@ from xpyd_sidecar.routing import bodies, continuation, fields
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange import Exchange, Picks
 from xpyd_sidecar.routing.faults import Fault
+from xpyd_sidecar.routing.p2p import PairedById
 from xpyd_sidecar.routing.record import LegRecord, Record
 from xpyd_sidecar.routing.roster import Member
 from xpyd_sidecar.routing.splice import Splicer
@@ -71,6 +73,10 @@ class Serving:
         """What the client has of a stream that can go on elsewhere."""
         self._asked = continuation.first_request(request, self._position)
         self._going: continuation.Going | None = None
+        self._paired = PairedById()
+        """Legs to older engines."""
+        self._held: _Leg | None = None
+        """Decode's leg to an older engine while prefill's is open."""
         self._exchange = Exchange(transfer, picks, dispatch.limits, prompt=request.prompt, skips=request.skips,
                                      now=now, course=self if self._position is not None else None, budget=dispatch.budget)
         self.trace: Trace | None = None
@@ -138,6 +144,9 @@ class Serving:
         self._answer = (call, body)
         self._on(mv.Answered(call.tag, status, aborted))
         self._answer = None
+        if self._held is not None and leg is not None and leg.send.role is Role.PREFILL and status < 300 and not aborted:
+            self._paired.answered(body)
+            self._send_held()
 
     def on_failed(self, call: Call, kind: mv.Kind, reason: str) -> None:
         """A leg failed."""
@@ -244,23 +253,41 @@ class Serving:
 
     def _send(self, send: mv.Send) -> None:
         target, decode = send.target, send.role is Role.DECODE
-        body = bodies.body_of(self._asked, send.role, send.params)
-        headers = [(b"x-request-id", self._reply.request_id.encode()), *self._passed]
-        if target.dp_rank is not None:
-            headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
         member = self._dispatch.leg_opened(target)
         record = LegRecord(send.role, target.instance, 0 if send.params is None else send.params.attempt, perf_counter())
         self.record.legs.append(record)
-        if self.trace is not None:
-            headers = [header for header in headers if header[0] not in TRACE_HEADERS] + self.trace.leg(record)
-        call = self._dispatch.pool.call(
-            target.http, request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body), self,
-            streams=decode and self._request.stream, framed=self._reply.framed,
+        call = self._dispatch.pool.hold(
+            target.http, self, streams=decode and self._request.stream, framed=self._reply.framed,
             events=self._events() if decode and self._request.stream else None, tag=send.leg)
-        self._legs[send.leg] = _Leg(send, call, member, record)
+        leg = self._legs[send.leg] = _Leg(send, call, member, record)
+        if not target.p2p:
+            self._ask(leg, self._reply.request_id.encode(), bodies.body_of(self._asked, send.role, send.params))
+        elif decode:
+            self._held = leg
+        else:
+            assert send.params is not None
+            assert send.params.peer is not None
+            body = self._paired.prefill(self._asked, target, send.params.peer.control, uuid4().hex)
+            self._ask(leg, self._paired.request_id, body)
+
+    def _send_held(self) -> None:
+        leg, self._held = self._held, None
+        if leg is not None and leg.send.leg in self._legs:  # not cancelled meanwhile
+            self._ask(leg, self._paired.request_id, self._paired.decode(self._asked, leg.send.target))
+
+    def _ask(self, leg: _Leg, request_id: bytes, body: bytes) -> None:
+        target = leg.send.target
+        headers = [(b"x-request-id", request_id), *self._passed]
+        if target.dp_rank is not None:
+            headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
+        if self.trace is not None:
+            headers = [header for header in headers if header[0] not in TRACE_HEADERS] + self.trace.leg(leg.record)
+        self._dispatch.pool.send(leg.call, request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body))
 
     def _resume(self) -> None:
         assert self._position is not None, "a stream goes on that cannot"
+        if self._paired.request_id:
+            self._position.replays = True  # an older engine knows nothing of ids in place of a prompt
         self._going = continuation.go_on(self._request, self._position)
         self._asked = self._going.request
         logger.info("a stream goes on elsewhere", extra={

@@ -64,6 +64,9 @@ from xpyd_sidecar.routing.pick import Pair, Target
 BUSY_STATUSES = frozenset({408, 425, 429})
 """4xx of a prefill engine that say something of the engine, not of the request."""
 
+MAX_REFUSALS = 8
+"""Refused connections of one request that do not count as legs: those engines never saw it."""
+
 
 class Limits(msgspec.Struct, frozen=True):
     """Bounds of every request. Times in seconds."""
@@ -156,6 +159,7 @@ class Exchange:
         self._decode_tries = 0
         self._errors_retried = 0
         self._bad_prefills: set[InstanceName] = set()
+        self._refusals = 0
         self._bad_decodes: set[InstanceName] = set()
         self._begun = False
         """The client has a response head, and part of a stream."""
@@ -248,7 +252,7 @@ class Exchange:
         self._bad_decodes.add(leg.target.instance)
         if self._errors_retried < self._limits.error_retries and self._may_retry(Kind.ABORTED, now):
             self._errors_retried += 1
-            again = self._send_pair_elsewhere(now)
+            again = self._send_pair_elsewhere(now, leg.target.instance)
             if again is not None:
                 return again
         words = f"decode instance {leg.target.instance} answered {status}"
@@ -264,7 +268,10 @@ class Exchange:
                 return self._answer("ok", [Complete(tail)]) + self._cancel_all()
             if self._course is None or kind is Kind.DIFFERS or not self._course.goes_on:
                 return self._cut_off("broken", upstream(words)) + self._cancel_all()
-        again = self._send_pair_elsewhere(now) if self._may_retry(kind, now) else None
+        if kind is Kind.REFUSED and self._refusals < MAX_REFUSALS:
+            self._refusals += 1
+            self._decode_tries -= 1  # it never saw the leg
+        again = self._send_pair_elsewhere(now, leg.target.instance) if self._may_retry(kind, now) else None
         if again is not None:
             return again
         fault = unavailable(words) if kind is Kind.REFUSED else upstream(words)
@@ -277,10 +284,13 @@ class Exchange:
             return False
         return kind in GONE or (self._begun and self._decode_tries == 1) or self._budget.may_retry(now)
 
-    def _send_pair_elsewhere(self, now: float) -> list[Instruction] | None:
+    def _send_pair_elsewhere(self, now: float, failed: InstanceName) -> list[Instruction] | None:
         # Prefill's KV went to the decode instance that failed: its leg is of no use any more.
         pair = self._picks.pair(self._prompt, alone=self._alone, not_prefill=self._bad_prefills,
                                 not_decode=self._bad_decodes)
+        if pair is None and self._begun:
+            # Everybody has failed this stream once, some with a connection alone: rather one of those than nobody.
+            pair = self._picks.pair(self._prompt, alone=self._alone, not_prefill=self._bad_prefills, not_decode={failed})
         if pair is None:
             return None
         cancelled = self._cancel_all()
@@ -326,7 +336,7 @@ class Exchange:
         decode = self._decode.target
         cancelled = self._cancel_all()
         self._pair_at = math.inf
-        if self._limits.on_no_prefill == "reject":
+        if self._limits.on_no_prefill == "reject" or decode.p2p:
             return cancelled + self._cut_off("broken" if self._begun else "failed", unavailable(words))
         self._alone = True
         if self._begun:
