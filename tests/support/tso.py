@@ -109,7 +109,7 @@ class Process:
             body(self)
         except Died:
             pass
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (raised again by the test's own thread)
             self.error = error
         self.alive = False
         self._stopped.release()

@@ -1,7 +1,7 @@
 """The flags of a ring under every order of accesses that x86 allows, with deaths between any two of them.
 
-The code of ``ring`` runs as it is; words and bytes are one simulated memory with store buffers (``tso``). A message is a few
-words that are written and read one by one, so that a torn one would show.
+The code of ``ring`` runs as it is; words and bytes are one simulated memory with store buffers (``tso``). A message is a
+few words that are written and read one by one, so that a torn one would show.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ class World:
                 if value != (number - self.layout.chunks) & MASK and reader not in self.dead:
                     words.wait(word, value)
                 side.awake()
-            if self.flag_first:
-                word_to_wake = side.publish()
+            word_to_wake = side.publish() if self.flag_first else None
             for index in range(BODY):
                 words[self.body(number) + index] = number
             if not self.flag_first:
