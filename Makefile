@@ -142,6 +142,10 @@ campaign-parallel: $(STAMP) ## Tensor-parallel engines, mp and Ray: eight proces
 campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server, into bench/results (root)
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_away.py
+
+.PHONY: campaign-http
+campaign-http: $(STAMP) ## HTTP fuzz of the router: 20 seeds, 20,000 connections, into bench/results (5 minutes)
+	@$(BIN)/pytest tests/campaigns/test_http.py --timeout 1800 -s
 # --- end of campaigns ---
 
 # --- benchmarks: see bench/README.md ---
