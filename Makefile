@@ -10,7 +10,7 @@ MODEL ?=
 ROOT := $(filter 0,$(shell id -u))
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes
 
-.PHONY: help setup demo test test-cluster test-unit test-component test-kube test-e2e lint requirements crds clean images images-push
+.PHONY: help setup demo test test-cluster test-unit test-browser test-component test-kube test-e2e lint requirements crds clean images images-push
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -28,7 +28,7 @@ $(STAMP): requirements/uv.txt requirements/cpu.txt operator/pyproject.toml sidec
 demo: $(STAMP) ## Serve examples/local/1p1d.yaml, ask a question, prove where the work was done
 	@$(BIN)/python scripts/demo.py $(if $(MODEL),--model '$(MODEL)')
 
-test: lint test-unit test-component test-kube test-e2e ## What CI runs, the fast tiers first
+test: lint test-unit test-browser test-component test-kube test-e2e ## What CI runs, the fast tiers first
 
 test-cluster: test-kube test-e2e ## The tiers that run on a Kubernetes of their own (root)
 
@@ -42,6 +42,10 @@ lint: $(STAMP) ## Style, types, import contracts, generated files
 
 test-unit: $(STAMP) ## Pure parts and sockets, without engines (a minute)
 	@$(BIN)/pytest tests/unit
+
+test-browser: $(STAMP) ## The dashboard in headless Chromium (a minute; root installs the browser)
+	@PYTHONPATH=tests/support $(BIN)/python scripts/browser.py
+	@$(BIN)/pytest tests/browser --timeout 300
 
 test-component: $(STAMP) ## Real vLLM engines on this machine's CPU (12 minutes)
 	@$(BIN)/pytest tests/component --timeout 600
@@ -147,6 +151,11 @@ campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server
 campaign-http: $(STAMP) ## HTTP fuzz of the router: 20 seeds, 20,000 connections, into bench/results (5 minutes)
 	@$(BIN)/pytest tests/campaigns/test_http.py --timeout 1800 -s
 # --- end of campaigns ---
+
+.PHONY: dashboard-picture
+dashboard-picture: $(STAMP) ## Make docs/pictures/dashboard.png anew, from a router under load
+	@PYTHONPATH=tests/support $(BIN)/python scripts/browser.py
+	@PYTHONPATH=tests/support $(BIN)/python scripts/dashboard_picture.py
 
 # --- benchmarks: see bench/README.md ---
 .PHONY: bench-operator
