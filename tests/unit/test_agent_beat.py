@@ -23,7 +23,7 @@ from xpyd_sidecar.agent.beat import (
     disagreement,
 )
 from xpyd_sidecar.contract.fingerprint import digest
-from xpyd_sidecar.contract.ids import Role, State
+from xpyd_sidecar.contract.ids import AgentId, Role, State
 from xpyd_sidecar.contract.membership import Load
 
 IDLE = Load()
@@ -257,6 +257,12 @@ def test_undrain_goes_back_to_what_the_engine_is() -> None:
     machine.handle(DrainAsked(), 4.0)
     machine.handle(UndrainAsked(), 5.0)
     assert machine.state is State.STARTING
+
+
+def test_beats_and_the_goodbye_say_which_process_speaks() -> None:
+    machine = Machine(config_of(), AgentId("a" * 20))
+    assert (machine.heartbeat().agent, machine.goodbye().agent) == ("a" * 20, "a" * 20)
+    assert Machine(config_of()).heartbeat().agent == ""
 
 
 def test_goodbye_names_the_incarnation() -> None:
