@@ -383,7 +383,7 @@ async def test_no_instance_alive_is_said_at_once() -> None:
 
 
 async def test_at_most_so_many_requests_are_served_at_once() -> None:
-    async with fleet(1, 1, max_in_flight=2) as f:
+    async with fleet(1, 1, max_in_flight=2, queue_size=0) as f:
         held = asyncio.Event()
         f.d[0].default = Play(hold=held)
         tasks = [asyncio.create_task(f.complete()) for _ in range(2)]

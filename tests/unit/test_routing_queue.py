@@ -16,7 +16,11 @@ TIMEOUT_S = 30.0
 
 
 def queue(size: int = 64, *, shared: bool = True) -> Queue:
-    return Queue(size, TIMEOUT_S, shared=shared)
+    """``shared``: another key was seen before."""
+    made = Queue(size, TIMEOUT_S)
+    for key in ("", "another")[: 1 + shared]:
+        made.note(key)
+    return made
 
 
 def drain(waiting: Queue, now: float) -> list[Ticket]:
@@ -85,13 +89,20 @@ def test_a_full_queue_refuses_everybody_and_a_share_only_its_key() -> None:
     assert (full.value.own, full.value.reason) == (False, "8 requests wait, which is the limit")
 
 
-def test_without_keys_one_may_have_every_place() -> None:
+def test_who_is_alone_may_have_every_place_until_somebody_else_comes() -> None:
     waiting = queue(8, shared=False)
     for _ in range(8):
         waiting.put(0.0, "")
     with pytest.raises(Full) as full:
         waiting.put(0.0, "")
     assert not full.value.own
+    waiting.note("b")
+    for _ in range(3):
+        waiting.take(1.0)
+    with pytest.raises(Full) as full:
+        waiting.put(1.0, "")
+    assert full.value.own
+    waiting.put(1.0, "b")
 
 
 def test_a_queue_of_size_0_refuses_at_once() -> None:
@@ -153,7 +164,7 @@ def test_nobody_starves_who_asks_for_less_than_his_share(seed: int, keys: int, o
     """A flooding key with the best priority, quiet ones with the worst: each quiet request is served in two rounds."""
     draw = random.Random(seed)
     service_s = 0.1
-    waiting = Queue(200, TIMEOUT_S, shared=True)
+    waiting = queue(200)
     now, free_at, quiet_at = 0.0, 0.0, 0.0
     waits: list[float] = []
     refused: Counter[str] = Counter()
@@ -207,7 +218,9 @@ class Random(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting = Queue(12, 10.0, shared=True)
+        self.waiting = Queue(12, 10.0)
+        self.waiting.note("a")
+        self.waiting.note("b")
         self.model: list[Ticket] = []
         self.now = 0.0
 

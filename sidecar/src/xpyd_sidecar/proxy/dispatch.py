@@ -14,17 +14,21 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import OurFault
+from xpyd_sidecar.proxy.entry import Entry
 from xpyd_sidecar.proxy.observer import Observer, tracing_of
 from xpyd_sidecar.proxy.passing import Passing
-from xpyd_sidecar.proxy.reply import HttpRequest, Reply
+from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving, access
 from xpyd_sidecar.proxy.upstream import Pool
+from xpyd_sidecar.proxy.waiting import Line
 from xpyd_sidecar.proxy.watch import Watch
 from xpyd_sidecar.routing import bodies, fields, policies
 from xpyd_sidecar.routing import roster as ro
+from xpyd_sidecar.routing.affinity import Affinity
 from xpyd_sidecar.routing.budget import RetryBudget
-from xpyd_sidecar.routing.exchange import Limits
-from xpyd_sidecar.routing.faults import Fault, unavailable, unknown_model
+from xpyd_sidecar.routing.concurrency import Limits as Rooms
+from xpyd_sidecar.routing.exchange import Limits, Picks
+from xpyd_sidecar.routing.faults import Fault, unknown_model
 from xpyd_sidecar.routing.pick import Picker, Target
 from xpyd_sidecar.routing.record import Record
 
@@ -51,7 +55,11 @@ class Dispatch:
         self.roster = ro.Roster(config.service, started=self.started, settle_s=router.heartbeat_s + router.resolve_s,
                                 missed_beats=router.missed_beats, beside_engine=router.beside_engine)
         policy = policies.make(router.policy, router.policy_options, secrets.randbits(64))
-        self.picker = Picker(self.roster, policy)
+        self.affinity_header = router.affinity_header.lower().encode()
+        self.rooms = Rooms(router.max_per_instance)
+        """How much room each instance has."""
+        self.picker = Picker(self.roster, Affinity(policy) if self.affinity_header else policy, room=self.rooms,
+                             cached_share=router.skip_prefill_cached)
         self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                              on_no_prefill=router.on_no_prefill)
         self.budget = RetryBudget(router.retry_budget)
@@ -61,14 +69,16 @@ class Dispatch:
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.access_log = router.access_log
         self.servings: set[Serving] = set()
+        self.line = Line(self.loop, router.queue_size, router.queue_timeout_s)
+        self.observer.watch_queue(self.line.__len__)
         self.passing = Passing(self)
         self.draining = False
         self.watch = Watch(self.roster, self.lost, self.observer)
 
     # ---- requests
 
-    def open(self, api: fields.Api, request: HttpRequest, reply: Reply) -> Serving:
-        """Begin to serve a generation request.
+    def open(self, api: fields.Api, request: HttpRequest, reply: Reply) -> Handler:
+        """Serve a generation request, at once or when there is room.
 
         Raises:
             Fault: it is refused, before anything was sent.
@@ -77,10 +87,20 @@ class Dispatch:
         served = self.models()
         if parsed.model is not None and served and parsed.model not in served:
             raise unknown_model(parsed.model, served)
-        if len(self.servings) >= self.config.max_in_flight:
-            raise unavailable(f"{self.config.max_in_flight} requests are being served, which is the limit")
+        return self.line.enter(Entry(self, api, request, reply, parsed))
+
+    def room(self, *, alone: bool) -> bool:
+        """Whether one more request could be served now, with prefill or without."""
+        return len(self.servings) + len(self.passing) < self.config.max_in_flight and self.picker.room(alone=alone)
+
+    def serve(self, request: HttpRequest, reply: Reply, parsed: bodies.Request, picks: Picks, queued_s: float) -> Serving:
+        """Begin to serve a request that waited for so long."""
         passed = [(name, request.headers[name]) for name in PASSED_HEADERS if name in request.headers]
-        serving = Serving(self, reply, parsed, TransferId(secrets.token_hex(16)), passed, picks=self.picker)
+        serving = Serving(self, reply, parsed, TransferId(secrets.token_hex(16)), passed, picks=picks)
+        record = serving.record
+        record.queued_s = queued_s
+        record.arrived -= queued_s
+        record.arrived_unix -= queued_s
         if self.tracing is not None:
             serving.trace = self.tracing.begin(request.headers, serving.record)
         self.servings.add(serving)
@@ -92,14 +112,19 @@ class Dispatch:
     def refused(self, api: fields.Api, request: HttpRequest, fault: Fault) -> None:
         """A generation request was refused before anything was sent."""
         outcome = "unavailable" if fault.status == 503 else "refused"
-        self.observer.refused(api, request.request_id, outcome, fault.status, fault.message)
+        self.unserved(api, request, outcome, fault.status, fault.message)
+
+    def unserved(self, api: fields.Api, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
+        """A generation request ended before it was served."""
+        self.observer.refused(api, request.request_id, outcome, status, detail)
         if self.access_log:
-            access.info("%s", outcome, extra={"request": request.request_id, "api": api, "status": fault.status,
-                                              "detail": fault.message[:500]})
+            access.info("%s", outcome, extra={"request": request.request_id, "api": api, "status": status,
+                                              "detail": detail[:500]})
 
     def closed(self, serving: Serving, record: Record) -> None:
         """A request ended."""
         self.servings.discard(serving)
+        self.line.moved()
         self.observer.closed(record)
         if serving.trace is not None:
             serving.trace.end()
@@ -123,6 +148,8 @@ class Dispatch:
     def leg_closed(self, member: ro.Member) -> None:
         """The leg ended."""
         self.roster.leg_closed(member)
+        self.rooms.ended(self.loop.time(), member)
+        self.line.moved()
 
     def suspect(self, target: Target, reason: str) -> None:
         """A connection was refused."""
@@ -150,6 +177,8 @@ class Dispatch:
         """Called every second."""
         now = self.loop.time()
         self.watch.tick()
+        self.rooms.look(now, self.roster.members())
+        self.line.moved()
         self.pool.sweep()
         self.observer.turn()
         for serving in list(self.servings):
@@ -157,7 +186,8 @@ class Dispatch:
         self.passing.sweep(now)
 
     def abort(self, reason: str) -> None:
-        """Cut off what still runs."""
+        """Cut off what still waits or runs."""
+        self.line.end(reason)
         for serving in list(self.servings):
             serving.abort(reason)
         self.passing.abort(reason)

@@ -65,6 +65,11 @@ def unavailable(reason: str, retry_after_s: int = 1) -> Fault:
     return Fault(503, reason, kind="service_unavailable", code="unavailable", retry_after_s=retry_after_s)
 
 
+def too_many(reason: str, retry_after_s: int) -> Fault:
+    """429: this client has its share."""
+    return Fault(429, reason, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s)
+
+
 def upstream(reason: str, status: int = 502) -> Fault:
     """502 or 504: an engine failed, and nobody else could take over."""
     return Fault(status, reason, kind="upstream_error", code="engine_timeout" if status == 504 else "engine_failed")

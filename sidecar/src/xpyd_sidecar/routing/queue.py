@@ -11,7 +11,7 @@ request overtakes those of a better priority that come ``step`` seconds later fo
 alone, or clients could take others' share by claiming one.
 
 Laws
-  1. At most ``size`` wait; of several keys none gets more than ``size`` / (keys that wait + 1) places: others find one.
+  1. At most ``size`` wait; once two keys have come, none gets more than ``size`` / (keys that wait + 1) places.
   2. Each ticket ends once: taken, removed or expired.
   3. A ticket whose key waits is taken after at most one round of the other keys for each one before it in its key.
   4. An empty queue keeps nothing but the rate at which it drained.
@@ -63,11 +63,12 @@ class _Key(msgspec.Struct):
 class Queue:
     """Tickets of requests that wait. Seconds of a monotonic clock."""
 
-    def __init__(self, size: int, timeout_s: float, *, shared: bool = False) -> None:
-        """``shared``: several keys may come, so none may take every place."""
+    def __init__(self, size: int, timeout_s: float) -> None:
         self._size = size
         self._timeout_s = timeout_s
-        self._shared = shared
+        self._only: str | None = None
+        self._shared = False
+        """Several keys have come, so none may take every place."""
         self._step = timeout_s / 4 / PRIORITIES
         """The worst priority waits half of the timeout longer than the best at most."""
         self._keys: dict[str, _Key] = {}
@@ -89,6 +90,12 @@ class Queue:
         found = self._keys.get(key)
         return len(found.waiting) if found is not None else 0
 
+    def note(self, key: str) -> None:
+        """A request of this key came, whether it has to wait or not."""
+        if key != self._only:
+            self._shared = self._only is not None
+            self._only = key if self._only is None else self._only
+
     def put(self, now: float, key: str, priority: int = 0, cost: float = 1.0) -> Ticket:
         """Wait.
 
@@ -101,6 +108,7 @@ class Queue:
         Raises:
             Full: there is no place for it.
         """
+        self.note(key)
         own = self.waiting(key)
         if len(self._tickets) >= self._size:
             words = f"{self._size} requests wait, which is the limit" if self._size else "the instances are busy"

@@ -1,0 +1,92 @@
+"""A generation request at the door: whose it is, how urgent, where it belongs; then served, or answered otherwise.
+
+Belongs here: what is read from headers and fields before a request is served. Does not belong here: the order among
+requests (``waiting``, ``routing.queue``), the course of one (``serving``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpyd_sidecar.proxy import auth
+from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.routing import bodies, fields, prompt
+from xpyd_sidecar.routing.faults import Fault, bad_request
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.proxy.dispatch import Dispatch
+
+PRIORITY = b"x-vllm-priority"
+BYTES_PER_COST = 4096
+"""A prompt of so many bytes counts for one request more in its key's share of the queue."""
+SHORT, CACHED = "short", "cached"
+"""Why a request skips prefill, beside the names of fields (``Record.skips``)."""
+
+
+class Entry:
+    """One request (``waiting.Request``)."""
+
+    def __init__(self, dispatch: Dispatch, api: fields.Api, request: HttpRequest, reply: Reply,
+                 parsed: bodies.Request) -> None:
+        """Raises Fault: 400, the priority is no whole number."""
+        self._dispatch = dispatch
+        self._api = api
+        self._request = request
+        self._reply = reply
+        self._parsed = parsed
+        config = dispatch.config
+        raw = parsed.prompt
+        self.key = auth.bearer(request.headers).decode("latin-1") if config.api_key_file is not None else ""
+        self.priority = priority_of(request.headers, parsed.fields)
+        self.cost = 1 + len(raw) / BYTES_PER_COST
+        self._skips = parsed.skips
+        if (not self._skips and config.skip_prefill_below and prompt.tokens(raw) < config.skip_prefill_below
+                and dispatch.picker.some_prefill_themselves()):
+            self._skips = SHORT
+
+    def room(self) -> bool:
+        """Whether it could be served now."""
+        return self._dispatch.room(alone=bool(self._skips))
+
+    def begin(self, queued_s: float) -> Handler:
+        """Serve it."""
+        dispatch, config = self._dispatch, self._dispatch.config
+        session = self._request.headers.get(dispatch.affinity_header, b"") if dispatch.affinity_header else b""
+        asked = dispatch.picker.asked(self._parsed.prompt, prompt.key_of(session) if session else 0)
+        if not self._skips and config.skip_prefill_cached and asked.cached():
+            self._skips = CACHED
+        if self._skips != self._parsed.skips:
+            self._parsed = msgspec.structs.replace(self._parsed, skips=self._skips)
+        return dispatch.serve(self._request, self._reply, self._parsed, asked, queued_s)
+
+    def refuse(self, fault: Fault) -> None:
+        """It was not served."""
+        self._reply.fault(fault)
+        self._dispatch.refused(self._api, self._request, fault)
+
+    def left(self) -> None:
+        """Its client went away while it waited."""
+        self._dispatch.unserved(self._api, self._request, "client_gone", 0, "the client went away while its request waited")
+
+
+def priority_of(headers: Mapping[bytes, bytes], asked: Mapping[str, msgspec.Raw]) -> int:
+    """The header X-Vllm-Priority, else the field ``priority``, else 0; lower is sooner.
+
+    Raises:
+        Fault: 400, it is no whole number.
+    """
+    header, raw = headers.get(PRIORITY), asked.get("priority")
+    if header is not None:
+        try:
+            return int(header)
+        except ValueError:
+            raise bad_request(f"the header X-Vllm-Priority must be a whole number, not {header!r}") from None
+    if raw is None:
+        return 0
+    try:
+        return msgspec.json.decode(raw, type=int | None) or 0
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"'priority': {error}", param="priority") from None
