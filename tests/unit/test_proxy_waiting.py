@@ -151,7 +151,7 @@ async def test_room_is_used_where_it_becomes_free() -> None:
             engine.plays.append(Play(hold=hold))
         tasks = [asyncio.create_task(f.complete()) for _ in range(3)]
         await f.wait(lambda: len(f.dispatch.line) == 1, "the third to wait")
-        assert [len(engine.seen) for engine in f.d] == [1, 1]
+        await f.wait(lambda: [len(engine.seen) for engine in f.d] == [1, 1], "one on each")
         holds[1].set()
         await f.wait(lambda: len(f.d[1].seen) == 2, "the third on the free one")
         holds[0].set()

@@ -26,10 +26,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"prefill": {"parallelism": {"pipeline": 2}}}, "spec.decode.parallelism.pipeline"),
     ({"router": {"apiKeySecret": SECRET}}, "spec.router.apiKeySecret"),
     ({"router": {"tls": {"secret": "cert"}}}, "spec.router.tls.secret"),
-    ({"router": {"skipPrefill": {"belowTokens": 5}}}, "spec.router.skipPrefill.belowTokens"),
     ({"router": {"compat": "p2p", "ports": {"members": 65535}}}, "spec.router.ports.members"),
-    ({"router": {"policy": "prefix_aware"}}, "spec.router.policy"),
-    ({"router": {"policy": "least_loaded", "policyOptions": {"choices": 3}}}, "spec.router.policyOptions"),
     ({"planner": {"mode": "Observe", "slo": {"ttftP95": "1s"}}}, "spec.planner.mode"),
 ]
 
@@ -47,7 +44,9 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
     [
         {},
         {"kv": {"transport": "tcp"}},
-        {"router": {"policy": "least_loaded", "placement": "Deployment"}},
+        {"router": {"policy": "least_loaded", "placement": "Deployment", "policyOptions": {"choices": 3}}},
+        {"router": {"policy": "prefix_aware", "queue": {"size": 9}, "skipPrefill": {"belowTokens": 5, "cachedShare": 0.7}}},
+        {"router": {"affinity": {"header": "x-session"}, "retryBudget": 0.5}},
         {"decode": {"scaling": {"min": 1, "max": 3}}, "prefill": {"replicas": 2}},
         {"networkPolicy": {"enabled": False}},
         {"prefill": {"replicas": 0, "parallelism": {"tensor": 2}}},

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from xpyd_operator.api.router import PolicyOptions
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render.engine import RAY_OWNED
 from xpyd_sidecar.contract.ids import Role
-
-POLICIES = ("round_robin", "random", "least_loaded")
 
 
 def transport(service: DisaggService) -> Iterator[tuple[str, str]]:
@@ -64,21 +61,6 @@ def sizes(service: DisaggService) -> Iterator[tuple[str, str]]:
 def router(service: DisaggService) -> Iterator[tuple[str, str]]:
     """The router."""
     given = service.spec.router
-    if given.skip_prefill.below_tokens:
-        yield "spec.router.skipPrefill.belowTokens", "the router does not weigh prompts yet; write 0"
-    if given.skip_prefill.cached_share:
-        yield "spec.router.skipPrefill.cachedShare", "the router does not weigh prompts yet; write 0"
-    for name, value, usual in (
-        ("queue.size", given.queue.size, 1024),
-        ("queue.timeout", given.queue_timeout_s, 30.0),
-        ("queue.perInstance", given.queue.per_instance, 0),
-    ):
-        if value != usual:
-            yield f"spec.router.{name}", "the router has no queue yet; leave it out"
-    if given.affinity.header is not None:
-        yield "spec.router.affinity.header", "the router keeps no affinity yet; leave it out"
-    if given.retry_budget != 0.2:
-        yield "spec.router.retryBudget", "the router keeps no budget yet; leave it out"
     if given.first_token != "decode":  # noqa: S105  # a token of an answer
         yield "spec.router.firstToken", f"{given.first_token} is not built yet; write decode"
     if given.workers != 1:
@@ -87,7 +69,3 @@ def router(service: DisaggService) -> Iterator[tuple[str, str]]:
         yield "spec.router.tracing.endpoint", "the router sends no spans yet; leave it out"
     if given.compat == "p2p" and given.ports.members + 1 in (given.ports.http, 65536):
         yield "spec.router.ports.members", f"older engines come to {given.ports.members + 1}; leave that port free for them"
-    if given.policy not in POLICIES:
-        yield "spec.router.policy", f"{given.policy} is not built yet; write {' or '.join(POLICIES)}"
-    if given.policy_options != PolicyOptions():
-        yield "spec.router.policyOptions", "the policies that are built have no settings yet; leave it out"
