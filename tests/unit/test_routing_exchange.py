@@ -25,6 +25,7 @@ from xpyd_sidecar.routing.moves import (
     Pass,
     Refuse,
     Relay,
+    Resume,
     Send,
     Stop,
     Tick,
@@ -61,24 +62,38 @@ class FakePicks:
         return f"no {role}"
 
 
-class NoTail:
-    """A stream that can go on elsewhere."""
+class FakeCourse:
+    """A stream that can go on elsewhere, until a test says otherwise."""
 
-    goes_on = True
+    def __init__(self) -> None:
+        self.goes_on = True
+        self.rest: bytes | None = None
 
     def tail(self) -> bytes | None:
-        return None
+        return self.rest
+
+
+class FakeBudget:
+    """So many retries."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def may_retry(self, now: float) -> bool:
+        assert now >= 0
+        self.left -= 1
+        return self.left >= 0
 
 
 class Drive:
     """An exchange, and what it said, in short words."""
 
     def __init__(self, picks: FakePicks | None = None, skips: str = "", course: Course | None = None,
-                 **limits: Any) -> None:
+                 budget: FakeBudget | None = None, **limits: Any) -> None:
         self.now = 0.0
         self.exchange = Exchange(TransferId("0" * 32), picks or FakePicks(),
                                  Limits(**({"request_s": 100.0, "pair_s": 10.0} | limits)),
-                                 prompt=RAW, skips=skips, now=0.0, course=course)
+                                 prompt=RAW, skips=skips, now=0.0, course=course, budget=budget)
         self.sent: list[Send] = []
         self.said = self._note(self.exchange.start(0.0))
 
@@ -95,8 +110,10 @@ class Drive:
                     words.append(f"over {outcome}")
                 case Cancel(leg=leg) | Relay(leg=leg) | Pass(leg=leg):
                     words.append(f"{type(i).__name__.lower()} {leg}")
-                case Complete():
-                    words.append("complete")
+                case Complete(tail=tail):
+                    words.append("complete" + (f" {tail.decode()}" if tail else ""))
+                case Resume():
+                    words.append("resume")
         return words
 
     def on(self, event: Event, at: float | None = None) -> list[str]:
@@ -229,8 +246,15 @@ def test_an_engine_that_refuses_the_connection_never_saw_the_leg_so_it_does_not_
     assert drive.on(lost(2 + MAX_REFUSALS)) == ["refuse 502", "over failed"]
 
 
+def test_when_the_others_refuse_connections_the_one_that_broke_its_own_is_asked_again() -> None:
+    drive = Drive(FakePicks(prefills=0, decodes=2))
+    assert drive.on(lost(1)) == ["send 2 d1 alone"]
+    assert drive.on(lost(2, Kind.REFUSED)) == ["send 3 d0 alone"]
+    assert drive.on(lost(3)) == ["refuse 502", "over failed"]
+
+
 def test_a_stream_that_everybody_has_failed_once_goes_back_to_one_that_lives_rather_than_to_nobody() -> None:
-    drive = Drive(FakePicks(prefills=0, decodes=2), course=NoTail())
+    drive = Drive(FakePicks(prefills=0, decodes=2), course=FakeCourse())
     drive.on(Begun(1))
     assert drive.on(lost(1))[-1] == "send 2 d1 alone"
     assert drive.on(lost(2))[-1] == "send 3 d0 alone"
@@ -307,6 +331,91 @@ def test_events_of_legs_that_are_not_open_change_nothing() -> None:
         assert drive.on(event) == []
 
 
+def begun(**options: Any) -> Drive:
+    """A stream that is being relayed, and prefill's leg ended."""
+    drive = Drive(**options)
+    drive.on(Answered(1, 200))
+    assert drive.on(Begun(2)) == ["relay 2"]
+    return drive
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.DIFFERS])
+def test_a_stream_that_breaks_goes_on_at_another_pair(kind: Kind) -> None:
+    drive = begun(course=FakeCourse())
+    assert drive.on(lost(2, kind)) == ["resume", "send 3 p0 a2", "send 4 d1 a2"]
+    assert drive.on(Answered(3, 200)) == []
+    assert drive.on(Begun(4)) == ["relay 4"]
+    assert drive.on(Ended(4)) == ["complete", "over ok"]
+    assert (drive.exchange.continued, drive.exchange.retries) == (1, 2)
+
+
+def test_what_failed_may_be_asked_again_once_the_stream_has_gone_on() -> None:
+    drive = begun(course=FakeCourse())
+    drive.on(lost(2))
+    drive.on(Begun(4))
+    assert drive.on(lost(4)) == ["cancel 3", "resume", "send 5 p0 a3", "send 6 d0 a3"]
+
+
+def test_a_stream_that_cannot_go_on_is_broken_off() -> None:
+    course = FakeCourse()
+    course.goes_on = False
+    for drive in (begun(), begun(course=course), begun(course=FakeCourse(), picks=FakePicks(2, 1))):
+        assert drive.on(lost(2)) == ["break 502", "over broken"]
+    assert begun(course=FakeCourse()).on(lost(2, Kind.DIFFERS)) == ["break 502", "over broken"]
+
+
+def test_a_stream_that_is_whole_but_for_its_tail_is_ended_here() -> None:
+    course = FakeCourse()
+    drive = begun(course=course)
+    course.rest = b"[DONE]"
+    assert drive.on(lost(2)) == ["complete [DONE]", "over ok"]
+
+
+def test_a_second_half_that_is_refused_is_a_failed_leg() -> None:
+    for event in (Answered(4, 400), Answered(4, 500), Answered(4, 200), Answered(4, 200, aborted=True)):
+        drive = begun(course=FakeCourse(), picks=FakePicks(2, 3))
+        drive.on(lost(2))
+        assert drive.on(event) == ["cancel 3", "resume", "send 5 p0 a3", "send 6 d2 a3"]
+
+
+def test_prefill_of_a_second_half_is_replaced_while_decode_waits() -> None:
+    for event in (lost(3), Answered(3, 400), Answered(3, 500)):
+        drive = begun(course=FakeCourse())
+        drive.on(lost(2))
+        assert drive.on(event) == ["send 5 p1 a3"]
+        assert drive.on(lost(5)) == ["cancel 4", "resume", "send 6 d1 alone"]
+        drive.on(Begun(6))
+        assert drive.on(lost(6)) == ["resume", "send 7 p0 a4", "send 8 d0 a4"], "with prefill again"
+
+
+def test_a_second_half_without_prefill_is_broken_off_where_decode_must_not_prefill() -> None:
+    drive = begun(course=FakeCourse(), picks=FakePicks(1, 2), on_no_prefill="reject")
+    drive.on(lost(2))
+    assert drive.on(lost(3)) == ["cancel 4", "break 503", "over broken"]
+
+
+def test_a_second_half_ends_in_time_and_with_its_client() -> None:
+    for event, said in ((Tick(), "break 504"), (Stop("bye"), "break 503")):
+        drive = begun(course=FakeCourse(), pair_s=1000.0)
+        drive.on(lost(2))
+        assert drive.on(event, 100.0)[:3] == [said, "cancel 3", "cancel 4"]
+    drive = begun(course=FakeCourse())
+    drive.on(lost(2))
+    assert drive.on(ClientGone()) == ["cancel 3", "cancel 4", "over client_gone"]
+
+
+def test_the_budget_is_for_engines_that_live() -> None:
+    assert Drive(budget=FakeBudget(0)).on(lost(2)) == ["cancel 1", "send 3 p0 a2", "send 4 d1 a2"], "a death"
+    assert Drive(budget=FakeBudget(0)).on(lost(2, Kind.ABORTED)) == ["refuse 502", "cancel 1", "over failed"]
+    assert Drive(budget=FakeBudget(0)).on(Answered(2, 500)) == ["pass 2", "cancel 1", "over failed"]
+    assert Drive(budget=FakeBudget(1)).on(Answered(2, 500)) == ["cancel 1", "send 3 p0 a2", "send 4 d1 a2"]
+    assert Drive(budget=FakeBudget(0)).on(Answered(1, 500)) == ["cancel 2", "send 3 d0 alone"]
+    assert Drive(budget=FakeBudget(0)).on(lost(1)) == ["send 3 p1 a2"]
+    drive = begun(course=FakeCourse(), picks=FakePicks(1, 3), budget=FakeBudget(0))
+    assert drive.on(lost(2, Kind.ABORTED)) == ["resume", "send 3 p0 a2", "send 4 d1 a2"], "the first break of a stream"
+    assert drive.on(lost(4, Kind.ABORTED)) == ["break 502", "cancel 3", "over broken"]
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_simulated_with_random_events_the_laws_hold(seed: int) -> None:
     dice = random.Random(seed)
@@ -318,11 +427,14 @@ def _simulate(dice: random.Random) -> None:
     picks = FakePicks(dice.randrange(4), dice.randrange(4))
     limits = Limits(request_s=100.0, pair_s=dice.choice([5.0, 500.0]), on_no_prefill=dice.choice(["decode", "reject"]),
                     prefill_legs=dice.randrange(1, 4), decode_legs=dice.randrange(1, 4))
-    exchange = Exchange(TransferId("0" * 32), picks, limits, prompt=RAW, skips=dice.choice(["", "", "n"]), now=0.0)
+    exchange = Exchange(TransferId("0" * 32), picks, limits, prompt=RAW, skips=dice.choice(["", "", "n"]), now=0.0,
+                        course=dice.choice([None, FakeCourse()]), budget=FakeBudget(dice.choice([0, 1, 100])))
     now, attempt, terminal, over = 0.0, 0, 0, 0
     open_legs: dict[int, Role] = {}
     sent = 0
-    relaying = False
+    relaying: int | None = None
+    begun = False
+    resumed = False
     ended: int | None = None
     out = exchange.start(now)
     for _ in range(200):
@@ -332,8 +444,9 @@ def _simulate(dice: random.Random) -> None:
             match i:
                 case Send(leg=leg, role=role, params=params):
                     assert not terminal
-                    assert not relaying
+                    assert relaying not in open_legs
                     assert leg not in open_legs
+                    assert resumed or not begun, "a leg that begins anew behind a stream"
                     assert role not in open_legs.values(), "two legs of a role"
                     open_legs[leg] = role
                     sent += 1
@@ -345,19 +458,23 @@ def _simulate(dice: random.Random) -> None:
                             assert params.attempt > attempt, "attempts grow with every prefill leg"
                 case Cancel(leg=leg):
                     del open_legs[leg]
-                case Relay():
-                    assert not relaying
+                case Resume():
+                    assert begun
+                    assert not open_legs
+                    resumed = True
+                case Relay(leg=leg):
+                    assert open_legs[leg] is Role.DECODE
                     assert not terminal
-                    relaying = True
+                    relaying, begun, resumed = leg, True, False
                 case Complete() | Break():
-                    assert relaying
+                    assert begun
                     terminal += 1
                 case Pass(leg=leg):
-                    assert not relaying
+                    assert not begun
                     assert leg == ended, "an answer that is not there"
                     terminal += 1
                 case Refuse():
-                    assert not relaying
+                    assert not begun
                     terminal += 1
                 case Over():
                     over += 1
@@ -367,11 +484,12 @@ def _simulate(dice: random.Random) -> None:
         if over:
             break
         assert open_legs, "neither over nor waiting for anything"
-        out, ended, now = _random_event(exchange, dice, open_legs, relaying, now)
+        out, ended, now = _random_event(exchange, dice, open_legs, relaying in open_legs, now)
     assert over == 1
     assert exchange.over
     assert exchange.handle(ClientGone(), now) == []
-    assert sent <= limits.prefill_legs + 2 * (limits.decode_legs + MAX_REFUSALS) + 2
+    most = limits.prefill_legs + 2 * (limits.decode_legs + MAX_REFUSALS) + 2
+    assert sent <= (1 + exchange.continued) * most
 
 
 def _random_event(exchange: Exchange, dice: random.Random, open_legs: dict[int, Role], relaying: bool,

@@ -146,7 +146,7 @@ class Exchange:
         self._picks = picks
         self._limits = limits
         self._prompt = prompt
-        self._alone = bool(skips)
+        self._skips = self._alone = bool(skips)
         self._request_at = now + limits.request_s
         self._pair_at = math.inf
         self._linger_at = math.inf
@@ -244,6 +244,7 @@ class Exchange:
         self._decode_tries = self._prefill_tries = 1
         self._bad_decodes.clear()
         self._bad_prefills.clear()
+        self._alone = self._skips
         return [Relay(leg.leg)]
 
     def _decode_erred(self, leg: _Open, status: int, now: float) -> list[Instruction]:
@@ -252,7 +253,7 @@ class Exchange:
         self._bad_decodes.add(leg.target.instance)
         if self._errors_retried < self._limits.error_retries and self._may_retry(Kind.ABORTED, now):
             self._errors_retried += 1
-            again = self._send_pair_elsewhere(now, leg.target.instance)
+            again = self._send_pair_elsewhere(now)
             if again is not None:
                 return again
         words = f"decode instance {leg.target.instance} answered {status}"
@@ -271,7 +272,8 @@ class Exchange:
         if kind is Kind.REFUSED and self._refusals < MAX_REFUSALS:
             self._refusals += 1
             self._decode_tries -= 1  # it never saw the leg
-        again = self._send_pair_elsewhere(now, leg.target.instance) if self._may_retry(kind, now) else None
+        last = leg.target.instance if self._begun or kind is Kind.REFUSED else None
+        again = self._send_pair_elsewhere(now, last) if self._may_retry(kind, now) else None
         if again is not None:
             return again
         fault = unavailable(words) if kind is Kind.REFUSED else upstream(words)
@@ -284,13 +286,13 @@ class Exchange:
             return False
         return kind in GONE or (self._begun and self._decode_tries == 1) or self._budget.may_retry(now)
 
-    def _send_pair_elsewhere(self, now: float, failed: InstanceName) -> list[Instruction] | None:
+    def _send_pair_elsewhere(self, now: float, last: InstanceName | None = None) -> list[Instruction] | None:
         # Prefill's KV went to the decode instance that failed: its leg is of no use any more.
         pair = self._picks.pair(self._prompt, alone=self._alone, not_prefill=self._bad_prefills,
                                 not_decode=self._bad_decodes)
-        if pair is None and self._begun:
-            # Everybody has failed this stream once, some with a connection alone: rather one of those than nobody.
-            pair = self._picks.pair(self._prompt, alone=self._alone, not_prefill=self._bad_prefills, not_decode={failed})
+        if pair is None and last is not None:
+            # All have failed, some with a broken connection alone: rather any of those than nobody, but not the last one.
+            pair = self._picks.pair(self._prompt, alone=self._alone, not_prefill=self._bad_prefills, not_decode={last})
         if pair is None:
             return None
         cancelled = self._cancel_all()
