@@ -150,6 +150,17 @@ campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server
 .PHONY: campaign-http
 campaign-http: $(STAMP) ## HTTP fuzz of the router: 20 seeds, 20,000 connections, into bench/results (5 minutes)
 	@$(BIN)/pytest tests/campaigns/test_http.py --timeout 1800 -s
+
+.PHONY: campaign-router campaign-mixed
+KILLS ?= 40
+ABORTS ?= 500
+campaign-router: $(STAMP) ## 1,000 kills and 10,000 leaving clients, into bench/results (40 minutes; KILLS=, ABORTS= of real engines)
+	@$(BIN)/python tests/campaigns/router.py --scripted
+	@$(BIN)/python tests/campaigns/router.py --real --kills $(KILLS) --aborts $(ABORTS)
+
+MINUTES ?= 30
+campaign-mixed: $(STAMP) ## A mixed load on the router at half of what is possible, into bench/results (MINUTES=30)
+	@$(BIN)/python tests/campaigns/mixed.py --minutes $(MINUTES)
 # --- end of campaigns ---
 
 .PHONY: dashboard-picture

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from recorded import Request, Seen, seen_of
+from recorded import SAMPLE, Request, Seen, seen_of
 
+NUMBER = re.compile(rf"{SAMPLE}\d+{SAMPLE}")
 NEAR = 1e-3
 """Log probabilities of the same token differ by about 1e-5 between batches."""
 
@@ -33,6 +35,8 @@ def judge(request: Request, events: list[Any], *, complete: bool) -> Verdict:
         seen = seen_of(events)
     except (AssertionError, KeyError) as error:
         return Verdict(finished=False, fault=f"not a stream of one answer: {error!r}", kind="wrong")
+    if request.way == "error" and (fault := _one_sample(seen)):
+        return Verdict(False, fault, "wrong")
     expected = seen_of(list(request.plain))
     if len(seen.names) > 1 or len(seen.created) > 1:
         return Verdict(False, f"ids {seen.names}, created {seen.created}", "wrong")
@@ -47,6 +51,16 @@ def judge(request: Request, events: list[Any], *, complete: bool) -> Verdict:
         return Verdict(finished=False)
     fault = _difference(expected, seen)
     return Verdict(not fault, fault, ("lost" if seen.texts != expected.texts else "wrong") if fault else "")
+
+
+def _one_sample(seen: Seen) -> str:
+    """Take the samples' numbers out of the texts; what is wrong where there are several."""
+    numbers = set()
+    for channels in seen.texts.values():
+        for name, text in channels.items():
+            numbers |= set(NUMBER.findall(text))
+            channels[name] = NUMBER.sub("", text)
+    return f"parts of the samples {sorted(numbers)}" if len(numbers) > 1 else ""
 
 
 def _kind(right: str, text: str) -> str:
@@ -68,9 +82,13 @@ def _difference(expected: Seen, seen: Seen) -> str:
         return f"logprobs: {str(expected.logprobs)[:600]} expected, {str(seen.logprobs)[:600]} got"
     totals = [usage["completion_tokens"] for usage in seen.usages]
     if totals != sorted(totals) or bool(totals) != bool(expected.usages) or (
-            totals and seen.usages[-1] != expected.usages[-1]) or len({u["prompt_tokens"] for u in seen.usages}) > 1:
+            totals and _given(seen.usages[-1]) != _given(expected.usages[-1])) or len({u["prompt_tokens"] for u in seen.usages}) > 1:
         return f"usage all along: {expected.usages[-1:]} expected at the end, {seen.usages} got"
     return ""
+
+
+def _given(usage: dict[str, int]) -> dict[str, int]:
+    return {name: number for name, number in usage.items() if number is not None}
 
 
 def _near(right: Any, got: Any) -> bool:

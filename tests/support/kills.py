@@ -19,7 +19,7 @@ from typing import Any
 from judge import judge
 from recorded import Request, load
 from recorded_requests import PATHS
-from router_fleet import RouterFleet
+from router_fleet import RouterFleet, request_bytes
 from scripted_engine import Play, ScriptedEngine, Seen
 
 from xpyd_sidecar.contract.ids import Incarnation
@@ -129,6 +129,7 @@ class Killer:
                 [engine] = [one for one in self._fleet.d if one.name == name]
                 if engine in self._down:
                     await engine.stop()
+                    engine.port = 0  # its old one may be somebody's by now
                     await engine.start()
                     self._starts += 1
                     self._fleet.beat(engine, incarnation=Incarnation(f"again-{self._starts}"), interval_s=60.0)
@@ -165,7 +166,7 @@ async def kill_streams(fleet: RouterFleet, kills: int, seed: int, requests: list
 
 async def _one(fleet: RouterFleet, killer: Killer, report: Report, request: Request, name: str) -> None:
     body = {"model": "tiny", **request.body, "stream": True}
-    answer = await fleet.post(PATHS[request.api], body, headers={"X-Request-Id": name}, timeout_s=ANSWER_S)
+    answer = await fleet.raw(request_bytes(PATHS[request.api], body, headers={"X-Request-Id": name}), ANSWER_S)
     kills = killer.done.get(name, [])
     report.requests += 1
     report.kills += len(kills)
@@ -184,9 +185,6 @@ async def _one(fleet: RouterFleet, killer: Killer, report: Report, request: Requ
             report.wrong += verdict.kind == "wrong"
     if request.way == "error":
         report.not_repeatable += bool(kills)
-        if finished and any(2 <= at < len(request.plain) - 1 for _, at, _ in kills):
-            report.faults.append(words + "a sampled stream went on as if another engine could repeat it")
-            report.wrong += 1
     elif kills:
         report.killed += 1
         report.finished += finished

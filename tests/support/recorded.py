@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 CORPUS = Path(__file__).parent / "corpora" / "tiny-llama-1.json.xz"
 REQUEST_ID = "RECORDED"
+SAMPLE = "\ue000"
+"""In replayed texts that were sampled, around the number of the sample (a private character of Unicode)."""
 DEFAULT_MAX_TOKENS = 16
 """Of /v1/completions without max_tokens."""
 
