@@ -132,7 +132,8 @@ class Router(Part, frozen=True):
     max_body_size: Size = "32Mi"
     """Largest request body."""
     compat: Literal["none", "p2p"] = "none"
-    """`p2p`: also serve engines that send the older heartbeat `{type, http_address, zmq_address}`."""
+    """`p2p`: also serve engines that send the older heartbeat `{type, http_address, zmq_address}`, on port `members` + 1,
+    without any authentication."""
 
     @property
     def heartbeat_s(self) -> float:
