@@ -250,7 +250,9 @@ def test_when_the_others_refuse_connections_the_one_that_broke_its_own_is_asked_
     drive = Drive(FakePicks(prefills=0, decodes=2))
     assert drive.on(lost(1)) == ["send 2 d1 alone"]
     assert drive.on(lost(2, Kind.REFUSED)) == ["send 3 d0 alone"]
-    assert drive.on(lost(3)) == ["refuse 502", "over failed"]
+    assert drive.on(lost(3, Kind.REFUSED)) == ["send 4 d1 alone"], "it may be there again"
+    assert drive.on(lost(4)) == ["send 5 d0 alone"]
+    assert drive.on(lost(5)) == ["refuse 502", "over failed"]
 
 
 def test_a_stream_that_everybody_has_failed_once_goes_back_to_one_that_lives_rather_than_to_nobody() -> None:

@@ -272,7 +272,7 @@ class Exchange:
         if kind is Kind.REFUSED and self._refusals < MAX_REFUSALS:
             self._refusals += 1
             self._decode_tries -= 1  # it never saw the leg
-        last = leg.target.instance if self._begun or kind is Kind.REFUSED else None
+        last = leg.target.instance if self._begun or self._refusals else None
         again = self._send_pair_elsewhere(now, last) if self._may_retry(kind, now) else None
         if again is not None:
             return again
