@@ -161,6 +161,10 @@ campaign-router: $(STAMP) ## 1,000 kills and 10,000 leaving clients, into bench/
 MINUTES ?= 30
 campaign-mixed: $(STAMP) ## A mixed load on the router at half of what is possible, into bench/results (MINUTES=30)
 	@$(BIN)/python tests/campaigns/mixed.py --minutes $(MINUTES)
+
+.PHONY: campaign-queue
+campaign-queue: $(STAMP) ## A million messages through the broadcast queue, with stalls and kills, into bench/results
+	@$(BIN)/pytest -s tests/campaigns/test_queue.py --timeout 3600
 # --- end of campaigns ---
 
 .PHONY: dashboard-picture
@@ -172,4 +176,8 @@ dashboard-picture: $(STAMP) ## Make docs/pictures/dashboard.png anew, from a rou
 .PHONY: bench-operator
 bench-operator: $(STAMP) ## The operator with 1,000 pods on fake nodes, into bench/results (root, 5 minutes)
 	@PYTHONPATH=e2e/cluster:tests/support $(BIN)/python bench/operator
+
+.PHONY: bench-queue
+bench-queue: $(STAMP) ## The broadcast queue beside vLLM's, multiprocessing's and ZMQ (7 minutes)
+	@$(BIN)/python bench/queue
 # --- end of benchmarks ---

@@ -22,7 +22,7 @@ def test_a_million_messages_and_nothing_is_lost_torn_or_reordered() -> None:
     for seed in range(MESSAGES // ROUND):
         play(figures, messages=ROUND, seed=100 + seed)
         print(f"{figures.messages:9,} messages, {figures.killed} killed, {figures.stuck} stuck, "
-              f"{len(figures.wrong)} wrong, {figures.seconds:.0f} s", flush=True)
+              f"wrong: {figures.wrong}, {figures.seconds:.0f} s", flush=True)
     RESULTS.write_text(msgspec.json.format(msgspec.json.encode(figures.record()), indent=2).decode() + "\n")
     assert figures.wrong == []
     assert figures.messages == MESSAGES

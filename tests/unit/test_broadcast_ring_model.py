@@ -64,13 +64,13 @@ class World:
                 if value != (number - self.layout.chunks) & MASK and reader not in self.dead:
                     words.wait(word, value)
                 side.awake()
-            word_to_wake = side.publish() if self.flag_first else None
+            to_wake = side.publish() if self.flag_first else None
             for index in range(BODY):
                 words[self.body(number) + index] = number
             if not self.flag_first:
-                word_to_wake = side.publish()
-            if word_to_wake is not None:
-                words.wake(word_to_wake)
+                to_wake = side.publish()
+            if to_wake is not None:
+                words.wake(to_wake)
         words.wake(side.close())
 
     def reading(self, reader: int) -> Callable[[Process], None]:
@@ -92,9 +92,9 @@ class World:
                     self.refused[reader] = True
                     return
                 self.seen[reader].append(got)
-                word = side.give_back()
-                if word is not None:
-                    words.wake(word)
+                sleeper = side.give_back()
+                if sleeper is not None:
+                    words.wake(sleeper)
         return read
 
     def died(self, process: Process) -> None:
