@@ -12,8 +12,14 @@ from records import D1, P1, leg, pair, record
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.proxy import metrics as me
 from xpyd_sidecar.proxy.metrics import Metrics
+from xpyd_sidecar.routing import summary
+from xpyd_sidecar.routing.record import Record
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/observability.md"
+
+
+def close(metrics: Metrics, of: Record) -> None:
+    metrics.closed(of, summary.of(of))
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float:
@@ -26,7 +32,7 @@ def test_requests_are_counted_by_outcome_and_failures_apart() -> None:
     metrics = Metrics(list)
     for outcome in ("ok", "client_error", "refused", "client_gone", "failed", "broken", "timeout", "unavailable"):
         metrics.opened()
-        metrics.closed(record(P1, D1, outcome=outcome, retries=2 if outcome == "ok" else 0))
+        close(metrics, record(P1, D1, outcome=outcome, retries=2 if outcome == "ok" else 0))
     metrics.counted("chat", "refused")
     assert (metrics.requests_total, metrics.requests_failed) == (9, 4)
     assert value(metrics, "xpyd_router_requests_total", api="chat", outcome="ok") == 1
@@ -38,7 +44,7 @@ def test_requests_are_counted_by_outcome_and_failures_apart() -> None:
 
 def test_what_a_request_took_is_in_its_histogram() -> None:
     metrics = Metrics(list)
-    metrics.closed(record(P1, D1, queued_s=0.03, bytes=900, continued=1))
+    close(metrics, record(P1, D1, queued_s=0.03, bytes=900, continued=1))
     assert value(metrics, "xpyd_router_ttft_seconds_sum", api="chat") == pytest.approx(0.5)
     assert value(metrics, "xpyd_router_tpot_seconds_sum") == pytest.approx(0.2)
     assert value(metrics, "xpyd_router_queue_seconds_sum") == pytest.approx(0.03)
@@ -54,7 +60,7 @@ def test_what_a_request_took_is_in_its_histogram() -> None:
 
 def test_every_leg_is_counted_by_its_result() -> None:
     metrics = Metrics(list)
-    metrics.closed(record(leg(Role.PREFILL, "p1", 1, 1.0, 2.0, 3.0, "lost"), leg(Role.PREFILL, "p2", 2, 1.0, 2.0, 3.0), D1))
+    close(metrics, record(leg(Role.PREFILL, "p1", 1, 1.0, 2.0, 3.0, "lost"), leg(Role.PREFILL, "p2", 2, 1.0, 2.0, 3.0), D1))
     assert value(metrics, "xpyd_router_legs_total", role="prefill", result="lost") == 1
     assert value(metrics, "xpyd_router_legs_total", role="prefill") == 2
     assert value(metrics, "xpyd_router_legs_total", result="2xx") == 2
@@ -64,7 +70,7 @@ def test_pairs_beyond_the_bound_are_counted_as_other() -> None:
     here = [member("p1", Role.PREFILL)]
     metrics = Metrics(lambda: here)
     for number in range(me.MAX_PAIRS + 7):
-        metrics.closed(record(*pair("p1", f"d{number}")))
+        close(metrics, record(*pair("p1", f"d{number}")))
     families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
     cells = families["xpyd_router_pair_handovers"].samples
     assert len(cells) == me.MAX_PAIRS + 1
@@ -75,10 +81,10 @@ def test_pairs_of_instances_that_are_gone_make_room() -> None:
     here = [member("p1", Role.PREFILL), member("d0")]
     metrics = Metrics(lambda: here)
     for number in range(me.MAX_PAIRS):
-        metrics.closed(record(*pair("p1", f"d{number}")))
+        close(metrics, record(*pair("p1", f"d{number}")))
     assert value(metrics, "xpyd_router_pair_handovers_total") == me.MAX_PAIRS
     assert value(metrics, "xpyd_router_pair_handovers_total") == 1, "those of d0 alone, which is still there"
-    metrics.closed(record(*pair("p1", "new")))
+    close(metrics, record(*pair("p1", "new")))
     assert value(metrics, "xpyd_router_pair_handovers_total", decode="new") == 1
     assert value(metrics, "xpyd_router_pair_handovers_total", decode="other") == 0
 
@@ -135,7 +141,7 @@ def documented() -> dict[str, tuple[str, ...]]:
 
 def test_the_documentation_names_every_metric_with_its_labels() -> None:
     metrics = Metrics(lambda: [member("p0", Role.PREFILL)])
-    metrics.closed(record(P1, D1))
+    close(metrics, record(P1, D1))
     metrics.message("taken")
     metrics.probed("healthy")
     metrics.changed("joined")

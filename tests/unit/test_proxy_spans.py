@@ -147,7 +147,7 @@ async def test_a_collector_in_trouble_delays_no_request_and_no_end(trouble: str,
             for _ in range(20):
                 at = loop.time()
                 assert (await f.complete(stream=True)).status == 200
-                assert loop.time() - at < 1.0
+                assert loop.time() - at < 2.5, "less than the collector takes"
             at = loop.time()
             await f.dispatch.tracing.close()
             assert loop.time() - at < 2.0

@@ -10,6 +10,12 @@ from records import D1, P1, pair, record
 from xpyd_sidecar.contract.fleet import Quantiles
 from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.routing import history as hi
+from xpyd_sidecar.routing import summary
+from xpyd_sidecar.routing.record import Record
+
+
+def close(history: hi.History, now: float, of: Record) -> None:
+    history.closed(now, of, summary.of(of))
 
 
 def test_a_percentile_is_right_within_its_bucket() -> None:
@@ -55,7 +61,7 @@ def test_a_request_counts_in_the_second_in_which_it_ends() -> None:
     history = hi.History(100.0)
     history.opened()
     history.turn(102.0, 1, 0)
-    history.closed(102.5, record(P1, D1, retries=1, continued=2, bytes=70))
+    close(history, 102.5, record(P1, D1, retries=1, continued=2, bytes=70))
     history.turn(103.0, 0, 0)
     first, idle, last = history.seconds
     assert (first.opened, first.done, first.in_flight, idle.done) == (1, 0, 1, 0)
@@ -72,10 +78,10 @@ def test_a_request_counts_in_the_second_in_which_it_ends() -> None:
 def test_failures_keep_their_reason_and_are_bounded() -> None:
     history = hi.History(100.0)
     for number in range(100):
-        history.closed(100.0, record(P1, D1, outcome="broken", detail=f"{number} " + "x" * 1000))
+        close(history, 100.0, record(P1, D1, outcome="broken", detail=f"{number} " + "x" * 1000))
     history.refused(100.5, "q", "unavailable", 503, "no decode instance is known")
     history.refused(100.5, "q", "refused", 400, "bad JSON")
-    history.closed(100.6, record(P1, D1, outcome="client_gone"))
+    close(history, 100.6, record(P1, D1, outcome="client_gone"))
     assert len(history.failures) == hi.MAX_NEWS
     assert history.failures[-1].detail == "no decode instance is known"
     kept = history.failures[-2]
@@ -88,7 +94,7 @@ def test_pairs_are_counted_with_their_rate_and_the_busiest_comes_first() -> None
     history = hi.History(100.0)
     for decode, times in (("d1", 1), ("d2", 3)):
         for _ in range(times):
-            history.closed(100.0, record(*pair("p1", decode, 0.1)))
+            close(history, 100.0, record(*pair("p1", decode, 0.1)))
     history.turn(101.0, 0, 0)
     busy, calm = hi.pairs(history.seconds, 2)
     assert (busy.prefill, busy.decode, busy.count, busy.per_s, busy.handover_s) == ("p1", "d2", 3, 1.5, pytest.approx(0.1))
@@ -98,7 +104,7 @@ def test_pairs_are_counted_with_their_rate_and_the_busiest_comes_first() -> None
 def test_pairs_beyond_the_bound_are_others() -> None:
     history = hi.History(100.0)
     for number in range(hi.MAX_PAIRS + 50):
-        history.closed(100.0, record(*pair("p1", f"d{number}")))
+        close(history, 100.0, record(*pair("p1", f"d{number}")))
     history.turn(101.0, 0, 0)
     flows = history.seconds[0].flows
     assert len(flows) == hi.MAX_PAIRS + 1

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from xpyd_sidecar import __version__
-from xpyd_sidecar.routing import summary
+from xpyd_sidecar.proxy.tally import Counts, Times
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.roster import Member
+from xpyd_sidecar.routing.summary import Handover, Summary, failed
 
 TTFT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 TPOT = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -35,41 +36,32 @@ class Metrics:
     def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
         self.registry = registry = CollectorRegistry()
         self._pairs = _Pairs(members)
+        self.in_flight = 0
         self.requests_total = 0
         self.requests_failed = 0
-        self._requests = _Counts(Counter(
-            "xpyd_router_requests", "Generation requests by outcome", ["api", "outcome"], registry=registry))
-        self._legs = _Counts(Counter(
-            "xpyd_router_legs", "Legs sent to engines by how they ended", ["role", "result"], registry=registry))
-        self._probes = _Counts(Counter(
-            "xpyd_router_probes", "Health probes of engines by result", ["result"], registry=registry))
-        self._changes = _Counts(Counter(
-            "xpyd_router_roster_changes", "Changes of the roster by kind", ["change"], registry=registry))
-        self._beats = _Counts(Counter(
-            "xpyd_router_membership_messages", "Heartbeats and goodbyes by result", ["result"], registry=registry))
-        self._retries = Counter("xpyd_router_retries", "Legs sent beyond the first pair of a request", registry=registry)
-        self._continued = Counter("xpyd_router_continued", "Streams that went on with another decode instance",
-                                  registry=registry)
-        self._tokens = Counter("xpyd_router_tokens", "Generated tokens relayed to clients, counted by their ids",
-                               registry=registry)
-        self._bytes = Counter("xpyd_router_relayed_bytes", "Bytes of answers to generation requests", registry=registry)
-        self._ttft = _Times(Histogram(
-            "xpyd_router_ttft_seconds", "From a request's arrival to the first event of its stream", ["api"], buckets=TTFT,
-            registry=registry))
-        self._tpot = _Times(Histogram(
-            "xpyd_router_tpot_seconds", "(end - first token) / (tokens - 1) of whole streams", ["api"], buckets=TPOT,
-            registry=registry))
-        self._seconds = _Times(Histogram(
-            "xpyd_router_request_seconds", "From a request's arrival to the end of its answer", ["api"], buckets=SECONDS,
-            registry=registry))
-        self._queue = Histogram(
-            "xpyd_router_queue_seconds", "How long a request waited for a place", buckets=WAITS, registry=registry)
-        self._handover = Histogram(
-            "xpyd_router_handover_seconds", "From the end of the prefill leg to decode's first event", buckets=WAITS,
-            registry=registry)
-        self._leg_seconds = _Times(Histogram(
-            "xpyd_router_leg_seconds", "From a leg's request to its end", ["role"], buckets=SECONDS, registry=registry))
-        self._in_flight = Gauge("xpyd_router_in_flight", "Generation requests being served", registry=registry)
+        self._requests = Counts(registry, "xpyd_router_requests", "Generation requests by outcome", ("api", "outcome"))
+        self._legs = Counts(registry, "xpyd_router_legs", "Legs sent to engines by how they ended", ("role", "result"))
+        self._probes = Counts(registry, "xpyd_router_probes", "Health probes of engines by result", ("result",))
+        self._changes = Counts(registry, "xpyd_router_roster_changes", "Changes of the roster by kind", ("change",))
+        self._beats = Counts(registry, "xpyd_router_membership_messages", "Heartbeats and goodbyes by result",
+                             ("result",))
+        self._retries = Counts(registry, "xpyd_router_retries", "Legs sent beyond the first pair of a request")
+        self._continued = Counts(registry, "xpyd_router_continued", "Streams that went on with another decode instance")
+        self._tokens = Counts(registry, "xpyd_router_tokens", "Generated tokens relayed to clients, counted by their ids")
+        self._bytes = Counts(registry, "xpyd_router_relayed_bytes", "Bytes of answers to generation requests")
+        self._ttft = Times(registry, "xpyd_router_ttft_seconds",
+                           "From a request's arrival to the first event of its stream", TTFT, ("api",))
+        self._tpot = Times(registry, "xpyd_router_tpot_seconds", "(end - first token) / (tokens - 1) of whole streams",
+                           TPOT, ("api",))
+        self._seconds = Times(registry, "xpyd_router_request_seconds",
+                              "From a request's arrival to the end of its answer", SECONDS, ("api",))
+        self._queue = Times(registry, "xpyd_router_queue_seconds", "How long a request waited for a place", WAITS)
+        self._handover = Times(registry, "xpyd_router_handover_seconds",
+                               "From the end of the prefill leg to decode's first event", WAITS)
+        self._leg_seconds = Times(registry, "xpyd_router_leg_seconds", "From a leg's request to its end", SECONDS,
+                                  ("role",))
+        Gauge("xpyd_router_in_flight", "Generation requests being served", registry=registry).set_function(
+            lambda: self.in_flight)
         self._queued = Gauge("xpyd_router_queued", "Generation requests that wait for a place", registry=registry)
         self._budget = Gauge("xpyd_router_retry_budget", "Retries that may be made now", registry=registry)
         build = Gauge("xpyd_router_build_info", "The version", ["version"], registry=registry)
@@ -87,79 +79,56 @@ class Metrics:
 
     def opened(self) -> None:
         """A generation request is being served."""
-        self._in_flight.inc()
+        self.in_flight += 1
 
-    def closed(self, record: Record) -> None:
+    def closed(self, record: Record, told: Summary) -> None:
         """It ended."""
-        self._in_flight.dec()
-        api = record.api
-        self._seconds[api,].observe(summary.duration(record))
-        self._queue.observe(record.queued_s)
-        if (ttft := summary.ttft(record)) is not None:
-            self._ttft[api,].observe(ttft)
-        if (tpot := summary.tpot(record)) is not None:
-            self._tpot[api,].observe(tpot)
+        self.in_flight -= 1
+        api = (record.api,)
+        self._seconds.add(told.seconds, api)
+        self._queue.add(record.queued_s)
+        if told.ttft is not None:
+            self._ttft.add(told.ttft, api)
+        if told.tpot is not None:
+            self._tpot.add(told.tpot, api)
         for leg in record.legs:
-            self._legs[leg.role.value, leg.result].inc()
-            self._leg_seconds[leg.role.value,].observe(leg.ended - leg.opened)
-        for handover in summary.handovers(record):
-            self._handover.observe(handover.seconds)
+            role = leg.role.value
+            self._legs.add((role, leg.result))
+            self._leg_seconds.add(leg.ended - leg.opened, (role,))
+        for handover in told.handovers:
+            self._handover.add(handover.seconds)
             self._pairs.add(handover)
         if record.retries:
-            self._retries.inc(record.retries)
+            self._retries.add(by=record.retries)
         if record.continued:
-            self._continued.inc(record.continued)
+            self._continued.add(by=record.continued)
         if record.tokens > 0:
-            self._tokens.inc(record.tokens)
-        self._bytes.inc(record.bytes)
-        self.counted(api, record.outcome)
+            self._tokens.add(by=record.tokens)
+        self._bytes.add(by=record.bytes)
+        self.counted(record.api, record.outcome)
 
     def counted(self, api: str, outcome: str) -> None:
         """A request that ended with ``outcome``."""
-        self._requests[api, outcome].inc()
+        self._requests.add((api, outcome))
         self.requests_total += 1
-        if summary.failed(outcome):
+        if failed(outcome):
             self.requests_failed += 1
 
     def message(self, result: str) -> None:
         """A membership message: taken, refused, or undecodable."""
-        self._beats[result,].inc()
+        self._beats.add((result,))
 
     def probed(self, result: str) -> None:
         """A health probe ended."""
-        self._probes[result,].inc()
+        self._probes.add((result,))
 
     def changed(self, kind: str) -> None:
         """The roster changed."""
-        self._changes[kind,].inc()
+        self._changes.add((kind,))
 
     def text(self) -> bytes:
         """The exposition format."""
         return generate_latest(self.registry)
-
-
-class _Counts(dict[tuple[str, ...], Counter]):
-    """Children of a counter by their labels: looking one up in the library costs more than counting."""
-
-    def __init__(self, parent: Counter) -> None:
-        super().__init__()
-        self._parent = parent
-
-    def __missing__(self, labels: tuple[str, ...]) -> Counter:
-        child = self[labels] = self._parent.labels(*labels)
-        return child
-
-
-class _Times(dict[tuple[str, ...], Histogram]):
-    """The same of a histogram."""
-
-    def __init__(self, parent: Histogram) -> None:
-        super().__init__()
-        self._parent = parent
-
-    def __missing__(self, labels: tuple[str, ...]) -> Histogram:
-        child = self[labels] = self._parent.labels(*labels)
-        return child
 
 
 class _Pairs(Collector):
@@ -173,7 +142,7 @@ class _Pairs(Collector):
         self._members = members
         self._counts: dict[tuple[str, str], list[float]] = {}
 
-    def add(self, handover: summary.Handover) -> None:
+    def add(self, handover: Handover) -> None:
         """Count one."""
         pair: tuple[str, str] = (handover.prefill, handover.decode)
         cell = self._counts.get(pair)

@@ -18,6 +18,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy.metrics import Metrics
 from xpyd_sidecar.routing import history as hi
 from xpyd_sidecar.routing import roster as ro
+from xpyd_sidecar.routing import summary
 from xpyd_sidecar.routing.record import Record
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ class Observer:
 
     def __init__(self, roster: ro.Roster) -> None:
         self._roster = roster
-        self._in_flight = 0
         self._queued: Callable[[], int] = lambda: 0
         self.metrics = Metrics(roster.members)
         self.history = hi.History(time())
@@ -46,7 +46,6 @@ class Observer:
 
     def opened(self) -> None:
         """A request is being served."""
-        self._in_flight += 1
         self.metrics.opened()
         self.history.opened()
 
@@ -57,9 +56,9 @@ class Observer:
 
     def closed(self, record: Record) -> None:
         """A request is over."""
-        self._in_flight -= 1
-        self.metrics.closed(record)
-        self.history.closed(record.arrived_unix + record.last_at - record.arrived, record)
+        told = summary.of(record)
+        self.metrics.closed(record, told)
+        self.history.closed(record.arrived_unix + record.last_at - record.arrived, record, told)
 
     # ---- instances (watch.Notes)
 
@@ -76,7 +75,7 @@ class Observer:
 
     def turn(self) -> None:
         """Called every second or oftener."""
-        self.history.turn(time(), self._in_flight, self._queued())
+        self.history.turn(time(), self.metrics.in_flight, self._queued())
 
     def fleet(self, service: ServiceName, router: str, now: float, started: float, *, draining: bool) -> Fleet:
         """What ``GET /fleet`` says. Times are those of the roster's clock."""
@@ -92,7 +91,7 @@ class Observer:
             service=service, router=router, uptime_s=round(now - started, 3), settled=self._roster.settled(now),
             instances=tuple(_with_rate(each, served.get(each.instance, 0) / over) for each in instances),
             requests_total=self.metrics.requests_total, requests_failed=self.metrics.requests_failed, draining=draining,
-            in_flight=self._in_flight, queued=self._queued(), window_s=len(seconds),
+            in_flight=self.metrics.in_flight, queued=self._queued(), window_s=len(seconds),
             rates=Rates(**{field: round(sum(getattr(second, name) for second in seconds) / over, 4) for field, name in (
                 ("requests", "done"), ("failed", "failed"), ("retries", "retries"), ("continued", "continued"),
                 ("tokens", "tokens"), ("bytes", "bytes"))}),

@@ -112,19 +112,19 @@ class Trace:
             _set(span, {"xpyd.role": leg.role.value, "xpyd.instance": leg.instance, "xpyd.attempt": leg.attempt,
                         "xpyd.result": leg.result, "xpyd.first_event_s": leg.first_at - leg.opened})
             self._finish(span, leg.ended, "" if leg.result in {"2xx", "4xx", "cancelled"} else leg.result)
-        paired = summary.handovers(record)
+        told = summary.of(record)
         _set(self._span, {
             "http.request.method": "POST", "http.response.status_code": record.status or None,
             "xpyd.request_id": record.request_id, "xpyd.transfer": record.transfer, "xpyd.outcome": record.outcome,
             "xpyd.stream": record.stream, "xpyd.attempt": record.attempt, "xpyd.retries": record.retries,
             "xpyd.continued": record.continued, "xpyd.skips": record.skips or None,
             "xpyd.prefill": record.went(Role.PREFILL) or None, "xpyd.decode": record.went(Role.DECODE) or None,
-            "xpyd.queue_s": record.queued_s, "xpyd.ttft_s": summary.ttft(record), "xpyd.tpot_s": summary.tpot(record),
-            "xpyd.handover_s": paired[-1].seconds if paired else None,
+            "xpyd.queue_s": record.queued_s, "xpyd.ttft_s": told.ttft, "xpyd.tpot_s": told.tpot,
+            "xpyd.handover_s": told.handovers[-1].seconds if told.handovers else None,
             "gen_ai.usage.input_tokens": record.prompt_tokens if record.prompt_tokens >= 0 else None,
             "gen_ai.usage.output_tokens": record.tokens if record.tokens >= 0 else None})
         words = record.detail or record.outcome
-        self._finish(self._span, summary.ended_at(record), words if summary.failed(record.outcome) else "")
+        self._finish(self._span, record.arrived + told.seconds, words if summary.failed(record.outcome) else "")
 
     def _finish(self, span: Span, at: float, error: str) -> None:
         if error:

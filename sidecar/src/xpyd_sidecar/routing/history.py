@@ -148,7 +148,7 @@ class History:
             self._now.failed += 1
             self._fail(FleetFailure(round(now_unix, 3), outcome, status, detail[:MAX_WORDS], request_id))
 
-    def closed(self, now_unix: float, record: Record) -> None:
+    def closed(self, now_unix: float, record: Record, told: summary.Summary) -> None:
         """A request is over."""
         now = self._now
         now.done += 1
@@ -156,13 +156,13 @@ class History:
         now.continued += record.continued
         now.tokens += max(0, record.tokens)
         now.bytes += record.bytes
-        _count(now.total, summary.duration(record))
+        _count(now.total, told.seconds)
         _count(now.queue, record.queued_s)
-        if (ttft := summary.ttft(record)) is not None:
-            _count(now.ttft, ttft)
-        if (tpot := summary.tpot(record)) is not None:
-            _count(now.tpot, tpot)
-        for handover in summary.handovers(record):
+        if told.ttft is not None:
+            _count(now.ttft, told.ttft)
+        if told.tpot is not None:
+            _count(now.tpot, told.tpot)
+        for handover in told.handovers:
             self._flowed(handover)
         for leg in record.legs:
             if leg.result == "2xx" and (leg.instance in now.served or len(now.served) < MAX_PAIRS):

@@ -31,6 +31,28 @@ class Handover(msgspec.Struct, frozen=True):
     """From the end of the prefill leg to decode's first event, at least 0: what the way of the KV adds to TTFT."""
 
 
+class Summary(msgspec.Struct, frozen=True):
+    """All measures of one record."""
+
+    seconds: float
+    """Of the whole request."""
+    ttft: float | None
+    tpot: float | None
+    """Time per output token: (end - first token) / (tokens - 1). None: no whole stream of two tokens or more. ``tokens``
+    counts ids, not chunks: a chunk may carry several."""
+    handovers: list[Handover]
+
+
+def of(record: Record) -> Summary:
+    """Every measure of a request that is over."""
+    ended = ended_at(record)
+    first = ttft(record)
+    each = None
+    if first is not None and record.outcome == "ok" and record.tokens >= 2:
+        each = max(0.0, ended - record.first_at) / (record.tokens - 1)
+    return Summary(ended - record.arrived, first, each, handovers(record))
+
+
 def failed(outcome: str) -> bool:
     """Whether a request of this outcome counts as failed: neither served nor the client's own doing."""
     return outcome in FAILED
@@ -48,11 +70,6 @@ def ended_at(record: Record) -> float:
     return record.last_at
 
 
-def duration(record: Record) -> float:
-    """Seconds from the request's arrival to the end of its answer."""
-    return ended_at(record) - record.arrived
-
-
 def ttft(record: Record) -> float | None:
     """Time to first token, seconds: from arrival to the first event of the stream. None: no stream began.
 
@@ -61,16 +78,6 @@ def ttft(record: Record) -> float | None:
     if not record.stream or math.isnan(record.first_at) or record.status >= 400:
         return None
     return record.first_at - record.arrived
-
-
-def tpot(record: Record) -> float | None:
-    """Time per output token, seconds: (end - first token) / (tokens - 1). None: no whole stream of two tokens or more.
-
-    ``tokens`` counts ids, not chunks: a chunk may carry several.
-    """
-    if not record.stream or record.outcome != "ok" or record.tokens < 2 or math.isnan(record.first_at):
-        return None
-    return max(0.0, ended_at(record) - record.first_at) / (record.tokens - 1)
 
 
 def handovers(record: Record) -> list[Handover]:
