@@ -255,6 +255,14 @@ def test_when_the_others_refuse_connections_the_one_that_broke_its_own_is_asked_
     assert drive.on(lost(5)) == ["refuse 502", "over failed"]
 
 
+def test_a_stream_that_has_begun_gets_more_legs_since_nobody_else_can_ask_for_its_rest() -> None:
+    drive = Drive(FakePicks(prefills=0, decodes=9), course=FakeCourse(), decode_legs=1, stream_legs=3)
+    drive.on(Begun(1))
+    assert drive.on(lost(1))[-1] == "send 2 d1 alone"
+    assert drive.on(lost(2))[-1] == "send 3 d2 alone"
+    assert drive.on(lost(3)) == ["break 502", "over broken"]
+
+
 def test_a_stream_that_everybody_has_failed_once_goes_back_to_one_that_lives_rather_than_to_nobody() -> None:
     drive = Drive(FakePicks(prefills=0, decodes=2), course=FakeCourse())
     drive.on(Begun(1))
@@ -428,7 +436,7 @@ def test_simulated_with_random_events_the_laws_hold(seed: int) -> None:
 def _simulate(dice: random.Random) -> None:
     picks = FakePicks(dice.randrange(4), dice.randrange(4))
     limits = Limits(request_s=100.0, pair_s=dice.choice([5.0, 500.0]), on_no_prefill=dice.choice(["decode", "reject"]),
-                    prefill_legs=dice.randrange(1, 4), decode_legs=dice.randrange(1, 4))
+                    prefill_legs=dice.randrange(1, 4), decode_legs=dice.randrange(1, 4), stream_legs=dice.randrange(1, 6))
     exchange = Exchange(TransferId("0" * 32), picks, limits, prompt=RAW, skips=dice.choice(["", "", "n"]), now=0.0,
                         course=dice.choice([None, FakeCourse()]), budget=FakeBudget(dice.choice([0, 1, 100])))
     now, attempt, terminal, over = 0.0, 0, 0, 0
@@ -490,7 +498,7 @@ def _simulate(dice: random.Random) -> None:
     assert over == 1
     assert exchange.over
     assert exchange.handle(ClientGone(), now) == []
-    most = limits.prefill_legs + 2 * (limits.decode_legs + MAX_REFUSALS) + 2
+    most = limits.prefill_legs + 2 * (limits.decode_legs + limits.stream_legs + MAX_REFUSALS) + 2
     assert sent <= (1 + exchange.continued) * most
 
 

@@ -78,6 +78,9 @@ class Limits(msgspec.Struct, frozen=True):
     on_no_prefill: Literal["decode", "reject"] = "decode"
     prefill_legs: int = 3
     decode_legs: int = 3
+    stream_legs: int = 5
+    """Decode legs of a stream that has begun, from the last on that brought it further: nobody but the router can ask
+    again for the rest of it."""
     error_retries: int = 1
     """How often a decode engine's 5xx is answered by trying elsewhere."""
     linger_s: float = 2.0
@@ -282,7 +285,7 @@ class Exchange:
     def _may_retry(self, kind: Kind, now: float) -> bool:
         # The budget is for engines that live and fail. One death costs each of its requests one retry, however many there
         # are, and so does the first break of a stream: the front end of a dead engine may live on and say so.
-        if self._decode_tries >= self._limits.decode_legs:
+        if self._decode_tries >= (self._limits.stream_legs if self._begun else self._limits.decode_legs):
             return False
         return kind in GONE or (self._begun and self._decode_tries == 1) or self._budget.may_retry(now)
 
