@@ -1,0 +1,98 @@
+"""kill -9 of a real decode engine in mid-stream: its streams go on at the other one, and nobody can tell.
+
+Each request is sent twice, so that each of two decode engines has one of them. One engine is killed; what the other one was
+asked in the first place is what the moved streams must be equal to.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from cluster import Cluster
+from engines import MODEL_NAME
+from recorded import Seen, seen_of
+
+LINES = 25
+"""Events that every stream has had before the kill."""
+ANSWER_S = 90.0
+GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "stream": True, "ignore_eos": True, "max_tokens": 500,
+                          "stream_options": {"include_usage": True}}
+PROMPT = {"prompt": "A block is what a lease is for. Hello wörld, 日本 "}
+MESSAGES = {"messages": [{"role": "user", "content": "Hi, tell me € about 日本"}]}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", PROMPT),
+    "chat": ("/v1/chat/completions", MESSAGES),
+    "stop strings": ("/v1/chat/completions", {**MESSAGES, "stop": ["\x00never comes\x00", "nor this"]}),
+    "logprobs": ("/v1/completions", {**PROMPT, "logprobs": 2}),
+    "penalty, by replay": ("/v1/completions", {**PROMPT, "presence_penalty": 0.6}),
+    "sampled": ("/v1/completions", {**PROMPT, "temperature": 0.8}),
+}
+
+
+class Stream(threading.Thread):
+    """One request, read as it comes."""
+
+    def __init__(self, cluster: Cluster, path: str, fields: dict[str, Any]) -> None:
+        super().__init__(daemon=True)
+        self.events: list[str] = []
+        self._connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=ANSWER_S)
+        self._connection.request("POST", path, json.dumps({**GREEDY, **fields}), {"Content-Type": "application/json"})
+
+    def run(self) -> None:
+        with self._connection.getresponse() as answer:
+            assert answer.status == 200, answer.read()
+            for line in answer:
+                if line.startswith(b"data: "):
+                    self.events.append(line[6:].decode().strip())
+        self._connection.close()
+
+    def seen(self) -> Seen:
+        """What the client has."""
+        return seen_of(self.events)
+
+
+def test_kill_nine_of_a_decode_engine(tmp_path: Path) -> None:
+    with Cluster(tmp_path, prefill=1, decode=2, router={"policy": "round_robin"}) as cluster:
+        cluster.wait_ready()
+        streams = {name: (Stream(cluster, *case), Stream(cluster, *case)) for name, case in CASES.items()}
+        every = [stream for pair in streams.values() for stream in pair]
+        for stream in every:
+            stream.start()
+        end = time.monotonic() + 60.0
+        while min(len(stream.events) for stream in every) < LINES:
+            assert time.monotonic() < end, [len(stream.events) for stream in every]
+            time.sleep(0.02)
+        cluster.decode[0].engine.kill()
+        for stream in every:
+            stream.join(ANSWER_S)
+            assert not stream.is_alive()
+        for name, pair in streams.items():
+            first, second = pair[0].seen(), pair[1].seen()
+            if name == "sampled":  # has no second run: the one that was moved is told, the other one is whole
+                assert sorted(one.error is None for one in (first, second)) == [False, True]
+                continue
+            for stream, seen in zip(pair, (first, second), strict=True):
+                assert stream.events[-1] == "[DONE]", (name, stream.events[-2:])
+                assert (len(seen.names), len(seen.created), seen.error, seen.after_finish) == (1, 1, None, 0), name
+                assert seen.usage is not None
+                assert seen.usage["completion_tokens"] == GREEDY["max_tokens"], name
+                assert seen.tokens[0] == [], "ids are the router's own"
+            assert (first.texts, first.finish, first.usage) == (second.texts, second.finish, second.usage), name
+            assert first.roles == second.roles
+            _same_logprobs(first, second)
+        moved = (tmp_path / "router.log").read_text().count("a stream goes on elsewhere")
+        assert moved == len(CASES) - 1, "each request had one stream on the engine that was killed"
+
+
+def _same_logprobs(first: Seen, second: Seen) -> None:
+    # Prefilled and decoded logits differ in the last bits.
+    for choice, shown in first.logprobs.items():
+        other = second.logprobs[choice]
+        assert (shown["tokens"], shown["text_offset"]) == (other["tokens"], other["text_offset"])
+        far = [abs(one - two) for one, two in zip(shown["token_logprobs"], other["token_logprobs"], strict=True)]
+        assert max(far) < 1e-3
