@@ -38,10 +38,11 @@ CUTS: tuple[int, ...] = tuple(_cuts())
 class Prefix:
     """Keys of one prompt, made when they are first asked for."""
 
-    __slots__ = ("_keys", "_raw")
+    __slots__ = ("_data", "_keys", "_raw")
 
     def __init__(self, raw: bytes | memoryview) -> None:
         self._raw = memoryview(raw)
+        self._data: bytes | None = None
         self._keys: list[tuple[int, int]] | None = None
 
     def __len__(self) -> int:
@@ -50,7 +51,7 @@ class Prefix:
 
     def first_key(self, end: int) -> int:
         """64 bits of a hash of the first ``end`` bytes, the same in every router (BLAKE2b)."""
-        return key_of(self._raw[:end])
+        return key_of(self._begin()[:end])
 
     @property
     def keys(self) -> list[tuple[int, int]]:
@@ -59,17 +60,22 @@ class Prefix:
             self._keys = list(self._made())
         return self._keys
 
+    def _begin(self) -> bytes:
+        if self._data is None:
+            self._data = self._raw[:MAX_BYTES].tobytes()
+        return self._data
+
     def _made(self) -> Iterator[tuple[int, int]]:
-        view, size = self._raw, len(self._raw)
+        data, size = self._begin(), len(self._raw)
         before = key = 0
         for cut in CUTS:
             if cut > size:
                 break
-            key = hash((key, hash(view[before:cut])))
+            key = hash((key, hash(data[before:cut])))
             before = cut
             yield cut, key
         if before < size <= MAX_BYTES:
-            yield size, hash((key, hash(view[before:size])))
+            yield size, hash((key, hash(data[before:size])))
 
 
 def key_of(data: bytes | memoryview) -> int:

@@ -14,6 +14,8 @@ from xpyd_sidecar.routing.rendezvous import Rendezvous
 
 ALWAYS = 2
 """So many requests are never too many, whatever the mean."""
+MATCHED = 0.1
+"""Share of the prompt that must be held to count: for less, the hash's balance is worth more than what is saved."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,7 +31,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PrefixAware:
     """The trie where it knows something, else the hash.
 
-    1. Those that this router sent the longest prefix of this prompt to (``holdings``), the less loaded of equal ones first.
+    1. Those that this router sent the longest prefix of this prompt to (``holdings``), if it is a tenth of it or
+       more; the less loaded of equal ones first.
     2. Rendezvous hash of the first blocks, so that several routers send a prefix that each sees for the first time to the
        same instance.
 
@@ -57,8 +60,9 @@ class PrefixAware:
             found, common = query.holdings.holders(candidates, query.prefix)
             if len(found) > 1:
                 found.sort(key=lambda one: (-one[0], score(candidates[one[1]])))
-            for _, index in found:
-                if score(candidates[index]) < most:
+            enough = MATCHED * len(query.prefix)
+            for held, index in found:
+                if held >= enough and score(candidates[index]) < most:
                     return index
         key = query.prefix.first_key(common + self._bytes)
         best = -1
