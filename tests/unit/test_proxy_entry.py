@@ -1,0 +1,81 @@
+"""What a router reads of a request at the door: prompts that skip prefill, sessions, over real sockets."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from router_fleet import RouterFleet, fleet
+
+KV = "kv_transfer_params"
+
+
+def skipped(f: RouterFleet) -> list[bool]:
+    """For each request that decode got, whether it prefills too."""
+    return [KV not in seen.body for engine in f.d for seen in engine.seen]
+
+
+@pytest.mark.parametrize(("prompt", "skips"), [
+    ([1] * 49, True),
+    ([1] * 50, False),
+    ("x" * 190, True),
+    ("x" * 210, False),
+])
+async def test_short_prompts_go_to_decode_alone(prompt: Any, skips: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "xpyd_sidecar.access")
+    async with fleet(1, 1, skip_prefill_below=50) as f:
+        assert (await f.complete(prompt=prompt)).status == 200
+        await f.wait_quiet()
+        assert skipped(f) == [skips]
+        assert len(f.p[0].seen) == (not skips)
+    assert [record.__dict__["skips"] for record in caplog.records if record.name == "xpyd_sidecar.access"] == [
+        "short" if skips else ""]
+
+
+async def test_short_chats_too() -> None:
+    async with fleet(1, 1, skip_prefill_below=50) as f:
+        answer = await f.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]})
+        assert answer.status == 200
+        assert skipped(f) == [True]
+
+
+async def test_short_prompts_are_served_though_requests_without_prefill_are_rejected() -> None:
+    async with fleet(0, 1, skip_prefill_below=50, on_no_prefill="reject") as f:
+        assert (await f.complete(prompt="x")).status == 200
+        assert (await f.complete(prompt="x" * 1000)).status == 503
+
+
+async def test_what_decode_holds_goes_to_the_same_one_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "xpyd_sidecar.access")
+    async with fleet(1, 3, skip_prefill_cached=0.7) as f:
+        text = "a prompt that is long enough to have keys " * 40
+        for turn in ("", "more", "and more"):
+            assert (await f.complete(prompt=text + turn)).status == 200
+            await f.wait_quiet()
+        assert sorted(len(engine.seen) for engine in f.d) == [0, 0, 3]
+        assert skipped(f) == [False, True, True]
+    lines = [record.__dict__ for record in caplog.records if record.name == "xpyd_sidecar.access"]
+    assert [line["skips"] for line in lines] == ["", "cached", "cached"]
+
+
+async def test_a_session_stays_with_its_instances() -> None:
+    async with fleet(3, 3, affinity_header="X-Session-Id") as f:
+        homes = set()
+        for number in range(12):
+            before = [len(engine.seen) for engine in (*f.p, *f.d)]
+            for _ in range(3):
+                answer = await f.post("/v1/completions", {"prompt": "x"}, headers={"X-Session-Id": f"s{number}"})
+                assert answer.status == 200
+                await f.wait_quiet()
+            got = [len(engine.seen) - was for engine, was in zip((*f.p, *f.d), before, strict=True)]
+            assert sorted(got) == [0, 0, 0, 0, 3, 3]
+            homes.add(tuple(got))
+        assert len(homes) > 3, "and sessions are spread"
+
+
+async def test_without_the_header_requests_take_turns() -> None:
+    async with fleet(0, 3, affinity_header="x-session-id") as f:
+        for _ in range(6):
+            await f.complete()
+        assert [len(engine.seen) for engine in f.d] == [2, 2, 2]
