@@ -141,7 +141,7 @@ async def test_tries_without_progress_are_bounded() -> None:
     async with failing("completions", *[Play(close_after=4)] * 9, decodes=6) as (f, line, kills, _):
         answer = await f.post(PATHS["completions"], asked(line, presence_penalty=0.5))
         assert answer.events[-1]["error"]["code"] == "engine_failed"
-        assert len(kills.where) == 3
+        assert len(kills.where) == f.dispatch.limits.stream_legs
 
 
 @pytest.mark.parametrize("fields", [{"stop": ["\x00never\x00"]}, {"logprobs": 1},
@@ -295,3 +295,107 @@ async def test_a_restarted_engine_moves_its_streams_at_once() -> None:
         f.beat(first, incarnation=Incarnation("new"))
         check(await task, line, asked(line))
         await f.wait(lambda: first.aborts == 1, "the leg on the old one is closed")
+
+
+# ---- first token from prefill
+
+
+FIRST = {"first_token": "prefill"}
+
+
+def speaking(line: Line) -> None:
+    line.steps[0] = Step(1000, "first", line.steps[0].logprobs)
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("api", ["completions", "chat"])
+async def test_the_first_token_is_prefills_while_decode_has_said_nothing(api: Api, version: str) -> None:
+    held = asyncio.Event()
+    async with failing(api, Play(hold=held), **FIRST) as (f, line, _, records):
+        speaking(line)
+        body = asked(line, min_tokens=4, logit_bias={"5": 1}, **USAGE)
+        reader, writer = await f.connect()
+        writer.write(request_bytes(PATHS[api], body, version=version))
+        async with asyncio.timeout(5):
+            head = await reader.readuntil(b"first")
+        assert b"[DONE]" not in head
+        held.set()
+        rest = await reader.read() if version == "1.0" else await reader.readuntil(b"\r\n0\r\n\r\n")
+        writer.close()
+        raw = (head + rest).split(b"\r\n\r\n", 1)[1]
+        check(Answer(200, {}, raw if version == "1.0" else unchunked(raw), True), line, body)
+        prefill = f.p[0].seen[0].body
+        assert (prefill["stream"], prefill["max_tokens"], prefill["min_tokens"]) == (True, 1, 1)
+        assert prefill["logit_bias"] == {"5": 1}
+        await f.wait_quiet()
+        assert (records[0].outcome, records[0].continued, records[0].tokens) == ("ok", 0, 24)
+
+
+def unchunked(raw: bytes) -> bytes:
+    out = b""
+    while raw:
+        size, _, rest = raw.partition(b"\r\n")
+        out, raw = out + rest[:int(size, 16)], rest[int(size, 16) + 2:]
+    return out
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+async def test_a_decode_that_is_first_is_not_disturbed(api: Api) -> None:
+    async with failing(api, **FIRST) as (f, line, _, _):
+        speaking(line)
+        f.p[0].default = Play(before=0.1)
+        check(await f.post(PATHS[api], asked(line, **USAGE)), line, asked(line, **USAGE))
+
+
+@pytest.mark.parametrize("play", [Play(die_at="request"), Play(close_after=4), Play(error_after=0), Play(status=500)])
+@pytest.mark.parametrize("api", ["completions", "chat"])
+async def test_a_stream_that_prefill_began_goes_on_wherever_decode_lives(api: Api, play: Play) -> None:
+    held = asyncio.Event()
+    play = Play(**{**vars(play), "hold": held})
+    async with failing(api, play, **FIRST) as (f, line, kills, records):
+        speaking(line)
+        task = asyncio.create_task(f.post(PATHS[api], asked(line, **USAGE)))
+        await f.wait(lambda: bool(f.p[0].seen and f.p[0].seen[0].finished and kills.where), "prefill's token")
+        held.set()
+        if play.die_at == "request":
+            await engine_of(f, kills.where[0]).stop()
+        check(await task, line, asked(line, **USAGE))
+        await f.wait_quiet()
+        assert records[0].outcome == "ok"
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+async def test_a_token_that_decode_contradicts_is_an_error(api: Api) -> None:
+    held = asyncio.Event()
+    async with failing(api, Play(hold=held), **FIRST) as (f, line, kills, records):
+        speaking(line)
+        other = line_of(api)
+        other.steps[0] = Step(7, "other", {})
+        for engine in f.d:
+            engine.replay = MadeReplay(other)
+        task = asyncio.create_task(f.post(PATHS[api], asked(line)))
+        await f.wait(lambda: bool(f.p[0].seen and f.p[0].seen[0].finished and kills.where), "prefill's token")
+        held.set()
+        answer = await task
+        assert "cannot go on as it began" in answer.events[-1]["error"]["message"]
+        await f.wait_quiet()
+        assert (records[0].outcome, records[0].legs[-1].result) == ("broken", "differs")
+
+
+@pytest.mark.parametrize("fields", [{"stop": "x"}, {"logprobs": 1}, {"return_token_ids": True}, {"presence_penalty": 0.3},
+                                    {"max_tokens": 1}, {"temperature": 0.4}, {"stream": False},
+                                    {"structured_outputs": {"regex": "a"}}])
+async def test_prefill_is_silent_where_its_token_may_be_another(fields: dict[str, Any]) -> None:
+    async with failing("completions", **FIRST) as (f, line, _, _):
+        speaking(line)
+        await f.post(PATHS["completions"], asked(line, **fields))
+        assert f.p[0].seen[0].body["stream"] is False
+
+
+async def test_a_token_without_text_or_with_another_finish_reason_is_left_to_decode() -> None:
+    for stop in ([], [1000]):
+        async with failing("completions", **FIRST) as (f, line, _, _):
+            if stop:
+                speaking(line)
+            body = asked(line, stop_token_ids=stop, **USAGE)
+            check(await f.post(PATHS["completions"], body), line, body)

@@ -16,14 +16,13 @@ import pytest
 from made_streams import MAX, MadeReplay, made_fields, made_line
 from recorded import Line, Seen, Step, seen_of
 
-from xpyd_sidecar.proxy.events import EventStream, SplicedStream, stream_of
+from xpyd_sidecar.proxy.events import EventStream, spliced, stream_of
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing import bodies
 from xpyd_sidecar.routing.continuation import Going, first_request, go_on, position_of
 from xpyd_sidecar.routing.fields import Api
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.position import Position
-from xpyd_sidecar.routing.splice import Splicer
 from xpyd_sidecar.routing.ways import Way
 
 
@@ -59,7 +58,7 @@ class Run:
         if first:
             return stream_of(self.position, framed=self.framed)
         self.goings.append(go_on(self.request, self.position))
-        return SplicedStream(self.position, Splicer(self.position, self.goings[-1]), framed=self.framed)
+        return spliced(self.position, self.goings[-1], framed=self.framed)
 
     def run(self, breaks: int) -> list[Any]:
         """The client's events, when the first ``breaks`` engines break off at a random byte."""
@@ -247,7 +246,7 @@ def test_tool_calls_go_on_by_replay_with_the_id_that_the_client_has() -> None:
     stream = stream_of(position, framed=False)
     out = b"".join(stream.feed(chunk_of(chat_event(delta))) for delta in deltas("first", ['{"a"', ": 1"]))
     going = go_on(request, position)
-    stream = SplicedStream(position, Splicer(position, going), framed=False)
+    stream = spliced(position, going, framed=False)
     for delta in deltas("second", ['{"a": ', "12", "}"]):
         out += stream.feed(chunk_of(chat_event(delta, created=2)))
     out += stream.feed(chunk_of(chat_event({}, "tool_calls", 2) + b"data: [DONE]\n\n"))

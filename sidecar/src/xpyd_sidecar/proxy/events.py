@@ -23,6 +23,7 @@ import re
 import msgspec
 
 from xpyd_sidecar.proxy.wire import Chunks, Malformed, chunk_of
+from xpyd_sidecar.routing.continuation import Going
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.position import FOLD_BYTES, Event, Position
 from xpyd_sidecar.routing.splice import Differs, Ignored, Splicer
@@ -146,20 +147,28 @@ class NotedStream(EventStream):
         └────────────── prefix ───────────────┘       └───────────────────── middle ────────────────────────┘     └last┘
 
     A chunk that has these around its text costs five searches; text and ids go to the log, and the client's chunk is put
-    together from what was learned. Every other event is decoded.
+    together from what was learned. Every other event is decoded. A stream that goes on behind another one is spliced to it
+    until it has caught up; then it is as any other, under the first one's name.
     """
 
-    __slots__ = ("_grows", "_last", "_log", "_middle", "_position", "_prefix", "_shown")
+    __slots__ = ("_grows", "_last", "_lead", "_log", "_middle", "_position", "_prefix", "_shown", "_splicer")
     _plain = False
 
-    def __init__(self, position: Position, *, framed: bool) -> None:
+    def __init__(self, position: Position, splicer: Splicer | None = None, *, framed: bool) -> None:
         super().__init__(framed=framed)
         self._position = position
+        self._splicer = splicer
         self._log = position.log
-        self._prefix = self._middle = self._last = self._shown = b""
-        """``_shown``: what the client gets behind the text."""
+        self._prefix = self._middle = self._last = b""
+        self._lead = self._shown = b""
+        """What the client gets before and behind the text."""
         self._grows = 0
         """Bytes of a client's chunk, without its text."""
+
+    def splice(self, splicer: Splicer) -> None:
+        """The client has got something meanwhile. To be called before anything of this stream went to it."""
+        self._splicer = splicer
+        self._prefix = b""
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
@@ -181,9 +190,9 @@ class NotedStream(EventStream):
             if shown == b"{}":  # made for the ids alone
                 out = before
             elif self._framed:
-                out = b"%b%x\r\n%b%b%b\r\n" % (before, self._grows + len(shown), prefix, shown, self._shown)
+                out = b"%b%x\r\n%b%b%b\r\n" % (before, self._grows + len(shown), self._lead, shown, self._shown)
             else:
-                out = b"%b%b%b%b" % (before, prefix, shown, self._shown)
+                out = b"%b%b%b%b" % (before, self._lead, shown, self._shown)
             at = close + len(last)
             if at >= size:
                 return out
@@ -199,10 +208,15 @@ class NotedStream(EventStream):
         if text < len(key) or stop < 0 or ids < len(_IDS) or middle.count(b"[") > 1 or len(rest) > _MAX_REST:
             return
         self._prefix, self._middle, self._last = event[:text], middle, b"]" + rest + b"\r\n"
+        mine, first = _decode(event[6:]), self._position
+        lead = self._prefix.replace(b'"id":%b' % _encode(mine.id), b'"id":%b' % _encode(first.id), 1)
+        self._lead = lead.replace(b'"created":%d' % mine.created, b'"created":%d' % first.created, 1)
         self._shown = middle[:-1] + b"null" + rest
-        self._grows = len(self._prefix) + len(self._shown)
+        self._grows = len(self._lead) + len(self._shown)
 
     def _seen(self, event: bytes) -> bytes:
+        if self._splicer is not None:
+            return self._spliced(event, self._splicer)
         if not event.startswith(b"data: {"):
             return event
         try:
@@ -221,9 +235,32 @@ class NotedStream(EventStream):
                     and choice.logprobs is None for choice in noted.choices)
         if noted.choices and empty:
             return b""  # made for the ids alone
-        if not self._prefix and position.prompt and not position.shows_logprobs and len(noted.choices) == 1:
-            self._learn(event)
+        self._may_learn(event)
         return _ALL_IDS.sub(rb'"\1":null', event)
+
+    def _spliced(self, event: bytes, splicer: Splicer) -> bytes:
+        try:
+            if event.startswith(b"data: {"):
+                left = splicer.take(event)
+                if splicer.caught_up:
+                    self._may_learn(event)
+                return left
+            if event.startswith(_DONE):
+                splicer.end()
+        except Differs as error:
+            self._fail(Kind.DIFFERS, f"the stream cannot go on as it began: {error}")
+        except Ignored as error:
+            self._position.replays = True
+            self._fail(Kind.BROKEN, str(error))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")
+        return b"" if self.failure else event
+
+    def _may_learn(self, event: bytes) -> None:
+        position = self._position
+        odd = position.shows_logprobs or position.asked_ids or position.way is not Way.CONTINUE
+        if not self._prefix and position.prompt and not odd:
+            self._learn(event)
 
 
 class KeptStream(EventStream):
@@ -242,7 +279,8 @@ class KeptStream(EventStream):
         if not self._clean or data.find(_ABORT) >= 0:
             return self._feed_carefully(data)
         at, size = 0, len(data)
-        position, payloads = self._position, []
+        position = self._position
+        payloads: list[bytes] = []
         while at < size:
             start = data.find(b"\r\n", at + 1, at + 9) + 2
             end = start + _size_of(data[at:start - 2]) if start > 2 else -1
@@ -271,36 +309,45 @@ class KeptStream(EventStream):
         return event
 
 
-class SplicedStream(EventStream):
-    """A stream that goes on behind another."""
+class FirstToken(EventStream):
+    """Prefill's own stream of one token: what of it a client may see is returned once, and left in ``events``."""
 
-    __slots__ = ("_position", "_splicer")
+    __slots__ = ("_before", "events")
     _plain = False
 
-    def __init__(self, position: Position, splicer: Splicer, *, framed: bool) -> None:
+    def __init__(self, *, framed: bool) -> None:
         super().__init__(framed=framed)
-        self._position = position
-        self._splicer = splicer
         self._clean = False
+        self._before: list[bytes] = []
+        self.events: list[Event] = []
+        """Noted by whoever relays them."""
 
     def feed(self, data: bytes) -> bytes:
-        """What follows, of the bytes read."""
+        """The token, when it is there and can be shown."""
         return self._feed_carefully(data)
 
     def _seen(self, event: bytes) -> bytes:
+        if not event.startswith(b"data: {"):
+            return b""
         try:
-            if event.startswith(b"data: {"):
-                return self._splicer.take(event)
-            if event.startswith(_DONE):
-                self._splicer.end()
-        except Differs as error:
-            self._fail(Kind.DIFFERS, f"the stream cannot go on as it began: {error}")
-        except Ignored as error:
-            self._position.replays = True
-            self._fail(Kind.BROKEN, str(error))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")
-        return b"" if self.failure else event
+            noted = _decode(event[6:])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._fail(Kind.BROKEN, f"prefill sent an event that cannot be read: {error}")
+            return b""
+        choice = noted.choices[0] if len(noted.choices) == 1 else None
+        if choice is None or (self.events and self.events[-1].choices[0].token_ids):
+            return b""
+        self.events.append(noted)
+        shown = _ALL_IDS.sub(rb'"\1":null', event)
+        if choice.delta is not None and choice.delta.role:
+            self._before.append(shown)
+            return b""
+        content = choice.text if choice.delta is None else choice.delta.content
+        # It is finished by its length alone; with any other reason, or another channel, decode says it.
+        if not content or len(choice.token_ids or ()) != 1 or choice.finish_reason != "length":
+            return b""
+        choice.finish_reason = None
+        return b"".join([*self._before, shown.replace(b'"finish_reason":"length"', b'"finish_reason":null', 1)])
 
 
 def stream_of(position: Position | None, *, framed: bool) -> EventStream:
@@ -311,6 +358,12 @@ def stream_of(position: Position | None, *, framed: bool) -> EventStream:
     return kind(position, framed=framed)
 
 
+def spliced(position: Position, going: Going, *, framed: bool) -> NotedStream:
+    """A stream that goes on behind what the client has."""
+    return NotedStream(position, Splicer(position, going), framed=framed)
+
+
+_encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Event).decode
 
 

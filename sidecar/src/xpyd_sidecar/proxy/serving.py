@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from xpyd_sidecar.contract.ids import Role, TransferId
-from xpyd_sidecar.proxy.events import EventStream, SplicedStream, stream_of
+from xpyd_sidecar.proxy.events import EventStream, FirstToken, NotedStream, spliced, stream_of
 from xpyd_sidecar.proxy.reply import Reply
 from xpyd_sidecar.proxy.upstream import Call, request_bytes
 from xpyd_sidecar.proxy.wire import chunk_of
@@ -73,6 +73,9 @@ class Serving:
         """What the client has of a stream that can go on elsewhere."""
         self._asked = continuation.first_request(request, self._position)
         self._going: continuation.Going | None = None
+        first = dispatch.config.first_token
+        self._speaks = first == "prefill" and continuation.speaks_first(request, self._position)
+        """The client gets prefill's token."""
         self._paired = PairedById()
         """Legs to older engines."""
         self._held: _Leg | None = None
@@ -256,11 +259,16 @@ class Serving:
         member = self._dispatch.leg_opened(target)
         record = LegRecord(send.role, target.instance, 0 if send.params is None else send.params.attempt, perf_counter())
         self.record.legs.append(record)
-        call = self._dispatch.pool.hold(
-            target.http, self, streams=decode and self._request.stream, framed=self._reply.framed,
-            events=self._events() if decode and self._request.stream else None, tag=send.leg)
+        speaks = self._speaks and not decode and not target.p2p and not self._reply.started
+        events: EventStream | None = FirstToken(framed=self._reply.framed) if speaks else None
+        if decode and self._request.stream:
+            events = self._events()
+        call = self._dispatch.pool.hold(target.http, self, streams=events is not None, framed=self._reply.framed,
+                                        events=events, tag=send.leg)
         leg = self._legs[send.leg] = _Leg(send, call, member, record)
-        if not target.p2p:
+        if speaks and send.params is not None:
+            self._ask(leg, self._reply.request_id.encode(), bodies.first_token_body(self._asked, send.params))
+        elif not target.p2p:
             self._ask(leg, self._reply.request_id.encode(), bodies.body_of(self._asked, send.role, send.params))
         elif decode:
             self._held = leg
@@ -301,11 +309,26 @@ class Serving:
             if self._position is not None and self._position.id:  # of a leg that gave nothing to the client
                 self._position = continuation.position_of(self._request, goes_on=True)
             return stream_of(self._position, framed=framed)
-        return SplicedStream(self._position, Splicer(self._position, self._going), framed=framed)
+        return spliced(self._position, self._going, framed=framed)
+
+    def _speak(self, token: FirstToken) -> None:
+        """Prefill's token goes to the client: decode's stream goes on behind it."""
+        position = self._position
+        assert position is not None
+        for event in token.events:
+            position.note_prompt(event.prompt_token_ids or event.choices[0].prompt_token_ids)
+            position.note(event)
+        going = continuation.again(self._request, position)
+        for leg in self._legs.values():
+            if isinstance(leg.call.events, NotedStream):
+                leg.call.events.splice(Splicer(position, going))
 
     def _relay(self, call: Call) -> None:
         assert call.head is not None
-        self._relaying = call
+        if isinstance(call.events, FirstToken):
+            self._speak(call.events)
+        else:
+            self._relaying = call
         if self._reply.started:
             first, self._first = self._first, b""
             self._reply.write(first)
@@ -315,7 +338,7 @@ class Serving:
         self.record.first_at = perf_counter()
         first, self._first = self._first, b""
         self._reply.begin(call.head.status, call.head.end_to_end(), first)
-        if self._paused:
+        if self._paused and call is self._relaying:
             call.pause()
 
     def _pass(self) -> None:

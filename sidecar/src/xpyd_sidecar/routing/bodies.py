@@ -22,6 +22,9 @@ from xpyd_sidecar.routing.fields import FORCED, KEEP, ONLY_ROUTER, TABLE, Api, L
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
 _T = TypeVar("_T")
+_FIRST_TOKEN = ("temperature", "logit_bias", "allowed_token_ids", "repetition_penalty", "ignore_eos", "stop_token_ids",
+                "skip_special_tokens")
+"""Fields that choose or show the first token of a greedy answer."""
 _XARGS_REFUSED = frozenset({legs.FIELD, "ec_transfer_params"})
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -85,6 +88,19 @@ def body_of(request: Request, role: Role, leg: legs.Leg | None) -> bytes:
 def prefill_body(request: Request, leg: legs.Leg) -> bytes:
     """The prefill leg: one token, and where its KV goes."""
     body = one_token(request)
+    body[legs.FIELD] = _params(request, leg)
+    return _encode(body)
+
+
+def first_token_body(request: Request, leg: legs.Leg) -> bytes:
+    """A prefill leg whose token is shown: chosen and written as decode's first one is."""
+    body = one_token(request)
+    for name in _FIRST_TOKEN:
+        if name in request.fields:
+            body[name] = request.fields[name]
+    if "min_tokens" in request.fields and bytes(request.fields["min_tokens"]) not in {b"0", b"null"}:
+        body["min_tokens"] = Raw(b"1")
+    body["stream"] = body["return_token_ids"] = Raw(b"true")
     body[legs.FIELD] = _params(request, leg)
     return _encode(body)
 

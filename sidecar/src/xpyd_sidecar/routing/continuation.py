@@ -66,20 +66,41 @@ def first_request(request: Request, position: Position | None) -> Request:
     return msgspec.structs.replace(request, fields={**request.fields, "return_token_ids": _TRUE})
 
 
+def speaks_first(request: Request, position: Position | None) -> bool:
+    """Whether the token that prefill sampled can be shown: decode's first one is provably the same, and alike.
+
+    Greedy, by the table of ways. Not with stop strings (text lags), log probabilities or token ids (they would have to be
+    equal too), nor where the answer may be that one token.
+    """
+    if position is None or position.way is not Way.CONTINUE or position.asked_ids or position.shows_logprobs:
+        return False
+    fields = request.fields
+    options = _decoded(fields.get("stream_options"), dict[str, Raw]) or {}
+    if _given(fields.get("stop")) or _is_true(options.get("continuous_usage_stats")):
+        return False
+    return all(_decoded(fields[name], int) != 1 for name in ("max_tokens", "max_completion_tokens") if name in fields)
+
+
 def go_on(request: Request, position: Position) -> Going:
     """How ``request`` goes on behind ``position``."""
     have = position.have()
     cut = None if position.replays or not position.prompt else _cut(request, have)
-    asked = first_request(request, position)
     if cut is None:
-        return Going(asked, 0, b"", have.texts, have.ids, have.logprobs)
+        return again(request, position)
+    asked = first_request(request, position)
     keep, texts = cut
     ids = have.ids[0]
     generated = ",".join(map(str, ids[:keep])).encode()
     prompt = b"%b,%b" % (position.prompt, generated)
     # With log probabilities there is one entry a token.
-    again = {choice: len(ids) - keep for choice in have.logprobs}
-    return Going(_behind(asked, keep, Raw(b"[%b]" % prompt)), keep, prompt, texts, {0: ids[keep:]}, again)
+    logprobs = {choice: len(ids) - keep for choice in have.logprobs}
+    return Going(_behind(asked, keep, Raw(b"[%b]" % prompt)), keep, prompt, texts, {0: ids[keep:]}, logprobs)
+
+
+def again(request: Request, position: Position) -> Going:
+    """The same request from its start; what the client has comes again."""
+    have = position.have()
+    return Going(first_request(request, position), 0, b"", have.texts, have.ids, have.logprobs)
 
 
 def _cut(request: Request, have: Have) -> tuple[int, dict[Channel, str]] | None:

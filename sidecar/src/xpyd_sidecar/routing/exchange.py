@@ -23,7 +23,8 @@ Laws
   5. Attempts grow with every pair and every prefill leg sent; legs and time are bounded by ``Limits``, legs between two
      first events. What an engine says that lives is retried within the budget of all requests.
   6. An event of a leg that is not open changes nothing.
-  7. A stream whose finish reason the client has is never asked for again if its tail can be made here.
+  7. Prefill's leg may begin the client's stream, with the one token that it has; decode's leg goes on behind it.
+  8. A stream whose finish reason the client has is never asked for again if its tail can be made here.
 """
 
 from __future__ import annotations
@@ -166,6 +167,8 @@ class Exchange:
         self._bad_decodes: set[InstanceName] = set()
         self._begun = False
         """The client has a response head, and part of a stream."""
+        self._spoken = False
+        """That part is prefill's token."""
         self._answered = ""
         self._detail = ""
         self._over = False
@@ -240,9 +243,9 @@ class Exchange:
     def _decode_begun(self, leg: _Open) -> list[Instruction]:
         leg.begun = True
         self._pair_at = math.inf
-        if self._begun:
+        if self._begun and not self._spoken:
             self.continued += 1
-        self._begun = True
+        self._begun, self._spoken = True, False
         # It got further than what failed before: those may be tried again.
         self._decode_tries = self._prefill_tries = 1
         self._bad_decodes.clear()
@@ -267,6 +270,7 @@ class Exchange:
         self._bad_decodes.add(leg.target.instance)
         words = f"decode instance {leg.target.instance} failed: {reason}"
         if self._begun:
+            self._spoken = False
             tail = self._course.tail() if self._course is not None else None
             if tail is not None:
                 return self._answer("ok", [Complete(tail)]) + self._cancel_all()
@@ -307,7 +311,11 @@ class Exchange:
 
     def _on_prefill(self, event: Begun | Answered | Ended | Failed, leg: _Open, now: float) -> list[Instruction]:
         match event:
-            case Answered(status=status, aborted=False) if status < 300:
+            case Begun() if not self._begun and not self._answered and self._course is not None:
+                # Its token is decode's first one, which decode's stream is compared with.
+                self._begun = self._spoken = True
+                return [Relay(leg.leg)]
+            case Ended() | Answered(status=200, aborted=False):
                 self._prefill = None
                 self._pair_at = math.inf
                 return []

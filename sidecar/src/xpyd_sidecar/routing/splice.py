@@ -77,6 +77,11 @@ class Splicer:
         self._hide_ids(event)
         return b"data: " + _encode(event) + b"\n\n"
 
+    @property
+    def caught_up(self) -> bool:
+        """Whether nothing more comes that the client has."""
+        return self._checked and not any(self._texts.values()) and not any(self._ids.values())
+
     def end(self) -> None:
         """[DONE] came. Raises Differs where the client has more than the engine said."""
         self._whole()
