@@ -10,11 +10,13 @@ replaces one of the first four.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
+from functools import lru_cache
 from typing import Literal, TextIO
+
+import msgspec
 
 _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"message", "asctime", "taskName"}
 
@@ -26,6 +28,8 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
     handler.setFormatter(JsonFormatter(fields) if style == "json" else TextFormatter(fields))
     root = logging.getLogger()
     root.handlers[:] = [handler]
+    # What no line shows need not be found out for each.
+    logging.logThreads = logging.logMultiprocessing = logging.logProcesses = False
     root.setLevel(level.upper())
     for noisy in ("aiohttp.access", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -53,8 +57,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             own["exception"] = self.formatException(record.exc_info)
-        return json.dumps(own | {k: v for k, v in {**self._fields, **extra_of(record)}.items() if k not in own},
-                          default=str, ensure_ascii=False)
+        return _encode(own | {k: v for k, v in {**self._fields, **extra_of(record)}.items() if k not in own}).decode()
 
 
 class TextFormatter(logging.Formatter):
@@ -73,4 +76,12 @@ class TextFormatter(logging.Formatter):
 
 
 def _utc(record: logging.LogRecord) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+    return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(unix: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(unix))
+
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode

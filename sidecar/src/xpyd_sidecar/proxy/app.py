@@ -24,6 +24,8 @@ from xpyd_sidecar.routing.paths import STREAMED
 logger = logging.getLogger(__name__)
 
 SWEEP_S = 1.0
+GC_THRESHOLD = (20_000, 20, 20)
+"""Objects of a request go by their reference counts; the collector looks for the few cycles, which can wait."""
 
 
 class Router:
@@ -133,6 +135,7 @@ async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event
     # Objects made at start live for ever: the collector need not look at them again and again.
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
     try:
         await stop.wait()
     except asyncio.CancelledError:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import uuid
 from collections import deque
@@ -84,7 +85,8 @@ class Home(Protocol):
 class Connection(asyncio.Protocol):
     """One client connection."""
 
-    __slots__ = ("_began", "_blocked_at", "_body", "_busy", "_closing", "_continue", "_deaf", "_declared", "_fault",
+    __slots__ = ("_began", "_blocked_at", "_body", "_buffered", "_busy", "_closing", "_continue", "_deaf", "_declared",
+                 "_direct", "_fault", "_fd",
                  "_handler", "_head_size", "_headers", "_hosts", "_in_head", "_known_size", "_parser", "_paused", "_queue",
                  "_queued_bytes", "_raw", "_served", "_since", "_size", "_transport", "_upload", "_url", "server")
 
@@ -98,6 +100,11 @@ class Connection(asyncio.Protocol):
         self._busy = False
         self._served = False
         self._closing = False
+        self._fd = -1
+        self._direct = False
+        """Nothing is in the transport's buffer."""
+        self._buffered = False
+        """Something was put there since the last sweep; uvloop's get_write_buffer_size does not tell all of it at once."""
         self._paused = False
         self._fault: Fault | None = None
         self._began = False
@@ -127,6 +134,9 @@ class Connection(asyncio.Protocol):
         """A client connected."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
+        if self._transport.get_extra_info("sslcontext") is None:
+            self._fd = self._transport.get_extra_info("socket").fileno()
+            self._direct = True
         self.server.connections.add(self)
         if self.server.full:
             self._refuse(unavailable("too many connections are open"))
@@ -290,7 +300,7 @@ class Connection(asyncio.Protocol):
 
     def _enqueue(self, path: str, body: bytes) -> None:
         given = self._headers.get(b"x-request-id", b"")
-        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
         query = self._url.partition(b"?")
         request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body, request_id,
                               path.encode("latin-1") + query[1] + query[2], self._upload)
@@ -329,8 +339,21 @@ class Connection(asyncio.Protocol):
 
     def send(self, data: bytes) -> None:
         """Write; goes nowhere when the client is gone."""
-        if self._transport is not None:
-            self._transport.write(data)
+        transport = self._transport
+        if transport is None:
+            return
+        if self._direct and not self._closing:
+            # What the kernel takes at once needs no buffer of the loop's. The descriptor is the transport's.
+            try:
+                sent = os.write(self._fd, data)
+            except OSError:  # full; or broken, which the transport finds out
+                sent = 0
+            if sent == len(data):
+                return
+            data = data[sent:]
+            self._direct = False
+        self._buffered = True
+        transport.write(data)
 
     def finished(self, *, close: bool) -> None:
         """The answer to the current request is written."""
@@ -414,6 +437,9 @@ class Connection(asyncio.Protocol):
         """Called every second: close what is overdue."""
         if self._transport is None:
             return
+        if not self._direct and self._fd >= 0:
+            self._direct = not (self._buffered or self._transport.get_write_buffer_size())
+            self._buffered = False
         if self._blocked_at and now - self._blocked_at > UNREAD_S:
             logger.info("a client left its answer unread", extra={"seconds": UNREAD_S})
             self.abort()

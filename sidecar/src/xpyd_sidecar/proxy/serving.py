@@ -361,8 +361,9 @@ class Serving:
         return leg
 
     def _set_timer(self) -> None:
+        # A timer that rings too early costs less than one that is set anew whenever the deadline moves.
         due = self._exchange.deadline
-        if due == self._timer_at:
+        if self._timer_at <= due < math.inf or due == self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()

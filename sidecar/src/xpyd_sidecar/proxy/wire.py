@@ -6,6 +6,8 @@ Belongs here: parsing, without sockets and without waiting. Does not belong here
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 
 MAX_HEAD = 64 << 10
@@ -13,6 +15,10 @@ MAX_CHUNK = 32 << 20
 """Bytes of one chunk."""
 HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection",
                         b"te", b"trailer", b"transfer-encoding", b"upgrade"})
+
+
+MAX_KNOWN = 2048
+"""Bytes of a head that is remembered."""
 
 
 class Malformed(Exception):
@@ -29,6 +35,8 @@ class Head(msgspec.Struct, frozen=True):
     chunked: bool
     length: int | None
     """Content-Length; 0 where the status allows no body."""
+    _passed: list[list[tuple[bytes, bytes]]] = []
+    """What ``end_to_end`` found, once it was asked."""
 
     def get(self, name: bytes) -> bytes:
         """The first value of a header, or empty."""
@@ -41,17 +49,24 @@ class Head(msgspec.Struct, frozen=True):
 
     def end_to_end(self) -> list[tuple[bytes, bytes]]:
         """Headers that a proxy passes on (RFC 9110, 7.6.1), without the length and those that the router writes itself."""
+        if self._passed:
+            return self._passed[0]
         named = {token.strip().lower() for token in self.get(b"connection").split(b",")}
         dropped = HOP_BY_HOP | named | {b"content-length", b"date", b"server", b"x-request-id"}
-        return [(name, value) for name, value in self.headers if name not in dropped]
+        self._passed.append([(name, value) for name, value in self.headers if name not in dropped])
+        return self._passed[0]
 
 
 def parse_head(raw: bytes) -> Head:
-    """Parse up to and without the empty line.
+    """Parse up to and without the empty line. An engine's heads are equal for a second, so they are remembered.
 
     Raises:
         Malformed: not an HTTP/1 response, or framing that is ambiguous.
     """
+    return _known_head(raw) if len(raw) <= MAX_KNOWN else _parse_head(raw)
+
+
+def _parse_head(raw: bytes) -> Head:
     line, _, rest = raw.partition(b"\r\n")
     if not line.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")) or not line[9:12].isdigit() or line[12:13] not in {b"", b" "}:
         raise Malformed(f"status line {line[:40]!r}")
@@ -74,6 +89,9 @@ def parse_head(raw: bytes) -> Head:
     if status in {204, 304} or status < 200:
         length = 0
     return Head(status, headers, keep, bool(codings), None if codings else length)
+
+
+_known_head = lru_cache(maxsize=256)(_parse_head)
 
 
 class Chunks:

@@ -210,7 +210,7 @@ class Position:
     def note_prompt(self, ids: list[int] | None) -> None:
         """The prompt's ids, where an event has them."""
         if ids and not self.prompt:
-            self.prompt = ",".join(map(str, ids)).encode()
+            self.prompt = msgspec.json.encode(ids)[1:-1]
 
     def _log(self, choice: Choice) -> None:
         texts = texts_of(choice)
