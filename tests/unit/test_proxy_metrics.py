@@ -66,6 +66,14 @@ def test_every_leg_is_counted_by_its_result() -> None:
     assert value(metrics, "xpyd_router_legs_total", result="2xx") == 2
 
 
+def test_requests_that_skip_prefill_are_counted_by_the_reason() -> None:
+    metrics = Metrics(list)
+    for skips in ("short", "", "short", "n"):
+        close(metrics, record(D1, skips=skips))
+    assert value(metrics, "xpyd_router_skipped_prefill_total", by="short") == 2
+    assert value(metrics, "xpyd_router_skipped_prefill_total") == 3
+
+
 def test_pairs_beyond_the_bound_are_counted_as_other() -> None:
     here = [member("p1", Role.PREFILL)]
     metrics = Metrics(lambda: here)
@@ -142,6 +150,7 @@ def documented() -> dict[str, tuple[str, ...]]:
 def test_the_documentation_names_every_metric_with_its_labels() -> None:
     metrics = Metrics(lambda: [member("p0", Role.PREFILL)])
     close(metrics, record(P1, D1))
+    close(metrics, record(D1, skips="short"))
     metrics.message("taken")
     metrics.probed("healthy")
     metrics.changed("joined")

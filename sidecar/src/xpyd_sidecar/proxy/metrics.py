@@ -46,6 +46,8 @@ class Metrics:
         self._beats = Counts(registry, "xpyd_router_membership_messages", "Heartbeats and goodbyes by result",
                              ("result",))
         self._retries = Counts(registry, "xpyd_router_retries", "Legs sent beyond the first pair of a request")
+        self._skips = Counts(registry, "xpyd_router_skipped_prefill",
+                             "Requests sent to decode alone, by the field or the rule that made it so", ("by",))
         self._continued = Counts(registry, "xpyd_router_continued", "Streams that went on with another decode instance")
         self._tokens = Counts(registry, "xpyd_router_tokens", "Generated tokens relayed to clients, counted by their ids")
         self._bytes = Counts(registry, "xpyd_router_relayed_bytes", "Bytes of answers to generation requests")
@@ -100,6 +102,8 @@ class Metrics:
             self._pairs.add(handover)
         if record.retries:
             self._retries.add(by=record.retries)
+        if record.skips:
+            self._skips.add((record.skips,))
         if record.continued:
             self._continued.add(by=record.continued)
         if record.tokens > 0:
