@@ -54,6 +54,40 @@ def test_replicas_that_get_the_same_events_over_a_wire_are_equal() -> None:
             assert seen(ours) == seen(theirs)
 
 
+def test_a_replica_that_missed_events_catches_up() -> None:
+    rng = random.Random(11)
+    for _ in range(100):
+        ours, theirs, beginning, at = roster(), roster(), rep.Beginning(), 0.0
+        names: set[str] = set()
+        for number in range(150):
+            at += rng.random() * 2
+            event = random_event(rng, at)
+            try:
+                rep.apply(ours, event)
+            except Refused:
+                continue
+            beginning.note(event)
+            here = {str(member.name) for member in ours.members()}
+            if number < 50 or number > 100:
+                rep.follow(theirs, event)
+                for name in names - here:
+                    rep.forget(theirs, at, InstanceName(name))
+            elif number == 100:
+                rep.catch_up(theirs, beginning.events(ours))
+                assert seen(theirs) == seen(ours)
+            names = here
+
+
+def test_what_the_owner_took_a_replica_takes_too() -> None:
+    theirs = roster()
+    rep.follow(theirs, rep.Message(1.0, beat("d0", epoch=5)))
+    rep.follow(theirs, rep.Message(2.0, beat("d0", epoch=3)))
+    assert [member.epoch for member in theirs.members()] == [3]
+    rep.forget(theirs, 3.0, InstanceName("d0"))
+    rep.forget(theirs, 3.0, InstanceName("d0"))
+    assert not theirs.members()
+
+
 def test_a_beginning_makes_an_equal_roster_at_any_time() -> None:
     rng = random.Random(7)
     for _ in range(100):

@@ -37,8 +37,8 @@ class Router:
         self._config = config.router
         self._key = key
         client_keys = auth.read_keys(self._config.api_key_file) if self._config.api_key_file is not None else ()
-        self.dispatch = Dispatch(config)
-        self.paths = Paths(self.dispatch, client_keys, keys.admin_token(key))
+        self.dispatch = self._make_dispatch(config)
+        self.paths = self._make_paths(client_keys, keys.admin_token(key))
         bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds, STREAMED)
         self.members = Members(config.instance, self.dispatch.on_message, self.dispatch.observer.metrics.message)
@@ -52,6 +52,12 @@ class Router:
         self.guests_port = 0
         self._sweeper: asyncio.Task[None] | None = None
 
+    def _make_dispatch(self, config: SidecarConfig) -> Dispatch:
+        return Dispatch(config)
+
+    def _make_paths(self, client_keys: tuple[bytes, ...], admin_token: str) -> Paths:
+        return Paths(self.dispatch, client_keys, admin_token)
+
     async def start(self) -> None:
         """Listen on all ports.
 
@@ -59,17 +65,27 @@ class Router:
             ConfigError: names the port that is taken, or the setting that is wrong.
         """
         try:
-            self.members_port = self.members.listen(self._config.host, self._config.members_port, self._key)
-            if self.guests is not None:
-                port = self._config.members_port and self._config.members_port + PORT_AFTER_MEMBERS
-                self.guests_port = self.guests.listen(self._config.host, port)
-            self.port = await self.server.listen(self._config.host, self._config.port, self._certificate)
+            await self._open()
         except BaseException:
             await self.end()
             raise
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
         logger.info("router listens", extra={"port": self.port, "members_port": self.members_port,
                                              "policy": self._config.policy})
+
+    async def _open(self) -> None:
+        self._join()
+        self.port = await self.server.listen(self._config.host, self._config.port, self._certificate)
+
+    def _join(self) -> None:
+        self.members_port = self.members.listen(self._config.host, self._config.members_port, self._key)
+        if self.guests is not None:
+            port = self._config.members_port and self._config.members_port + PORT_AFTER_MEMBERS
+            self.guests_port = self.guests.listen(self._config.host, port)
+
+    async def wait_failed(self) -> None:
+        """Wait for what ends the router by itself; raises what is wrong. A router of one process has nothing like that."""
+        await asyncio.get_running_loop().create_future()
 
     def turn_away(self, away: bool) -> None:
         """Send clients elsewhere (not ready, ``Connection: close``) while serving all who come, or take that back.
@@ -112,7 +128,7 @@ class Router:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(min(SWEEP_S, self._config.heartbeat_s / 2))
-            turns = [self.dispatch.sweep, self.server.sweep, self.members.look]
+            turns = [self.dispatch.sweep, self.server.sweep, self.members.look, self._turn]
             if self.guests is not None:
                 turns.append(self.guests.look)
             for turn in turns:
@@ -121,6 +137,9 @@ class Router:
                 except Exception:
                     logger.exception("a turn of the clock failed")
 
+    def _turn(self) -> None:
+        """What else there is to do every second."""
+
 
 async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event, draining: Draining | None = None) -> None:
     """Run a router until ``stop`` is set, then drain it. ``draining`` is that of the agent in the same process.
@@ -128,7 +147,7 @@ async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event
     Raises:
         ConfigError: a setting is wrong, or a port is taken.
     """
-    router = Router(config, key)
+    router = _several(config, key) if config.router is not None and config.router.workers > 1 else Router(config, key)
     await router.start()
     if draining is not None:
         draining.listen(router.turn_away)
@@ -136,9 +155,20 @@ async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
+    stopping, failing = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(router.wait_failed())
     try:
-        await stop.wait()
-    except asyncio.CancelledError:
+        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            failing.result()
+    except BaseException:
         await router.end()
         raise
+    finally:
+        stopping.cancel()
+        failing.cancel()
     await router.stop()
+
+
+def _several(config: SidecarConfig, key: ServiceKey) -> Router:
+    from xpyd_sidecar.proxy.owner import Owner  # noqa: PLC0415 (it is a Router, and most routers are one process)
+    return Owner(config, key)

@@ -44,9 +44,9 @@ class Watch:
         """``on_lost``: legs on an incarnation will never answer, and why."""
         self._loop = asyncio.get_running_loop()
         self.roster = roster
-        self._on_lost = on_lost
+        self.on_lost = on_lost
         self._notes = notes
-        self._told = told
+        self.told = told
         self._probes: set[asyncio.Task[None]] = set()
 
     def on_message(self, message: Up) -> int:
@@ -70,7 +70,7 @@ class Watch:
     def take(self, event: rep.Event) -> None:
         """An event, seen here or by somebody else. Raises ``roster.Refused``."""
         instructions = rep.apply(self.roster, event)
-        self._told(event)
+        self.told(event)
         self.do(instructions)
 
     def do(self, instructions: Iterable[ro.Instruction]) -> None:
@@ -81,7 +81,7 @@ class Watch:
                     logger.info("%s: %s", instance, what, extra={"peer": instance})
                     self._notes.changed(instruction)
                 case ro.Lost(instance=instance, incarnation=incarnation, reason=reason):
-                    self._on_lost(instance, incarnation, reason)
+                    self.on_lost(instance, incarnation, reason)
                 case ro.Probe():
                     task = self._loop.create_task(self._probe(instruction))
                     self._probes.add(task)

@@ -8,18 +8,21 @@ Laws
     from the same beginning are equal in all but the open legs, which each process counts for itself.
   * ``beginning`` of a roster makes an equal one from nothing. It needs each instance's latest beat alone, since a beat says
     everything; what suspends it is said again.
+  * What makes instances leave the roster by time (ticks, probes) is the owner's to count: it tells who left.
   * A worker's own verdict (a refused connection) may be applied ahead of its turn: it can only suspend, and the owner's
     answer to it comes after.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
-from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
+from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye, Heartbeat, Up
 from xpyd_sidecar.contract.p2p import is_p2p
-from xpyd_sidecar.routing.roster import Instruction, Probed, Roster
+from xpyd_sidecar.routing.roster import Instruction, Probed, Refused, Roster
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -82,6 +85,35 @@ def apply(roster: Roster, event: Event) -> list[Instruction]:
             return roster.on_probe(at, instance, incarnation, result, detail)
         case Tick(at=at):
             return roster.on_tick(at)
+
+
+def follow(roster: Roster, event: Event) -> None:
+    """Apply an event that the owner took to a replica. What the owner took is taken, whatever was known here."""
+    try:
+        apply(roster, event)
+    except Refused:
+        if isinstance(event, Message):
+            forget(roster, event.at, event.message.instance)
+            if isinstance(event.message, Heartbeat):
+                apply(roster, event)
+
+
+def forget(roster: Roster, at: float, name: InstanceName) -> None:
+    """The owner's roster does not have this instance any more."""
+    roster.on_message(at, Goodbye(v=WIRE_VERSION, service=roster.service, instance=name))
+
+
+def catch_up(roster: Roster, events: Iterable[Event]) -> None:
+    """Make a replica that missed events equal again; ``events`` are a ``Beginning``'s."""
+    given = list(events)
+    names = {event.message.instance for event in given if isinstance(event, Message)}
+    for member in roster.members():
+        if member.name not in names:
+            forget(roster, member.beat_at, member.name)
+        elif member.suspended:
+            roster.on_probe(member.beat_at, member.name, member.incarnation, Probed.HEALTHY, "")
+    for event in given:
+        follow(roster, event)
 
 
 class Beginning:

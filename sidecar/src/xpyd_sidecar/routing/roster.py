@@ -62,6 +62,10 @@ class Roster:
         self._picks: dict[Role, tuple[Member, ...]] | None = None
         self._models: list[str] | None = None
 
+    def begin(self, started: float, settle_s: float, *, beside_engine: bool) -> None:
+        """It is a replica of one that began at another time."""
+        self._settle = Settle(started=started, settle_s=settle_s, beside_engine=beside_engine)
+
     # ---- what others read
 
     def settled(self, now: float) -> bool:

@@ -1,0 +1,370 @@
+"""A router of several processes: this one owns membership, the others serve clients.
+
+    agents ── heartbeats ──▶ owner ══ Unix sockets ══ worker 1 … N ◀── clients (SO_REUSEPORT shares one port among them)
+
+Belongs here: starting and watching workers, telling them what the roster took, and what they report. Does not belong here:
+what a worker does (``worker``).
+
+Laws
+  * The owner never waits for a worker. One that does not read is told no more, and gets the roster as it is once it reads
+    again; one that gives no sign of life for ``SILENT_S`` is killed and started again.
+  * A worker's end costs its own requests alone. Its open legs are counted no more: engines see the connections break.
+  * An acknowledgement never says that a draining instance is free of legs before every worker has said that it knows of
+    the drain: until then one of them may still pick it.
+  * Whatever ends the owner ends the workers (they see their socket close).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import socket
+import sys
+from collections import deque
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, State
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
+from xpyd_sidecar.contract.membership import Heartbeat
+from xpyd_sidecar.errors import ConfigError, XpydError
+from xpyd_sidecar.proxy import link as li
+from xpyd_sidecar.proxy.app import Router
+from xpyd_sidecar.proxy.reply import HttpRequest, Reply
+from xpyd_sidecar.routing import replica as rep
+from xpyd_sidecar.routing.faults import Fault
+
+logger = logging.getLogger(__name__)
+
+START_S = 60.0
+"""How long workers may take to listen."""
+MAX_UNREAD = 4 << 20
+"""Bytes that a worker may leave unread before it is told no more."""
+READ_AGAIN = 64 << 10
+SILENT_S = 15.0
+MARGIN_S = 5.0
+"""What workers get beyond their drain."""
+DEATHS, DEATHS_S = 20, 60.0
+"""So many ends of workers within this time end the router: whoever started it sees it, and starts it again."""
+
+
+class _Worker:
+    """One worker as the owner sees it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.process: asyncio.subprocess.Process | None = None
+        self.link: li.Link[li.Up] | None = None
+        self.listening = False
+        self.behind = False
+        self.heard_at = 0.0
+        self.applied = 0
+        self.legs: dict[tuple[InstanceName, Incarnation], int] = {}
+        self.in_flight = 0
+        self.queued = 0
+
+
+class _Caught(Reply):
+    """An answer for a worker's client."""
+
+    def __init__(self, ask: li.Ask, link: li.Link[li.Up]) -> None:
+        self._ask = ask
+        self._link = link
+        self.request_id = ask.request_id
+        self.started = self.done = False
+        self.status = self.sent = 0
+
+    def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """A complete answer."""
+        self.started = self.done = True
+        self._link.send(li.Answer(self._ask.number, status, headers, body))
+
+
+class Owner(Router):
+    """Membership, and the workers."""
+
+    def __init__(self, config: SidecarConfig, key: ServiceKey) -> None:
+        super().__init__(config, key)
+        self._whole_config = config
+        self._loop = self.dispatch.loop
+        self._count = self._config.workers
+        self._workers: dict[int, _Worker] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reserved: socket.socket | None = None
+        self._index = 0
+        self._beginning = rep.Beginning()
+        self._names: set[InstanceName] = set()
+        self._drains: dict[tuple[InstanceName, Incarnation], int] = {}
+        self._away = self._stopping = False
+        self._deaths: deque[float] = deque()
+        self._changed = asyncio.Event()
+        self.failed: asyncio.Future[None] = self._loop.create_future()
+        self.dispatch.observer.watch_queue(lambda: sum(worker.queued for worker in self._workers.values()))
+        self.dispatch.watch.told = self._told
+        self.dispatch.watch.on_lost = self._lost
+
+    # ---- start and end
+
+    async def _open(self) -> None:
+        self._join()
+        self._reserved = _reserve(self._config.host, self._config.port)
+        self.port = int(self._reserved.getsockname()[1])
+        for number in range(1, self._count + 1):
+            await self._start(number)
+        try:
+            async with asyncio.timeout(START_S):
+                while not all(worker.listening for worker in self._workers.values()) or len(self._workers) < self._count:
+                    if self.failed.done():
+                        self.failed.result()
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise XpydError(f"workers did not listen within {START_S:g} s") from None
+        logger.info("workers listen", extra={"workers": self._count})
+
+    async def _start(self, number: int) -> None:
+        ours, theirs = socket.socketpair()
+        worker = self._workers[number] = _Worker(number)
+        worker.heard_at = self._loop.time() + START_S - SILENT_S
+        link: li.Link[li.Up] = li.Link(
+            li.Up, lambda message: self._on_message(worker, message), lambda: None)  # type: ignore[arg-type]
+        with theirs:
+            worker.process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "xpyd_sidecar.proxy.worker", str(theirs.fileno()), pass_fds=(theirs.fileno(),))
+        await self._loop.create_unix_connection(lambda: link, sock=ours)
+        worker.link = link
+        config = msgspec.structs.replace(self._whole_config, agent=None, router=_share(self._config, self._count))
+        link.send(li.Begin(config, number, self._config.host, self.port, self.dispatch.started, self._index,
+                           self._beginning.events(self.dispatch.roster), self._away))
+        self._spawn(self._watch_over(worker))
+
+    def _spawn(self, coroutine: object) -> None:
+        task: asyncio.Task[None] = self._loop.create_task(coroutine)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch_over(self, worker: _Worker) -> None:
+        assert worker.process is not None
+        assert worker.link is not None
+        code = await worker.process.wait()
+        worker.link.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):  # what it said last may still be on its way
+                await worker.link.ended
+        worker.legs.clear()
+        worker.in_flight = worker.queued = 0
+        worker.applied = sys.maxsize
+        worker.listening = False
+        self._recount()
+        self._changed.set()
+        if self._stopping or self.failed.done():
+            return
+        now = self._loop.time()
+        self._deaths.append(now)
+        while now - self._deaths[0] > DEATHS_S:
+            self._deaths.popleft()
+        logger.error("a worker ended with code %s: starting it again", code, extra={"worker": worker.number})
+        if len(self._deaths) >= DEATHS:
+            self._fail(XpydError(f"workers ended {DEATHS} times within {DEATHS_S:g} s"))
+            return
+        await asyncio.sleep(min(5.0, 0.05 * 2 ** min(10, len(self._deaths) - 1)))
+        if not self._stopping:
+            await self._start(worker.number)
+
+    def _fail(self, error: Exception) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+        self._changed.set()
+
+    def turn_away(self, away: bool) -> None:
+        """Send clients elsewhere, or take that back."""
+        super().turn_away(away)
+        self._away = away
+        self._tell(li.Away(away))
+
+    async def stop(self) -> None:
+        """Let every worker drain, then end."""
+        self._stopping = self.dispatch.draining = True
+        self._tell(li.Stop())
+        if self._reserved is not None:
+            self._reserved.close()
+        limit = self._config.listen_on_s + self._config.drain_timeout_s + MARGIN_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                await asyncio.gather(*(w.process.wait() for w in self._workers.values() if w.process is not None))
+        await self.end()
+
+    async def end(self) -> None:
+        """Close everything now."""
+        self._stopping = True
+        for worker in self._workers.values():
+            if worker.process is not None and worker.process.returncode is None:
+                worker.process.kill()
+        for task in list(self._tasks):
+            if not any(w.process is not None and w.process.returncode is None for w in self._workers.values()):
+                task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(MARGIN_S):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._reserved is not None:
+            self._reserved.close()
+        if not self.failed.done():
+            self.failed.cancel()
+        await super().end()
+
+    async def wait_failed(self) -> None:
+        """Wait for workers that cannot be kept running; raises what is wrong."""
+        await asyncio.shield(self.failed)
+
+    # ---- to the workers
+
+    def _tell(self, message: li.Down) -> None:
+        data = li.frame(message)
+        for worker in self._workers.values():
+            if worker.link is None or worker.behind:
+                continue
+            worker.link.send_frame(data)
+            worker.behind = worker.link.backlog > MAX_UNREAD
+
+    def _told(self, event: rep.Event) -> None:
+        """The roster took an event."""
+        roster = self.dispatch.roster
+        gone: list[InstanceName] = []
+        if isinstance(event, rep.Tick | rep.ProbeEnded):
+            names = {member.name for member in roster.members()}
+            gone, self._names = sorted(self._names - names), names
+        elif isinstance(event, rep.Message):
+            self._names.add(event.message.instance)
+        if isinstance(event, rep.Tick) and not gone:
+            return
+        self._beginning.note(event)
+        self._index += 1
+        if isinstance(event, rep.Message) and isinstance(event.message, Heartbeat):
+            beat = event.message
+            key = beat.instance, beat.incarnation
+            if beat.state is State.DRAINING:
+                self._drains.setdefault(key, self._index)
+            else:
+                self._drains.pop(key, None)
+            member = roster.find(*key)
+            if member is not None:
+                member.in_flight = self._legs(key)
+        self._tell(li.Told(self._index, None if isinstance(event, rep.Tick) else event, gone))
+
+    def _lost(self, instance: InstanceName, incarnation: Incarnation, reason: str) -> None:
+        self._tell(li.LostAt(instance, incarnation, reason))
+
+    def _legs(self, key: tuple[InstanceName, Incarnation]) -> int:
+        legs = sum(worker.legs.get(key, 0) for worker in self._workers.values())
+        known = min((worker.applied for worker in self._workers.values()), default=0)
+        return max(legs, 1) if key in self._drains and known < self._drains[key] else legs
+
+    def _recount(self) -> None:
+        for member in self.dispatch.roster.members():
+            member.in_flight = self._legs((member.name, member.incarnation))
+        self._level()
+
+    def _level(self) -> None:
+        self.dispatch.observer.metrics.in_flight = sum(worker.in_flight for worker in self._workers.values())
+
+    # ---- from the workers
+
+    def _on_message(self, worker: _Worker, message: li.Up) -> None:
+        worker.heard_at = self._loop.time()
+        match message:
+            case li.Report():
+                self._on_report(worker, message)
+            case li.Verdict(event=event):
+                self.dispatch.watch.take(event)
+            case li.Ask():
+                self._on_ask(worker, message)
+            case li.Listening():
+                worker.listening = True
+                self._changed.set()
+            case li.Failed(reason=reason):
+                self._fail(ConfigError(reason))
+
+    def _on_report(self, worker: _Worker, report: li.Report) -> None:
+        observer, roster = self.dispatch.observer, self.dispatch.roster
+        news = report.applied > worker.applied
+        worker.applied = report.applied
+        for name, incarnation, count in report.legs:
+            if count:
+                worker.legs[name, incarnation] = count
+            else:
+                worker.legs.pop((name, incarnation), None)
+        keys = [(name, incarnation) for name, incarnation, _ in report.legs] + (list(self._drains) if news else [])
+        for key in keys:
+            member = roster.find(*key)
+            if member is not None:
+                member.in_flight = self._legs(key)
+        for _ in range(report.opened):
+            observer.opened()
+        for record in report.closed:
+            observer.closed(record)
+        for refusal in report.refused:
+            observer.refused(refusal.api, refusal.request_id, refusal.outcome, refusal.status, refusal.detail)
+        worker.in_flight, worker.queued = report.in_flight, report.queued
+        self._level()
+
+    def _on_ask(self, worker: _Worker, ask: li.Ask) -> None:
+        assert worker.link is not None
+        request = HttpRequest(ask.method, ask.path, ask.headers, b"", ask.request_id)
+        reply = _Caught(ask, worker.link)
+        try:
+            self.paths.handle(request, reply)
+        except Fault as fault:
+            reply.fault(fault)
+
+    # ---- time
+
+    def _turn(self) -> None:
+        """Called every second."""
+        now = self._loop.time()
+        for worker in self._workers.values():
+            link, process = worker.link, worker.process
+            if link is None or process is None or process.returncode is not None:
+                continue
+            if worker.behind and link.backlog < READ_AGAIN:
+                worker.behind = False
+                link.send(li.CatchUp(self._index, self._beginning.events(self.dispatch.roster)))
+            if now - worker.heard_at > SILENT_S:
+                logger.error("a worker gives no sign of life: killing it", extra={"worker": worker.number})
+                worker.heard_at = math.inf
+                process.kill()
+        here = {(member.name, member.incarnation) for member in self.dispatch.roster.members()}
+        self._drains = {key: index for key, index in self._drains.items() if key in here}
+
+
+def _share(router: RouterConfig, count: int) -> RouterConfig:
+    """The settings of one worker: bounds of the whole router are divided, rounded up."""
+    def part(value: int) -> int:
+        return -(-value // count)
+    return msgspec.structs.replace(
+        router, workers=1, max_in_flight=part(router.max_in_flight), queue_size=part(router.queue_size),
+        max_per_instance=part(router.max_per_instance), compat="none")
+
+
+def _reserve(host: str, port: int) -> socket.socket:
+    """Keep the port for the workers. It must be nobody's: SO_REUSEPORT would share it with another router in silence.
+
+    Raises:
+        ConfigError: it is taken, or the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind((host, port))
+            alone.listen(1)
+            port = alone.getsockname()[1]
+        reserved = socket.socket(family)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind((host, port))
+    except OSError as error:
+        raise ConfigError(f"router.port: cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return reserved

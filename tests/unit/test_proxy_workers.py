@@ -1,0 +1,262 @@
+"""A router of several real processes before scripted engines: kill -9, drains, sums, silence."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from beats import SERVICE, beat, bye
+from prometheus_client.parser import text_string_to_metric_families
+from router_fleet import KEY, Answer, RouterFleet, read_answer, request_bytes
+from scripted_engine import Play, ScriptedEngine
+
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.fleet import Fleet
+from xpyd_sidecar.contract.ids import InstanceName, State
+from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
+from xpyd_sidecar.errors import ConfigError, XpydError
+from xpyd_sidecar.proxy import owner as ow
+from xpyd_sidecar.proxy.owner import Owner
+
+LOOPS = ("uvloop",)
+
+
+class Several(RouterFleet):
+    """A fleet whose router is several processes."""
+
+    router: Owner
+
+    @property
+    def pids(self) -> list[int]:
+        return [w.process.pid for w in self.router._workers.values() if w.process is not None]
+
+    async def fleet(self) -> Fleet:
+        answer = await self.get("/fleet", headers={"Authorization": f"Bearer {keys.admin_token(KEY)}"})
+        assert answer.status == 200
+        return msgspec.json.decode(answer.body, type=Fleet)
+
+    async def wait_known(self) -> None:
+        """Every worker has applied what the owner has taken."""
+        await self.wait(lambda: all(w.listening and w.applied >= self.router._index
+                                    for w in self.router._workers.values()), "workers that know all", 20.0)
+
+    async def ok(self, **fields: Any) -> Answer:
+        answer = await self.complete(**fields)
+        assert answer.status == 200
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def several(prefills: int = 1, decodes: int = 2, workers: int = 3, **settings: Any) -> AsyncIterator[Several]:
+    ps = [await ScriptedEngine(f"p{i}").start() for i in range(prefills)]
+    ds = [await ScriptedEngine(f"d{i}").start() for i in range(decodes)]
+    made: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "members_port": 0, "heartbeat_s": 0.5, "resolve_s": 0.0,
+                            "drain_timeout_s": 5.0, "workers": workers}
+    config = SidecarConfig(service=SERVICE, instance=InstanceName("r0"), key_file="", run_dir="", log_level="error",
+                           router=RouterConfig(**(made | settings)))
+    router = Owner(config, KEY)
+    try:
+        await router.start()
+        found = Several(router, ps, ds)
+        for engine in (*ps, *ds):
+            found.beat(engine, interval_s=60.0)
+        await found.wait_known()
+        yield found
+    finally:
+        await router.end()
+        for engine in (*ps, *ds):
+            await engine.stop()
+
+
+def gone(pid: int) -> bool:
+    """No such process."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+async def test_workers_share_the_port_the_roster_and_the_counts() -> None:
+    async with several() as f:
+        for _ in range(40):
+            assert (await f.ok(stream=True)).text == "t0 t1 t2 "
+        await f.wait(lambda: f.dispatch.observer.metrics.requests_total == 40, "all records")
+        fleet = await f.fleet()
+        assert (fleet.requests_total, fleet.requests_failed, fleet.in_flight) == (40, 0, 0)
+        assert [i.instance for i in fleet.instances] == ["d0", "d1", "p0"]
+        text = (await f.get("/metrics")).body.decode()
+        served = [s.value for m in text_string_to_metric_families(text) for s in m.samples
+                  if s.name == "xpyd_router_requests_total"]
+        assert served == [40]
+        assert (await f.get("/fleet")).status == 401
+        assert (await f.get("/health")).status == 200
+        assert len({f.d[0].seen[i].connection for i in range(len(f.d[0].seen))}) > 1
+
+
+async def test_kill_9_of_a_worker_in_the_middle_of_load_costs_its_own_requests_alone() -> None:
+    async with several(1, 2, workers=3) as f:
+        for engine in f.d:
+            engine.default = Play(chunks=20, delay=0.05)
+        tasks = [asyncio.create_task(f.raw(request_bytes("/v1/completions", {
+            "model": "tiny", "prompt": "hi", "stream": True}), 20.0)) for _ in range(60)]
+        await f.wait(lambda: sum(m.in_flight for m in f.dispatch.roster.members()) > 40, "load", 10.0)
+        victim = f.pids[0]
+        os.kill(victim, signal.SIGKILL)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        whole = [r for r in results if isinstance(r, Answer) and r.status == 200 and r.complete]
+        assert 20 <= len(whole) < 60, "the victim's requests break, all others end"
+        assert all(answer.text == "".join(f"t{i} " for i in range(20)) for answer in whole)
+        await f.wait(lambda: all(not m.in_flight for m in f.dispatch.roster.members()), "no legs", 10.0)
+        await f.wait(lambda: not any(engine.open for engine in (*f.p, *f.d)), "engines that heard of it")
+        await f.wait(lambda: victim not in f.pids, "a new worker", 10.0)
+        await f.wait_known()
+        for engine in f.d:
+            engine.default = Play()
+        assert [i.instance for i in (await f.fleet()).instances] == ["d0", "d1", "p0"]
+        for _ in range(30):
+            await f.ok()
+
+
+async def test_what_one_worker_finds_out_all_know() -> None:
+    async with several(0, 2, workers=2) as f:
+        f.d[0].refuse()
+        for writer in list(f.d[0]._writers):
+            writer.transport.abort()
+        f.d[0].health = 500
+        answers = [await f.complete() for _ in range(10)]
+        assert [a.status for a in answers] == [200] * 10, "a refused connection sends the request elsewhere"
+        assert f.dispatch.roster._members["d0"].suspended
+        await f.wait_known()
+        before = f.d[0].connections
+        for _ in range(20):
+            await f.ok()
+        assert f.d[0].connections == before
+        f.d[0].health = 200
+        await f.d[0].start()
+        await f.wait(lambda: not f.dispatch.roster._members["d0"].suspended, "a good probe", 10.0)
+        await f.wait_known()
+        for _ in range(20):
+            await f.ok()
+        assert f.d[0].connections > before
+        f.dispatch.on_message(bye("d0"))
+        f.dispatch.on_message(bye("d1"))
+        await f.wait_known()
+        assert (await f.complete(model="other")).status in {404, 503}
+
+
+async def test_an_ack_tells_the_sum_and_never_none_before_all_workers_know_of_the_drain() -> None:
+    async with several(0, 1, workers=3) as f:
+        hold = asyncio.Event()
+        f.d[0].default = Play(hold=hold)
+        tasks = [asyncio.create_task(f.complete()) for _ in range(12)]
+        await f.wait(lambda: len(f.d[0].seen) == 12, "load", 10.0)
+        draining = beat("d0", http=f.d[0].address, state=State.DRAINING, interval_s=60.0)
+        await f.wait(lambda: f.dispatch.on_message(draining) == 12, "the sum")
+        hold.set()
+        await asyncio.gather(*tasks)
+        await f.wait(lambda: f.dispatch.on_message(draining) == 0, "no legs")
+        f.beat(f.d[0], interval_s=60.0)
+        await f.wait_known()
+        for worker in f.router._workers.values():
+            os.kill(worker.process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
+        try:
+            assert f.dispatch.on_message(draining) == 1, "some worker may still pick it"
+            await asyncio.sleep(0.2)
+            assert f.dispatch.on_message(draining) == 1
+        finally:
+            for pid in f.pids:
+                os.kill(pid, signal.SIGCONT)
+        await f.wait(lambda: f.dispatch.on_message(draining) == 0, "workers that know")
+
+
+async def test_a_worker_that_does_not_read_is_caught_up_and_one_that_is_silent_is_replaced(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ow, "MAX_UNREAD", 64 << 10)
+    async with several(0, 1, workers=2) as f:
+        slow = f.router._workers[1]
+        os.kill(slow.process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
+        for number in range(4000):
+            f.dispatch.on_message(beat(f"x{number % 500}", http=f"127.0.0.1:{number % 500 + 1}", state=State.STARTING,
+                                       model=f"m{number}", interval_s=60.0))
+        assert slow.behind
+        for number in range(500):
+            f.dispatch.on_message(bye(f"x{number}"))
+        os.kill(slow.process.pid, signal.SIGCONT)  # type: ignore[union-attr]
+        await f.wait(lambda: not slow.behind and slow.applied >= f.router._index, "caught up", 15.0)
+        models: set[tuple[str, ...]] = set()
+        for _ in range(10):
+            models.add(tuple(card["id"] for card in (await f.get("/v1/models")).json["data"]))
+        assert models == {("tiny",)}
+        monkeypatch.setattr(ow, "SILENT_S", 1.5)
+        pid = slow.process.pid  # type: ignore[union-attr]
+        os.kill(pid, signal.SIGSTOP)
+        await f.wait(lambda: gone(pid), "its end", 10.0)
+        await f.wait(lambda: pid not in f.pids, "a new worker", 10.0)
+        await f.wait_known()
+        await f.ok()
+
+
+async def test_stop_drains_every_worker_and_turning_away_reaches_them() -> None:
+    async with several(1, 1, workers=2) as f:
+        f.d[0].default = Play(chunks=10, delay=0.1)
+        f.router.turn_away(True)
+        status: list[int] = []
+        async with asyncio.timeout(5):
+            while status[-4:] != [503] * 4:
+                status.append((await f.get("/ready")).status)
+        f.router.turn_away(False)
+        async with asyncio.timeout(5):
+            while (await f.get("/ready")).status != 200:
+                pass
+        tasks = [asyncio.create_task(f.complete(stream=True)) for _ in range(8)]
+        await f.wait(lambda: len(f.d[0].seen) == 8, "load")
+        pids = f.pids
+        await f.router.stop()
+        assert [(await task).text for task in tasks] == ["".join(f"t{i} " for i in range(10))] * 8
+        await f.wait(lambda: all(gone(pid) for pid in pids), "their end", 10.0)
+        with pytest.raises(ConnectionError):
+            await f.connect()
+
+
+async def test_the_owners_end_is_the_workers() -> None:
+    async with several(0, 1, workers=2) as f:
+        pids = f.pids
+        for worker in f.router._workers.values():
+            assert worker.link is not None
+            assert worker.link._transport is not None
+            f.router._stopping = True
+            worker.link._transport.abort()  # what the kernel does when the owner dies
+        await f.wait(lambda: all(gone(pid) for pid in pids), "their end", 10.0)
+
+
+async def test_a_taken_port_is_a_configuration_error_and_crash_loops_end_the_router(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    async with several(0, 1, workers=2) as f:
+        with pytest.raises(ConfigError, match=r"router\.port: cannot listen"):
+            async with several(0, 0, workers=2, port=f.router.port):
+                pass
+        monkeypatch.setattr(ow, "DEATHS", 2)
+        for pid in f.pids:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(XpydError, match="workers ended 2 times"):
+            async with asyncio.timeout(10):
+                await f.router.wait_failed()
+
+
+async def test_passed_requests_and_pipelining_work_through_workers() -> None:
+    async with several(1, 1, workers=2) as f:
+        reader, writer = await f.connect()
+        writer.write(request_bytes("/metrics", method="GET") + request_bytes("/health", method="GET")
+                     + request_bytes("/tokenize", {"prompt": "x"}))
+        answers = [await read_answer(reader) for _ in range(3)]
+        assert [a.status for a in answers] == [200, 200, 200]
+        assert b"xpyd_router_requests" in answers[0].body
+        assert json.loads(answers[2].body)
+        writer.transport.abort()
+
+
