@@ -1,7 +1,8 @@
 """kill -9 of a real decode engine in mid-stream: its streams go on at the other one, and nobody can tell.
 
 Each request is sent twice, so that each of two decode engines has one of them. One engine is killed; what the other one was
-asked in the first place is what the moved streams must be equal to.
+asked in the first place is what the moved streams must be equal to, and to what an engine says that is asked directly. The
+first token of plain streams comes from prefill.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 class Stream(threading.Thread):
     """One request, read as it comes."""
 
-    def __init__(self, cluster: Cluster, path: str, fields: dict[str, Any]) -> None:
+    def __init__(self, port: int, path: str, fields: dict[str, Any]) -> None:
         super().__init__(daemon=True)
         self.events: list[str] = []
-        self._connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=ANSWER_S)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
         self._connection.request("POST", path, json.dumps({**GREEDY, **fields}), {"Content-Type": "application/json"})
 
     def run(self) -> None:
@@ -57,9 +58,9 @@ class Stream(threading.Thread):
 
 
 def test_kill_nine_of_a_decode_engine(tmp_path: Path) -> None:
-    with Cluster(tmp_path, prefill=1, decode=2, router={"policy": "round_robin"}) as cluster:
+    with Cluster(tmp_path, prefill=1, decode=2, router={"policy": "round_robin", "first_token": "prefill"}) as cluster:
         cluster.wait_ready()
-        streams = {name: (Stream(cluster, *case), Stream(cluster, *case)) for name, case in CASES.items()}
+        streams = {name: (Stream(cluster.port, *case), Stream(cluster.port, *case)) for name, case in CASES.items()}
         every = [stream for pair in streams.values() for stream in pair]
         for stream in every:
             stream.start()
@@ -85,8 +86,18 @@ def test_kill_nine_of_a_decode_engine(tmp_path: Path) -> None:
             assert (first.texts, first.finish, first.usage) == (second.texts, second.finish, second.usage), name
             assert first.roles == second.roles
             _same_logprobs(first, second)
+        for name in ("completions", "chat"):
+            plain = Stream(cluster.prefill[0].engine.port, *CASES[name])
+            plain.run()
+            assert plain.seen().texts == streams[name][0].seen().texts, name
+            for stream in streams[name]:
+                assert _shapes(stream.events) == _shapes(plain.events), "as an engine writes it"
         moved = (tmp_path / "router.log").read_text().count("a stream goes on elsewhere")
         assert moved == len(CASES) - 1, "each request had one stream on the engine that was killed"
+
+
+def _shapes(events: list[str]) -> set[frozenset[str]]:
+    return {frozenset(json.loads(event)) for event in events if event != "[DONE]"}
 
 
 def _same_logprobs(first: Seen, second: Seen) -> None:

@@ -35,6 +35,7 @@ _ABORT = b'"finish_reason":"abort"'
 _ERROR = b'data: {"error"'
 _DONE = b"data: [DONE]"
 _IDS = b'"token_ids":['
+_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[[0-9,]*\]')
 _ALL_IDS = re.compile(rb'"((?:prompt_)?token_ids)":\[[0-9,]*\]')
 _MAX_REST = 16
 """Bytes behind the ids of an event that is like all others: no usage, say."""
@@ -199,6 +200,7 @@ class NotedStream(EventStream):
             before = out
 
     def _learn(self, event: bytes) -> None:
+        event = _PROMPT_IDS.sub(b'"prompt_token_ids":null', event)  # only the first event has them
         key = _TEXT_AT[self._position.api]
         text = event.find(key) + len(key)
         stop = event.find(b',"logprobs":null,"finish_reason":null,', text)
@@ -231,9 +233,8 @@ class NotedStream(EventStream):
         position.note(noted)
         if position.asked_ids:
             return event
-        empty = all(choice.delta is not None and choice.finish_reason is None and b'"delta":{}' in event
-                    and choice.logprobs is None for choice in noted.choices)
-        if noted.choices and empty:
+        if event.find(b'"delta":{}') >= 0 and all(choice.finish_reason is None and choice.logprobs is None
+                                                  for choice in noted.choices):
             return b""  # made for the ids alone
         self._may_learn(event)
         return _ALL_IDS.sub(rb'"\1":null', event)
