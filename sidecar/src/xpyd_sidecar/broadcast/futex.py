@@ -33,29 +33,35 @@ class _Timespec(ctypes.Structure):
 
 
 class Futex:
-    """Waits and wakes on the words that begin at ``address``. One per thread that waits: it keeps the call's arguments."""
+    """Waits and wakes on the words that begin at ``address``. One per thread: it keeps the arguments of its calls, since
+    making them anew takes longer than the call.
+    """
 
     def __init__(self, address: int, machine: str = platform.machine()) -> None:
         """Raises ConfigError on a processor whose system call is not known."""
         if machine not in NUMBERS:
             raise ConfigError(f"the broadcast queue runs on {' and '.join(sorted(NUMBERS))}, not on {machine}")
         self._address = address
-        self._number = ctypes.c_long(NUMBERS[machine])
         self._blocking = ctypes.CDLL(None).syscall
-        self._blocking.restype = ctypes.c_long
         self._short = ctypes.PyDLL(None).syscall
-        self._short.restype = ctypes.c_long
+        self._blocking.restype = self._short.restype = ctypes.c_long
+        self._at, self._value, self._span = ctypes.c_void_p(), ctypes.c_uint32(), _Timespec()
+        number, none = ctypes.c_long(NUMBERS[machine]), ctypes.c_uint32(0)
+        self._wait = (number, self._at, ctypes.c_int(_WAIT), self._value, ctypes.byref(self._span), None, none)
+        self._wake = (number, self._at, ctypes.c_int(_WAKE), ctypes.c_uint32(_ALL), None, None, none)
 
     def wait(self, word: int, value: int, timeout_s: float) -> None:
         """Sleep while the word has this value, until it is woken, a signal comes or the time is over; it may end early."""
-        span = _Timespec(int(timeout_s), int(timeout_s % 1 * 1e9))
-        self._blocking(self._number, ctypes.c_void_p(self._address + 4 * word), ctypes.c_int(_WAIT), ctypes.c_uint32(value),
-                       ctypes.byref(span), None, ctypes.c_uint32(0))
+        self._at.value = self._address + 4 * word
+        self._value.value = value
+        self._span.seconds = int(timeout_s)
+        self._span.nanoseconds = int(timeout_s % 1 * 1e9)
+        self._blocking(*self._wait)
 
     def wake(self, word: int) -> None:
         """Wake everybody who sleeps on the word."""
-        self._short(self._number, ctypes.c_void_p(self._address + 4 * word), ctypes.c_int(_WAKE), ctypes.c_uint32(_ALL),
-                    None, None, ctypes.c_uint32(0))
+        self._at.value = self._address + 4 * word
+        self._short(*self._wake)
 
 
 class Fences:

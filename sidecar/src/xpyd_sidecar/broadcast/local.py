@@ -15,6 +15,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Container
 from typing import Final
 
 from xpyd_sidecar.broadcast import wire
@@ -197,15 +198,15 @@ class Door:
         self.notes[name] = link.note
 
 
-def refusal(hello: wire.Hello, token: bytes, names: tuple[str, ...], joined: object) -> str:
-    """Why a reader is not taken; empty where it is. ``joined`` contains the names that are taken."""
+def refusal(hello: wire.Hello, token: bytes, names: tuple[str, ...], joined: Container[str]) -> str:
+    """Why a reader is not taken; empty where it is. ``joined``: the names that are taken."""
     if hello.version != wire.WIRE_VERSION:
         return f"broadcast version {wire.WIRE_VERSION} here, {hello.version} there"
     if not secrets.compare_digest(hello.token, token):
         return "it does not hold this queue's handle"
     if hello.name not in names:
         return f"{hello.name!r} is not one of its readers: {', '.join(names)}"
-    if hello.name in joined:  # type: ignore[operator]
+    if hello.name in joined:
         return f"{hello.name!r} has joined already"
     return ""
 

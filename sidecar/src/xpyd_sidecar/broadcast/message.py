@@ -18,6 +18,8 @@ from typing import Final, NamedTuple
 from xpyd_sidecar.broadcast.layout import LINE
 
 PARTS_MAX: Final = 1024
+HEAD_OF_ONE: Final = LINE
+"""Bytes before the part of a message that has one."""
 _HEAD = struct.Struct("=II")
 _ONE = struct.Struct("=IIQ")
 
@@ -51,8 +53,6 @@ def aligned(size: int) -> int:
 
 def places(lengths: Sequence[int], start: int) -> Places:
     """Where parts of these lengths lie, the first one at ``start``."""
-    if len(lengths) == 1:
-        return Places((start,), start + lengths[0])
     offsets = []
     for length in lengths:
         start = aligned(start)

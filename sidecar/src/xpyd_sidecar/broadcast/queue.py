@@ -125,6 +125,7 @@ class Writer:
             ReaderStuck: readers that live did not make room in time. Nobody got the message.
             PeerGone: every reader is gone.
             ValueError: no parts, too many, or too large. Nobody got the message.
+            TypeError: a part is not contiguous. Nobody got the message.
             OSError: no memory or descriptor for a side segment. Nobody got the message.
         """
         flat = [part if type(part) is bytes else memoryview(part).cast("B") for part in parts]
@@ -135,17 +136,21 @@ class Writer:
                              f"{message.PARTS_MAX} parts and {self._message_max} bytes")
         if self._closed:
             raise OurFault(f"{self.name}: sent after close")
-        patience = Patience(time.monotonic() + timeout_s, timeout_s, while_waiting)
         shared, remotes = self._shared, self._remotes
-        aside = False
+        end, aside = 0.0, False
         if shared is not None:
             aside = not shared.fits(lengths)
-            shared.wait_room(aside, patience)
+            awaited = shared.awaited(aside)
+            if awaited:
+                end = time.monotonic() + timeout_s
+                shared.wait_taken(awaited, Patience(end, timeout_s, while_waiting))
         if remotes is not None:
-            self._wait_remotes(self._number - self._window, patience)
-        if not self.live:
+            self._wait_remotes(self._number - self._window, Patience(end or time.monotonic() + timeout_s, timeout_s,
+                                                                     while_waiting))
+        to_local = shared is not None and bool(shared.flags.live)
+        if not to_local and (remotes is None or not remotes.taken):
             raise PeerGone(self.name, f"every reader is gone: {self.lost}")
-        if shared is not None and shared.flags.live:
+        if shared is not None and to_local:
             shared.write(flat, lengths, aside)
         if remotes is not None and remotes.taken:
             remotes.send(self._number, [bytes(part) for part in flat])

@@ -33,6 +33,7 @@ SLICE_S: Final = 0.2
 SIDE_S: Final = 5.0
 """For a side segment's descriptor, which was sent before the message."""
 Views = tuple[memoryview, ...]
+_OF_ONE: Final = (message.HEAD_OF_ONE,)
 
 
 class Reader(Protocol):
@@ -107,7 +108,9 @@ class LocalReader:
         self._words = self._segment.words(handle.layout.words)
         self._flags = ReadSide(handle.layout, handle.local.index(name), self._words, full=fences.full, order=fences.order)
         self._bytes = self._segment.bytes
+        self._offsets = tuple(handle.layout.chunk_offset(chunk) for chunk in range(handle.layout.chunks))
         self._futex = Futex(self._segment.address())
+        self._canceller = Futex(self._segment.address())
         self._sides: dict[int, Segment] = {}
         self._cancelled = False
 
@@ -126,7 +129,7 @@ class LocalReader:
     def cancel(self) -> None:
         """See ``Reader``."""
         self._cancelled = True
-        self._futex.wake(self._layout.written(self._flags.chunk))
+        self._canceller.wake(self._layout.written(self._flags.chunk))
 
     def close(self) -> None:
         """See ``Reader``."""
@@ -194,9 +197,12 @@ class LocalReader:
     def _find(self) -> tuple[memoryview, int, tuple[int, ...], tuple[int, ...]]:
         """Where the message that is there lies: view, offset in it, offsets and lengths of its parts."""
         layout = self._layout
-        at = layout.chunk_offset(self._flags.chunk)
+        at = self._offsets[(self._flags.number - 1) % layout.chunks]
         try:
             side, lengths = message.read_head(self._bytes, at)
+            if side == 0 and len(lengths) == 1:  # most messages
+                _within(message.HEAD_OF_ONE + lengths[0], layout.chunk_bytes)
+                return self._bytes, at, _OF_ONE, lengths
             if side == 0:
                 place = message.places(lengths, message.head_bytes(len(lengths)))
                 _within(place.end, layout.chunk_bytes)

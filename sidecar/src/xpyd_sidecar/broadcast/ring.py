@@ -58,20 +58,21 @@ class WriteSide:
         self.number = 1
         """Of the next message."""
         self.live: tuple[int, ...] = tuple(range(layout.readers))
+        self._chunks = layout.chunks
+        self._written = tuple(layout.written(chunk) for chunk in range(layout.chunks))
         self._words = words
         self._full = full
         self._order = order
-        self._parked = tuple(layout.parked(reader) for reader in self.live)
+        self._look_at_live()
 
     def laggard(self, number: int) -> int | None:
         """A live reader that has not given back message ``number``, which was published; None when all have."""
-        layout, words = self.layout, self._words
-        if number <= 0 or number < self.number - layout.chunks:  # written over since: so they had
+        if number <= 0 or number < self.number - self._chunks:  # written over since: so they had
             return None
-        value, at = number & MASK, layout.written(layout.chunk(number))
-        for reader in self.live:
-            if words[at + (1 + reader) * PER_LINE] != value:
-                return reader
+        words, value, at = self._words, number & MASK, self._written[(number - 1) % self._chunks]
+        for offset in self._offsets:
+            if words[at + offset] != value:
+                return offset // PER_LINE - 1
         if self._order is not None:
             self._order()
         return None
@@ -83,11 +84,11 @@ class WriteSide:
 
     def room(self) -> int | None:
         """The reader whose chunk is needed for the next message; None when it may be written."""
-        return self.laggard(self.number - self.layout.chunks)
+        return self.laggard(self.number - self._chunks)
 
     def publish(self) -> int | None:
         """The bytes of the next message are in its chunk. Returns the word to wake where a reader sleeps."""
-        words, at = self._words, self.layout.written(self.layout.chunk(self.number))
+        words, at = self._words, self._written[(self.number - 1) % self._chunks]
         if self._order is not None:
             self._order()
         words[at] = self.number & MASK
@@ -117,7 +118,7 @@ class WriteSide:
         self._words[self.layout.dropped(reader)] = 1
         self._full()
         self.live = tuple(other for other in self.live if other != reader)
-        self._parked = tuple(self.layout.parked(other) for other in self.live)
+        self._look_at_live()
         return self.layout.written(self.layout.chunk(self.number))
 
     def close(self) -> int:
@@ -125,6 +126,10 @@ class WriteSide:
         self._words[self.layout.state] = CLOSED
         self._full()
         return self.layout.written(self.layout.chunk(self.number))
+
+    def _look_at_live(self) -> None:
+        self._offsets = tuple((1 + reader) * PER_LINE for reader in self.live)
+        self._parked = tuple(self.layout.parked(reader) for reader in self.live)
 
 
 class ReadSide:
@@ -138,7 +143,9 @@ class ReadSide:
         self._words = words
         self._full = full
         self._order = order
-        self._at = layout.written(0)
+        self._written = tuple(layout.written(chunk) for chunk in range(layout.chunks))
+        self._at = self._written[0]
+        self._mine = (1 + reader) * PER_LINE
         self._awaiting = layout.awaiting
         self._dropped = layout.dropped(reader)
 
@@ -163,12 +170,12 @@ class ReadSide:
 
     def give_back(self) -> int | None:
         """The message has been read and may be written over. Returns the word to wake where the writer sleeps for it."""
-        words, at = self._words, self._at + (1 + self.reader) * PER_LINE
+        words, at = self._words, self._at + self._mine
         if self._order is not None:
             self._order()
         words[at] = self.number & MASK
         self.number += 1
-        self._at = self.layout.written(self.layout.chunk(self.number))
+        self._at = self._written[(self.number - 1) % len(self._written)]
         self._full()
         return at if words[self._awaiting] == 1 + self.reader else None
 

@@ -57,6 +57,7 @@ class SharedWriter:
         fences = Fences()
         self.flags = WriteSide(layout, self._segment.words(layout.words), full=fences.full, order=fences.order)
         self._bytes = self._segment.bytes
+        self._offsets = tuple(layout.chunk_offset(chunk) for chunk in range(layout.chunks))
         self._futex = Futex(self._segment.address())
         self.door = Door(queue, token, names, self._segment)
         self._sides = Sides(queue, self.door)
@@ -65,17 +66,16 @@ class SharedWriter:
         """Readers that are not dropped."""
         return tuple(self.names[reader] for reader in self.flags.live)
 
-    def wait_room(self, aside: bool, patience: Patience) -> None:
-        """Wait until the next message may be written; ``aside``: into a side segment, as it is larger than a chunk.
+    def awaited(self, aside: bool) -> int:
+        """The message that must be given back before the next one can be written; 0 where none must.
 
-        Raises:
-            ReaderStuck: a live reader did not make room in time.
+        ``aside``: it goes into a side segment, being larger than a chunk.
         """
         flags = self.flags
-        if flags.room() is not None:
-            self.wait_taken(flags.number - self.layout.chunks, patience)
-        if aside:
-            self.wait_taken(self._sides.awaited(), patience)
+        number = flags.number - self.layout.chunks
+        if aside:  # who has given back a message has given back all before it
+            number = max(number, self._sides.awaited())
+        return 0 if flags.laggard(number) is None else number
 
     def wait_taken(self, number: int, patience: Patience) -> None:
         """Wait until every live reader has given back message ``number``.
@@ -110,21 +110,29 @@ class SharedWriter:
         Raises:
             ValueError: not even their head does.
         """
+        if len(lengths) == 1:
+            return message.HEAD_OF_ONE + lengths[0] <= self.layout.chunk_bytes
         head = message.head_bytes(len(lengths))
         if head > self.layout.chunk_bytes:
             raise ValueError(f"{self._queue}: a message of {len(lengths)} parts, whose head does not fit into a chunk")
         return message.places(lengths, head).end <= self.layout.chunk_bytes
 
     def write(self, parts: Sequence[bytes | memoryview], lengths: tuple[int, ...], aside: bool) -> None:
-        """Write and publish the next message; ``wait_room`` has made room.
+        """Write and publish the next message, when there is room (``awaited``).
 
         Raises:
             OSError: no memory or descriptor for a side segment; nothing was published.
         """
-        flags = self.flags
-        at = self.layout.chunk_offset(self.layout.chunk(flags.number))
+        flags, count = self.flags, len(lengths)
+        at = self._offsets[(flags.number - 1) % self.layout.chunks]
+        if not aside and count == 1:  # most messages
+            message.write_head(self._bytes, at, 0, lengths)
+            at += message.HEAD_OF_ONE
+            self._bytes[at:at + lengths[0]] = parts[0]
+            self._publish()
+            return
         if not aside:
-            place = message.places(lengths, message.head_bytes(len(lengths)))
+            place = message.places(lengths, message.head_bytes(count))
             target, base, side = self._bytes, at, 0
         else:
             place = message.places(lengths, 0)
@@ -136,9 +144,7 @@ class SharedWriter:
         for offset, length, part in zip(place.offsets, lengths, parts, strict=True):
             start = base + offset
             target[start:start + length] = part
-        word = flags.publish()
-        if word is not None:
-            self._futex.wake(word)
+        self._publish()
 
     def drop(self, name: str) -> None:
         """Wait for this reader no more; it sees that."""
@@ -157,3 +163,8 @@ class SharedWriter:
         self.door.close()
         self._sides.close()
         self._segment.close()
+
+    def _publish(self) -> None:
+        word = self.flags.publish()
+        if word is not None:
+            self._futex.wake(word)
