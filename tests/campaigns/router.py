@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import logging
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from xpyd_sidecar.contract.launch import KvOptions  # noqa: E402
 from xpyd_sidecar.proxy import dispatch  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_router.json"
-VICTIMS = 5
+VICTIMS = 8
 """Decode engines killed before they are started again together."""
 ENGINE_ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "96", "--enable-auto-tool-choice",
                "--tool-call-parser", "hermes")
@@ -55,23 +56,20 @@ async def scripted(kills: int, aborts: int, seed: int) -> Section:
     return {"kills_scripted": killed.told(), "aborts_scripted": left.told()}
 
 
-def real(kills: int, aborts: int, seed: int) -> Section:
-    """On real engines: one prefill, one decode engine that lives, and some that are killed in rounds."""
-    found: Section = {}
+def real(kills: int, aborts: int, seed: int) -> Iterator[Section]:
+    """On real engines: one prefill, one decode engine that lives, and some that are killed in rounds; figures of each."""
     with tempfile.TemporaryDirectory() as folder, Cluster(
             Path(folder), prefill=1, decode=1 + min(VICTIMS, kills), engine_args=ENGINE_ARGS,
             options=KvOptions(claim_s=3.0)) as cluster:
         cluster.wait_ready()
         if aborts:
-            found = _summed(found, {"aborts_real": asyncio.run(abort_real(cluster, aborts, seed)).told()})
+            yield {"aborts_real": asyncio.run(abort_real(cluster, aborts, seed)).told()}
         while kills > 0:
             victims = cluster.decode[1:1 + min(VICTIMS, kills)]
-            found = _summed(found, {"kills_real": asyncio.run(kill_real(cluster, victims, seed + kills)).told()})
-            sys.stderr.write(f"{json.dumps(found)}\n")
+            yield {"kills_real": asyncio.run(kill_real(cluster, victims, seed + kills)).told()}
             kills -= len(victims)
             if kills > 0:
                 cluster.repair()
-    return found
 
 
 def _summed(before: Section, more: Section) -> Section:
@@ -120,17 +118,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     options = parser.parse_args(arguments)
     logging.disable(logging.WARNING)  # a line for each death
-    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    found: Section = {}
+    sections: Section = json.loads(RESULTS.read_text())["sections"] if RESULTS.exists() else {}
+    parts: list[Iterator[Section]] = []
     if options.scripted or not options.real:
-        found |= uvloop.run(scripted(_given(options.kills, 960), _given(options.aborts, 9500), options.seed))
+        parts.append(iter([uvloop.run(scripted(_given(options.kills, 960), _given(options.aborts, 9500), options.seed))]))
     if options.real or not options.scripted:
-        found |= real(_given(options.kills, 40), _given(options.aborts, 500), options.seed)
-    sections = before.get("sections", {})
-    sections = _summed(sections, found) if options.add else sections | found
-    told = {**summary(sections), "seed": options.seed, "sections": sections}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+        parts.append(real(_given(options.kills, 40), _given(options.aborts, 500), options.seed))
+    told: Section = {}
+    new: set[str] = set()
+    for found in itertools.chain(*parts):
+        kept = {name: old for name, old in sections.items() if options.add or name in new or name not in found}
+        new |= set(found)
+        sections = _summed(kept, found)
+        told = {**summary(sections), "sections": sections}
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n")
     shown = {name: value for name, value in told.items() if name != "sections"}
     sys.stdout.write(json.dumps(shown, indent=1) + "\n")
     bad = told["wrong"] + told["lost_tokens"] + told["duplicated"] + told["aborts_left_behind"]

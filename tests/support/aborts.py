@@ -19,9 +19,9 @@ from typing import Any
 
 from cluster import Cluster
 from engines import held
-from recorded import load
+from recorded import Request, load
 from recorded_requests import PATHS
-from router_fleet import RouterFleet, request_bytes
+from router_fleet import RouterFleet, read_answer, request_bytes
 from scripted_engine import Play
 
 from xpyd_sidecar.contract.fleet import FleetInstance
@@ -125,6 +125,7 @@ async def abort_real(cluster: Cluster, count: int, seed: int, gone_s: float = GO
     report = Aborts()
     corpus = [one for one in load().requests if not one.body.get("structured_outputs") and not one.body.get("tools")]
     loop = asyncio.get_running_loop()
+    await warm_up(cluster)
     while report.aborts < count:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(BURST // 2, count - report.aborts)):
@@ -144,6 +145,22 @@ async def abort_real(cluster: Cluster, count: int, seed: int, gone_s: float = GO
                 report.left.append(words + json.dumps(left))
         report.longest_s = max(report.longest_s, loop.time() - last)
     return report
+
+
+async def warm_up(cluster: Cluster) -> None:
+    """Ask everything of one completion and one chat once: an engine compiles what it samples with at the first request
+    that needs it, and stands still for many seconds meanwhile."""
+    async def ask(request: Request) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port, limit=1 << 26)
+        try:
+            writer.write(request_bytes(PATHS[request.api], {"model": "tiny", **request.body}))
+            await read_answer(reader, 120.0)
+        finally:
+            writer.transport.abort()
+
+    for request in load().requests:
+        if request.name.split(":")[0] in {"short", "question"}:
+            await ask(request)
 
 
 def _held(cluster: Cluster) -> dict[str, float]:

@@ -24,7 +24,7 @@ from router_fleet import read_answer, request_bytes
 
 from xpyd_sidecar.contract.ids import State
 
-AT_ONCE = 6
+AT_ONCE = 8
 ANSWER_S = 120.0
 BUSY_S = 60.0
 WAYS = ("group", "server", "core")
