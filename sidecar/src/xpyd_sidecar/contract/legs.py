@@ -2,6 +2,8 @@
 
 The router mints ``transfer`` and counts ``attempt``; pairing never uses a request id (vLLM adds a random suffix to those).
 A client that sends ``kv_transfer_params`` itself is refused by the router, so what an engine reads here is the router's.
+Beside a leg, or alone, the router may put ``prompt_token_ids`` there for a chat that goes on elsewhere: the engine's front
+end takes them out and renders no prompt.
 """
 
 from __future__ import annotations

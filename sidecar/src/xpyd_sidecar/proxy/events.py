@@ -25,7 +25,7 @@ import msgspec
 from xpyd_sidecar.proxy.wire import Chunks, Malformed, chunk_of
 from xpyd_sidecar.routing.continuation import Going
 from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.position import FOLD_BYTES, Event, Position
+from xpyd_sidecar.routing.position import FOLD_BYTES, Event, Position, split_prompt
 from xpyd_sidecar.routing.splice import Differs, Ignored, Splicer
 from xpyd_sidecar.routing.ways import Way
 
@@ -35,8 +35,8 @@ _ABORT = b'"finish_reason":"abort"'
 _ERROR = b'data: {"error"'
 _DONE = b"data: [DONE]"
 _IDS = b'"token_ids":['
-_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[[0-9,]*\]')
-_ALL_IDS = re.compile(rb'"((?:prompt_)?token_ids)":\[[0-9,]*\]')
+_TOKEN_IDS = re.compile(rb'"token_ids":\[[0-9,]*\]')
+_NO_IDS = b'"token_ids":null'
 _MAX_REST = 16
 """Bytes behind the ids of an event that is like all others: no usage, say."""
 _TEXT_AT = {"completions": b'"text":', "chat": b'"delta":'}
@@ -200,7 +200,6 @@ class NotedStream(EventStream):
             before = out
 
     def _learn(self, event: bytes) -> None:
-        event = _PROMPT_IDS.sub(b'"prompt_token_ids":null', event)  # only the first event has them
         key = _TEXT_AT[self._position.api]
         text = event.find(key) + len(key)
         stop = event.find(b',"logprobs":null,"finish_reason":null,', text)
@@ -221,30 +220,30 @@ class NotedStream(EventStream):
             return self._spliced(event, self._splicer)
         if not event.startswith(b"data: {"):
             return event
+        prompt, bare = split_prompt(event)
         try:
-            noted = _decode(event[6:])
+            noted = _decode(bare[6:])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")
             return b""
         position = self._position
-        position.note_prompt(noted.prompt_token_ids)
-        for choice in noted.choices:
-            position.note_prompt(choice.prompt_token_ids)
+        position.prompt = position.prompt or prompt
         position.note(noted)
         if position.asked_ids:
             return event
+        event = bare
         if event.find(b'"delta":{}') >= 0 and all(choice.finish_reason is None and choice.logprobs is None
                                                   for choice in noted.choices):
             return b""  # made for the ids alone
         self._may_learn(event)
-        return _ALL_IDS.sub(rb'"\1":null', event)
+        return _TOKEN_IDS.sub(_NO_IDS, event)
 
     def _spliced(self, event: bytes, splicer: Splicer) -> bytes:
         try:
             if event.startswith(b"data: {"):
                 left = splicer.take(event)
-                if splicer.caught_up:
-                    self._may_learn(event)
+                if splicer.caught_up and not self._prefix:
+                    self._may_learn(split_prompt(event)[1])
                 return left
             if event.startswith(_DONE):
                 splicer.end()
@@ -313,7 +312,7 @@ class KeptStream(EventStream):
 class FirstToken(EventStream):
     """Prefill's own stream of one token: what of it a client may see is returned once, and left in ``events``."""
 
-    __slots__ = ("_before", "events")
+    __slots__ = ("_before", "events", "prompt")
     _plain = False
 
     def __init__(self, *, framed: bool) -> None:
@@ -322,6 +321,8 @@ class FirstToken(EventStream):
         self._before: list[bytes] = []
         self.events: list[Event] = []
         """Noted by whoever relays them."""
+        self.prompt = b""
+        """Its token ids, as JSON without brackets."""
 
     def feed(self, data: bytes) -> bytes:
         """The token, when it is there and can be shown."""
@@ -330,6 +331,8 @@ class FirstToken(EventStream):
     def _seen(self, event: bytes) -> bytes:
         if not event.startswith(b"data: {"):
             return b""
+        prompt, event = split_prompt(event)
+        self.prompt = self.prompt or prompt
         try:
             noted = _decode(event[6:])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -339,7 +342,7 @@ class FirstToken(EventStream):
         if choice is None or (self.events and self.events[-1].choices[0].token_ids):
             return b""
         self.events.append(noted)
-        shown = _ALL_IDS.sub(rb'"\1":null', event)
+        shown = _TOKEN_IDS.sub(_NO_IDS, event)
         if choice.delta is not None and choice.delta.role:
             self._before.append(shown)
             return b""

@@ -315,8 +315,8 @@ class Serving:
         """Prefill's token goes to the client: decode's stream goes on behind it."""
         position = self._position
         assert position is not None
+        position.prompt = token.prompt
         for event in token.events:
-            position.note_prompt(event.prompt_token_ids or event.choices[0].prompt_token_ids)
             position.note(event)
         going = continuation.again(self._request, position)
         for leg in self._legs.values():

@@ -69,7 +69,6 @@ class Choice(msgspec.Struct):
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: list[int] | None = None
 
 
 class Event(msgspec.Struct):
@@ -80,7 +79,6 @@ class Event(msgspec.Struct):
     model: str = ""
     choices: list[Choice] = []
     usage: dict[str, Any] | None = None
-    prompt_token_ids: list[int] | None = None
 
 
 class Have(msgspec.Struct):
@@ -99,6 +97,7 @@ class Have(msgspec.Struct):
         return sum(len(text) for text in self.texts.values())
 
 
+_PROMPT = b'"prompt_token_ids":['
 _decode_event = msgspec.json.Decoder(Event).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_delta = msgspec.json.Decoder(Delta).decode
@@ -120,6 +119,19 @@ def delta_texts(delta: Delta) -> list[tuple[str, str]]:
             found += [(f"tool {tool.index} {name}", text) for name in ("name", "arguments")
                       if (text := getattr(tool.function, name))]
     return found
+
+
+def split_prompt(event: bytes) -> tuple[bytes, bytes]:
+    """``(prompt ids as JSON without brackets, event with null in their place)``; no ids where it has none.
+
+    Not decoded: a prompt may be long. A bare quote before a name is the engine's own, since strings escape theirs.
+    """
+    start = event.find(_PROMPT)
+    if start < 0:
+        return b"", event
+    end = event.find(b"]", start)
+    ids = event[start + len(_PROMPT):end].replace(b" ", b"")
+    return ids, event[:start + len(_PROMPT) - 1] + b"null" + event[end + 1:]
 
 
 class Position:
@@ -206,11 +218,6 @@ class Position:
                         parts[:] = ["".join(parts)]
                 if choice.token_ids:  # the client wants them itself
                     self._ids.setdefault(choice.index, array("q")).extend(choice.token_ids)
-
-    def note_prompt(self, ids: list[int] | None) -> None:
-        """The prompt's ids, where an event has them."""
-        if ids and not self.prompt:
-            self.prompt = msgspec.json.encode(ids)[1:-1]
 
     def _log(self, choice: Choice) -> None:
         texts = texts_of(choice)

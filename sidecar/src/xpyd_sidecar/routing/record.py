@@ -27,7 +27,8 @@ class LegRecord(msgspec.Struct):
     """First event of a stream, or the whole answer."""
     ended: float = math.nan
     result: str = ""
-    """``2xx``, ``4xx``, ``5xx``, ``cancelled``, ``aborted``, ``refused``, ``lost``, ``broken``; empty while it is open."""
+    """``2xx``, ``4xx``, ``5xx``, ``cancelled``, ``aborted``, ``refused``, ``lost``, ``broken``, ``differs``; empty while it
+    is open."""
 
 
 class Record(msgspec.Struct):

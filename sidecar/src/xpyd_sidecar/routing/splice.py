@@ -70,7 +70,6 @@ class Splicer:
             if position.usage_sent:
                 return b""
         noted = msgspec.convert(event, Event)
-        position.note_prompt(noted.prompt_token_ids)
         position.note(noted)
         if choices and not any(left):
             return b""
