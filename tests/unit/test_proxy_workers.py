@@ -7,13 +7,15 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from beats import SERVICE, beat, bye
+from processes import free_port
 from prometheus_client.parser import text_string_to_metric_families
 from router_fleet import KEY, Answer, RouterFleet, read_answer, request_bytes
 from scripted_engine import Play, ScriptedEngine
@@ -258,5 +260,37 @@ async def test_passed_requests_and_pipelining_work_through_workers() -> None:
         assert b"xpyd_router_requests" in answers[0].body
         assert json.loads(answers[2].body)
         writer.transport.abort()
+        counted = b'xpyd_router_passed_requests_total{outcome="complete",path="/tokenize"} 1.0'
+        async with asyncio.timeout(5):
+            while counted not in (await f.get("/metrics")).body:
+                pass
+
+
+async def test_the_command_runs_workers_and_its_death_is_theirs(tmp_path: Path) -> None:
+    keys.write(tmp_path / "key", KEY)
+    port, members = free_port(), free_port()
+    router = RouterConfig(host="127.0.0.1", port=port, members_port=members, workers=2, heartbeat_s=0.2, resolve_s=0.2)
+    config = SidecarConfig(service=SERVICE, instance=InstanceName("r0"), key_file=str(tmp_path / "key"),
+                           run_dir=str(tmp_path), router=router)
+    command = [sys.executable, "-m", "xpyd_sidecar", "--config-json", msgspec.json.encode(config).decode()]
+
+    def children(pid: int) -> list[int]:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():  # noqa: ASYNC110 (what is waited for is other processes')
+                await asyncio.sleep(0.05)
+
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        log = tmp_path / f"log{number}"
+        with log.open("wb") as file:
+            process = await asyncio.create_subprocess_exec(*command, stderr=file)
+        await until(lambda log=log: b"router listens" in log.read_bytes())  # type: ignore[misc]
+        workers = children(process.pid)
+        assert len(workers) == 2
+        process.send_signal(number)
+        assert await process.wait() == (0 if number == signal.SIGTERM else -signal.SIGKILL)
+        await until(lambda workers=workers: all(gone(pid) for pid in workers))  # type: ignore[misc]
 
 

@@ -61,8 +61,6 @@ def sizes(service: DisaggService) -> Iterator[tuple[str, str]]:
 def router(service: DisaggService) -> Iterator[tuple[str, str]]:
     """The router."""
     given = service.spec.router
-    if given.workers != 1:
-        yield "spec.router.workers", "a router is one process yet; write 1"
     if given.tracing.endpoint is not None:
         yield "spec.router.tracing.endpoint", "the router sends no spans yet; leave it out"
     if given.compat == "p2p" and given.ports.members + 1 in (given.ports.http, 65536):

@@ -119,8 +119,11 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     opened: int
     closed: list[Record]
     refused: list[Refusal]
+    passed: list[tuple[str, str]]
+    """Passed requests that ended: path of the table, outcome."""
     in_flight: int
     queued: int
+    retries_left: float
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):

@@ -65,6 +65,7 @@ class _Worker:
         self.legs: dict[tuple[InstanceName, Incarnation], int] = {}
         self.in_flight = 0
         self.queued = 0
+        self.retries_left = 0.0
 
 
 class _Caught(Reply):
@@ -103,6 +104,7 @@ class Owner(Router):
         self._changed = asyncio.Event()
         self.failed: asyncio.Future[None] = self._loop.create_future()
         self.dispatch.observer.watch_queue(lambda: sum(worker.queued for worker in self._workers.values()))
+        self.dispatch.observer.metrics.watch_budget(lambda: sum(worker.retries_left for worker in self._workers.values()))
         self.dispatch.watch.told = self._told
         self.dispatch.watch.on_lost = self._lost
 
@@ -155,7 +157,7 @@ class Owner(Router):
             async with asyncio.timeout(1.0):  # what it said last may still be on its way
                 await worker.link.ended
         worker.legs.clear()
-        worker.in_flight = worker.queued = 0
+        worker.in_flight, worker.queued, worker.retries_left = 0, 0, 0.0
         worker.applied = sys.maxsize
         worker.listening = False
         self._recount()
@@ -307,7 +309,9 @@ class Owner(Router):
             observer.closed(record)
         for refusal in report.refused:
             observer.refused(refusal.api, refusal.request_id, refusal.outcome, refusal.status, refusal.detail)
-        worker.in_flight, worker.queued = report.in_flight, report.queued
+        for path, outcome in report.passed:
+            self.dispatch.passing.count(path, outcome)
+        worker.in_flight, worker.queued, worker.retries_left = report.in_flight, report.queued, report.retries_left
         self._level()
 
     def _on_ask(self, worker: _Worker, ask: li.Ask) -> None:

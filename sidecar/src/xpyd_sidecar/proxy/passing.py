@@ -23,6 +23,7 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import access
+from xpyd_sidecar.proxy.tally import Counts
 from xpyd_sidecar.proxy.tunnel import Tunnel
 from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.proxy.wire import Head, chunk_of
@@ -54,8 +55,10 @@ class Passing:
     def __init__(self, dispatch: Dispatch) -> None:
         self._dispatch = dispatch
         self._open: set[Passed] = set()
-        self.count: Callable[[str, str], None] = lambda _path, _outcome: None
-        """Told the path (of the table) and the outcome of each."""
+        self._counts = Counts(dispatch.observer.metrics.registry, "xpyd_router_passed_requests",
+                              "Requests passed to one decode instance, by path and outcome", ("path", "outcome"))
+        self.told: Callable[[str, str], None] = lambda _path, _outcome: None
+        """Who else is told the path (of the table) and the outcome of each."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -94,6 +97,11 @@ class Passing:
         """A passed request is over."""
         self._open.discard(passed)
         self.count(passed.route.path, outcome)
+
+    def count(self, path: str, outcome: str) -> None:
+        """A passed request, of the table's ``path``, ended."""
+        self._counts.add((path, outcome))
+        self.told(path, outcome)
 
     def on_lost(self, instance: str, incarnation: str, reason: str) -> None:
         """The roster says that this incarnation will never answer."""

@@ -66,8 +66,9 @@ class Reports:
         self._opened = 0
         self._closed: list[Record] = []
         self._refused: list[li.Refusal] = []
-        self.levels: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Requests being served, and those that wait."""
+        self._passed: list[tuple[str, str]] = []
+        self.levels: Callable[[], tuple[int, int, float]] = lambda: (0, 0, 0.0)
+        """Requests being served, those that wait, and retries left."""
         self.applied = 0
         self.dropped = 0
 
@@ -95,6 +96,12 @@ class Reports:
             self._refused.append(refusal)
         self.soon()
 
+    def passed(self, path: str, outcome: str) -> None:
+        """A passed request ended."""
+        if self._room():
+            self._passed.append((path, outcome))
+        self.soon()
+
     def _room(self) -> bool:
         if self._link.backlog < MAX_UNSENT:
             return True
@@ -116,10 +123,9 @@ class Reports:
             if not count:
                 del self._open[name, incarnation]
         self._changed.clear()
-        opened, closed, refused = self._opened, self._closed, self._refused
-        self._opened, self._closed, self._refused = 0, [], []
-        in_flight, queued = self.levels()
-        self._link.send(li.Report(self.applied, legs, opened, closed, refused, in_flight, queued))
+        report = li.Report(self.applied, legs, self._opened, self._closed, self._refused, self._passed, *self.levels())
+        self._opened, self._closed, self._refused, self._passed = 0, [], [], []
+        self._link.send(report)
 
 
 class Follower(Watch):
@@ -150,7 +156,8 @@ class WorkerDispatch(Dispatch):
         router = config.router
         self.started = started
         self.reports = Reports(self.loop, link)
-        self.reports.levels = lambda: (len(self.servings), len(self.line))
+        self.reports.levels = lambda: (len(self.servings), len(self.line), self.budget.left(self.loop.time()))
+        self.passing.told = self.reports.passed
         follower = Follower(self.roster, self.lost, self.observer)
         follower.link = link
         self.watch = follower
