@@ -359,6 +359,43 @@ async def test_an_idle_connection_is_closed_without_a_word(monkeypatch: pytest.M
         s.server.sweep()
         monkeypatch.setattr(co, "IDLE_S", -1.0)
         s.server.sweep()
+        s.server.sweep()
+        assert await at_end(reader)
+        writer.transport.abort()
+
+
+async def test_a_request_between_two_looks_at_an_idle_connection_is_answered() -> None:
+    """A server that ends closes what is idle; a request that its loop has not read yet is not idleness."""
+    async with site() as s:
+        reader, writer = await s.open()
+        writer.write(request_bytes("/echo"))
+        await read_answer(reader)
+        s.server.drain()
+        s.server.leave()
+        writer.write(request_bytes("/later"))
+        await s.wait(lambda: bool(s.app.later))
+        s.server.leave()
+        s.server.leave()
+        s.app.later[0].reply.whole(200, [], b"good")
+        answer = await read_answer(reader)
+        assert (answer.status, answer.body) == (200, b"good")
+        assert answer.headers["connection"] == "close"
+        assert await at_end(reader)
+        writer.transport.abort()
+
+
+async def test_who_is_turned_away_keeps_an_idle_connection_until_the_server_ends() -> None:
+    async with site() as s:
+        reader, writer = await s.open()
+        writer.write(request_bytes("/echo"))
+        await read_answer(reader)
+        s.server.turned_away = True
+        s.server.drain()
+        for _ in range(3):
+            s.server.sweep()
+        assert len(s.server.connections) == 1
+        s.server.leave()
+        s.server.leave()
         assert await at_end(reader)
         writer.transport.abort()
 

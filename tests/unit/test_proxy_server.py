@@ -64,6 +64,8 @@ async def test_a_draining_server_closes_after_the_answer() -> None:
     fresh = await asyncio.open_connection("127.0.0.1", port)
     await asyncio.sleep(0.02)
     server.drain()
+    for _ in range(2):
+        server.leave()
     assert await idle[0].read() == b"", "idle after an answer: closed"
     server.sweep()
     fresh[1].write(request_bytes("/"))

@@ -104,7 +104,7 @@ class Router:
         end = loop.time() + self._config.drain_timeout_s
         while (self.dispatch.servings or self.dispatch.passing or self.server.connections) and loop.time() < end:
             await asyncio.sleep(0.02)
-            self.server.drain()
+            self.server.leave()
         if self.dispatch.servings or self.dispatch.passing:
             logger.warning("cut off requests that outlived the drain", extra={
                 "requests": len(self.dispatch.servings) + len(self.dispatch.passing)})

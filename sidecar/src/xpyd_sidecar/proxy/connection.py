@@ -35,10 +35,8 @@ MAX_QUEUED_BYTES = 1 << 20
 MAX_URL = 8192
 IDLE_S = 75.0
 """How long a connection may lie idle between requests."""
-IDLE_DRAINING_S = 1.0
-"""The same while the server stops: time for a request that is on its way on a new connection."""
-IDLE_TURNED_AWAY_S = 5.0
-"""The same while clients are turned away but the server goes on. Closing at once could meet a request on its way."""
+IDLE_LEAVING_S = 1.0
+"""The same for a connection without any request yet when the server has stopped listening: one may be on its way."""
 UNREAD_S = 60.0
 """How long a client may leave bytes unread before it counts as gone."""
 LINGER_S = 3.0
@@ -71,6 +69,7 @@ class Home(Protocol):
     loop: asyncio.AbstractEventLoop
     connections: set[Connection]
     draining: bool
+    leaving: bool
     turned_away: bool
     date: bytes
 
@@ -86,9 +85,9 @@ class Connection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = ("_began", "_blocked_at", "_body", "_buffered", "_busy", "_closing", "_continue", "_deaf", "_declared",
-                 "_direct", "_fault", "_fd",
-                 "_handler", "_head_size", "_headers", "_hosts", "_in_head", "_known_size", "_parser", "_paused", "_queue",
-                 "_queued_bytes", "_raw", "_served", "_since", "_size", "_transport", "_upload", "_url", "server")
+                 "_direct", "_due", "_fault", "_fd", "_handler", "_head_size", "_headers", "_hosts", "_in_head",
+                 "_known_size", "_parser", "_paused", "_queue", "_queued_bytes", "_raw", "_served", "_since", "_size",
+                 "_transport", "_upload", "_url", "server")
 
     def __init__(self, server: Home) -> None:
         self.server = server
@@ -99,6 +98,8 @@ class Connection(asyncio.Protocol):
         self._handler: Handler | None = None
         self._busy = False
         self._served = False
+        self._due = False
+        """It was idle for too long at the latest look."""
         self._closing = False
         self._fd = -1
         self._direct = False
@@ -143,6 +144,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of one or several requests, or of a part of one."""
+        self._due = False
         if self._closing or self._deaf:
             return
         if not self.receiving:
@@ -455,7 +457,7 @@ class Connection(asyncio.Protocol):
                 self._fault = _too_slow(self._allowed_s())
                 self._refuse(self._fault)
         elif now - self._since > self._idle_s():
-            self._close()
+            self._close_idle()
 
     def _sweep_upload(self, upload: Upload, now: float) -> None:
         if upload.blocked:
@@ -468,14 +470,18 @@ class Connection(asyncio.Protocol):
         return self.server.bounds.receive_s + max(self._declared, self._size) / SLOWEST_BODY
 
     def _idle_s(self) -> float:
-        if self.server.draining:
-            return IDLE_DRAINING_S
-        return IDLE_TURNED_AWAY_S if self.server.turned_away else IDLE_S
+        return IDLE_LEAVING_S if self.server.leaving else IDLE_S
 
-    def drain(self) -> None:
-        """The server stops: a connection that lies idle after an answer is closed, a busy one after its answer."""
+    def leave(self) -> None:
+        """The server ends: a connection that lies idle after an answer is closed, a busy one after its answer."""
         if self._served and not self._busy and not self._queue and not self.receiving:
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        # At the second look: a loop that lags may run its timers before it reads, and a request may be waiting there.
+        if self._due:
             self._close()
+        self._due = True
 
     def abort(self) -> None:
         """Close now; what is written until the loop says so goes nowhere."""

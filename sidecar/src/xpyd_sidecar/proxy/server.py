@@ -32,6 +32,8 @@ class Server:
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
         self.draining = False
+        self.leaving = False
+        """It has stopped listening, and idle connections are closed."""
         self.turned_away = False
         """Every answer is the last of its connection, though the server goes on."""
         self.date = formatdate(usegmt=True).encode()
@@ -82,10 +84,14 @@ class Server:
             self._server = None
 
     def drain(self) -> None:
-        """Answer what has come, with ``Connection: close``, and close what is idle."""
+        """Every answer is the last of its connection. Idle ones stay: a request may be on its way on each of them."""
         self.draining = True
+
+    def leave(self) -> None:
+        """Close what is idle, at the second call or after a second; to be called until no connection is left."""
+        self.leaving = True
         for connection in list(self.connections):
-            connection.drain()
+            connection.leave()
 
     def abort(self) -> None:
         """Close every connection now."""
