@@ -12,6 +12,7 @@ import random
 from collections.abc import AsyncIterator
 from typing import Any
 
+from made_streams import MadeReplay, made_line
 from router_fleet import KEY, RouterFleet, fleet, request_bytes
 from scripted_engine import Play, ScriptedEngine
 
@@ -63,22 +64,22 @@ class Stage:
         await asyncio.gather(*asked)
 
     async def _ask(self, fields: dict[str, Any]) -> None:
-        path = self._draw.choice(["/v1/completions", "/v1/chat/completions"])
-        prompt = {"prompt": "hi"} if path.endswith("v1/completions") else {"messages": [{"role": "user", "content": "hi"}]}
-        body = {"model": "tiny", "max_tokens": 64, "stream": True, **prompt, **fields}
+        body = {"model": "tiny", "prompt": "text", "max_tokens": self._draw.randrange(16, 40), "temperature": 0,
+                "stream": True, **fields}
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):  # broken streams are part of the load
-            await self.fleet.raw(request_bytes(path, body), timeout_s=60.0)
+            await self.fleet.raw(request_bytes("/v1/completions", body), timeout_s=60.0)
 
 
 @contextlib.asynccontextmanager
 async def stage(prefills: int = 2, decodes: int = 3, seed: int = 1, **settings: Any) -> AsyncIterator[Stage]:
     """Start it; it is quick to answer, and answers take about a second."""
-    async with fleet(prefills, decodes, **settings) as made:
-        made_stage = Stage(made, random.Random(seed))
+    draw = random.Random(seed)
+    async with fleet(prefills, decodes, MadeReplay(made_line("completions", draw)), **settings) as made:
+        made_stage = Stage(made, draw)
         for number, engine in enumerate(made.p):
             engine.default = Play(before=0.05 + 0.03 * number)
         for number, engine in enumerate(made.d):
-            engine.default = Play(chunks=24, before=0.09 + 0.02 * number, delay=0.02 + 0.008 * number)
+            engine.default = Play(before=0.09 + 0.02 * number, delay=0.02 + 0.008 * number)
         beating = asyncio.create_task(made_stage.beats())
         try:
             yield made_stage

@@ -6,6 +6,7 @@ const BINS = 120;
 const SPANS = [120, 300, 600]; // seconds that a chart may show: a young router's would be empty over ten minutes
 const W = 240;
 const H = 48;
+const few = (value) => (value === 0 ? "0" : value < 0.1 ? "<0.1" : value < 10 ? value.toFixed(1) : number(value));
 const percent = (value) => `${number(value * 100)} %`;
 
 /** What is shown: `lines` are columns of the history, each bin drawn as the mean (or sum) of its seconds. */
@@ -24,7 +25,7 @@ const TILES = [
     note: (f) => `p95 ${quantile(f, "handover", "p95")}, p99 ${quantile(f, "handover", "p99")}` },
   { name: "Failed", of: (f) => percent(f.rates.requests ? f.rates.failed / f.rates.requests : 0), lines: ["failed"],
     format: (v) => `${number(v)}/s`, bad: (f) => f.rates.failed > 0, bars: true,
-    note: (f) => `${number(f.rates.retries)} retries/s, ${number(f.rates.continued)} continued/s` },
+    note: (f) => `${few(f.rates.retries)} retried, ${few(f.rates.continued)} moved /s` },
 ];
 
 function quantile(fleet, measure, which) {
