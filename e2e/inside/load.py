@@ -1,4 +1,4 @@
-"""Traffic from inside a pod: ``python load.py URL MODEL AT_ONCE``; one JSON line for every request that ends.
+"""Traffic from inside a pod: ``python load.py URL MODEL AT_ONCE PAUSE_S``; one JSON line for every request that ends.
 
 Requests come in rounds over connections that are kept; odd ones stream, every tenth is a long stream. The pause between
 rounds leaves the processors to engines that start: vLLM's worker on a CPU polls at full speed for a second after each step.
@@ -21,7 +21,6 @@ import aiohttp
 QUESTIONS = ("What is xpyd?", "What does prefill do?", "What does decode do?", "What is the KV cache?",
              "What does the router do?", "What is a heartbeat?")
 SHORT, LONG = 24, 400
-PAUSE_S = 3.0
 TIMEOUT_S = 120.0
 
 
@@ -75,7 +74,7 @@ async def one(session: aiohttp.ClientSession, url: str, model: str, number: int,
     print(json.dumps(line), flush=True)
 
 
-async def main(url: str, model: str, at_once: int) -> None:
+async def main(url: str, model: str, at_once: int, pause_s: float) -> None:
     """Rounds until SIGTERM; the last one is finished."""
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
@@ -85,9 +84,9 @@ async def main(url: str, model: str, at_once: int) -> None:
         while not stop.is_set():
             await asyncio.gather(*(one(session, url, model, next(numbers), known) for _ in range(at_once)))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(PAUSE_S):
+                async with asyncio.timeout(pause_s):
                     await stop.wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))
