@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 Buffer = bytes | bytearray | memoryview
 SEND_S: Final = 60.0
-SPIN_S: Final = 0.0005
+SPIN_S: Final = 0.0002
 JOIN_SLICE_S: Final = 0.02
 MESSAGE_MAX: Final = 1 << 30
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
