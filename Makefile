@@ -72,6 +72,7 @@ requirements: ## Pin again what the .in files ask for
 	  requirements/dev.in -o requirements/cpu.txt
 	$(COMPILE) --no-emit-index-url --no-emit-find-links \
 	  requirements/uv.in -o requirements/uv.txt
+	$(COMPILE) --no-emit-index-url --no-emit-find-links requirements/bench.in -o requirements/bench.txt
 	for name in operator-image sidecar-image engine-image pip; do $(COMPILE_IMAGE) requirements/$$name.in -o requirements/$$name.txt; done
 
 crds: $(STAMP) ## Write crds/*.yaml and docs/reference.md from the API structs
@@ -180,4 +181,27 @@ bench-operator: $(STAMP) ## The operator with 1,000 pods on fake nodes, into ben
 .PHONY: bench-queue
 bench-queue: $(STAMP) ## The broadcast queue beside vLLM's, multiprocessing's and ZMQ (7 minutes)
 	@$(BIN)/python bench/queue
+
+.PHONY: bench-observer
+bench-observer: $(STAMP) ## What metrics, history and the dashboard cost the router, into bench/results (a minute)
+	@PYTHONPATH=tests/support $(BIN)/python bench/observer --write
+
+.PHONY: bench-policies
+bench-policies: $(STAMP) ## The router's policies on a trace (TRACE=FILE), simulated, into bench/results (a minute)
+	@$(BIN)/python bench/policies $(if $(TRACE),'$(TRACE)')
+
+# Other routers have an environment of their own: what they need must not decide what xpyd runs with.
+RIVALS := .cache/bench
+$(RIVALS)/.installed: $(STAMP) requirements/bench.txt
+	@command -v nginx >/dev/null && command -v $(CC) >/dev/null || apt-get install -y --no-install-recommends nginx-light gcc libc6-dev
+	@mkdir -p $(RIVALS)
+	@test -x $(RIVALS)/venv/bin/python || $(BIN)/uv venv -q --python $(BIN)/python $(RIVALS)/venv
+	@$(BIN)/uv pip install -q --no-deps --require-hashes -r requirements/bench.txt --python $(RIVALS)/venv/bin/python
+	@touch $@
+
+.PHONY: bench-router
+bench-router: $(RIVALS)/.installed ## The router beside nginx, vllm-router and sglang-router, into bench/results (8 minutes)
+	@$(CC) -O2 -Wall -Wextra -Werror -o $(RIVALS)/engine bench/router/engine.c
+	@$(CC) -O2 -Wall -Wextra -Werror -o $(RIVALS)/load bench/router/load.c
+	@PYTHONPATH=tests/support $(BIN)/python bench/router --built $(RIVALS) --binaries $(RIVALS)/venv/bin --write
 # --- end of benchmarks ---

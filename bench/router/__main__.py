@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -141,7 +142,7 @@ def bench(built: Path, binaries: Path, folder: Path, rounds: int, only: Sequence
         stack.callback(group.kill)
         routers: list[Contender] = []
         for name, settings in (("xpyd", {}), ("xpyd_error", {"failover": "error"})):
-            router, members, key = contenders.xpyd(name, engines, folder, settings)
+            router, members, key = contenders.xpyd(name, folder, settings)
             stack.callback(router.group.kill)
             stack.enter_context(Heart(members, key, engines))
             routers.append(router)
@@ -158,7 +159,7 @@ def bench(built: Path, binaries: Path, folder: Path, rounds: int, only: Sequence
             shown = {chunks: {name: round(values[-1], 3) for name, values in sorted(each.items())}
                      for chunks, each in turns.cpu_ms.items()}
             print(f"round {number + 1} of {rounds}: ms per request {shown}", flush=True)
-    return figures(turns.cpu_ms, turns.first_us) | crowd(field, folder)
+    return figures(turns.cpu_ms, turns.first_us) | crowd(field, folder) | beats()
 
 
 def crowd(field: Field, folder: Path) -> dict[str, Any]:
@@ -166,7 +167,7 @@ def crowd(field: Field, folder: Path) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         group, engines = field.engines(CROWD_STEP_US)
         stack.callback(group.kill)
-        router, members, key = contenders.xpyd("crowd", engines, folder, {})
+        router, members, key = contenders.xpyd("crowd", folder, {})
         stack.callback(router.group.kill)
         stack.enter_context(Heart(members, key, engines))
         answers = field.load(router.port, ALL)
@@ -176,12 +177,23 @@ def crowd(field: Field, folder: Path) -> dict[str, Any]:
                 "rss_mb": round(peak_rss_mb(router.group.pids()), 1)}
 
 
+def beats() -> dict[str, Any]:
+    """1,000 instances beat; measured by a program of its own."""
+    done = subprocess.run([sys.executable, str(Path(__file__).with_name("beats.py"))], capture_output=True, text=True,
+                          check=False)
+    if done.returncode:
+        raise RuntimeError(f"beats.py failed: {done.stderr[-2000:]}")
+    found: dict[str, Any] = msgspec.json.decode(done.stdout)
+    return found
+
+
 def chart(results: dict[str, Any]) -> str:
     """The absolute figures as bars."""
     def group(prefix: str, suffix: str = "") -> list[Bar]:
         names = ("xpyd", "xpyd_error", "nginx", "vllm_router", "sglang_router")
         keys = [(name, f"{prefix}{name}{suffix}") for name in names]
-        return [Bar(name, results[key], results[f"{key}_p25"], results[f"{key}_p75"]) for name, key in keys if key in results]
+        return [Bar(name, results[key], results[f"{key}_p25"], results[f"{key}_p75"])
+                for name, key in keys if key in results]
 
     return bars(f"Routers side by side, {results['date']} (median and quartiles of {results['rounds']} rounds)", [
         ("processor time per request with 128 chunks, ms", group("cpu_ms_", "_128")),

@@ -1,7 +1,7 @@
 """What a router's processor spends on heartbeats: 1,000 agents over real sockets, CURVE on, with the default intervals.
 
-The router's half (membership socket, roster, the turn of the clock) runs in a process of its own, as in a router without
-requests; its processor time counts all of its threads, so ZMQ's and the encryption are in it. The agents are CURVE DEALERs
+A whole router with the default settings, without requests, runs in a process of its own; its processor time counts all of
+its threads, so ZMQ's and the encryption are in it, and what the router does anyway (``beats_idle_core_share``). The agents are CURVE DEALERs
 with an agent's socket options; each beats every 3 s, spread evenly, and reads its acknowledgements. Before the window
 everybody has joined, so what is counted is the steady state: beats that say nothing new but their load.
 
@@ -78,49 +78,38 @@ def _router(end: Connection, window_s: float) -> None:
 
     async def run() -> None:
         from xpyd_sidecar.contract import keys  # noqa: PLC0415
+        from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig  # noqa: PLC0415
         from xpyd_sidecar.contract.membership import Up  # noqa: PLC0415
-        from xpyd_sidecar.proxy.members import Members  # noqa: PLC0415
-        from xpyd_sidecar.routing.roster import Roster  # noqa: PLC0415
+        from xpyd_sidecar.proxy.app import Router  # noqa: PLC0415
 
         loop = asyncio.get_running_loop()
-        roster = Roster(SERVICE, started=loop.time(), settle_s=8.0, missed_beats=3)
-        taken = 0
+        router = Router(SidecarConfig(service=SERVICE, instance="r0", key_file="", run_dir="", router=RouterConfig(
+            host="127.0.0.1", port=0, members_port=0)), keys.ServiceKey(bytes(32)))
+        take, taken = router.dispatch.on_message, 0
 
-        def take(message: Up) -> int:
+        def counted(message: Up) -> int:
             nonlocal taken
             taken += 1
-            probes = roster.on_message(loop.time(), message)
-            if taken > 10 * AGENTS and probes:
-                raise RuntimeError(f"not the steady state: {probes}")
-            member = roster.find(message.instance, message.incarnation)
-            return member.in_flight if member is not None else 0
+            return take(message)
 
-        members = Members("r0", take, lambda _: None)
-
-        async def sweep() -> None:
-            while True:
-                await asyncio.sleep(1.0)
-                roster.on_tick(loop.time())
-                members.look()
-
-        turning = asyncio.ensure_future(sweep())
+        router.members._take = counted
 
         async def window(seconds: float) -> tuple[float, float, int]:
             before, at, count = time.process_time(), time.perf_counter(), taken
             await asyncio.sleep(seconds)
             return time.process_time() - before, time.perf_counter() - at, taken - count
 
+        await router.start()
         idle_cpu, idle_s, _ = await window(2.0)
-        end.send(members.listen("127.0.0.1", 0, keys.ServiceKey(bytes(32))))
+        end.send(router.members_port)
         while True:
             asked = await loop.run_in_executor(None, end.recv)
             if asked == "count":
-                end.send(len(roster.members()))
+                end.send(len(router.dispatch.roster.members()))
             else:
                 cpu, seconds, beats = await window(window_s)
                 end.send({"share": cpu / seconds, "us": 1e6 * cpu / max(1, beats), "beats": beats,
                           "idle": idle_cpu / idle_s})
-        turning.cancel()
 
     uvloop.run(run())
 

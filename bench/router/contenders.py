@@ -110,10 +110,9 @@ http {{
     return Contender("nginx", port, group)
 
 
-def _rust(name: str, command: Sequence[str], flag: str, engines: Engines, folder: Path,
-          bootstrap: Sequence[str] = ()) -> Contender:
+def _rust(name: str, command: Sequence[str], engines: Engines, folder: Path, *, bootstrap: Sequence[str] = ()) -> Contender:
     port, metrics = free_port(), free_port()
-    argv = [*command, "--host", "127.0.0.1", "--port", str(port), flag]
+    argv = [*command, "--host", "127.0.0.1", "--port", str(port)]
     for each in engines.prefill:
         argv += ["--prefill", _url(each), *bootstrap]
     for each in engines.decode:
@@ -127,16 +126,16 @@ def _rust(name: str, command: Sequence[str], flag: str, engines: Engines, folder
 
 def vllm_router(engines: Engines, folder: Path, binaries: Path) -> Contender:
     """vllm-router from the packages of ``requirements/bench.txt``."""
-    return _rust("vllm_router", [str(binaries / "vllm-router")], "--vllm-pd-disaggregation", engines, folder)
+    return _rust("vllm_router", [str(binaries / "vllm-router"), "--vllm-pd-disaggregation"], engines, folder)
 
 
 def sglang_router(engines: Engines, folder: Path, binaries: Path) -> Contender:
     """sglang-router, likewise."""
-    command = [str(binaries / "python"), "-m", "sglang_router.launch_router"]
-    return _rust("sglang_router", command, "--pd-disaggregation", engines, folder, ["8998"])
+    command = [str(binaries / "python"), "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+    return _rust("sglang_router", command, engines, folder, bootstrap=["8998"])
 
 
-def xpyd(name: str, engines: Engines, folder: Path, settings: Mapping[str, object]) -> tuple[Contender, int, keys.ServiceKey]:
+def xpyd(name: str, folder: Path, settings: Mapping[str, object]) -> tuple[Contender, int, keys.ServiceKey]:
     """Our router, its members port and the service's key; it serves once somebody beats for the engines."""
     key = keys.mint()
     home = folder / name
@@ -156,7 +155,8 @@ def xpyd(name: str, engines: Engines, folder: Path, settings: Mapping[str, objec
 def versions(binaries: Path) -> dict[str, str]:
     """What is compared."""
     said = subprocess.run(["nginx", "-v"], capture_output=True, text=True, check=True).stderr
-    listed = subprocess.run([str(binaries / "python"), "-c", "import importlib.metadata as m; print(m.version('vllm-router'),"
-                             " m.version('sglang-router'))"], capture_output=True, text=True, check=True).stdout.split()
+    ask = "import importlib.metadata as m;print(m.version('vllm-router'), m.version('sglang-router'))"
+    found = subprocess.run([str(binaries / "python"), "-c", ask], capture_output=True, text=True, check=True)
+    listed = found.stdout.split()
     return {"nginx": said.strip().rpartition("/")[2], "vllm_router": listed[0], "sglang_router": listed[1],
             "python": sys.version.split()[0], "date": time.strftime("%Y-%m-%d", time.gmtime())}

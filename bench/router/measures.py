@@ -29,9 +29,8 @@ def peak_rss_mb(pids: Iterable[int]) -> float:
     peaks = [0.0]
     for pid in pids:
         with contextlib.suppress(FileNotFoundError):  # it has ended
-            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                if line.startswith("VmHWM"):
-                    peaks.append(int(line.split()[1]) * 1024 / 1e6)
+            status = Path(f"/proc/{pid}/status").read_text().splitlines()
+            peaks += [int(line.split()[1]) * 1024 / 1e6 for line in status if line.startswith("VmHWM")]
     return max(peaks)
 
 
@@ -67,7 +66,8 @@ def added(through: Sequence[float], direct: Sequence[float]) -> list[float]:
     return [one - other for one, other in zip(through, direct, strict=True)]
 
 
-def figures(cpu_ms: Mapping[int, Mapping[str, Sequence[float]]], first_us: Mapping[str, Sequence[float]]) -> dict[str, float]:
+def figures(cpu_ms: Mapping[int, Mapping[str, Sequence[float]]],
+            first_us: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Every ratio and absolute figure of the rounds.
 
     ``cpu_ms``: chunks of an answer → router → milliseconds of processor per request, one of each round.

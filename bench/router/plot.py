@@ -8,7 +8,8 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 WIDTH, BAR, GAP, LEFT, RIGHT, TOP = 860, 18, 6, 150, 90, 46
-COLOURS = {"xpyd": "#1f6feb", "xpyd_error": "#79a8f2", "nginx": "#2da44e", "vllm_router": "#bf3989", "sglang_router": "#9a6700"}
+COLOURS = {"xpyd": "#1f6feb", "xpyd_error": "#79a8f2", "nginx": "#2da44e", "vllm_router": "#bf3989",
+           "sglang_router": "#9a6700"}
 
 
 class Bar(NamedTuple):
