@@ -45,6 +45,8 @@ MAX_UNREAD = 4 << 20
 """Bytes that a worker may leave unread before it is told no more."""
 READ_AGAIN = 64 << 10
 SILENT_S = 15.0
+RETRY_S = 5.0
+"""Until a worker that the system would not start is tried again."""
 MARGIN_S = 5.0
 """What workers get beyond their drain."""
 DEATHS, DEATHS_S = 20, 60.0
@@ -128,19 +130,26 @@ class Owner(Router):
         logger.info("workers listen", extra={"workers": self._count})
 
     async def _start(self, number: int) -> None:
-        ours, theirs = socket.socketpair()
-        worker = self._workers[number] = _Worker(number)
+        worker = _Worker(number)
         worker.heard_at = self._loop.time() + START_S - SILENT_S
+        ours, theirs = socket.socketpair()
         link: li.Link[li.Up] = li.Link(
             li.Up, lambda message: self._on_message(worker, message), lambda: None)  # type: ignore[arg-type]
-        with theirs:
-            worker.process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "xpyd_sidecar.proxy.worker", str(theirs.fileno()), pass_fds=(theirs.fileno(),))
-        await self._loop.create_unix_connection(lambda: link, sock=ours)
+        try:
+            with theirs:
+                worker.process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "xpyd_sidecar.proxy.worker", str(theirs.fileno()), pass_fds=(theirs.fileno(),))
+            await self._loop.create_unix_connection(lambda: link, sock=ours)
+        except OSError:
+            ours.close()
+            raise
         worker.link = link
+        self._workers[number] = worker
         config = msgspec.structs.replace(self._whole_config, agent=None, router=_share(self._config, self._count))
         link.send(li.Begin(config, number, self._config.host, self.port, self.dispatch.started, self._index,
                            self._beginning.events(self.dispatch.roster), self._away))
+        if self._stopping:
+            link.send(li.Stop())
         self._spawn(self._watch_over(worker))
 
     def _spawn(self, coroutine: object) -> None:
@@ -173,8 +182,14 @@ class Owner(Router):
             self._fail(XpydError(f"workers ended {DEATHS} times within {DEATHS_S:g} s"))
             return
         await asyncio.sleep(min(5.0, 0.05 * 2 ** min(10, len(self._deaths) - 1)))
-        if not self._stopping:
-            await self._start(worker.number)
+        while not self._stopping:
+            try:
+                await self._start(worker.number)
+            except OSError as error:
+                logger.error("a worker cannot be started: %s", error, extra={"worker": worker.number})  # noqa: TRY400
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
 
     def _fail(self, error: Exception) -> None:
         if not self.failed.done():
