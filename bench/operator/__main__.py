@@ -41,7 +41,7 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 NAMESPACE = "bench"
 NODES = 10
 DEADLINE_S = 240.0
-QUIET_S = 30.0
+QUIET_S = 60.0
 SETTLE_S = 3.0
 READS = ("get", "list", "watch")
 
