@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 Buffer = bytes | bytearray | memoryview
 SEND_S: Final = 60.0
 SPIN_S: Final = 0.0002
+"""How long either side looks again and again before it sleeps: longer than most wake-ups take, and no more."""
 JOIN_SLICE_S: Final = 0.02
 MESSAGE_MAX: Final = 1 << 30
 LOOPBACK: Final = frozenset({"127.0.0.1", "::1"})
