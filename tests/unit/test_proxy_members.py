@@ -121,6 +121,7 @@ async def test_who_does_not_hold_the_key_is_not_heard() -> None:
 
 async def test_a_flood_is_taken_in_turns_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pump, "PER_LOOK", 7)
+    monkeypatch.setattr(pump, "PACE_S", 0.01)
     async with listening() as (_, port, taken), beater(port) as agent:
         for seq in range(500):
             await agent.send(beat("d0", seq=seq))

@@ -24,8 +24,8 @@ import zmq
 
 logger = logging.getLogger(__name__)
 
-PER_LOOK = 256
-PACE_S = 0.05
+PER_LOOK = 512
+PACE_S = 0.1
 
 
 class Pump:
