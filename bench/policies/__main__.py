@@ -16,6 +16,7 @@ import random
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator
+from math import ceil
 from pathlib import Path
 from statistics import fmean, median
 from time import process_time
@@ -26,7 +27,8 @@ from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.membership import Load
 from xpyd_sidecar.routing import policies
 from xpyd_sidecar.routing.holdings import Holdings
-from xpyd_sidecar.routing.policies import Query
+from xpyd_sidecar.routing.load import Mean, score
+from xpyd_sidecar.routing.policies import Policy, Query
 from xpyd_sidecar.routing.prompt import Prefix
 from xpyd_sidecar.routing.roster import Member
 
@@ -59,6 +61,28 @@ def made_up(count: int = 8000, seed: int = 1) -> list[Row]:
     return sorted(rows)[:count]
 
 
+class TrieAlone:
+    """An alternative that was not taken: what this router sent where, and for new prefixes the less loaded of two."""
+
+    holds = True
+
+    def __init__(self, seed: int) -> None:
+        self._rest = policies.make("least_loaded", {}, seed)
+        self._mean = Mean()
+
+    def choose(self, query: Query) -> int:
+        """Index of the chosen one."""
+        most = max(2, ceil(1.25 * self._mean.of(query.role, query.candidates)))
+        found = query.holdings.holders(query.candidates, query.prefix)[0] if query.holdings is not None else []
+        fit = [index for _, index in found if score(query.candidates[index]) < most]
+        return fit[0] if fit else self._rest.choose(query)
+
+
+def policy_of(name: str, seed: int) -> Policy:
+    """One of the router's policies, or the one of this file."""
+    return TrieAlone(seed) if name == "trie alone" else policies.make(name, {}, seed)
+
+
 class Fleet:
     """Instances, and the routers that choose among them. Beats tell routers the load every ``BEAT_S``."""
 
@@ -68,7 +92,7 @@ class Fleet:
         self.work = [0.0] * INSTANCES
         self.capacity = capacity
         self.views = [tuple(self._member(index) for index in range(INSTANCES)) for _ in range(routers)]
-        self.policies = [policies.make(policy, {}, seed) for seed in range(routers)]
+        self.policies = [policy_of(policy, seed) for seed in range(routers)]
         self.holdings = [Holdings() if trie and each.holds else None for each in self.policies]
         self.ends: list[tuple[float, int, int]] = []
         self.beat_at = 0.0
@@ -156,7 +180,8 @@ def main(arguments: list[str]) -> None:
     for capacity in (1000, 4000):
         for routers in (1, 3):
             for name, policy, trie in (("round_robin", "round_robin", True), ("least_loaded", "least_loaded", True),
-                                       ("hash alone", "prefix_aware", False), ("prefix_aware", "prefix_aware", True)):
+                                       ("hash alone", "prefix_aware", False), ("trie alone", "trie alone", True),
+                                       ("prefix_aware", "prefix_aware", True)):
                 found = replay(rows, policy, routers, capacity, trie=trie)
                 results[f"{name}, {routers} routers, {capacity} blocks"] = found
                 sys.stdout.write(f"{capacity} blocks  {routers} routers  {name:14} {found}\n")
