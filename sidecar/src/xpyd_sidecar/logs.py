@@ -30,6 +30,7 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
     root.handlers[:] = [handler]
     # What no line shows need not be found out for each.
     logging.logThreads = logging.logMultiprocessing = logging.logProcesses = False
+    logging._srcfile = None  # the way that logging's own documentation gives to leave out file and line
     root.setLevel(level.upper())
     for noisy in ("aiohttp.access", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
