@@ -2,8 +2,8 @@
 
 A whole router with the default settings, without requests, runs in a process of its own; its processor time counts all of
 its threads, so ZMQ's and the encryption are in it, and what the router does anyway (``beats_idle_core_share``). The agents
-are CURVE DEALERs with an agent's socket options; each beats every 3 s, spread evenly, and reads its acknowledgements. Before
-the window everybody has joined, so what is counted is the steady state: beats that say nothing new but their load.
+are CURVE DEALERs with an agent's socket options; each beats every 3 s, spread evenly, and reads its acknowledgements.
+Before the window everybody has joined, so what is counted is the steady state: beats that say nothing new but their load.
 
     python bench/router/beats.py [AGENTS] [SECONDS]
 """

@@ -104,6 +104,11 @@ class OlderEngine:
                 raw = await reader.readexactly(int(headers.get("content-length", 0)))
                 status, answer = (200, {}) if head[0].startswith("GET") else await self._answer(headers, json.loads(raw))
                 body = json.dumps(answer).encode()
+                if self.kind == "D" and status == 200 and raw and json.loads(raw).get("stream"):
+                    events = [b"data: " + body + b"\n\n", b"data: [DONE]\n\n"]
+                    writer.write(b"HTTP/1.1 200 X\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+                                 + b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in events) + b"0\r\n\r\n")
+                    continue
                 writer.write(f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n"
                              f"content-length: {len(body)}\r\n\r\n".encode() + body)
                 await writer.drain()

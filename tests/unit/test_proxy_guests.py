@@ -12,13 +12,17 @@ import msgspec
 import pytest
 import zmq
 import zmq.asyncio
+from beats import SERVICE
 from older_engine import ID, OlderEngine, Wire
-from router_fleet import RouterFleet, fleet
+from processes import free_port
+from router_fleet import KEY, RouterFleet, fleet
 
 from xpyd_sidecar.contract import p2p
-from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy.guests import GuestListener
+from xpyd_sidecar.proxy.owner import Owner
 
 LOOPS = ("uvloop",)
 
@@ -73,6 +77,58 @@ async def test_older_engines_join_and_pair_by_request_id() -> None:
         assert "kv_transfer_params" not in d.seen[0]
         assert {m.fingerprint for m in f.dispatch.roster.members()} == {"p2p"}
         assert p.wire.stored == {}
+
+
+async def test_a_stream_of_an_older_engine_is_relayed_whole() -> None:
+    async with older() as (f, [p], [d]):
+        answer = await f.complete(prompt="hello", stream=True)
+        assert (answer.status, answer.complete, answer.text) == (200, True, "hello answered")
+        assert answer.events[-1] == "[DONE]"
+        assert "stream" not in p.seen[0] or p.seen[0]["stream"] is False
+        assert d.ids == p.ids
+        await f.wait_quiet()
+
+
+async def test_a_decode_that_refuses_connections_is_replaced_with_another_id() -> None:
+    async with older(decodes=2) as (f, _, ds):
+        await ds[0].stop()
+        for _ in range(4):
+            assert (await f.complete()).status == 200
+        assert len(ds[1].ids) == 4
+        assert all(ds[1].zmq_address in request for request in ds[1].ids)
+        await f.wait_quiet()
+
+
+async def test_a_prefill_that_never_ends_is_given_up_and_decode_is_not_asked() -> None:
+    async with older(pair_timeout_s=0.3) as (f, [p], [d]):
+        p.hold = asyncio.Event()
+        answer = await f.complete()
+        assert answer.status == 503
+        assert "did not finish within 0.3 s" in answer.json["error"]["message"]
+        assert d.seen == []
+        await f.wait_quiet()
+
+
+async def test_a_router_of_several_processes_serves_them_too() -> None:
+    wire = Wire()
+    p, d = OlderEngine("P", wire), OlderEngine("D", wire)
+    config = SidecarConfig(service=SERVICE, instance=InstanceName("r0"), key_file="", run_dir="", router=RouterConfig(
+        host="127.0.0.1", port=free_port(), members_port=0, compat="p2p", workers=2, heartbeat_s=0.2, resolve_s=0.0))
+    owner = Owner(config, KEY)
+    try:
+        await owner.start()
+        for each in (p, d):
+            await each.start(owner.guests_port)
+        f = RouterFleet(owner, [], [])
+        await f.wait(lambda: picked(f) == (1, 1), "the engines to join")
+        await f.wait(lambda: all(w.applied >= owner._index for w in owner._workers.values()), "workers that know", 20.0)
+        for _ in range(6):
+            assert (await f.complete(prompt="hello")).json["choices"][0]["text"] == "hello answered"
+        assert d.ids == p.ids
+    finally:
+        await owner.end()
+        for each in (p, d):
+            await each.stop()
 
 
 async def test_prefills_token_bound_is_also_set_where_a_chat_names_it_otherwise() -> None:

@@ -5,15 +5,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from beats import beat
 
 from xpyd_sidecar.contract import p2p
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.p2p import P2pBeat
-from xpyd_sidecar.routing import bodies
+from xpyd_sidecar.routing import bodies, policies
 from xpyd_sidecar.routing import p2p as rp
 from xpyd_sidecar.routing.member import Changed, Lost, Probe, Probed, Refused
 from xpyd_sidecar.routing.p2p import Guests, PairedById
-from xpyd_sidecar.routing.pick import Target
+from xpyd_sidecar.routing.pick import Picker, Target
 from xpyd_sidecar.routing.roster import Roster
 
 SERVICE = ServiceName("s")
@@ -127,3 +128,31 @@ def test_parameters_that_prefill_did_not_give_are_not_made_up(answer: bytes) -> 
     legs.answered(answer)
     assert json.loads(legs.decode(request, engine))["kv_transfer_params"] == {
         "do_remote_prefill": True, "do_remote_decode": False}
+
+
+def member(roster: Roster, guests: Guests, http: str, role: Role) -> None:
+    roster.on_message(0.0, guests.heartbeat(said(http, f"z-{http}", role)))
+    roster.on_probe(0.1, InstanceName(f"p2p:{http}"), Incarnation(f"z-{http}"), Probed.HEALTHY, "")
+
+
+def test_older_engines_pair_among_themselves_and_never_serve_alone() -> None:
+    roster, guests = made()
+    picker = Picker(roster, policies.make("round_robin", {}, 0))
+    prompt = msgspec.Raw(b'"hi"')
+    member(roster, guests, "d:1", Role.DECODE)
+    assert picker.pair(prompt, alone=False) is None
+    assert "serve nothing without a prefill instance" in picker.why_not(Role.DECODE)
+    member(roster, guests, "p:1", Role.PREFILL)
+    pair = picker.pair(prompt, alone=False)
+    assert pair is not None
+    assert pair.prefill is not None
+    assert (pair.prefill.p2p, pair.decode.p2p) == ("z-p:1", "z-d:1")
+    assert picker.pair(prompt, alone=True) is None
+    roster.on_message(0.2, beat("d0", service=SERVICE))
+    alone = picker.pair(prompt, alone=True)
+    assert alone is not None
+    assert (alone.decode.instance, alone.decode.p2p, alone.prefill) == ("d0", "", None)
+    again = picker.pair(prompt, alone=False)
+    assert again is not None
+    assert again.prefill is not None
+    assert {again.prefill.p2p, again.decode.p2p} == {"z-p:1", "z-d:1"}, "an agent's engine is no partner of theirs"
