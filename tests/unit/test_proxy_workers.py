@@ -185,6 +185,8 @@ async def test_a_worker_that_does_not_read_is_caught_up_and_one_that_is_silent_i
         for number in range(4000):
             f.dispatch.on_message(beat(f"x{number % 500}", http=f"127.0.0.1:{number % 500 + 1}", state=State.STARTING,
                                        model=f"m{number}", interval_s=60.0))
+            if number % 250 == 249:
+                await asyncio.sleep(0)
         assert slow.behind
         for number in range(500):
             f.dispatch.on_message(bye(f"x{number}"))

@@ -98,6 +98,7 @@ class Owner(Router):
         self._tasks: set[asyncio.Task[None]] = set()
         self._reserved: socket.socket | None = None
         self._index = 0
+        self._unsent: list[bytes] = []
         self._beginning = rep.Beginning()
         self._names: set[InstanceName] = set()
         self._drains: dict[tuple[InstanceName, Incarnation], int] = {}
@@ -143,6 +144,7 @@ class Owner(Router):
         except OSError:
             ours.close()
             raise
+        self._flush()  # what is told already is in its beginning
         worker.link = link
         self._workers[number] = worker
         config = msgspec.structs.replace(self._whole_config, agent=None, router=_share(self._config, self._count))
@@ -239,7 +241,16 @@ class Owner(Router):
     # ---- to the workers
 
     def _tell(self, message: li.Down) -> None:
-        data = li.frame(message)
+        # Heartbeats come in batches: what one turn of the loop tells leaves in one write.
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(li.frame(message))
+
+    def _flush(self) -> None:
+        data = b"".join(self._unsent)
+        self._unsent.clear()
+        if not data:
+            return
         for worker in self._workers.values():
             if worker.link is None or worker.behind:
                 continue
@@ -348,6 +359,7 @@ class Owner(Router):
             if link is None or process is None or process.returncode is not None:
                 continue
             if worker.behind and link.backlog < READ_AGAIN:
+                self._flush()
                 worker.behind = False
                 link.send(li.CatchUp(self._index, self._beginning.events(self.dispatch.roster)))
             if now - worker.heard_at > SILENT_S:
