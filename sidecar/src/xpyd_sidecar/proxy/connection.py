@@ -23,6 +23,7 @@ from typing import Any, Protocol, cast
 import httptools
 import msgspec
 
+from xpyd_sidecar.proxy import rules
 from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.routing.faults import Fault, bad_request, unavailable
@@ -252,11 +253,11 @@ class Connection(asyncio.Protocol):
         self._bound_head(0)
         coding = self._headers.get(b"transfer-encoding")
         if self._fault is None:
-            self._fault = _framing_fault(version, self._hosts, coding)
+            self._fault = rules.framing_fault(version, self._hosts, coding)
         length = self._headers.get(b"content-length", b"0").strip()
         self._declared = int(length) if length.isdigit() else 0
         if self._declared > self.server.bounds.body_bytes:
-            self._fault = self._fault or _too_large_body(self.server.bounds.body_bytes)
+            self._fault = self._fault or rules.too_large_body(self.server.bounds.body_bytes)
         expect = self._headers.get(b"expect")
         if expect is not None and self._fault is None:
             if expect.lower() != b"100-continue":
@@ -274,7 +275,7 @@ class Connection(asyncio.Protocol):
         """Part of the body, without chunk framing."""
         self._size += len(body)
         if self._size > self.server.bounds.body_bytes:
-            self._fault = self._fault or _too_large_body(self.server.bounds.body_bytes)
+            self._fault = self._fault or rules.too_large_body(self.server.bounds.body_bytes)
             self._body.clear()
         elif self._fault is None and self._upload is not None:
             self._upload.feed(body)
@@ -320,7 +321,7 @@ class Connection(asyncio.Protocol):
         # first read belongs to its head, so one of the two counts bounds it.
         self._head_size += more
         if max(self._head_size, self._known_size) > self.server.bounds.header_bytes:
-            self._fault = self._fault or _too_large_head(self.server.bounds.header_bytes)
+            self._fault = self._fault or rules.too_large_head(self.server.bounds.header_bytes)
 
     # ---- answering
 
@@ -454,7 +455,7 @@ class Connection(asyncio.Protocol):
             return
         elif self.receiving:
             if now - self._since > self._allowed_s():
-                self._fault = _too_slow(self._allowed_s())
+                self._fault = rules.too_slow(self._allowed_s())
                 self._refuse(self._fault)
         elif now - self._since > self._idle_s():
             self._close_idle()
@@ -463,7 +464,7 @@ class Connection(asyncio.Protocol):
         if upload.blocked:
             self._since = now  # it is not the client who is slow
         elif now - self._since > self._allowed_s():
-            self._give_up(_too_slow(self._allowed_s()))
+            self._give_up(rules.too_slow(self._allowed_s()))
             self._next()
 
     def _allowed_s(self) -> float:
@@ -488,28 +489,3 @@ class Connection(asyncio.Protocol):
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.abort()
-
-
-def _too_large_head(limit: int) -> Fault:
-    return Fault(431, f"the request's headers are larger than {limit} bytes", code="headers_too_large")
-
-
-def _too_large_body(limit: int) -> Fault:
-    return Fault(413, f"the request's body is larger than {limit} bytes", code="body_too_large")
-
-
-def _too_slow(allowed_s: float) -> Fault:
-    return Fault(408, f"the request did not come within {allowed_s:g} s", code="request_timeout")
-
-
-def _framing_fault(version: str, hosts: int, coding: bytes | None) -> Fault | None:
-    """What the parser lets pass and RFC 9112 does not: its sections 3.2 and 6.1."""
-    if hosts > 1 or (version == "1.1" and not hosts):
-        return bad_request(f"malformed HTTP: {hosts or 'no'} Host headers", code="malformed_http")
-    if coding is None:
-        return None
-    if version == "1.0":
-        return bad_request("malformed HTTP: Transfer-Encoding in HTTP/1.0", code="malformed_http")
-    if coding.strip().lower() != b"chunked":
-        return Fault(501, f"Transfer-Encoding: {coding[:40].decode('latin-1')} is not understood", code="transfer_encoding")
-    return None
