@@ -397,6 +397,7 @@ def test_agents_that_do_not_say_who_they_are_replace_each_other_as_before() -> N
 @pytest.mark.parametrize(("fields", "words"), [
     ({"http": ("10.0.0.1",)}, r"'10.0.0.1' is not host:port - at `\$.http\[0\]`"),
     ({"http": ("10.0.0.1:1", "10.0.0.1:0")}, r"`\$.http\[1\]`"),
+    ({"control": ("c:1", "c")}, r"'c' is not host:port - at `\$.control\[1\]`"),
     ({"instance": InstanceName("")}, r"not a name .* - at `\$.instance`"),
     ({"instance": InstanceName("d\n0")}, r"not a name .* - at `\$.instance`"),
     ({"instance": InstanceName("d" * 254)}, r"not a name .* - at `\$.instance`"),

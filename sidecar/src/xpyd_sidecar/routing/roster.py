@@ -22,19 +22,17 @@ from __future__ import annotations
 import math
 
 from xpyd_sidecar.contract.fleet import FleetInstance
-from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, split_host_port
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
 from xpyd_sidecar.contract.p2p import is_p2p
+from xpyd_sidecar.routing import claims
 from xpyd_sidecar.routing.member import Changed, Instruction, Lost, Member, Probe, Probed, Refused
 from xpyd_sidecar.routing.settle import Settle
 
 __all__ = ["Changed", "Instruction", "Lost", "Member", "Probe", "Probed", "Refused", "Roster"]
 
-VERSIONS = frozenset({1})
-"""Wire versions understood."""
 MAX_INSTANCES = 4096
 """Bound of the roster; instances beyond it are refused."""
-MAX_NAME = 253
 PROBE_GAP_S = 1.0
 PROBE_LOST_S = 30.0
 """A probe that nobody reported on for so long is made again."""
@@ -138,17 +136,14 @@ class Roster:
         Raises:
             Refused: it was not taken, and why.
         """
-        if message.v not in VERSIONS:
-            raise Refused(f"version {message.v} is not understood here (known: {', '.join(map(str, sorted(VERSIONS)))})")
-        if message.service != self.service:
-            raise Refused(f"this router serves {self.service!r}, not {message.service!r}")
+        claims.refuse_foreign(self.service, message)
         return self._on_beat(now, message) if isinstance(message, Heartbeat) else self._on_goodbye(message)
 
     def _on_beat(self, now: float, beat: Heartbeat) -> list[Instruction]:
         member = self._members.get(beat.instance)
         if member is None:
             return self._join(now, beat)
-        self._refuse_stale(now, member, beat)
+        claims.refuse_stale(member, beat, heard=not self._silent(now, member))
         out = [] if member.same(beat) else self._change(member, beat)
         member.hear(now, beat)
         self._settle.hear(now)
@@ -157,7 +152,7 @@ class Roster:
     def _join(self, now: float, beat: Heartbeat) -> list[Instruction]:
         if len(self._members) >= MAX_INSTANCES:
             raise Refused(f"the roster is full ({MAX_INSTANCES} instances)")
-        _check(beat)
+        claims.check(beat)
         member = self._members[beat.instance] = Member(beat.instance)
         member.become(beat)
         _begin(member)
@@ -167,23 +162,8 @@ class Roster:
         return [Changed(beat.instance, f"joined as {beat.role}, {beat.state}", "joined"),
                 *(self._probe(now, member) if member.suspended else [])]
 
-    def _refuse_stale(self, now: float, member: Member, beat: Heartbeat) -> None:
-        if beat.epoch < member.epoch:
-            raise Refused(f"epoch {beat.epoch} is older than {member.epoch}")
-        if beat.epoch == member.epoch and beat.role is not member.role:
-            raise Refused(f"role {beat.role} without a new epoch: epoch {beat.epoch} is {member.role}")
-        if not beat.agent or not member.agent:
-            return  # a release that does not say who speaks
-        if beat.agent == member.agent:
-            if beat.seq < member.seq:
-                raise Refused(f"late: beat {beat.seq} came after beat {member.seq}")
-        elif beat.agent < member.agent and not self._silent(now, member):
-            raise Refused(
-                f"two agents speak as {beat.instance!r}: {beat.agent} (incarnation {beat.incarnation or 'none'}), and "
-                f"{member.agent} (incarnation {member.incarnation or 'none'}), which began later and is heard")
-
     def _change(self, member: Member, beat: Heartbeat) -> list[Instruction]:
-        _check(beat)
+        claims.check(beat)
         out: list[Instruction] = []
         if member.agent and beat.agent and beat.agent != member.agent:
             out.append(Changed(member.name, f"another agent speaks for it: {member.agent} → {beat.agent}", "agent"))
@@ -202,10 +182,7 @@ class Roster:
         member = self._members.get(goodbye.instance)
         if member is None:
             return []
-        if goodbye.incarnation and goodbye.incarnation != member.incarnation:
-            raise Refused(f"goodbye of incarnation {goodbye.incarnation}, which has been replaced")
-        if goodbye.agent and member.agent and goodbye.agent != member.agent:
-            raise Refused(f"goodbye of agent {goodbye.agent}, which has been replaced")
+        claims.refuse_replaced(member, goodbye)
         # Its legs are not lost: an engine that ends in order finishes what it has begun; broken connections tell the rest.
         self._forget(member)
         return [Changed(goodbye.instance, "said goodbye", "left")]
@@ -309,14 +286,3 @@ def _begin(member: Member) -> None:
     # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
     member.suspended = "its health was not checked yet" if is_p2p(member.fingerprint) else ""
     member.probing, member.doubted, member.probe_at = False, False, -math.inf
-
-
-def _check(beat: Heartbeat) -> None:
-    """Refuse what cannot be used, naming the field; seen once per change, not with every beat."""
-    if not 0 < len(beat.instance) <= MAX_NAME or not beat.instance.isprintable():
-        raise Refused(f"not a name of at most {MAX_NAME} printable characters: {beat.instance[:64]!r} - at `$.instance`")
-    for index, address in enumerate(beat.http):
-        try:
-            split_host_port(address)
-        except ValueError as error:
-            raise Refused(f"{error} - at `$.http[{index}]`") from None
