@@ -37,7 +37,7 @@ from xpyd_sidecar.contract.launch import KvOptions  # noqa: E402
 from xpyd_sidecar.proxy import dispatch  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_router.json"
-VICTIMS = 8
+VICTIMS = 5
 """Decode engines killed before they are started again together."""
 ENGINE_ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "96", "--enable-auto-tool-choice",
                "--tool-call-parser", "hermes")
