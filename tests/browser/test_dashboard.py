@@ -107,8 +107,9 @@ async def test_an_instance_that_goes_away_and_one_that_is_suspended(page: Page) 
         await page.wait("#changes", lambda text: "d2" in text and "said goodbye" in text, "the change")
         s.silent.add("d1")
         await s.fleet.d[1].stop()
-        await s.load(rate=20, seconds=1)
-        await page.wait('[data-instance="d1"]', lambda text: "suspended" in text and "cannot connect" in text, "why")
+        loading = asyncio.create_task(s.load(rate=5, seconds=30))
+        await page.wait('[data-instance="d1"]', lambda text: "suspended" in text and "cannot connect" in text, "why", 30)
+        loading.cancel()
         assert await page.text("#shape") == "1P1D"
         assert "bad" in await page.run("""return document.querySelector('[data-instance="d1"]').className""")
 

@@ -8,6 +8,7 @@ import pytest
 from members import member
 from prometheus_client.parser import text_string_to_metric_families
 from records import D1, P1, leg, pair, record
+from router_fleet import fleet
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.proxy import metrics as me
@@ -147,16 +148,18 @@ def documented() -> dict[str, tuple[str, ...]]:
     return {name: tuple(sorted(labels.split(","))) if labels else () for name, labels in rows}
 
 
-def test_the_documentation_names_every_metric_with_its_labels() -> None:
-    metrics = Metrics(lambda: [member("p0", Role.PREFILL)])
-    close(metrics, record(P1, D1))
-    close(metrics, record(D1, skips="short"))
-    metrics.message("taken")
-    metrics.probed("healthy")
-    metrics.changed("joined")
-    found: dict[str, tuple[str, ...]] = {}
-    for family in metrics.registry.collect():
-        name = family.name + ("_total" if family.type == "counter" else "")
-        sample = next(s for s in family.samples if not s.name.endswith("_created"))
-        found[name] = tuple(sorted(sample.labels.keys() - {"le"}))
+async def test_the_documentation_names_every_metric_with_its_labels() -> None:
+    async with fleet() as f:
+        f.dispatch.passing.count("/v1/embeddings", "complete")
+        metrics: Metrics = f.dispatch.observer.metrics
+        close(metrics, record(P1, D1))
+        close(metrics, record(D1, skips="short"))
+        metrics.message("taken")
+        metrics.probed("healthy")
+        metrics.changed("joined")
+        found: dict[str, tuple[str, ...]] = {}
+        for family in metrics.registry.collect():
+            name = family.name + ("_total" if family.type == "counter" else "")
+            sample = next(s for s in family.samples if not s.name.endswith("_created"))
+            found[name] = tuple(sorted(sample.labels.keys() - {"le"}))
     assert documented() == found
