@@ -104,3 +104,11 @@ def test_a_beginning_makes_an_equal_roster_at_any_time() -> None:
         for event in beginning.events(ours):
             rep.apply(fresh, event)
         assert seen(fresh) == seen(ours)
+
+
+def test_a_replica_made_late_is_as_settled_as_the_roster_it_follows() -> None:
+    late = Roster(SERVICE, started=100.0, settle_s=10.0, missed_beats=3)
+    assert not late.settled(105.0)
+    late.begin(0.0, 10.0, beside_engine=False)
+    assert late.settled(105.0)
+    assert late.listened(105.0)
