@@ -427,5 +427,6 @@ class Exchange:
     def _close(self, out: list[Instruction]) -> list[Instruction]:
         if self._answered and self._prefill is None and self._decode is None:
             self._over = True
+            self._course = None  # it may hold this exchange: so both go at once, without the collector
             out.append(Over(self._answered, self._detail))
         return out
