@@ -239,9 +239,10 @@ class Connection(asyncio.Protocol):
         """One whole header, or a trailer: those are dropped (RFC 9110, 6.5.1), and bounded with the framing."""
         if not self._in_head:
             return
-        if name.lower() == b"host":
+        name = name.lower()
+        if name == b"host":
             self._hosts += 1
-        self._headers.setdefault(name.lower(), value)
+        self._headers.setdefault(name, value)
         self._known_size += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
