@@ -9,7 +9,7 @@ Noting is on the path of every token, so it copies bytes and parses nothing:
     CONTINUE   its text (JSON), a tab, its token ids, each after a tab; \n    about 12 (chat: 25)
     REPLAY     its choices, until FOLD_BYTES are there; then the text alone   at most FOLD_BYTES, and the text
 
-and the prompt's ids once, as JSON (about 6 bytes a token). JSON has neither a raw tab nor a raw line end in a string, so
+and the prompt's ids once, as JSON (up to 7 bytes a token). JSON has neither a raw tab nor a raw line end in a string, so
 lines and fields cannot be confused. ``have`` reads it all, only when something broke.
 
 A token is **clean** where its event carries it alone and has text: no character is half done behind it. Only there may
