@@ -423,3 +423,37 @@ async def test_an_error_behind_a_good_request_comes_after_its_answer() -> None:
         assert (await read_answer(reader)).status == 400
         assert await at_end(reader)
         writer.transport.abort()
+
+
+@pytest.mark.parametrize(("lines", "status", "code"), [
+    (b"Host: a\r\nTransfer-Encoding: gzip, chunked\r\n", 501, "transfer_encoding"),
+    (b"Transfer-Encoding: chunked\r\n", 400, "malformed_http"), (b"Host: a\r\nHost: a\r\n", 400, "malformed_http"),
+    (b"Host: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n", 400, "malformed_http"),
+])
+async def test_framing_that_can_be_read_in_two_ways_is_refused(lines: bytes, status: int, code: str) -> None:
+    async with site() as s:
+        answer = await s.raw(b"POST /echo HTTP/1.1\r\n" + lines + b"\r\n0\r\n\r\n")
+        assert (answer.status, answer.json["error"]["code"], answer.headers["connection"]) == (status, code, "close")
+        assert not s.app.requests
+
+
+async def test_a_target_may_be_absolute() -> None:
+    async with site() as s:
+        assert (await s.raw(request_bytes("http://x:1/echo?a=b", b"1"))).body == b"POST /echo 1"
+        assert s.app.requests[0].target == b"/echo?a=b"
+        assert (await s.raw(request_bytes("HTTPS://x", method="GET"))).body == b"GET / "
+
+
+async def test_trailers_are_dropped_and_bounded() -> None:
+    head = b"POST /echo HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+    async with site() as s:
+        answer = await s.raw(head + b"X-Request-Id: trailer\r\nAuthorization: Bearer x\r\n\r\n")
+        assert answer.body == b"POST /echo a"
+        assert answer.headers["x-request-id"] != "trailer"
+        assert b"authorization" not in s.app.requests[0].headers
+        reader, writer = await s.open()
+        for piece in (head, *[b"X: " + b"y" * 60_000 + b"\r\n"] * 20):
+            writer.write(piece)
+            await asyncio.sleep(0.005)
+        assert (await read_answer(reader)).status == 400
+        writer.transport.abort()
