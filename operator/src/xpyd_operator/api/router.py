@@ -78,7 +78,7 @@ class Tracing(Part, frozen=True):
     """Spans of requests."""
 
     endpoint: Url | None = None
-    """OpenTelemetry collector, OTLP over HTTP. Default: no spans."""
+    """OpenTelemetry collector, OTLP over HTTP. Default: no spans. `networkPolicy.egress` must let other ports than 443 out."""
 
 
 class Router(Part, frozen=True):

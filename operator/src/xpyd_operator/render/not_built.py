@@ -61,7 +61,5 @@ def sizes(service: DisaggService) -> Iterator[tuple[str, str]]:
 def router(service: DisaggService) -> Iterator[tuple[str, str]]:
     """The router."""
     given = service.spec.router
-    if given.tracing.endpoint is not None:
-        yield "spec.router.tracing.endpoint", "the router sends no spans yet; leave it out"
     if given.compat == "p2p" and given.ports.members + 1 in (given.ports.http, 65536):
         yield "spec.router.ports.members", f"older engines come to {given.ports.members + 1}; leave that port free for them"
