@@ -46,7 +46,7 @@ class Page:
     async def click(self, css: str) -> None:
         await asyncio.to_thread(lambda: self.driver.find_element(By.CSS_SELECTOR, css).click())
 
-    async def wait(self, css: str, holds: Callable[[str], bool], what: str, timeout_s: float = 15.0) -> str:
+    async def wait(self, css: str, holds: Callable[[str], bool], what: str, timeout_s: float = 30.0) -> str:
         """Wait until the text of an element fulfils a condition; the text."""
         loop = asyncio.get_running_loop()
         end = loop.time() + timeout_s

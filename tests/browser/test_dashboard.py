@@ -110,6 +110,7 @@ async def test_an_instance_that_goes_away_and_one_that_is_suspended(page: Page) 
         loading = asyncio.create_task(s.load(rate=5, seconds=30))
         await page.wait('[data-instance="d1"]', lambda text: "suspended" in text and "cannot connect" in text, "why", 30)
         loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
         assert await page.text("#shape") == "1P1D"
         assert "bad" in await page.run("""return document.querySelector('[data-instance="d1"]').className""")
 

@@ -55,13 +55,10 @@ class Stage:
         """Streams that come at random, so many a second on average, until all have ended."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        asked: set[asyncio.Task[None]] = set()
-        while loop.time() < end:
-            task = asyncio.create_task(self._ask(fields))
-            asked.add(task)
-            task.add_done_callback(asked.discard)
-            await asyncio.sleep(self._draw.expovariate(rate))
-        await asyncio.gather(*asked)
+        async with asyncio.TaskGroup() as asking:
+            while loop.time() < end:
+                asking.create_task(self._ask(fields))
+                await asyncio.sleep(self._draw.expovariate(rate))
 
     async def _ask(self, fields: dict[str, Any]) -> None:
         body = {"model": "tiny", "prompt": "text", "max_tokens": self._draw.randrange(16, 40), "temperature": 0,
