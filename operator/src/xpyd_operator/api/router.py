@@ -78,7 +78,8 @@ class Tracing(Part, frozen=True):
     """Spans of requests."""
 
     endpoint: Url | None = None
-    """OpenTelemetry collector, OTLP over HTTP. Default: no spans. `networkPolicy.egress` must let other ports than 443 out."""
+    """OpenTelemetry collector, OTLP over HTTP. Default: no spans. Ports other than 443 need a rule in
+    `networkPolicy.egress`."""
 
 
 class Router(Part, frozen=True):
