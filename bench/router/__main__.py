@@ -207,7 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--built", type=Path, required=True, help="folder with the programs engine and load")
     parser.add_argument("--binaries", type=Path, required=True, help="bin folder of the environment with the other routers")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", nargs="*", default=(), help="of the other routers; vllm_router is always needed")
     parser.add_argument("--write", action="store_true", help="write bench/results/router.json and .svg")
     args = parser.parse_args()
