@@ -81,8 +81,9 @@ def _difference(expected: Seen, seen: Seen) -> str:
     if not _near(expected.logprobs, seen.logprobs):
         return f"logprobs: {str(expected.logprobs)[:600]} expected, {str(seen.logprobs)[:600]} got"
     totals = [usage["completion_tokens"] for usage in seen.usages]
-    if totals != sorted(totals) or bool(totals) != bool(expected.usages) or (
-            totals and _given(seen.usages[-1]) != _given(expected.usages[-1])) or len({u["prompt_tokens"] for u in seen.usages}) > 1:
+    prompts = {usage["prompt_tokens"] for usage in seen.usages}
+    last = [_given(usages[-1]) for usages in (expected.usages, seen.usages) if usages]
+    if totals != sorted(totals) or len(prompts) > 1 or last[:1] != last[1:]:
         return f"usage all along: {expected.usages[-1:]} expected at the end, {seen.usages} got"
     return ""
 

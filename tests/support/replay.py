@@ -68,7 +68,8 @@ class Replay:
         # What is sampled comes out differently each time: every text says which time it was (``judge`` knows).
         self._samples += 1
         mark = f"{SAMPLE}{self._samples}{SAMPLE}"
-        return [event.replace('"text":"', f'"text":"{mark}').replace('"content":"', f'"content":"{mark}') for event in events]
+        return [event.replace('"text":"', f'"text":"{mark}').replace('"content":"', f'"content":"{mark}')
+                for event in events]
 
     def whole(self, path: str, body: dict[str, Any], request_id: str) -> bytes:
         """A whole answer. Raises Unknown."""
