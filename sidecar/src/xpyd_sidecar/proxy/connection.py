@@ -85,8 +85,8 @@ class Home(Protocol):
 class Connection(asyncio.Protocol):
     """One client connection."""
 
-    __slots__ = ("_began", "_blocked_at", "_body", "_buffered", "_busy", "_closing", "_continue", "_deaf", "_declared",
-                 "_direct", "_due", "_fault", "_fd", "_handler", "_head_size", "_headers", "_hosts", "_in_head",
+    __slots__ = ("_began", "_blocked_at", "_body", "_busy", "_closing", "_continue", "_deaf", "_declared",
+                 "_due", "_fault", "_handler", "_head_size", "_headers", "_hosts", "_in_head",
                  "_known_size", "_parser", "_paused", "_queue", "_queued_bytes", "_raw", "_served", "_since", "_size",
                  "_transport", "_upload", "_url", "server")
 
@@ -102,11 +102,6 @@ class Connection(asyncio.Protocol):
         self._due = False
         """It was idle for too long at the latest look."""
         self._closing = False
-        self._fd = -1
-        self._direct = False
-        """Nothing is in the transport's buffer."""
-        self._buffered = False
-        """Something was put there since the last sweep; uvloop's get_write_buffer_size does not tell all of it at once."""
         self._paused = False
         self._fault: Fault | None = None
         self._began = False
@@ -136,9 +131,6 @@ class Connection(asyncio.Protocol):
         """A client connected."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
-        if self._transport.get_extra_info("sslcontext") is None:
-            self._fd = self._transport.get_extra_info("socket").fileno()
-            self._direct = True
         self.server.connections.add(self)
         if self.server.full:
             self._refuse(unavailable("too many connections are open"))
@@ -346,17 +338,6 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        if self._direct and not self._closing:
-            # What the kernel takes at once needs no buffer of the loop's. The descriptor is the transport's.
-            try:
-                sent = os.write(self._fd, data)
-            except OSError:  # full; or broken, which the transport finds out
-                sent = 0
-            if sent == len(data):
-                return
-            data = data[sent:]
-            self._direct = False
-        self._buffered = True
         transport.write(data)
 
     def finished(self, *, close: bool) -> None:
@@ -441,9 +422,6 @@ class Connection(asyncio.Protocol):
         """Called every second: close what is overdue."""
         if self._transport is None:
             return
-        if not self._direct and self._fd >= 0:
-            self._direct = not (self._buffered or self._transport.get_write_buffer_size())
-            self._buffered = False
         if self._blocked_at and now - self._blocked_at > UNREAD_S:
             logger.info("a client left its answer unread", extra={"seconds": UNREAD_S})
             self.abort()
