@@ -34,6 +34,8 @@ MAX_EVENT = 32 << 20
 _ABORT = b'"finish_reason":"abort"'
 _ERROR = b'data: {"error"'
 _DONE = b"data: [DONE]"
+_DONE_CHUNK = b"e\r\ndata: [DONE]\n\n\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
 _IDS = b'"token_ids":['
 _TOKEN_IDS = re.compile(rb'"token_ids":\[[0-9,]*\]')
 _NO_IDS = b'"token_ids":null'
@@ -67,7 +69,7 @@ class EventStream:
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
         if not self._clean or data.find(_ABORT) >= 0:  # find: ``in`` first tries its operand as a number
-            return self._feed_carefully(data)
+            return self._feed_end(data)
         at, size = 0, len(data)
         payloads: list[bytes] = []
         while at < size:
@@ -75,12 +77,22 @@ class EventStream:
             end = start + _size_of(data[at:start - 2]) if start > 2 else -1
             if (end < 0 or data.find(b"\n", start) != end - 2 or data[end - 2:end + 2] != b"\n\n\r\n"
                     or not data.startswith(b'data: {"', start) or data.startswith(_ERROR, start)):
-                rest = self._feed_carefully(data[at:])
+                rest = self._feed_end(data[at:])
                 return (data[:at] if self._framed else b"".join(payloads)) + rest
             if not self._framed:
                 payloads.append(data[start:end])
             at = end + 2
         return data if self._framed else b"".join(payloads)
+
+    def _feed_end(self, data: bytes) -> bytes:
+        """The same, where the end of the stream may be what was read: engines write [DONE] and the last chunk alone."""
+        if self._clean and data == _DONE_CHUNK:
+            self.ended, self._clean = True, False
+            return data if self._framed else data[3:-2]
+        if self.ended and data == _LAST_CHUNK and not (self._chunks.pending or self._open or self.done):
+            self.done = self._chunks.done = True
+            return b""
+        return self._feed_carefully(data)
 
     def _feed_carefully(self, data: bytes) -> bytes:
         out: list[bytes] = []
@@ -175,7 +187,7 @@ class NotedStream(EventStream):
         """What may be relayed of the bytes read."""
         prefix, middle, last = self._prefix, self._middle, self._last
         if not prefix or not self._clean:
-            return self._feed_carefully(data)
+            return self._feed_alone(data)
         at, size = 0, len(data)
         before = b""
         while True:
@@ -186,7 +198,7 @@ class NotedStream(EventStream):
             close = data.find(b"]", ids)
             shown = data[text:stop]
             if stop < 0 or close <= ids or not data.startswith(last, close) or shown.find(b"\n") >= 0:
-                return before + self._feed_carefully(data[at:])
+                return before + self._feed_alone(data[at:])
             self._log += b"%b\t%b\n" % (shown, data[ids:close].replace(b",", b"\t"))
             if shown == b"{}":  # made for the ids alone
                 out = before
@@ -199,7 +211,21 @@ class NotedStream(EventStream):
                 return out
             before = out
 
-    def _learn(self, event: bytes) -> None:
+    def _feed_alone(self, data: bytes) -> bytes:
+        """The same of a read that is not learned: mostly a single event, or the end."""
+        if self.ended or data == _DONE_CHUNK:
+            return self._feed_end(data) if self._splicer is None else self._feed_carefully(data)
+        start = data.find(b"\r\n", 1, 9) + 2
+        end = len(data) - 2
+        if (not self._clean or start <= 2 or data.find(b"\n", start) != end - 2 or not data.endswith(b"\n\n\r\n")
+                or start + _size_of(data[:start - 2]) != end or not data.startswith(b'data: {"', start)
+                or data.startswith(_ERROR, start) or data.find(_ABORT, start) >= 0):
+            return self._feed_carefully(data)
+        payload = self._seen(data[start:end])
+        self._clean = not self.failure
+        return chunk_of(payload) if payload and self._framed else payload
+
+    def _learn(self, event: bytes, mine: Event) -> None:
         key = _TEXT_AT[self._position.api]
         text = event.find(key) + len(key)
         stop = event.find(b',"logprobs":null,"finish_reason":null,', text)
@@ -209,9 +235,10 @@ class NotedStream(EventStream):
         if text < len(key) or stop < 0 or ids < len(_IDS) or middle.count(b"[") > 1 or len(rest) > _MAX_REST:
             return
         self._prefix, self._middle, self._last = event[:text], middle, b"]" + rest + b"\r\n"
-        mine, first = _decode(event[6:]), self._position
-        lead = self._prefix.replace(b'"id":%b' % _encode(mine.id), b'"id":%b' % _encode(first.id), 1)
-        self._lead = lead.replace(b'"created":%d' % mine.created, b'"created":%d' % first.created, 1)
+        self._lead, first = self._prefix, self._position
+        if (mine.id, mine.created) != (first.id, first.created):  # it goes on behind another stream
+            lead = self._prefix.replace(b'"id":%b' % _encode(mine.id), b'"id":%b' % _encode(first.id), 1)
+            self._lead = lead.replace(b'"created":%d' % mine.created, b'"created":%d' % first.created, 1)
         self._shown = middle[:-1] + b"null" + rest
         self._grows = len(self._lead) + len(self._shown)
 
@@ -235,15 +262,16 @@ class NotedStream(EventStream):
         if event.find(b'"delta":{}') >= 0 and all(choice.finish_reason is None and choice.logprobs is None
                                                   for choice in noted.choices):
             return b""  # made for the ids alone
-        self._may_learn(event)
-        return _TOKEN_IDS.sub(_NO_IDS, event)
+        self._may_learn(event, noted)
+        return _TOKEN_IDS.sub(_NO_IDS, event) if event.find(_IDS) >= 0 else event
 
     def _spliced(self, event: bytes, splicer: Splicer) -> bytes:
         try:
             if event.startswith(b"data: {"):
                 left = splicer.take(event)
                 if splicer.caught_up and not self._prefix:
-                    self._may_learn(split_prompt(event)[1])
+                    bare = split_prompt(event)[1]
+                    self._may_learn(bare, _decode(bare[6:]))
                 return left
             if event.startswith(_DONE):
                 splicer.end()
@@ -256,11 +284,11 @@ class NotedStream(EventStream):
             self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")
         return b"" if self.failure else event
 
-    def _may_learn(self, event: bytes) -> None:
+    def _may_learn(self, event: bytes, noted: Event) -> None:
         position = self._position
         odd = position.shows_logprobs or position.asked_ids or position.way is not Way.CONTINUE
         if not self._prefix and position.prompt and not odd:
-            self._learn(event)
+            self._learn(event, noted)
 
 
 class KeptStream(EventStream):
