@@ -45,6 +45,8 @@ MAX_UNREAD = 4 << 20
 """Bytes that a worker may leave unread before it is told no more."""
 READ_AGAIN = 64 << 10
 SILENT_S = 15.0
+STILL_S = 5.0
+"""An owner whose turns are further apart stood still itself: what workers said meanwhile is not read yet."""
 RETRY_S = 5.0
 """Until a worker that the system would not start is tried again."""
 MARGIN_S = 5.0
@@ -103,6 +105,7 @@ class Owner(Router):
         self._names: set[InstanceName] = set()
         self._drains: dict[tuple[InstanceName, Incarnation], int] = {}
         self._away = self._stopping = False
+        self._turned_at = self._loop.time()
         self._deaths: deque[float] = deque()
         self._changed = asyncio.Event()
         self.failed: asyncio.Future[None] = self._loop.create_future()
@@ -354,6 +357,10 @@ class Owner(Router):
     def _turn(self) -> None:
         """Called every second."""
         now = self._loop.time()
+        if now - self._turned_at > STILL_S:
+            for worker in self._workers.values():
+                worker.heard_at = max(worker.heard_at, now)
+        self._turned_at = now
         for worker in self._workers.values():
             link, process = worker.link, worker.process
             if link is None or process is None or process.returncode is not None:

@@ -331,15 +331,16 @@ async def _run(fd: int) -> int:
     logs.configure(config.log_level, config.log_format, service=config.service, instance=config.instance,
                    worker=str(begin.number))
     try:
-        worker = Worker(begin, link)
-        await worker.start()
+        made = Worker(begin, link)
+        await made.start()
     except ConfigError as error:
         link.send(li.Failed(str(error)))
         link.close()
         await link.ended
         return 2
     for message in early:
-        worker.on_message(message, stop)
+        made.on_message(message, stop)
+    worker = made  # only now: what came while it started must not overtake what came before
     link.send(li.Listening())
     gc.collect()
     gc.freeze()
