@@ -59,6 +59,8 @@ class OlderEngine:
         self._server: asyncio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._context: zmq.asyncio.Context | None = None
+        self._identity = ""
+        """Each engine's own: of two peers with one identity, a ROUTER hears only one."""
 
     @property
     def address(self) -> str:
@@ -67,7 +69,8 @@ class OlderEngine:
     async def start(self, guests_port: int, interval_s: float = 0.1) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
-        self.zmq_address = self.zmq_address or f"127.0.0.1:{self.port + 10000}"
+        self._identity = f"127.0.0.1:{self.port + 10000}"
+        self.zmq_address = self.zmq_address or self._identity
         self._context = zmq.asyncio.Context()
         self._tasks.append(asyncio.ensure_future(self._beat(guests_port, interval_s)))
         return self
@@ -88,7 +91,7 @@ class OlderEngine:
     async def _beat(self, port: int, interval_s: float) -> None:
         assert self._context is not None
         socket = self._context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.IDENTITY, self.zmq_address.encode()[:255])
+        socket.setsockopt(zmq.IDENTITY, self._identity.encode())
         socket.connect(f"tcp://127.0.0.1:{port}")
         while True:
             await socket.send(msgspec.msgpack.encode({
