@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,7 @@ class Answer:
                        if isinstance(event, dict) and "choices" in event)
 
 
-async def read_answer(reader: asyncio.StreamReader, timeout_s: float = 10.0) -> Answer:
+async def read_answer(reader: asyncio.StreamReader, timeout_s: float = 30.0) -> Answer:
     """Read one response."""
     async with asyncio.timeout(timeout_s):  # a loop that only waits would not let pytest's own timeout through
         return await _read_answer(reader)
@@ -116,7 +117,16 @@ class RouterFleet:
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.router.port, limit=1 << 26)
 
-    async def raw(self, data: bytes, timeout_s: float = 10.0) -> Answer:
+    async def connect_narrow(self, buffer: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A client that takes, and has on its way, few bytes more than it reads and the other side has read."""
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.router.port))
+        return await asyncio.open_connection(sock=sock, limit=buffer)
+
+    async def raw(self, data: bytes, timeout_s: float = 30.0) -> Answer:
         """Send bytes on a connection of its own, and read one response."""
         reader, writer = await self.connect()
         try:
@@ -135,7 +145,7 @@ class RouterFleet:
         """A completion."""
         return await self.post("/v1/completions", {"model": "tiny", "prompt": "hi", "max_tokens": 8, **fields})
 
-    async def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 5.0) -> None:
+    async def wait(self, condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
         """Wait until ``condition`` holds."""
         end = asyncio.get_running_loop().time() + timeout_s
         while not condition():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -34,6 +36,8 @@ class Engine:
         try:
             self.heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
             await self.serve(reader, writer)
+            writer.close()  # what is written leaves first
+            await writer.wait_closed()
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
@@ -42,12 +46,17 @@ class Engine:
 
 
 @contextlib.asynccontextmanager
-async def site(*serves: Serve, **settings: Any) -> AsyncIterator[tuple[RouterFleet, list[Engine]]]:
+async def site(*serves: Serve, buffer: int = 0, **settings: Any) -> AsyncIterator[tuple[RouterFleet, list[Engine]]]:
+    """``buffer``: bytes that the kernel keeps for an engine before it has read them; 0: as many as the kernel likes."""
     async with fleet(0, 0, **settings) as f, contextlib.AsyncExitStack() as stack:
         engines = []
         for number, serve in enumerate(serves):
             engine = Engine(f"d{number}", serve)
-            server = await asyncio.start_server(engine._one, "127.0.0.1", 0)
+            listening = socket.create_server(("127.0.0.1", 0))
+            if buffer:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+            server = await asyncio.start_server(engine._one, sock=listening, limit=1 << 16)
             stack.callback(server.close)
             address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
             f.dispatch.on_message(beat(engine.name, Role.DECODE, address, interval_s=60.0))
@@ -87,7 +96,7 @@ def form(pieces: list[bytes], **headers: str) -> bytes:
 
 async def at_end(reader: asyncio.StreamReader) -> bool:
     """The router closed."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         return await reader.read() == b""
 
 
@@ -210,7 +219,7 @@ async def test_an_upload_is_handed_on_while_it_comes() -> None:
         raw = form([b"abc", b"defg"], **{"Content-Type": "multipart/form-data; boundary=x"})
         at = raw.index(b"4\r\ndefg")
         writer.write(raw[:at])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await got.wait()
         writer.write(raw[at:] + request_bytes("/health", method="GET"))
         assert (await read_answer(reader)).body == b"4\r\ndefg\r\n0\r\n\r\n"
@@ -220,38 +229,44 @@ async def test_an_upload_is_handed_on_while_it_comes() -> None:
 
 
 async def test_a_slow_engine_holds_the_client_back_and_a_slow_client_the_engine() -> None:
-    size = 24 << 20
+    size, piece = 16 << 20, 1 << 16
     read = asyncio.Event()
 
     async def stuck(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read.wait()
         body = await reader.readexactly(size)
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size)
-        for at in range(0, size, 1 << 20):
-            writer.write(body[at:at + (1 << 20)])
+        for at in range(0, size, piece):
+            writer.write(body[at:at + piece])
             await writer.drain()
 
-    async with site(stuck) as (f, _):
-        reader, writer = await f.connect()
-        head = f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n\r\n".encode()
-        sent = 0
-        writer.write(head)
-        with contextlib.suppress(TimeoutError):
-            while sent < size:
-                async with asyncio.timeout(0.5):
-                    writer.write(b"x" * (1 << 20))
-                    sent += 1 << 20
-                    await writer.drain()
+    async def send(writer: asyncio.StreamWriter, body: bytes) -> None:
+        for at in range(0, size, piece):
+            writer.write(body[at:at + piece])
+            await writer.drain()
+
+    async with site(stuck, buffer=piece) as (f, _):
+        reader, writer = await f.connect_narrow(piece)
+        body = random.Random(1).randbytes(size)
+        writer.write(f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\nContent-Length: {size}\r\n\r\n".encode())
+        sending = asyncio.create_task(send(writer, body))
+        await f.wait(lambda: bool(f.router.server.connections), "the connection")
         [connection] = f.router.server.connections
-        assert sent < size, "an engine that reads nothing lets the client wait"
-        assert connection._upload is not None
-        assert connection._upload.blocked
+        await f.wait(lambda: connection._upload is not None and connection._upload.blocked, "an upload that is held back")
+        await asyncio.sleep(0.1)
+        [passed] = f.dispatch.passing._open
+        tunnel = passed._tunnel._transport
+        assert connection._paused, "an engine that reads nothing lets the client wait"
+        assert tunnel.get_write_buffer_size() < 1 << 20
         read.set()
-        writer.write(b"x" * (size - sent))
-        await writer.drain()
-        await asyncio.sleep(0.5)  # nobody reads the answer
+        await sending
+        await f.wait(lambda: connection._blocked_at > 0, "an answer that nobody reads")
+        await asyncio.sleep(0.1)
+        assert not tunnel.is_reading(), "a client that reads nothing lets the engine wait"
+        assert connection._transport is not None
+        assert connection._transport.get_write_buffer_size() < 1 << 20
         answer = await read_answer(reader)
-        assert len(answer.body) == size
+        assert answer.body == body
         writer.transport.abort()
 
 
@@ -315,7 +330,7 @@ async def test_a_client_that_goes_aborts_the_engines_work() -> None:
         writer.write(request_bytes("/v1/messages", b"{}"))
         await f.wait(lambda: bool(engine.heads), "the request")
         writer.transport.abort()
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(30):
             await gone.wait()
         assert not f.dispatch.passing
 
@@ -341,7 +356,9 @@ async def test_a_pipelined_upload_waits_for_its_turn_and_is_bounded() -> None:
         reader, writer = await f.connect()
         head = f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\nContent-Length: {1 << 20}\r\n\r\n".encode()
         writer.write(request_bytes("/version", method="GET") + head + b"y" * (1 << 20))
-        await asyncio.sleep(0.2)
+        await f.wait(lambda: any(each._upload is not None and each._upload.blocked for each in f.router.server.connections),
+                     "an upload that is held back")
+        await asyncio.sleep(0.1)
         [connection] = f.router.server.connections
         assert connection._upload is not None
         assert upload.HELD < connection._upload._size < 3 * upload.HELD
