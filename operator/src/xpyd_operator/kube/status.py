@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from typing import Any, TypeVar
 
 import msgspec
@@ -103,13 +102,13 @@ class StatusWriter:
 
     async def _write(self) -> None:
         while self._pending:
-            wait_s = self._written + GAP_S - time.monotonic()
+            wait_s = self._written + GAP_S - asyncio.get_running_loop().time()
             if wait_s > 0:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(wait_s):
                         await self._hurry.wait()
             self._hurry.clear()
-            self._written = time.monotonic()
+            self._written = asyncio.get_running_loop().time()
             pending, self._pending = self._pending, {}
             await asyncio.gather(*(self._one(*at, *said) for at, said in pending.items()))
 
