@@ -12,6 +12,7 @@ from xpyd_operator.kube.cache import OWNER_KIND, Entry
 from xpyd_operator.kube.events import MESSAGE_MAX, QUEUE, Events, event
 from xpyd_operator.kube.metrics import Metrics
 
+LOOPS = ("virtual",)
 ABOUT = Entry(OWNER_KIND, document())
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.leader import Election, Times
 from xpyd_operator.kube.lease import Candidate, StillWorking
 
+LOOPS = ("virtual",)
 TIMES = Times(lease_s=2, renew_s=0.6, retry_s=0.1)
 
 
@@ -110,10 +110,10 @@ async def test_a_leader_that_ends_in_order_hands_over_at_once() -> None:
     store = Store()
     one, other = Runner("one", store), Runner("other", store)
     await one.wait_for("begins")
-    began = time.monotonic()
+    began = asyncio.get_running_loop().time()
     one.stop.set()
     await other.wait_for("begins", 1.0)
-    assert time.monotonic() - began < 1.0
+    assert asyncio.get_running_loop().time() - began < 1.0
     assert one.notes == ["leader", "begins", "ends", "follower"]
     await end(one, other)
     assert store.lease is not None
@@ -134,9 +134,9 @@ async def test_the_lease_is_renewed_while_the_work_ends() -> None:
 async def test_work_that_does_not_end_in_order_is_cancelled() -> None:
     one = Runner("one", Store(), end_s=60.0)
     await one.wait_for("begins")
-    began = time.monotonic()
+    began = asyncio.get_running_loop().time()
     await end(one)
-    assert 0.9 < time.monotonic() - began < 2.0
+    assert 0.9 < asyncio.get_running_loop().time() - began < 2.0
     assert one.notes[-2:] == ["cancelled", "follower"]
 
 
@@ -145,10 +145,10 @@ async def test_a_leader_that_cannot_renew_stops_before_another_begins_and_follow
     store = Store()
     one = Runner("one", store)
     await one.wait_for("begins")
-    began = time.monotonic()
+    began = asyncio.get_running_loop().time()
     setattr(store, fault, True)
     await one.wait_for("cancelled")
-    assert TIMES.renew_s - 0.15 < time.monotonic() - began < TIMES.lease_s
+    assert TIMES.renew_s - 0.15 < asyncio.get_running_loop().time() - began < TIMES.lease_s
     setattr(store, fault, False)
     if fault == "away":
         one.notes.clear()
@@ -219,8 +219,8 @@ async def test_work_that_cannot_be_stopped_is_reported_before_another_may_begin(
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.15)
     store.away = True
-    began = time.monotonic()
+    began = asyncio.get_running_loop().time()
     with pytest.raises(StillWorking):
         await task
-    assert time.monotonic() - began < TIMES.lease_s
+    assert asyncio.get_running_loop().time() - began < TIMES.lease_s
     free.set()

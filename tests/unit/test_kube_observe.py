@@ -166,9 +166,9 @@ def test_a_thousand_pods_are_seen_fast() -> None:
     fleet = told(*(told_of(number, load=number % 7) for number in range(1000)))
     best = float("inf")
     for _ in range(5):
-        started = time.perf_counter()
+        started = time.process_time()
         found = instances(SERVICE, UID, cache.of_service("Pod", "team-a", "qwen"), fleet, NOW)
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.process_time() - started)
     assert len(found) == 1000
     print(f"1,000 pods observed in {best * 1000:.1f} ms")
     assert best < 0.1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import msgspec
@@ -17,6 +16,7 @@ from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.status import GAP_S, StatusWriter, difference, read, stamped, turned
 
 Body = dict[str, Any]
+LOOPS = ("virtual",)
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-01T01:00:00Z"
 
 
@@ -80,7 +80,7 @@ class Server:
     async def patch_status(self, kind: str, namespace: str, name: str, status: Body, uid: str = "") -> Body:
         assert (kind, namespace, name, uid) == ("DisaggService", "a", "qwen", "u")
         self.patches.append(status)
-        self.times.append(time.monotonic())
+        self.times.append(asyncio.get_running_loop().time())
         await asyncio.sleep(0)
         if self.error is not None:
             raise self.error

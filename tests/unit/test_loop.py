@@ -14,6 +14,8 @@ from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.round import Round
 
+LOOPS = ("virtual",)
+
 
 class FakeBackend:
     """The planner's world as a backend; faults on request."""

@@ -145,8 +145,8 @@ def test_a_thousand_instances_take_milliseconds() -> None:
     think(want, observed, 0.0)
     took = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = time.process_time()
         think(want, observed, 0.0)
-        took.append(time.perf_counter() - began)
+        took.append(time.process_time() - began)
     print(f"a round over 1,000 instances: {min(took) * 1000:.1f} ms")
     assert min(took) < 0.2

@@ -79,7 +79,7 @@ class Site:
             writer.transport.abort()
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(30):
             while not condition():  # noqa: ASYNC110 (what is waited for is the server's state, which has no event)
                 await asyncio.sleep(0.005)
 
@@ -98,7 +98,7 @@ async def site(header: int = 4096, body: int = 100_000, receive_s: float = 30.0)
 
 async def at_end(reader: asyncio.StreamReader) -> bool:
     """The server closed."""
-    async with asyncio.timeout(3):
+    async with asyncio.timeout(30):
         try:
             return await reader.read() == b""
         except ConnectionError:
@@ -148,7 +148,7 @@ async def test_a_flood_of_pipelined_requests_is_held_back_and_then_answered() ->
         [connection] = s.server.connections
         assert len(connection._queue) < 200
         s.app.later[0].reply.whole(200, [], b"")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             for _ in range(301):
                 assert (await read_answer(reader)).status == 200
         writer.transport.abort()

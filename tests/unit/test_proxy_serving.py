@@ -278,7 +278,7 @@ async def test_back_pressure_reaches_the_engine_and_nothing_is_lost() -> None:
         await asyncio.sleep(0.3)
         assert f.d[0].open == 1, "the engine is held back"
         body = bytearray()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while b"[DONE]" not in body[-40:]:
                 data = await reader.read(1 << 20)
                 assert data

@@ -47,7 +47,7 @@ class Notes:
         self.done.set()
 
     async def wait(self) -> str:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await self.done.wait()
         return self.outcome
 
@@ -228,7 +228,7 @@ async def test_cancel_closes_the_connection_and_the_sink_hears_nothing() -> None
             notes = Notes()
             call = pool.call(HostPort(engine.address), post(engine), notes, streams=True)
             if wait:
-                async with asyncio.timeout(3):
+                async with asyncio.timeout(30):
                     while not engine.open:  # noqa: ASYNC110 (the engine has no event for it)
                         await asyncio.sleep(0.005)
             call.cancel()
