@@ -83,7 +83,7 @@ def test_messages_of_all_sizes_and_counts_of_parts_come_as_they_were_sent(make: 
         for parts in ([pool[:size]], [b"head", bytearray(pool[:size]), memoryview(pool)[5:size]], [b""] * 9):
             queue.writer.send(*parts)
             for reader in queue.each():
-                assert reader.recv(5) == [bytes(part) for part in parts]
+                assert reader.recv(20) == [bytes(part) for part in parts]
 
 
 @pytest.mark.parametrize("way", ["local", "remote"])
@@ -112,7 +112,7 @@ def test_the_writer_may_change_its_buffers_once_send_returns(make: Make) -> None
         buffer = bytearray(b"a" * size)
         queue.writer.send(buffer)
         buffer[:] = b"b" * size
-        assert [reader.recv(5) for reader in queue.each()] == [[b"a" * size]] * 4
+        assert [reader.recv(20) for reader in queue.each()] == [[b"a" * size]] * 4
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -126,16 +126,16 @@ def test_notes_of_readers_reach_the_writer(make: Make, way: str) -> None:
 def test_idle_for_longer_than_any_timeout_the_queue_goes_on_working(make: Make, way: str,
                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "HEARTBEAT_MS", 50)
-    monkeypatch.setattr(remote, "SILENCE_MS", 200)
+    monkeypatch.setattr(remote, "SILENCE_MS", 600)
     queue = make(way)
     reader = queue.each()[0]
     with pytest.raises(NothingCame, match=r"nothing from the writer of q in 0\.1"):
         reader.recv(0.1)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(reader.recv, None)
-        time.sleep(1.0)
+        time.sleep(1.5)
         queue.writer.send(b"late")
-        assert waiting.result(5) == [b"late"]
+        assert waiting.result(20) == [b"late"]
     with pytest.raises(TimeoutError):
         reader.recv(0)
 
@@ -146,17 +146,17 @@ def test_a_reader_that_lives_and_does_not_read_is_named_and_nobody_gets_the_mess
     busy, stuck = queue.each()
     for number in range(3):
         queue.writer.send(bytes([number]))
-        assert busy.recv(5) == [bytes([number])]
+        assert busy.recv(20) == [bytes([number])]
     began = time.monotonic()
     with pytest.raises(ReaderStuck, match=r"message 1 not given back for 0\.3 s") as caught:
         queue.writer.send(b"x", timeout_s=0.3)
-    assert 0.25 < time.monotonic() - began < 3
+    assert 0.25 < time.monotonic() - began < 10
     assert caught.value.readers == (stuck.name,)
     with pytest.raises(NothingCame):
         busy.recv(0.05)
-    assert [stuck.recv(5) for _ in range(3)] == [[b"\0"], [b"\1"], [b"\2"]]
+    assert [stuck.recv(20) for _ in range(3)] == [[b"\0"], [b"\1"], [b"\2"]]
     queue.writer.send(b"again")
-    assert [reader.recv(5) for reader in queue.each()] == [[b"again"]] * 2
+    assert [reader.recv(20) for reader in queue.each()] == [[b"again"]] * 2
     assert queue.dropped == []
 
 
@@ -169,9 +169,9 @@ def test_messages_larger_than_a_chunk_wait_for_their_segments_too(make: Make) ->
         queue.writer.send(big, timeout_s=0.1)
     queue.writer.send(b"small ones pass")
     for reader in queue.each():
-        assert [reader.recv(5) for _ in range(3)] == [[big], [big], [b"small ones pass"]]
+        assert [reader.recv(20) for _ in range(3)] == [[big], [big], [b"small ones pass"]]
     queue.writer.send(big)
-    assert [reader.recv(5) for reader in queue.each()] == [[big]] * 2
+    assert [reader.recv(20) for reader in queue.each()] == [[big]] * 2
 
 
 def test_while_waiting_is_called(make: Make) -> None:
@@ -196,10 +196,10 @@ def test_a_dropped_reader_is_told_and_the_others_go_on(make: Make, way: str) -> 
     queue.writer.drop(bad.name, "again")
     for number in range(20):
         queue.writer.send(bytes([number]))
-        assert good.recv(5) == [bytes([number])]
+        assert good.recv(20) == [bytes([number])]
     with pytest.raises(Dropped):  # noqa: PT012 (what was sent before may still come)
         for _ in range(3):
-            bad.recv(5)
+            bad.recv(20)
     assert queue.dropped == [(bad.name, "it is slow")]
     assert queue.writer.lost == {bad.name: "it is slow"}
     assert queue.writer.live == (good.name,)
@@ -227,15 +227,15 @@ def test_a_reader_whose_process_is_killed_is_dropped_and_never_blocks_for_good(w
         reader = living.result()
     assert told.recv() == "joined"
     writer.send(b"0")
-    assert reader.recv(5) == [b"0"]
+    assert reader.recv(20) == [b"0"]
     assert told.recv() == "read"
     process.kill()
     process.join()
     began = time.monotonic()
     for number in range(1, 10):
         writer.send(bytes([number]), timeout_s=15)
-        assert reader.recv(5) == [bytes([number])]
-    assert time.monotonic() - began < 5
+        assert reader.recv(20) == [bytes([number])]
+    assert time.monotonic() - began < 10
     assert [name for name, _ in dropped] == ["dies"]
     reader.close()
     with pytest.raises(PeerGone, match="every reader is gone"):  # noqa: PT012 (once the ring is full)
@@ -251,7 +251,7 @@ def test_check_finds_dead_readers_without_sending() -> None:
     for process, _ in peers:
         process.kill()
         process.join()
-    end = time.monotonic() + 10
+    end = time.monotonic() + JOIN_S
     while len(writer.lost) < 2 and time.monotonic() < end:
         writer.check()
         time.sleep(0.05)
@@ -297,11 +297,11 @@ def test_a_killed_writer_loses_nothing_that_it_published_and_nothing_stays_behin
     assert remains(door)
     process.kill()
     process.join()
-    assert [int.from_bytes(reader.recv(5)[0][:8], "little") for _ in range(6)] == list(range(6))
+    assert [int.from_bytes(reader.recv(20)[0][:8], "little") for _ in range(6)] == list(range(6))
     began = time.monotonic()
     with pytest.raises(PeerGone, match="writer of killed: its process has ended"):
         reader.recv(None)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     reader.close()
     del reader
     assert remains("xpyd-killed") == []
@@ -309,7 +309,7 @@ def test_a_killed_writer_loses_nothing_that_it_published_and_nothing_stays_behin
 
 
 def two(reader: Joined) -> list[list[bytes]]:
-    return [reader.recv(5), reader.recv(5)]
+    return [reader.recv(20), reader.recv(20)]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -324,7 +324,7 @@ def test_close_lets_readers_read_everything_and_then_says_so(make: Make, way: st
         assert [each.result() for each in got] == [[[b"1"], [big]]] * len(got)
     for reader in queue.each():
         with pytest.raises(Closed, match="after message 2"):
-            reader.recv(5)
+            reader.recv(20)
     with pytest.raises(OurFault, match="sent after close"):
         queue.writer.send(b"x")
 
@@ -333,7 +333,7 @@ def test_local_readers_still_get_what_a_closed_writer_published(make: Make) -> N
     queue = make()
     queue.writer.send(b"1")
     queue.writer.close()
-    assert [reader.recv(5) for reader in queue.each()] == [[b"1"]] * 2
+    assert [reader.recv(20) for reader in queue.each()] == [[b"1"]] * 2
 
 
 @pytest.mark.parametrize("way", ["local", "remote"])
@@ -345,7 +345,7 @@ def test_another_thread_can_end_a_wait_and_the_reader_can_be_used_again(make: Ma
     with pytest.raises(Cancelled):
         reader.recv(None)
     queue.writer.send(b"x")
-    assert reader.recv(5) == [b"x"]
+    assert reader.recv(20) == [b"x"]
 
 
 def test_a_parked_reader_and_writer_use_next_to_no_processor(make: Make) -> None:
@@ -354,15 +354,15 @@ def test_a_parked_reader_and_writer_use_next_to_no_processor(make: Make) -> None
         queue.writer.send(b"x")
     with ThreadPoolExecutor() as pool:
         for _ in range(2):
-            queue.readers["l0"].recv(5)
+            queue.readers["l0"].recv(20)
         parked = pool.submit(queue.readers["l0"].recv, None)
         before, began = time.process_time(), time.monotonic()
         with pytest.raises(ReaderStuck):
             queue.writer.send(b"y", timeout_s=2.0)
         used, took = time.process_time() - before, time.monotonic() - began
-        queue.readers["l1"].recv(5)
+        queue.readers["l1"].recv(20)
         queue.writer.send(b"z")
-        assert parked.result(5) == [b"z"]
+        assert parked.result(20) == [b"z"]
     assert used / took < 0.05
 
 
@@ -373,18 +373,19 @@ def test_readers_that_do_not_join_are_named() -> None:
     writer = Writer("q", local=("a", "b"), remote=("c",), key=KEY)
     with ThreadPoolExecutor() as pool:
         joined = pool.submit(join, writer.handle, "b", timeout_s=JOIN_S)
-        with pytest.raises(PeerGone, match=r"a, c: did not join q within 0\.6 s"):
-            writer.wait_ready(0.6)
+        with pytest.raises(PeerGone, match=r"a, c: did not join q within 2\.0 s"):
+            writer.wait_ready(2.0)
         joined.result().close()
     writer.close()
 
 
-def refused(writer: Writer, handle: bytes, name: str, key: ServiceKey | None = KEY) -> XpydError:
+def refused(writer: Writer, handle: bytes, name: str, key: ServiceKey | None = KEY, timeout_s: float = JOIN_S) -> XpydError:
     """Why a reader is not taken."""
     with ThreadPoolExecutor() as pool:
-        joining = pool.submit(join, handle, name, timeout_s=0.8, key=key)
-        with pytest.raises(PeerGone):
-            writer.wait_ready(1.0)
+        joining = pool.submit(join, handle, name, timeout_s=timeout_s, key=key)
+        while not joining.done():
+            with pytest.raises(PeerGone):
+                writer.wait_ready(0.2)
         error = joining.exception()
     assert isinstance(error, XpydError)
     return error
@@ -402,7 +403,7 @@ def test_who_does_not_hold_the_handle_is_refused(name: str, way: str) -> None:
 
 def test_a_remote_reader_with_another_service_key_is_not_let_in() -> None:
     writer = Writer("q", remote=("c",), key=KEY)
-    assert isinstance(refused(writer, writer.handle, "c", ServiceKey(bytes(32))), PeerGone)
+    assert isinstance(refused(writer, writer.handle, "c", ServiceKey(bytes(32)), timeout_s=0.8), PeerGone)
     with pytest.raises(ConfigError, match="wants the service's key"):
         join(writer.handle, "c", timeout_s=1)
     writer.close()
@@ -415,8 +416,8 @@ def test_a_name_is_taken_once(make: Make, way: str) -> None:
     writer = queue.writer
     missing = Writer("other", local=("x",))
     with ThreadPoolExecutor() as pool:
-        second = pool.submit(join, writer.handle, name, timeout_s=2, key=KEY)
-        end = time.monotonic() + 2
+        second = pool.submit(join, writer.handle, name, timeout_s=JOIN_S, key=KEY)
+        end = time.monotonic() + JOIN_S
         while not second.done() and time.monotonic() < end:
             if writer._shared is not None:
                 writer._shared.door.step(0.05)
@@ -465,7 +466,7 @@ def test_strangers_at_the_door_do_no_harm(caplog: pytest.LogCaptureFixture) -> N
         writer.wait_ready(JOIN_S)
         reader = joined.result()
     writer.send(b"x")
-    assert reader.recv(5) == [b"x"]
+    assert reader.recv(20) == [b"x"]
     assert "refused a connection" in caplog.text
     for stranger in strangers:
         stranger.close()
@@ -510,4 +511,4 @@ def test_messages_out_of_bounds_are_refused_and_the_queue_goes_on(make: Make) ->
     with pytest.raises((TypeError, BufferError)):
         queue.writer.send(memoryview(bytes(10))[::2])
     queue.writer.send(b"x")
-    assert [reader.recv(5) for reader in queue.each()] == [[b"x"]] * 4
+    assert [reader.recv(20) for reader in queue.each()] == [[b"x"]] * 4

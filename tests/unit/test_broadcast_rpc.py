@@ -160,7 +160,7 @@ def test_a_worker_that_does_not_answer_is_named_and_its_late_answer_is_thrown_aw
     with pytest.raises(NoAnswer, match=r"team: who: no answer from 1 in 0\.4 s") as caught:
         team.group.call("who", timeout_s=0.4)
     assert caught.value.workers == ("1",)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     team.release.set()
     assert slow.wait() == ["released"]
     assert team.group.call("who") == ["0", "1"]
@@ -172,7 +172,7 @@ def test_a_failure_is_raised_at_once_though_others_still_work(make: Make) -> Non
     began = time.monotonic()
     with pytest.raises(CallFailed, match="1: fail"):
         team.group.start("fail", "x").wait(20)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
 
 
 def test_groups_side_by_side_know_nothing_of_each_other(make: Make) -> None:
@@ -190,12 +190,12 @@ def test_close_ends_serving_and_cancel_does_so_for_one_worker(make: Make) -> Non
     team = make("0", "1")
     team.group.call("who")
     team.workers["1"].cancel()
-    team.ends[1].result(5)
+    team.ends[1].result(20)
     with pytest.raises(PeerGone, match="1: "):
         team.group.call("who", timeout_s=10)
     assert team.group.call("who", to=("0",)) == ["0"]
     team.group.close()
-    team.ends[0].result(5)
+    team.ends[0].result(20)
 
 
 def test_a_killed_worker_fails_its_calls_at_once_and_the_others_go_on() -> None:
@@ -210,7 +210,7 @@ def test_a_killed_worker_fails_its_calls_at_once_and_the_others_go_on() -> None:
         began = time.monotonic()
         with pytest.raises(PeerGone, match="1: "):
             asleep.wait(30)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 10
         for _ in range(10):
             outcome = group.start("pid").outcomes()
             assert outcome["0"] == pids[0]

@@ -147,11 +147,11 @@ async def test_a_storm_of_events_costs_few_rounds() -> None:
         world.write()
         await wait(lambda: world.pods() == 3)
         await asyncio.sleep(0.3)
-        before = world.rounds("same") + world.rounds("changed")
+        before, began = world.rounds("same") + world.rounds("changed"), time.monotonic()
         for _ in range(100):
             world.services.wake("team-a", "qwen")
             await asyncio.sleep(0.005)
-        assert world.rounds("same") + world.rounds("changed") - before <= 10
+        assert world.rounds("same") + world.rounds("changed") - before <= 2 + (time.monotonic() - began) / 0.1
 
 
 async def test_a_dry_run_writes_nothing(caplog: pytest.LogCaptureFixture) -> None:
