@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 
 import pytest
 
-from xpyd_sidecar.proxy.events import EventStream
+from xpyd_sidecar.proxy.events import EventStream, stream_of
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing.moves import Kind
+from xpyd_sidecar.routing.position import Position
+from xpyd_sidecar.routing.ways import Way
 
 
 def token(text: str, reason: str | None = None) -> bytes:
@@ -144,3 +147,26 @@ def test_an_event_without_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("xpyd_sidecar.proxy.events.MAX_EVENT", 1000)
     _, stream = run([chunk_of(b"data: x") for _ in range(200)])
     assert "an event of more" in stream.failure
+
+
+def chat(delta: str, ids: str, more: str = "", behind: str = "") -> bytes:
+    choice = (f'{{"index":0,"delta":{delta},"logprobs":null,"finish_reason":null{more},"token_ids":{ids}}}')
+    return f'data: {{"id":"c","created":1,"model":"m","choices":[{choice}]{behind}}}\n\n'.encode()
+
+
+@pytest.mark.parametrize("framed", [True, False])
+@pytest.mark.parametrize("size", [1, 7, 10_000, 0])
+def test_a_stream_that_is_unlike_the_one_before_is_learned_anew(framed: bool, size: int) -> None:
+    for more in ("", ',"stop_reason":null', ""):  # what is guessed from the stream before is wrong
+        role = chat('{"role":"assistant","content":""}', "null", more, ',"prompt_token_ids":[7,8]')
+        events = [role, *(chat(f'{{"content":" t{i}"}}', f"[{i}]", more) for i in range(4)), DONE]
+        position = Position("chat", Way.CONTINUE)
+        stream = stream_of(position, framed=framed)
+        raw = [chunk_of(event) for event in events[:-1]] + [chunk_of(DONE) + END]
+        out = b"".join(map(stream.feed, pieces(b"".join(raw), size) if size else raw))
+        shown = [re.sub(rb'"(prompt_)?token_ids":\[[0-9,]+\]', lambda m: m[0].split(b"[")[0] + b"null", event)
+                 for event in events]
+        assert out == b"".join(chunk_of(event) if framed else event for event in shown)
+        assert (stream.ended, stream.done, stream.failure) == (True, True, "")
+        assert (position.tokens, position.prompt_tokens) == (4, 2)
+        assert position.have().texts == {(0, "content"): " t0 t1 t2 t3"}

@@ -36,6 +36,7 @@ _ERROR = b'data: {"error"'
 _DONE = b"data: [DONE]"
 _DONE_CHUNK = b"e\r\ndata: [DONE]\n\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
+_END = _DONE_CHUNK + _LAST_CHUNK
 _IDS = b'"token_ids":['
 _TOKEN_IDS = re.compile(rb'"token_ids":\[[0-9,]*\]')
 _NO_IDS = b'"token_ids":null'
@@ -85,10 +86,11 @@ class EventStream:
         return data if self._framed else b"".join(payloads)
 
     def _feed_end(self, data: bytes) -> bytes:
-        """The same, where the end of the stream may be what was read: engines write [DONE] and the last chunk alone."""
-        if self._clean and data == _DONE_CHUNK:
+        """The same, where the end of the stream may be what was read: engines write [DONE] and the last chunk at once."""
+        if self._clean and data in (_DONE_CHUNK, _END):
             self.ended, self._clean = True, False
-            return data if self._framed else data[3:-2]
+            self.done = self._chunks.done = len(data) == len(_END)
+            return _DONE_CHUNK if self._framed else _DONE + b"\n\n"
         if self.ended and data == _LAST_CHUNK and not (self._chunks.pending or self._open or self.done):
             self.done = self._chunks.done = True
             return b""
@@ -159,12 +161,14 @@ class NotedStream(EventStream):
         data: {… ,"choices":[{"index":0,"text": "Hello" ,"logprobs":null,"finish_reason":null,…,"token_ids":[ 15496 ]}]}
         └────────────── prefix ───────────────┘       └───────────────────── middle ────────────────────────┘     └last┘
 
-    A chunk that has these around its text costs five searches; text and ids go to the log, and the client's chunk is put
-    together from what was learned. Every other event is decoded. A stream that goes on behind another one is spliced to it
-    until it has caught up; then it is as any other, under the first one's name.
+    A chat's first event says the role alone, so what stands behind its text is guessed from the stream before, and learned
+    where the guess is wrong. A chunk that has these around its text costs five searches; text and ids go to the log, and
+    the client's chunk is put together from what was learned. Every other event is decoded. A stream that goes on behind
+    another one is spliced to it until it has caught up; then it is as any other, under the first one's name.
     """
 
-    __slots__ = ("_grows", "_last", "_lead", "_log", "_middle", "_position", "_prefix", "_shown", "_splicer")
+    __slots__ = ("_grows", "_last", "_lead", "_log", "_middle", "_position", "_prefix", "_shown", "_splicer",
+                 "_sure")
     _plain = False
 
     def __init__(self, position: Position, splicer: Splicer | None = None, *, framed: bool) -> None:
@@ -173,6 +177,8 @@ class NotedStream(EventStream):
         self._splicer = splicer
         self._log = position.log
         self._prefix = self._middle = self._last = b""
+        self._sure = False
+        """They are of this stream, not guessed."""
         self._lead = self._shown = b""
         """What the client gets before and behind the text."""
         self._grows = 0
@@ -181,7 +187,7 @@ class NotedStream(EventStream):
     def splice(self, splicer: Splicer) -> None:
         """The client has got something meanwhile. To be called before anything of this stream went to it."""
         self._splicer = splicer
-        self._prefix = b""
+        self._prefix, self._sure = b"", False
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
@@ -213,8 +219,10 @@ class NotedStream(EventStream):
 
     def _feed_alone(self, data: bytes) -> bytes:
         """The same of a read that is not learned: mostly a single event, or the end."""
-        if self.ended or data == _DONE_CHUNK:
+        if self.ended or data in (_DONE_CHUNK, _END):
             return self._feed_end(data) if self._splicer is None else self._feed_carefully(data)
+        if data.endswith(_END) and self._clean:
+            return self.feed(data[:-len(_END)]) + self._feed_alone(_END)
         start = data.find(b"\r\n", 1, 9) + 2
         end = len(data) - 2
         if (not self._clean or start <= 2 or data.find(b"\n", start) != end - 2 or not data.endswith(b"\n\n\r\n")
@@ -226,14 +234,20 @@ class NotedStream(EventStream):
         return chunk_of(payload) if payload and self._framed else payload
 
     def _learn(self, event: bytes, mine: Event) -> None:
-        key = _TEXT_AT[self._position.api]
+        api = self._position.api
+        key = _TEXT_AT[api]
         text = event.find(key) + len(key)
         stop = event.find(b',"logprobs":null,"finish_reason":null,', text)
         ids = event.find(_IDS, stop) + len(_IDS)
         close = event.find(b"]", ids)
         middle, rest = event[stop:ids], event[close + 1:]
         if text < len(key) or stop < 0 or ids < len(_IDS) or middle.count(b"[") > 1 or len(rest) > _MAX_REST:
-            return
+            if text < len(key) or self._prefix or api not in _guesses:
+                return
+            middle, rest = _guesses[api]
+        else:
+            self._sure = True
+            _guesses[api] = middle, rest
         self._prefix, self._middle, self._last = event[:text], middle, b"]" + rest + b"\r\n"
         self._lead, first = self._prefix, self._position
         if (mine.id, mine.created) != (first.id, first.created):  # it goes on behind another stream
@@ -269,7 +283,7 @@ class NotedStream(EventStream):
         try:
             if event.startswith(b"data: {"):
                 left = splicer.take(event)
-                if splicer.caught_up and not self._prefix:
+                if splicer.caught_up and not self._sure:
                     bare = split_prompt(event)[1]
                     self._may_learn(bare, _decode(bare[6:]))
                 return left
@@ -287,7 +301,7 @@ class NotedStream(EventStream):
     def _may_learn(self, event: bytes, noted: Event) -> None:
         position = self._position
         odd = position.shows_logprobs or position.asked_ids or position.way is not Way.CONTINUE
-        if not self._prefix and position.prompt and not odd:
+        if position.prompt and not odd and not self._sure:
             self._learn(event, noted)
 
 
@@ -395,6 +409,8 @@ def spliced(position: Position, going: Going, *, framed: bool) -> NotedStream:
     return NotedStream(position, Splicer(position, going), framed=framed)
 
 
+_guesses: dict[str, tuple[bytes, bytes]] = {}
+"""By API: what stood between text and ids, and behind them, in the latest stream that was learned from."""
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Event).decode
 
