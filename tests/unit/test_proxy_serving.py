@@ -11,6 +11,7 @@ from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 from scripted_engine import Play, ScriptedEngine
 
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation
+from xpyd_sidecar.proxy import serving
 from xpyd_sidecar.proxy.reply import Reply
 
 LOOPS = ("uvloop",)
@@ -308,6 +309,18 @@ async def test_a_request_that_takes_too_long_is_ended() -> None:
         answer = await f.complete(stream=True)
         assert (answer.text, answer.events[-1]["error"]["code"]) == ("t0 ", "engine_timeout")
         await f.wait(lambda: f.d[0].aborts == 2, "both aborted")
+
+
+async def test_a_deadline_that_was_far_away_at_first_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "SOON_S", 0.1)
+    async with fleet(1, 1, request_timeout_s=0.5) as f:
+        f.d[0].plays.append(Play(hold=asyncio.Event()))
+        task = asyncio.ensure_future(f.complete(stream=True))
+        await f.wait(lambda: bool(f.d[0].seen), "decode asked")
+        [open_] = f.dispatch.servings
+        assert open_._timer is None
+        answer = await task
+        assert (answer.status, answer.json["error"]["code"]) == (504, "engine_timeout")
 
 
 async def test_a_restarted_engine_loses_its_legs_at_once() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 
@@ -50,3 +52,18 @@ def test_configuring_again_replaces_the_handler() -> None:
     logging.getLogger("x").info("once")
     assert first.getvalue() == ""
     assert second.getvalue().count("once") == 1
+
+
+@pytest.mark.parametrize("style", ["json", "text"])
+def test_what_is_told_without_a_record_reads_as_any_other_line(style: Literal["json", "text"]) -> None:
+    out = io.StringIO()
+    logs.configure("info", style, out, service="test", instance="test-e0")
+    logger, fields = logging.getLogger("xpyd.part"), {"transfer": "ab", "first_byte_s": None, "seconds": 0.25}
+    logger.info("%s", "ok", extra=fields)
+    logs.tell(logger, "ok", fields)
+    one, two = (re.sub(r"\d{4}-[-0-9T:.]+Z", "NOW", line) for line in out.getvalue().splitlines())
+    assert one == two
+    assert "NOW" in one
+    logging.getLogger().setLevel("WARNING")
+    logs.tell(logger, "ok", fields)
+    assert len(out.getvalue().splitlines()) == 2, "the level counts"

@@ -24,8 +24,12 @@ _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | 
 def configure(level: Literal["debug", "info", "warning", "error"], style: Literal["json", "text"],
               stream: TextIO | None = None, **fields: str) -> None:
     """Send every logger's records to ``stream`` (stderr by default), with ``fields`` on each."""
-    handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter(fields) if style == "json" else TextFormatter(fields))
+    handler: logging.Handler
+    if style == "json":
+        handler = JsonHandler(stream or sys.stderr, fields)
+    else:
+        handler = logging.StreamHandler(stream or sys.stderr)
+        handler.setFormatter(TextFormatter(fields))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     # What no line shows need not be found out for each.
@@ -34,6 +38,18 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
     root.setLevel(level.upper())
     for noisy in ("aiohttp.access", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def tell(logger: logging.Logger, message: str, fields: dict[str, object]) -> None:
+    """``logger.info(message, extra=fields)``, for what is said once a request: without a record where a line is all that
+    comes of it. ``fields`` have names of their own, as ``extra`` must.
+    """
+    handlers = logging.root.handlers
+    if len(handlers) == 1 and type(handlers[0]) is JsonHandler and not logger.handlers:
+        if logger.isEnabledFor(logging.INFO):
+            handlers[0].tell(logger.name, message, fields)
+    else:
+        logger.info("%s", message, extra=fields)
 
 
 def extra_of(record: logging.LogRecord) -> dict[str, object]:
@@ -61,6 +77,28 @@ class JsonFormatter(logging.Formatter):
         return _encode(own | {k: v for k, v in {**self._fields, **extra_of(record)}.items() if k not in own}).decode()
 
 
+class JsonHandler(logging.StreamHandler[TextIO]):
+    """Writes JSON lines, of records and without them."""
+
+    def __init__(self, stream: TextIO, fields: dict[str, str]) -> None:
+        super().__init__(stream)
+        self._fields = fields
+        self.setFormatter(JsonFormatter(fields))
+
+    def tell(self, logger: str, message: str, fields: dict[str, object]) -> None:
+        """A line of level info."""
+        now = time.time()
+        own = {"time": _stamp(now), "level": "info", "logger": logger, "message": message, **self._fields, **fields}
+        self.acquire()
+        try:
+            self.stream.write(_encode(own).decode() + "\n")
+            self.flush()
+        except OSError:  # as the library does: what is logged to is gone, and the router goes on
+            self.handleError(logging.LogRecord(logger, logging.INFO, "", 0, message, (), None))
+        finally:
+            self.release()
+
+
 class TextFormatter(logging.Formatter):
     """For people: time, level, instance, message, then ``name=value`` of ``extra``."""
 
@@ -77,7 +115,11 @@ class TextFormatter(logging.Formatter):
 
 
 def _utc(record: logging.LogRecord) -> str:
-    return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
+    return _stamp(record.created)
+
+
+def _stamp(unix: float) -> str:
+    return f"{_second(int(unix))}.{int(unix % 1 * 1000):03d}Z"
 
 
 @lru_cache(maxsize=4)

@@ -66,7 +66,8 @@ def decode(params: dict[str, Any]) -> Leg:
 
 def encode(leg: Leg) -> dict[str, Any]:
     """The JSON object for the request body."""
-    params: dict[str, Any] = msgspec.to_builtins(leg)
-    if leg.peer is None:
-        del params["peer"]
+    params: dict[str, Any] = {"xpyd": leg.xpyd, "role": leg.role.value, "transfer": leg.transfer, "attempt": leg.attempt,
+                              "remaining_s": leg.remaining_s}
+    if leg.peer is not None:
+        params["peer"] = msgspec.structs.asdict(leg.peer)
     return params

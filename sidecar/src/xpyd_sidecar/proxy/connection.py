@@ -352,7 +352,8 @@ class Connection(asyncio.Protocol):
             self._close()
             return
         self._tell_continue()
-        self.server.loop.call_soon(self._next)
+        if self._queue or self._paused:
+            self.server.loop.call_soon(self._next)
 
     def _next(self) -> None:
         while self._queue and not self._busy and not self._closing:

@@ -84,9 +84,10 @@ class Dispatch:
             Fault: it is refused, before anything was sent.
         """
         parsed = bodies.parse(api, request.body)
-        served = self.models()
-        if parsed.model is not None and served and parsed.model not in served:
-            raise unknown_model(parsed.model, served)
+        if parsed.model is not None and parsed.model != self.config.model:
+            served = self.models()
+            if served and parsed.model not in served:
+                raise unknown_model(parsed.model, served)
         return self.line.enter(Entry(self, api, request, reply, parsed))
 
     def room(self, *, alone: bool) -> bool:

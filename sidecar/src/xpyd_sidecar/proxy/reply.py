@@ -75,11 +75,12 @@ class Connection(Protocol):
 class Reply:
     """The answer to one request. One head, ever: ``whole``, or ``begin`` … ``end`` or ``fail``."""
 
-    __slots__ = ("_close", "_connection", "_head_only", "_old", "_sized", "done", "request_id", "sent",
+    __slots__ = ("_close", "_connection", "_head_only", "_old", "_send", "_sized", "done", "request_id", "sent",
                  "started", "status")
 
     def __init__(self, connection: Connection, request_id: str, *, close: bool, old: bool, head_only: bool) -> None:
         self._connection = connection
+        self._send = connection.send
         self._close = close
         self._old = old
         self._head_only = head_only
@@ -127,7 +128,7 @@ class Reply:
     def write(self, data: bytes) -> None:
         """A part."""
         self.sent += len(data)
-        self._connection.send(data)
+        self._send(data)
 
     def end(self) -> None:
         """The last part has been written."""

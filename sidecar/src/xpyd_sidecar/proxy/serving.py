@@ -14,6 +14,7 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.proxy.events import EventStream, FirstToken, NotedStream, spliced, stream_of
 from xpyd_sidecar.proxy.reply import Reply
@@ -38,6 +39,8 @@ access = logging.getLogger("xpyd_sidecar.access")
 TRACE_HEADERS = (b"traceparent", b"tracestate")
 PATHS: dict[fields.Api, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 _ABORTED = b'"finish_reason":"abort"'
+SOON_S = 3.0
+"""A deadline that comes sooner has a timer; later ones are looked at every second."""
 STREAM_STALL_S = 3.0
 """Silence of a stream that has begun after which its engine is probed. One that was told to end may leave its streams open
 and say nothing more; it refuses connections, and so fails the probe."""
@@ -57,6 +60,10 @@ class _Leg:
 
 class Serving:
     """One generation request, from its parsed fields to its last byte."""
+
+    __slots__ = ("_answer", "_asked", "_dispatch", "_exchange", "_first", "_going", "_gone", "_held", "_legs", "_loop",
+                 "_paired", "_passed", "_paused", "_position", "_relaying", "_reply", "_request", "_speaks", "_timer",
+                 "_timer_at", "record", "trace")
 
     def __init__(self, dispatch: Dispatch, reply: Reply, request: bodies.Request, transfer: TransferId,
                  passed: list[tuple[bytes, bytes]], *, picks: Picks) -> None:
@@ -120,9 +127,6 @@ class Serving:
 
     def on_events(self, call: Call, data: bytes) -> None:
         """Part of decode's stream."""
-        if call is self._relaying:
-            self._reply.write(data)
-            return
         self._first = data
         self._legs[call.tag].record.first_at = perf_counter()
         self._on(mv.Begun(call.tag))
@@ -136,7 +140,7 @@ class Serving:
         """A whole answer of either leg."""
         assert call.head is not None
         status = call.head.status
-        aborted = status < 300 and _ABORTED in body
+        aborted = status < 300 and body.find(_ABORTED) >= 0
         leg = self._shut(call.tag, "aborted" if aborted else f"{status // 100}xx")
         if self._going is not None and self._position is not None and 400 <= status < 500:
             self._position.replays = True  # the engine does not take the ids
@@ -184,7 +188,8 @@ class Serving:
         return None if self._position is None else self._position.tail()
 
     def sweep(self, now: float, stall_s: float) -> None:
-        """Called every second: doubt an engine that is silent on an open leg."""
+        """Called every second: doubt an engine that is silent on an open leg, and mind the deadline."""
+        self._set_timer()
         for leg in self._legs.values():
             bound = min(stall_s, STREAM_STALL_S) if leg.call is self._relaying else stall_s
             if now - leg.call.last_at > bound and not self._paused:
@@ -329,6 +334,7 @@ class Serving:
             self._speak(call.events)
         else:
             self._relaying = call
+            call.relay = self._reply.write
         if self._reply.started:
             first, self._first = self._first, b""
             self._reply.write(first)
@@ -362,14 +368,16 @@ class Serving:
 
     def _set_timer(self) -> None:
         # A timer that rings too early costs less than one that is set anew whenever the deadline moves.
+        # Most requests are over long before: a deadline that is far away is left to the next look.
         due = self._exchange.deadline
         if self._timer_at <= due < math.inf or due == self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._timer_at = due
-        if due < math.inf:
+        self._timer_at = math.inf
+        if due < self._loop.time() + SOON_S:
+            self._timer_at = due
             self._timer = self._loop.call_at(due, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -388,7 +396,7 @@ class Serving:
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._dispatch.closed(self, record)
         if self._dispatch.access_log:
-            access.info("%s", outcome, extra={
+            logs.tell(access, outcome, {
                 "request": record.request_id, "transfer": record.transfer, "api": record.api, "stream": record.stream,
                 "status": record.status, "prefill": record.went(Role.PREFILL), "decode": record.went(Role.DECODE),
                 "attempt": record.attempt, "skips": record.skips, "seconds": round(record.last_at - record.arrived, 4),

@@ -13,6 +13,8 @@ import asyncio
 import logging
 import math
 from collections import deque
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol, cast
 
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
@@ -50,7 +52,7 @@ class Call:
     """One request to an engine."""
 
     __slots__ = ("_connecting", "_connection", "_paused", "_pool", "address", "again", "events", "framed", "head",
-                 "last_at", "request", "sink", "streams", "tag")
+                 "last_at", "relay", "request", "sink", "streams", "tag")
 
     def __init__(self, pool: Pool, address: HostPort, request: bytes, sink: Sink, *, streams: bool, framed: bool,
                  events: EventStream | None, tag: int) -> None:
@@ -68,6 +70,8 @@ class Call:
         """What reads the event stream, where it is not simply relayed."""
         self.tag = tag
         self.head: Head | None = None
+        self.relay: Callable[[bytes], None] | None = None
+        """Who takes the events from now on, without the sink."""
         self.again = False
         self.last_at = pool.loop.time()
         """When bytes last came, or the call was made."""
@@ -151,11 +155,12 @@ class Call:
 class _Connection(asyncio.Protocol):
     """One connection to an engine."""
 
-    __slots__ = ("_address", "_body", "_buffer", "_call", "_paused", "_pool", "_reused", "_seen", "_stream", "_transport",
-                 "idle_since")
+    __slots__ = ("_address", "_body", "_buffer", "_call", "_paused", "_pool", "_reused", "_seen", "_stream", "_time",
+                 "_transport", "idle_since")
 
     def __init__(self, pool: Pool, address: HostPort) -> None:
         self._pool = pool
+        self._time = pool.loop.time
         self._address = address
         self._transport: asyncio.Transport | None = None
         self._call: Call | None = None
@@ -203,11 +208,15 @@ class _Connection(asyncio.Protocol):
         if call is None:
             self.drop()  # bytes that nobody asked for
             return
-        call.last_at = self._pool.loop.time()
+        call.last_at = self._time()
         stream = self._stream
         try:
             if stream is not None:
-                self._on_stream(call, stream, data)
+                out = stream.feed(data)
+                if call.relay is not None and out and not stream.done and not stream.failure:
+                    call.relay(out)
+                else:
+                    self._on_out(call, stream, out)
             elif self._body is not None:
                 self._on_body(call, self._body, data)
             else:
@@ -217,10 +226,12 @@ class _Connection(asyncio.Protocol):
             self.drop()
             call.end_failed(Kind.BROKEN, f"{self._address} sent {error}")
 
-    def _on_stream(self, call: Call, stream: EventStream, data: bytes) -> None:
-        out = stream.feed(data)
+    def _on_out(self, call: Call, stream: EventStream, out: bytes) -> None:
         if out:
-            call.sink.on_events(call, out)
+            if call.relay is not None:
+                call.relay(out)
+            else:
+                call.sink.on_events(call, out)
             if self._call is not call:
                 return  # cancelled by what it caused
         if stream.failure:
@@ -255,7 +266,7 @@ class _Connection(asyncio.Protocol):
                 raise Malformed("an event stream that is not chunked")
             self._stream = call.events or EventStream(framed=call.framed)
             if rest:
-                self._on_stream(call, self._stream, rest)
+                self._on_out(call, self._stream, self._stream.feed(rest))
             return
         self._body = WholeBody(head, MAX_ANSWER)
         self._on_body(call, self._body, rest)
@@ -372,8 +383,14 @@ class Pool:
         self._idle.clear()
 
 
+@lru_cache(maxsize=1024)
+def _before_length(path: bytes, address: HostPort) -> bytes:
+    return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: " % (path, address.encode())
+
+
 def request_bytes(method: bytes, path: bytes, address: HostPort, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
     """A whole HTTP/1.1 request."""
-    lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-    framing = b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body) if method == b"POST" else b""
-    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b%b\r\n%b" % (method, path, address.encode(), framing, lines, body)
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    if method == b"POST":
+        return b"%b%d\r\n%b\r\n%b" % (_before_length(path, address), len(body), lines, body)
+    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n%b" % (method, path, address.encode(), lines, body)

@@ -35,17 +35,14 @@ class Head(msgspec.Struct, frozen=True):
     chunked: bool
     length: int | None
     """Content-Length; 0 where the status allows no body."""
+    is_event_stream: bool = False
+    """Whether the body is server-sent events."""
     _passed: list[list[tuple[bytes, bytes]]] = []
     """What ``end_to_end`` found, once it was asked."""
 
     def get(self, name: bytes) -> bytes:
         """The first value of a header, or empty."""
         return next((value for known, value in self.headers if known == name), b"")
-
-    @property
-    def is_event_stream(self) -> bool:
-        """Whether the body is server-sent events."""
-        return self.get(b"content-type").split(b";", 1)[0].strip().lower() == b"text/event-stream"
 
     def end_to_end(self) -> list[tuple[bytes, bytes]]:
         """Headers that a proxy passes on (RFC 9110, 7.6.1), without the length and those that the router writes itself."""
@@ -88,7 +85,8 @@ def _parse_head(raw: bytes) -> Head:
     length = int(lengths.pop()) if lengths else None
     if status in {204, 304} or status < 200:
         length = 0
-    return Head(status, headers, keep, bool(codings), None if codings else length)
+    kind = next((value for name, value in headers if name == b"content-type"), b"").split(b";", 1)[0].strip().lower()
+    return Head(status, headers, keep, bool(codings), None if codings else length, kind == b"text/event-stream")
 
 
 _known_head = lru_cache(maxsize=256)(_parse_head)

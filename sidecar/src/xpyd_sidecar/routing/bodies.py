@@ -8,7 +8,7 @@ and engine can never read two different values of one field.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Optional, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -29,6 +29,8 @@ _XARGS_REFUSED = frozenset({legs.FIELD, "ec_transfer_params"})
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
+_TYPED: dict[type, Callable[[Raw], Any]] = {str: msgspec.json.Decoder(str | None).decode,
+                                            bool: msgspec.json.Decoder(bool | None).decode}
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -148,7 +150,7 @@ def _typed(fields: Mapping[str, Raw], name: str, kind: type[_T]) -> _T | None:
     if raw is None:
         return None
     try:
-        return msgspec.json.decode(raw, type=Optional[kind])  # type: ignore[no-any-return]  # noqa: UP045 (kind is a value)
+        return _TYPED[kind](raw)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"{name!r}: {error}", param=name) from None
 

@@ -141,6 +141,11 @@ class _Open(msgspec.Struct):
 class Exchange:
     """One request. ``handle`` is the only method that changes it."""
 
+    __slots__ = ("_alone", "_answered", "_bad_decodes", "_bad_prefills", "_begun", "_budget", "_course", "_decode",
+                 "_decode_tries", "_decodes_sent", "_detail", "_errors_retried", "_legs", "_limits", "_linger_at", "_over",
+                 "_pair_at", "_picks", "_prefill", "_prefill_tries", "_prefills_sent", "_prompt", "_refusals",
+                 "_request_at", "_skips", "_spoken", "attempt", "continued", "transfer")
+
     def __init__(self, transfer: TransferId, picks: Picks, limits: Limits, *, prompt: msgspec.Raw, skips: str = "",
                  now: float, course: Course | None = None, budget: Budget | None = None) -> None:
         """``course``: None where the stream cannot, or shall not, go on elsewhere."""

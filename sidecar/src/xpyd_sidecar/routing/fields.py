@@ -52,7 +52,7 @@ _NULL = b"null"
 
 def is_null(raw: Raw) -> bool:
     """Whether a value is ``null``, without decoding it."""
-    return bytes(memoryview(raw)[:5]) == _NULL
+    return len(raw) == len(_NULL) and bytes(raw) == _NULL
 
 
 def _raw(fields: Mapping[str, Raw], name: str) -> bytes:

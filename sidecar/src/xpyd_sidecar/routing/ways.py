@@ -25,6 +25,7 @@ from msgspec import Raw
 from xpyd_sidecar.routing.fields import Api, is_null
 
 Fields = Mapping[str, Raw]
+_decode_float = msgspec.json.Decoder(float).decode
 
 
 class Way(IntEnum):
@@ -42,7 +43,7 @@ _GREEDY_BELOW = 1e-5
 
 def _number(raw: Raw) -> float | None:
     try:
-        return msgspec.json.decode(raw, type=float)
+        return _decode_float(raw)
     except _BAD_JSON:
         return None
 
@@ -86,7 +87,10 @@ def _unless_text_parts(raw: Raw, _: Fields) -> Way:
     # Engines ignore given prompt ids where a message has a part that is not text. Only such messages have these words as
     # keys; text that happens to contain them costs a replay, and ids that were ignored are noticed.
     view = bytes(raw)
-    return Way.REPLAY if any(word in view for word in _PARTS) else Way.CONTINUE
+    for word in _PARTS:
+        if view.find(word) >= 0:
+            return Way.REPLAY
+    return Way.CONTINUE
 
 
 _PARTS = (b'"image_url"', b'"image_', b'"input_', b'"audio', b'"video', b'"file"', b'"thinking"', b'"refusal"')
@@ -134,7 +138,7 @@ def way_of(api: Api, fields: Fields) -> Way:
         return Way.REPLAY  # prompt_embeds
     for name, raw in fields.items():
         ask = TABLE.get(name)
-        if not is_null(raw) and (ask is None or ask(raw, fields) is not Way.CONTINUE):
+        if ask is not _CONTINUES and not is_null(raw) and (ask is None or ask(raw, fields) is not Way.CONTINUE):
             return Way.REPLAY
     return worst
 
