@@ -138,7 +138,7 @@ async def test_a_client_that_goes_away_leaves_the_queue_at_once(caplog: pytest.L
         await one.f.wait(lambda: len(one.f.dispatch.line) == 1, "it to wait")
         await one.send("stays")
         writer.transport.abort()
-        await one.f.wait(lambda: len(one.f.dispatch.line) == 1, "it to leave", 0.5)
+        await one.f.wait(lambda: len(one.f.dispatch.line) == 1, "it to leave", 10.0)
         assert await one.release() == ["first", "stays"]
     lines = {record.__dict__["request"]: record.getMessage() for record in caplog.records
              if record.name == "xpyd_sidecar.access"}  # an exporter of another test may speak, too
