@@ -147,9 +147,14 @@ class Group:
         if self.returncode() is None:
             self._process.send_signal(number)
 
+    def kill_process(self, pid: int) -> None:
+        """kill -9 of one process alone. What shared memory the group has now goes with it in the end."""
+        self._shm |= shared_memory(self.pids())
+        os.kill(pid, signal.SIGKILL)
+
     def stop(self, grace_s: float = 20.0) -> int | None:
         """SIGTERM, wait, then kill what is left. Returns the exit code, None when it had to be killed."""
-        self._shm = shared_memory(self.pids())
+        self._shm |= shared_memory(self.pids())
         self.signal(signal.SIGTERM)
         code: int | None = None
         with contextlib.suppress(subprocess.TimeoutExpired):

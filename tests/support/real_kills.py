@@ -9,9 +9,7 @@ process group, its HTTP server alone (the engine core lives on as an orphan), or
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,11 +34,11 @@ def kill_nine(instance: Instance, way: str) -> None:
     if way == "group":
         instance.engine.kill()
     elif way == "server":
-        os.kill(group.pid, signal.SIGKILL)
+        group.kill_process(group.pid)
     else:
         for pid in group.pids():
             if "EngineCore" in Path(f"/proc/{pid}/comm").read_text() + Path(f"/proc/{pid}/cmdline").read_text():
-                os.kill(pid, signal.SIGKILL)
+                group.kill_process(pid)
 
 
 async def kill_real(cluster: Cluster, victims: Sequence[Instance], seed: int) -> Report:
