@@ -40,14 +40,14 @@ lint: $(STAMP) ## Style, types, import contracts, generated files
 	@$(BIN)/xpyd render reference --check
 	@$(BIN)/python scripts/manifests.py --check
 
-test-unit: $(STAMP) ## Pure parts and sockets, without engines (a minute)
+test-unit: $(STAMP) ## Pure parts and sockets, without engines (3 minutes)
 	@$(BIN)/pytest tests/unit
 
 test-browser: $(STAMP) ## The dashboard in headless Chromium (a minute; root installs the browser)
 	@PYTHONPATH=tests/support $(BIN)/python scripts/browser.py
 	@$(BIN)/pytest tests/browser --timeout 300
 
-test-component: $(STAMP) ## Real vLLM engines on this machine's CPU (12 minutes)
+test-component: $(STAMP) ## Real vLLM engines on this machine's CPU (17 minutes)
 	@$(BIN)/pytest tests/component --timeout 600
 
 test-kube: $(STAMP) ## A real API server (root; its first build takes 10 minutes)
