@@ -19,7 +19,7 @@ from typing import Any
 from judge import judge
 from recorded import Request, load
 from recorded_requests import PATHS
-from router_fleet import RouterFleet, request_bytes
+from router_fleet import Answer, RouterFleet, request_bytes
 from scripted_engine import Play, ScriptedEngine, Seen
 
 from xpyd_sidecar.contract.ids import Incarnation
@@ -75,6 +75,19 @@ class Report:
     @property
     def finished_share(self) -> float:
         return self.finished / self.killed if self.killed else 1.0
+
+    def judged(self, request: Request, answer: Answer, words: str) -> bool:
+        """Count an answer; whether it finished. ``words`` come before what is wrong with it."""
+        if answer.status != 200:
+            return False
+        self.answers_200 += 1
+        verdict = judge(request, answer.events, complete=answer.complete)
+        if verdict.fault:
+            self.faults.append(words + verdict.fault)
+            self.lost_tokens += verdict.kind == "lost"
+            self.duplicated += verdict.kind == "duplicated"
+            self.wrong += verdict.kind == "wrong"
+        return verdict.finished
 
     def check(self) -> None:
         """The goals: nothing duplicated, lost or wrong; 99 % of the killed streams finish."""
@@ -173,16 +186,7 @@ async def _one(fleet: RouterFleet, killer: Killer, report: Report, request: Requ
     report.ways.update(way.value for way, _, _ in kills)
     await killer.revive(name)
     words = f"{name} ({request.name}; {', '.join(f'{way.name} at {at} on {where}' for way, at, where in kills)}): "
-    finished = False
-    if answer.status == 200:
-        report.answers_200 += 1
-        verdict = judge(request, answer.events, complete=answer.complete)
-        finished = verdict.finished
-        if verdict.fault:
-            report.faults.append(words + verdict.fault)
-            report.lost_tokens += verdict.kind == "lost"
-            report.duplicated += verdict.kind == "duplicated"
-            report.wrong += verdict.kind == "wrong"
+    finished = report.judged(request, answer, words)
     if request.way == "error":
         report.not_repeatable += bool(kills)
     elif kills:

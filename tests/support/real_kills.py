@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster import Cluster, Instance
-from judge import judge
 from kills import Report
 from recorded import Request, load
 from recorded_requests import PATHS
@@ -101,15 +100,6 @@ async def _one(cluster: Cluster, report: Report, request: Request, name: str) ->
         writer.transport.abort()
     report.requests += 1
     words = f"{name} ({request.name}): "
-    finished = False
-    if answer.status == 200:
-        report.answers_200 += 1
-        verdict = judge(request, answer.events, complete=answer.complete)
-        finished = verdict.finished
-        if verdict.fault:
-            report.faults.append(words + verdict.fault)
-            report.lost_tokens += verdict.kind == "lost"
-            report.duplicated += verdict.kind == "duplicated"
-            report.wrong += verdict.kind == "wrong"
+    finished = report.judged(request, answer, words)
     if not finished:
         report.unfinished.append(words + f"{answer.status} {answer.body[-400:].decode(errors='replace')}")

@@ -18,7 +18,7 @@ import zmq
 from xpyd_sidecar.contract import p2p
 from xpyd_sidecar.contract.ids import ServiceName
 from xpyd_sidecar.contract.membership import Heartbeat
-from xpyd_sidecar.proxy.members import Refusals, bind
+from xpyd_sidecar.proxy.members import Listener, Refusals, bind
 from xpyd_sidecar.proxy.pump import Pump
 from xpyd_sidecar.routing.member import Member, Refused
 from xpyd_sidecar.routing.p2p import Guests
@@ -29,18 +29,16 @@ PORT_AFTER_MEMBERS = 1
 """The port is that of membership and this: 30002 by default."""
 
 
-class GuestListener:
+class GuestListener(Listener):
     """Listens for older engines."""
 
     def __init__(self, service: ServiceName, take: Callable[[Heartbeat], object], count: Callable[[str], None],
                  members: Callable[[], Iterable[Member]]) -> None:
         """``take`` as that of ``Members``; ``members``: who is in the roster now."""
+        super().__init__()
         self._guests = Guests(service, members)
         self._take = take
         self._count = count
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] | None = None
-        self._pump: Pump | None = None
         self._refusals = Refusals("heartbeat of an older engine refused")
 
     def listen(self, host: str, port: int) -> int:
@@ -54,11 +52,6 @@ class GuestListener:
         self._pump = Pump(self._socket, self._on_message)
         logger.warning("engines that nobody can identify may join on port %d (compat: p2p)", bound, extra={"port": bound})
         return bound
-
-    def look(self) -> None:
-        """Take what is there. Called every second, should an edge ever be missed."""
-        if self._pump is not None:
-            self._pump.look()
 
     def _on_message(self, frames: list[Any]) -> None:
         refused = ""
@@ -78,12 +71,3 @@ class GuestListener:
             self._count("taken")
         if refused:
             self._refusals.say(frames[-1], refused)
-
-    def close(self) -> None:
-        """Stop listening."""
-        if self._pump is not None:
-            self._pump.close()
-            self._pump = None
-        elif self._socket is not None:
-            self._socket.close()
-        self._context.term()

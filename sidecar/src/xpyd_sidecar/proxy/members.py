@@ -32,17 +32,38 @@ _decode = msgspec.msgpack.Decoder(Up).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Members:
+class Listener:
+    """A ROUTER socket that is read in batches; what listens for agents and for older engines has in common."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context()
+        self._socket: zmq.Socket[bytes] | None = None
+        self._pump: Pump | None = None
+
+    def look(self) -> None:
+        """Take what is there. Called every second, should an edge ever be missed."""
+        if self._pump is not None:
+            self._pump.look()
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._pump is not None:
+            self._pump.close()
+            self._pump = None
+        elif self._socket is not None:
+            self._socket.close()
+        self._context.term()
+
+
+class Members(Listener):
     """Listens for agents."""
 
     def __init__(self, name: str, take: Callable[[Up], int | None], count: Callable[[str], None]) -> None:
         """``take`` returns how many legs are open on the instance that a message speaks for (None: not counted)."""
+        super().__init__()
         self._name = name
         self._take = take
         self._count = count
-        self._context = zmq.Context()
-        self._socket: zmq.Socket[bytes] | None = None
-        self._pump: Pump | None = None
         self._refusals = Refusals("membership message refused")
 
     def listen(self, host: str, port: int, key: ServiceKey) -> int:
@@ -56,11 +77,6 @@ class Members:
         bound = bind(self._socket, host, port, MAX_MESSAGE, "router.members_port")
         self._pump = Pump(self._socket, self._on_message)
         return bound
-
-    def look(self) -> None:
-        """Take what is there. Called every second, should an edge ever be missed."""
-        if self._pump is not None:
-            self._pump.look()
 
     def _on_message(self, frames: list[Any]) -> None:
         seq, refused, in_flight = -1, "", 0
@@ -90,15 +106,6 @@ class Members:
             self._socket.send_multipart([frames[0], _encode(ack)], zmq.NOBLOCK)
         except zmq.ZMQError as error:  # the peer is gone or does not read: it will beat again
             logger.debug("acknowledgement not sent: %s", error)
-
-    def close(self) -> None:
-        """Stop listening."""
-        if self._pump is not None:
-            self._pump.close()
-            self._pump = None
-        elif self._socket is not None:
-            self._socket.close()
-        self._context.term()
 
 
 class Refusals:
