@@ -50,10 +50,10 @@ test-browser: $(STAMP) ## The dashboard in headless Chromium (a minute; root ins
 test-component: $(STAMP) ## Real vLLM engines on this machine's CPU (17 minutes)
 	@$(BIN)/pytest tests/component --timeout 600
 
-test-kube: $(STAMP) ## A real API server (root; its first build takes 10 minutes)
+test-kube: $(STAMP) ## A real API server, and what needs its kubectl (root; its first build takes 10 minutes)
 ifeq ($(ROOT),0)
 	@$(CLUSTER) build --profile light --kwok
-	@$(BIN)/pytest tests/kube --timeout 600 --numprocesses 2 --dist loadfile
+	@$(BIN)/pytest tests/kube tests/unit/test_manifests.py --timeout 600 --numprocesses 2 --dist loadfile
 else
 	@echo "left out: tests/kube (it needs root)"
 endif

@@ -6,6 +6,7 @@ running until ``down``.
 
 from __future__ import annotations
 
+import abc
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ TOKEN_HOURS = 24
 NODES_S = 60.0
 
 
-class Cluster:
+class Cluster(abc.ABC):
     """What both profiles share: components by name, kubectl, users."""
 
     profile: Profile
@@ -39,13 +40,13 @@ class Cluster:
         self._here: Place | None = None
         self._components: dict[str, Callable[[], Component]] = {}
 
+    @abc.abstractmethod
     def up(self) -> list[str]:
         """Start what does not run yet and wait until all is ready. Returns the names of what was started.
 
         Raises:
             ClusterError: the folder holds another kind of cluster, or something cannot be built, installed or started.
         """
-        raise NotImplementedError
 
     def down(self) -> None:
         """End everything and remove the cluster from the host; its logs stay in the folder."""
