@@ -33,7 +33,6 @@ from recorded import load  # noqa: E402
 from replay import Replay  # noqa: E402
 from router_fleet import fleet  # noqa: E402
 
-from xpyd_sidecar.contract.launch import KvOptions  # noqa: E402
 from xpyd_sidecar.proxy import dispatch  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_router.json"
@@ -59,8 +58,7 @@ async def scripted(kills: int, aborts: int, seed: int) -> Section:
 def real(kills: int, aborts: int, seed: int) -> Iterator[Section]:
     """On real engines: one prefill, one decode engine that lives, and some that are killed in rounds; figures of each."""
     with tempfile.TemporaryDirectory() as folder, Cluster(
-            Path(folder), prefill=1, decode=1 + min(VICTIMS, kills), engine_args=ENGINE_ARGS,
-            options=KvOptions(claim_s=3.0)) as cluster:
+            Path(folder), prefill=1, decode=1 + min(VICTIMS, kills), engine_args=ENGINE_ARGS) as cluster:
         cluster.wait_ready()
         if aborts:
             yield {"aborts_real": asyncio.run(abort_real(cluster, aborts, seed)).told()}

@@ -17,16 +17,10 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 
-from xpyd_sidecar.contract.launch import KvOptions
-
 HERE = Path(__file__).parent
 TIMEOUT_S = 600
 ENGINE_ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "96")
 """Prompts above 512 tokens are prefilled in chunks; 96 blocks of 128 tokens hold six of the longest prompts."""
-
-
-CLAIM_S = 3.0
-"""Prefill's part of a request that decode's front end refused is let go after this."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,8 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """1P1D for the whole session, not started. Ask for ``cluster`` instead."""
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), prefill=1, decode=1, engine_args=ENGINE_ARGS,
-                      options=KvOptions(claim_s=CLAIM_S))
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), prefill=1, decode=1, engine_args=ENGINE_ARGS)
     try:
         yield cluster
     finally:

@@ -18,6 +18,8 @@ from cluster import Cluster
 from corpus import tokens_of
 from engines import MODEL_NAME, complete
 
+from xpyd_sidecar.contract.launch import KvOptions
+
 LONG = list(tokens_of("too long", 2100))
 GOOD: dict[str, Any] = {"model": MODEL_NAME, "prompt": [5, 6, 7], "max_tokens": 4}
 TRANSFER = {"xpyd": 1, "role": "decode", "transfer": "0" * 32, "attempt": 1, "remaining_s": 60}
@@ -53,6 +55,13 @@ def test_a_bad_field_is_answered_with_its_name(cluster: Cluster, fields: dict[st
     assert set(answer["error"]) >= {"message", "type", "code"}
     assert word in json.dumps(answer["error"]), answer
     assert len(complete(cluster.url, [5, 6, 7], 4)["token_ids"]) == 4
+
+
+def test_what_prefill_computed_for_a_request_that_decode_refuses_is_let_go_at_once(cluster: Cluster) -> None:
+    for at in range(8):
+        body = json.dumps(GOOD | {"prompt": list(tokens_of(f"refused {at}", 300)), "max_tokens": -3}).encode()
+        assert ask(cluster, body)[0] == 400
+    cluster.wait_idle(0.8 * KvOptions().claim_s)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"text"', b'{"model": "tiny"', b"\xff\xfe", b"{" * 5000])

@@ -19,6 +19,7 @@ D_LEG = legs.Leg(1, Role.DECODE, TransferId("0" * 32), Attempt(2), 5.0)
 
 def prefill(api: Api, **fields: Any) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(prefill_body(parse(api, json.dumps(fields).encode()), P_LEG))
+    assert legs.REMOTE not in body[legs.FIELD]
     assert legs.decode(body.pop(legs.FIELD)) == P_LEG
     return body
 
@@ -55,6 +56,7 @@ def test_decode_gets_the_request_as_it_came() -> None:
     request = parse("completions", json.dumps(fields).encode())
     assert json.loads(decode_body(request, None)) == fields
     body = json.loads(decode_body(request, D_LEG))
+    assert body[legs.FIELD][legs.REMOTE] is True
     assert legs.decode(body.pop(legs.FIELD)) == D_LEG
     assert body == fields
 

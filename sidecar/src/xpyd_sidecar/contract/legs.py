@@ -16,6 +16,9 @@ from xpyd_sidecar.contract.ids import TRANSFER_ID, Attempt, HostPort, Incarnatio
 
 FIELD = "kv_transfer_params"
 VERSION = 1
+REMOTE = "do_remote_prefill"
+"""vLLM's own word for a decode leg. With it the engine's front end tells the connector of a leg that it refuses, or whose
+client leaves before the engine core knows of it: a request that is aborted from the start, with the same parameters."""
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -70,4 +73,6 @@ def encode(leg: Leg) -> dict[str, Any]:
                               "remaining_s": leg.remaining_s}
     if leg.peer is not None:
         params["peer"] = msgspec.structs.asdict(leg.peer)
+    if leg.role is Role.DECODE:
+        params[REMOTE] = True
     return params
