@@ -1,0 +1,192 @@
+"""Which heads of which layers go from which prefill rank to which decode rank."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xpyd_sidecar.kv import mapping
+from xpyd_sidecar.kv.mapping import UNKNOWN, Array, Cut, Geometry, Kind, Part, Source, Unmappable
+
+TENSORS = (1, 2, 3, 4, 6, 8)
+
+
+def held(total: int, tensor: int, rank: int) -> list[int]:
+    """The heads of a rank, counted as vLLM's QKVParallelLinear shards them."""
+    if total == 0:
+        return [0]
+    if tensor >= total:
+        return [rank // (tensor // total)]
+    return list(range(rank * (total // tensor), (rank + 1) * (total // tensor)))
+
+
+def kind(total: int, tensor: int, size: int = 64) -> Kind:
+    return Kind("float32", len(held(total, tensor, 0)), (4, 4), size, total)
+
+
+def engine(tensor: int, stages: list[list[str]], totals: dict[str, int]) -> Geometry:
+    return mapping.geometry(tensor, [[Array(name, kind(totals[name], tensor)) for name in stage]
+                                     for stage in stages for _ in range(tensor)])
+
+
+def model(tensor: int, pipeline: int = 1, *, total: int = 4, layers: int = 4) -> Geometry:
+    names = [f"layer{n}" for n in range(layers)]
+    each = layers // pipeline
+    return engine(tensor, [names[s * each:(s + 1) * each] for s in range(pipeline)], dict.fromkeys(names, total))
+
+
+def fits(total: int, tensor: int) -> bool:
+    return total == 0 or total % tensor == 0 or tensor % total == 0
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[Geometry, Geometry, dict[str, int]]:
+    """Two engines of one model, with sizes that can be mapped; layers may differ in heads."""
+    tensors = draw(st.tuples(st.sampled_from(TENSORS), st.sampled_from(TENSORS)))
+    names = [f"l{n}" for n in range(draw(st.integers(1, 9)))]
+    heads = [n for n in (0, 1, 2, 3, 4, 6, 8, 12, 24) if all(fits(n, t) for t in tensors)]
+    totals = {name: draw(st.sampled_from(heads)) for name in names}
+    stages = []
+    for _ in range(2):
+        cuts = sorted(draw(st.sets(st.integers(1, len(names)), max_size=3)) | {0, len(names)})
+        stages.append([names[a:b] for a, b in pairwise(cuts)])
+    return engine(tensors[0], stages[0], totals), engine(tensors[1], stages[1], totals), totals
+
+
+@settings(max_examples=300)
+@given(pairs())
+def test_every_head_of_every_layer_of_every_decode_rank_comes_from_one_source_that_has_it(
+        pair: tuple[Geometry, Geometry, dict[str, int]]) -> None:
+    prefill, decode, totals = pair
+    made = mapping.plan(prefill, decode)
+    assert len(made) == decode.ranks
+    takers = {rank: sum(rank in [source.rank for source in sources] for sources in made) for rank in range(prefill.ranks)}
+    assert all(takers.values()), "a rank that nobody asks would keep its copies"
+    for rank, sources in enumerate(made):
+        stage, t = divmod(rank, decode.tensor)
+        ours = decode.arrays(stage)
+        got: dict[tuple[str, int], int] = {}
+        assert len({source.rank for source in sources}) == len(sources)
+        for source in sources:
+            assert source.takers == takers[source.rank]
+            theirs = prefill.arrays(source.rank // prefill.tensor)
+            after = 0
+            for cut, into, at in source.parts:
+                assert cut.region >= after, "READY names arrays in order, each once"
+                after = cut.region + cut.count
+                for nth in range(cut.count):
+                    there, here = theirs[cut.region + nth], ours[into + nth]
+                    assert there.name == here.name
+                    has = held(totals[here.name], prefill.tensor, source.rank % prefill.tensor)
+                    wants = held(totals[here.name], decode.tensor, t)
+                    heads = cut.heads or here.kind.heads
+                    assert cut.size == heads * 64
+                    assert cut.heads or (here.kind.block_bytes == there.kind.block_bytes and (cut.head, at) == (0, 0))
+                    assert wants[at:at + heads] == has[cut.head:cut.head + heads]
+                    for head in range(at, at + heads):
+                        got[here.name, head] = got.get((here.name, head), 0) + 1
+        assert got == {(one.name, head): 1 for one in ours for head in range(one.kind.heads)}
+
+
+@settings(max_examples=100)
+@given(pairs())
+def test_whole_ranks_are_few_runs(pair: tuple[Geometry, Geometry, dict[str, int]]) -> None:
+    prefill, _, totals = pair
+    for sources in mapping.plan(prefill, prefill):
+        assert [(one.takers, sum(part.cut.count for part in one.parts)) for one in sources] == [
+            (1, len(prefill.arrays(sources[0].rank // prefill.tensor)))]
+    if len(set(totals.values())) == 1:
+        assert all(len(source.parts) == 1 for sources in mapping.plan(prefill, prefill) for source in sources)
+
+
+def test_one_prefill_and_two_decode_engines_of_two_ranks_form_four_links_and_seven_nccl_groups() -> None:
+    p, d1, d2 = model(2), model(2), model(2)
+    kv = mapping.links(mapping.plan(p, d1)) + mapping.links(mapping.plan(p, d2))
+    own = sum(one.tensor > 1 for one in (p, d1, d2))
+    assert (kv, kv + own) == (4, 7)
+
+
+@pytest.mark.parametrize(("p", "d", "count"), [
+    (model(1), model(2), 2), (model(2), model(1), 2), (model(4), model(2), 4), (model(2), model(4), 4),
+    (model(2, 2), model(2), 4), (model(1), model(1, 2), 2), (model(1, 2), model(2), 4),
+    (model(4, total=2), model(2, total=2), 4),  # each head is on two prefill ranks: decode spreads over both
+    (model(2, total=0), model(2, total=0), 2), (model(4, total=0), model(1, total=0), 4),
+    (model(1, total=0), model(4, total=0), 4),
+])
+def test_the_number_of_links(p: Geometry, d: Geometry, count: int) -> None:
+    assert mapping.links(mapping.plan(p, d)) == count
+
+
+def test_one_rank_is_cut_in_two() -> None:
+    assert mapping.plan(model(1), model(2)) == (
+        (Source(0, 2, (Part(Cut(0, 4, 0, 2, 128), 0, 0),)),), (Source(0, 2, (Part(Cut(0, 4, 2, 2, 128), 0, 0),)),))
+
+
+def test_two_ranks_are_laid_side_by_side() -> None:
+    assert mapping.plan(model(2), model(1)) == (
+        (Source(0, 1, (Part(Cut(0, 4, 0, 2, 128), 0, 0),)), Source(1, 1, (Part(Cut(0, 4, 0, 2, 128), 0, 2),))),)
+
+
+def test_a_latent_that_all_have_comes_in_shares_from_all() -> None:
+    assert mapping.plan(model(2, total=0), model(1, total=0)) == (
+        (Source(0, 1, (Part(Cut(0, 2, 0, 0, 64), 0, 0),)), Source(1, 1, (Part(Cut(2, 2, 0, 0, 64), 2, 0),))),)
+
+
+def test_a_rank_that_is_not_needed_is_asked_for_nothing() -> None:
+    (sources,) = mapping.plan(model(2, total=0, layers=1), model(1, total=0, layers=1))
+    assert [(one.rank, len(one.parts)) for one in sources] == [(0, 1), (1, 0)]
+
+
+def changed(one: Geometry, **changes: object) -> Geometry:
+    return msgspec.structs.replace(one, kinds=tuple(msgspec.structs.replace(k, **changes) for k in one.kinds))
+
+
+@pytest.mark.parametrize(("p", "d", "text"), [
+    (changed(model(1), dtype="uint8"), model(1), "kv cache layer0, dtype: float32 in decode, uint8 in prefill"),
+    (changed(model(2), dims=(8, 4)), model(1), "kv cache layer0, dims: (4, 4) in decode, (8, 4) in prefill"),
+    (changed(model(2), head_bytes=65), model(1), "head_bytes: 64 in decode, 65 in prefill"),
+    (model(2, total=8), model(1), "total: 4 in decode, 8 in prefill"),
+    (model(1, layers=5), model(1), "kv cache layer4: only prefill has it"),
+    (model(1), model(1, layers=5), "kv cache layer4: only decode has it"),
+    (changed(model(1), total=UNKNOWN), changed(model(2), total=UNKNOWN), "layer0 cannot be cut by heads"),
+    (changed(model(2), heads=1), model(2), "kv cache layer0, heads: 2 in decode, 1 in prefill"),
+    (changed(model(2), heads=1), model(1), "heads: 1 on each of 2 ranks of prefill, of 4"),
+    (changed(model(3, total=0), total=4), model(1),
+     "parallel.tensor: 3 in prefill does not divide the 4 KV heads of layer0"),
+    (msgspec.structs.replace(model(1), version=2), model(1), "geometry.version: 1 here, 2 in prefill"),
+    (msgspec.structs.replace(model(1), tensor=2000), model(1), "geometry.tensor: 2000"),
+    (msgspec.structs.replace(model(1), tensor=0), model(1), "geometry.tensor: 0"),
+    (msgspec.structs.replace(model(1), stages=((("a", 0), ("a", 0)),)), model(1),
+     "prefill has no arrays, or one of them twice"),
+    (msgspec.structs.replace(model(1), stages=((("a", 7),),)), model(1), "geometry.kinds: prefill refers"),
+    (changed(model(1), heads=0), model(1), "geometry.kinds: prefill has one without heads"),
+])
+def test_what_cannot_be_mapped_is_refused_with_the_field(p: Geometry, d: Geometry, text: str) -> None:
+    with pytest.raises(Unmappable) as refused:
+        mapping.plan(p, d)
+    assert text in str(refused.value)
+
+
+def test_arrays_that_cannot_be_cut_still_go_between_equals_and_over_stages() -> None:
+    odd = {"total": UNKNOWN}
+    assert mapping.links(mapping.plan(changed(model(2), **odd), changed(model(2), **odd))) == 2
+    assert mapping.links(mapping.plan(changed(model(2, 2), **odd), changed(model(2), **odd))) == 4
+
+
+def test_ranks_of_one_stage_that_differ_are_refused() -> None:
+    with pytest.raises(Unmappable, match="rank 1 has other arrays than rank 0"):
+        mapping.geometry(2, [[Array("a", kind(4, 2))], [Array("b", kind(4, 2))]])
+
+
+def test_a_geometry_of_many_layers_fits_into_a_message() -> None:
+    large = model(8, 4, total=8, layers=128)
+    named = msgspec.structs.replace(large, stages=tuple(
+        tuple((f"model.layers.{n}.self_attn.attn:{half}", 0) for n in range(s * 32, s * 32 + 32) for half in range(2))
+        for s in range(4)))
+    raw = msgspec.msgpack.encode(named)
+    assert len(raw) < 16 << 10
+    assert msgspec.msgpack.decode(raw, type=Geometry) == named
