@@ -166,6 +166,10 @@ campaign-mixed: $(STAMP) ## A mixed load on the router at half of what is possib
 .PHONY: campaign-queue
 campaign-queue: $(STAMP) ## A million messages through the broadcast queue, with stalls and kills, into bench/results
 	@$(BIN)/pytest -s tests/campaigns/test_queue.py --timeout 3600
+
+.PHONY: campaign-buddy
+campaign-buddy: $(STAMP) ## A million random operations on the buddy allocator, into bench/results (a minute)
+	@$(BIN)/python tests/campaigns/buddy.py
 # --- end of campaigns ---
 
 .PHONY: dashboard-picture

@@ -1,0 +1,74 @@
+"""Random operations on the buddy allocator, every answer held against a map of the space."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, insort
+from typing import NamedTuple
+
+from xpyd_sidecar.kv.buddy import Buddy
+
+
+class Seen(NamedTuple):
+    """What a run saw."""
+
+    operations: int
+    refused: int
+    external: list[float]
+    """Fragmentation at each refusal of what would have fit into the free bytes together."""
+    internal: list[float]
+    """Rounding loss, sampled."""
+
+
+def run(seed: int, operations: int, size: int, unit: int, largest: int) -> Seen:
+    """Allocate and free at random at a changing fill, check every offset, and at the end that all has merged back."""
+    draw = random.Random(seed)
+    buddy = Buddy(size, unit)
+    start = buddy.usage
+    assert start.used == start.asked == 0
+    held: dict[int, int] = {}
+    order: list[int] = []  # offsets, sorted
+    names: list[int] = []  # offsets, for a random choice in constant time
+    places: dict[int, int] = {}
+    refused, external, internal, fill = 0, [], [], 0.5
+    for number in range(operations):
+        if number % 997 == 0:
+            fill = draw.random()
+            internal.append(buddy.usage.internal)
+        if names and draw.random() > (0.75 if buddy.usage.used < fill * buddy.size else 0.25):
+            at = draw.randrange(len(names))
+            offset, last = names[at], names[-1]
+            names[at], places[last] = last, at
+            names.pop()
+            del places[offset]
+            order.pop(bisect_left(order, offset))
+            del held[offset]
+            buddy.free(offset)
+            continue
+        want = int(largest ** draw.random()) + draw.randrange(2)
+        offset_or_none = buddy.allocate(want)
+        if offset_or_none is None:
+            refused += 1
+            usage = buddy.usage
+            assert usage.largest < want, "refused although a block fits"
+            if usage.size - usage.used >= want:
+                external.append(usage.external)
+            continue
+        offset = offset_or_none
+        block = unit << (-(-want // unit) - 1).bit_length()
+        assert offset % block == 0
+        assert offset >= 0
+        assert offset + block <= buddy.size
+        at = bisect_left(order, offset)
+        assert at == 0 or order[at - 1] + held[order[at - 1]] <= offset, "overlaps the block below"
+        assert at == len(order) or offset + block <= order[at], "overlaps the block above"
+        insort(order, offset)
+        held[offset] = block
+        places[offset] = len(names)
+        names.append(offset)
+        assert buddy.usage.used <= buddy.size
+    assert buddy.usage.used == sum(held.values())
+    for offset in names:
+        buddy.free(offset)
+    assert buddy.usage == start, "something has not merged back"
+    return Seen(operations, refused, external, internal)
