@@ -18,10 +18,12 @@ from xpyd_sidecar.agent.beat import (
     Look,
     Looked,
     Machine,
+    RoleTold,
     Router,
     UndrainAsked,
     disagreement,
 )
+from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.fingerprint import digest
 from xpyd_sidecar.contract.ids import AgentId, Role, State
 from xpyd_sidecar.contract.membership import Load
@@ -302,3 +304,45 @@ def test_the_laws_hold_after_any_events(events: list[Event]) -> None:
         assert asked or not machine.drained
         assert not (was_drained and asked) or machine.drained
         incarnation = machine.incarnation
+
+
+def test_a_role_of_a_higher_epoch_is_beaten_at_once_and_nothing_else_changes() -> None:
+    machine = ready()
+    before = machine.heartbeat()
+    assert machine.handle(RoleTold(Assignment(Role.PREFILL, 2)), 1.0) == (BeatNow("prefill from epoch 2 on"),)
+    after = machine.heartbeat()
+    assert (after.role, after.epoch, machine.role, machine.epoch) == (Role.PREFILL, 2, Role.PREFILL, 2)
+    assert msgspec.structs.replace(after, role=before.role, epoch=before.epoch, seq=before.seq) == before
+
+
+def test_a_role_of_an_epoch_that_is_not_higher_changes_nothing() -> None:
+    machine = ready()
+    machine.handle(RoleTold(Assignment(Role.PREFILL, 3)), 1.0)
+    for told in (Assignment(Role.DECODE, 3), Assignment(Role.DECODE, 2), Assignment(Role.PREFILL, 3)):
+        assert machine.handle(RoleTold(told), 2.0) == ()
+    assert (machine.role, machine.epoch) == (Role.PREFILL, 3)
+
+
+def test_streams_are_asked_to_move_before_the_time_of_the_drain_is_over() -> None:
+    machine = ready()
+    machine.handle(DrainAsked(), 0.0)
+    machine.handle(up(load=BUSY), 594.9)
+    assert not machine.heartbeat().leaving
+    assert machine.handle(up(load=BUSY), 595.0) == (BeatNow("draining"),)
+    assert machine.heartbeat().leaving
+    machine.handle(UndrainAsked(), 596.0)
+    assert not machine.heartbeat().leaving
+
+
+def test_of_a_short_drain_half_is_left_for_moving() -> None:
+    machine = Machine(config_of(drain_timeout_s=4.0))
+    machine.handle(up(), 0.0)
+    machine.handle(DrainAsked(), 1.0)
+    machine.handle(up(load=BUSY), 2.9)
+    assert not machine.heartbeat().leaving
+    machine.handle(up(load=BUSY), 3.0)
+    assert machine.heartbeat().leaving
+    for now in range(4, 5 + IDLE_LOOKS):
+        machine.handle(up(load=IDLE), float(now))
+    beat = machine.heartbeat()
+    assert (beat.drained, beat.leaving) == (True, False)

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from agent_fakes import KEY, FakeEngine, FakeRouter, config_of
 
@@ -18,7 +19,9 @@ from xpyd_sidecar.agent import ask as ask_module
 from xpyd_sidecar.agent import control
 from xpyd_sidecar.agent.app import Agent
 from xpyd_sidecar.beside import Draining
-from xpyd_sidecar.contract.ids import State
+from xpyd_sidecar.contract import assignment, keys
+from xpyd_sidecar.contract.assignment import Assignment
+from xpyd_sidecar.contract.ids import HostPort, Role, State
 from xpyd_sidecar.contract.launch import AGENT_SOCKET, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
 
@@ -256,3 +259,119 @@ async def test_the_router_beside_hears_of_a_drain_and_of_its_end(running: Runnin
     await running.ask("POST", "/drain")
     await running.ask("POST", "/undrain")
     assert running.heard == [False, True, False]
+
+
+async def post(running: Running, path: str, body: object) -> tuple[int, dict[str, Any]]:
+    """With a body, over the unix socket."""
+    connector = aiohttp.UnixConnector(str(running.run_dir / AGENT_SOCKET))
+    async with (aiohttp.ClientSession("http://agent", connector=connector) as session,
+                session.post(path, json=body) as answer):
+        return answer.status, await answer.json()
+
+
+async def test_a_role_is_taken_at_once_and_kept_for_the_next_agent(running: Running) -> None:
+    status, body = await post(running, "/role", {"role": "prefill", "epoch": 2, "since": "a field of tomorrow"})
+    assert (status, body["role"], body["epoch"], body["state"]) == (200, "prefill", 2, "ready")
+    beat = await running.router.wait_beat(lambda beat: beat.role is Role.PREFILL)
+    assert (beat.epoch, beat.state, beat.incarnation) == (2, State.READY, "a" * 32)
+    assert assignment.read(running.run_dir / assignment.KEPT) == Assignment(Role.PREFILL, 2)
+    assert (await post(running, "/role", {"role": "prefill", "epoch": 2}))[0] == 200, "told again"
+    seen = len(running.router.beats)
+    await running.end()
+    again = Running(running.engine, running.router, running.run_dir)
+    try:
+        first = await running.router.wait_beat()
+        assert all((beat.role, beat.epoch) == (Role.PREFILL, 2) for beat in (*running.router.beats[seen:], first))
+    finally:
+        await again.end()
+
+
+@pytest.mark.parametrize(("body", "status", "words"), [
+    ({"role": "prefill", "epoch": 1}, 409, "epoch 1 as prefill: the instance is decode of epoch 1"),
+    ({"role": "router", "epoch": 2}, 400, "Invalid enum value 'router' - at `$.role`"),
+    ({"role": "prefill"}, 400, "missing required field `epoch`"),
+    ({"role": "prefill", "epoch": 0}, 400, "`$.epoch`"),
+    ([], 400, "Expected `object`"),
+])
+async def test_a_role_that_cannot_be_taken_is_refused_with_its_reason(running: Running, body: object, status: int,
+                                                                      words: str) -> None:
+    code, answer = await post(running, "/role", body)
+    assert code == status
+    assert words in answer["error"]
+    assert (await running.ask("GET", "/status"))[1]["role"] == "decode"
+
+
+async def test_a_role_that_cannot_be_kept_is_not_taken(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(assignment, "keep", full)
+    code, answer = await post(running, "/role", {"role": "prefill", "epoch": 2})
+    assert (code, answer["error"]) == (500, "the role cannot be kept: no space left on device")
+    assert (await running.ask("GET", "/status"))[1]["epoch"] == 1
+
+
+async def test_a_file_tells_the_role_and_the_higher_epoch_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(app_module, "ROLE_S", 0.02)
+    shown = tmp_path / "assignment"
+    shown.write_text("")
+    async with FakeEngine(tmp_path) as engine:
+        engine.write_record()
+        router = FakeRouter()
+        running = Running(engine, router, tmp_path, assignment_file=str(shown))
+        try:
+            await router.wait_beat(lambda beat: (beat.role, beat.epoch) == (Role.DECODE, 1))
+            shown.write_text(assignment.encode(Assignment(Role.PREFILL, 3)))
+            await router.wait_beat(lambda beat: (beat.role, beat.epoch) == (Role.PREFILL, 3))
+            shown.write_text("half a te")
+            await running.wait_status(lambda _: "the role stays as it is" in caplog.text)
+            assert (await post(running, "/role", {"role": "decode", "epoch": 4}))[0] == 200
+            shown.write_text(assignment.encode(Assignment(Role.PREFILL, 3)))
+            await asyncio.sleep(0.1)
+            body = (await running.ask("GET", "/status"))[1]
+            assert (body["role"], body["epoch"]) == ("decode", 4), "what the volume shows is late"
+        finally:
+            await running.end()
+            await router.close()
+
+
+async def test_over_the_network_a_role_needs_the_agents_token(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = HostPort(f"127.0.0.1:{probe.getsockname()[1]}")
+    async with FakeEngine(tmp_path) as engine, aiohttp.ClientSession() as session:
+        engine.write_record()
+        router = FakeRouter()
+        running = Running(engine, router, tmp_path, listen=address)
+        try:
+            await router.wait_beat(lambda beat: beat.state is State.READY)
+            url, body = f"http://{address}/role", {"role": "prefill", "epoch": 2}
+            for token in ("", f"Bearer {keys.admin_token(KEY)}", "Bearer \u00e9"):
+                async with session.post(url, json=body, headers={"Authorization": token}) as answer:
+                    assert (answer.status, (await answer.json())["error"]) == (401, "the agents' token is needed")
+            right = {"Authorization": f"Bearer {keys.agent_token(KEY)}"}
+            async with session.get(f"http://{address}/status", headers=right) as answer:
+                assert answer.status == 404, "nothing else is served here"
+            async with session.post(url, data=b"x" * 5000, headers=right) as answer:
+                assert answer.status == 413
+            assert (await running.ask("GET", "/status"))[1]["epoch"] == 1
+            async with session.post(url, json=body, headers=right) as answer:
+                assert answer.status == 200
+            await router.wait_beat(lambda beat: beat.role is Role.PREFILL)
+        finally:
+            await running.end()
+            await router.close()
+        async with aiohttp.ClientSession() as other:
+            with pytest.raises(aiohttp.ClientConnectorError):
+                await other.post(url, json=body)
+
+
+async def test_an_address_that_is_taken_ends_the_agent_with_its_field(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = HostPort(f"127.0.0.1:{taken.getsockname()[1]}")
+        agent = Agent(config_of(tmp_path, listen=address), KEY)
+        with pytest.raises(ConfigError, match=r"at `\$.agent.listen`"):
+            await agent.run(asyncio.Event())

@@ -15,7 +15,7 @@ from router_fleet import Answer, RouterFleet, fleet, request_bytes
 from scripted_engine import Play, ScriptedEngine
 from scripted_engine import Seen as Asked
 
-from xpyd_sidecar.contract.ids import Incarnation
+from xpyd_sidecar.contract.ids import Incarnation, State
 from xpyd_sidecar.routing.fields import Api
 from xpyd_sidecar.routing.record import Record
 
@@ -295,6 +295,25 @@ async def test_a_restarted_engine_moves_its_streams_at_once() -> None:
         f.beat(first, incarnation=Incarnation("new"))
         check(await task, line, asked(line))
         await f.wait(lambda: first.aborts == 1, "the leg on the old one is closed")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_stream_moves_before_a_drain_runs_out_of_time(way: str) -> None:
+    """The engine still runs and would go on for ever: the stream is taken from it, whole and exact."""
+    held = asyncio.Event()
+    async with failing("completions", Play(hold_after=(7, held))) as (f, line, kills, records):
+        body = asked(line, **WAYS[way], **USAGE)
+        task = asyncio.create_task(f.post(PATHS["completions"], body))
+        await f.wait(lambda: f.dispatch.observer.metrics.in_flight == 1 and bool(kills.where), "a decode leg")
+        first = engine_of(f, kills.where[0])
+        f.beat(first, state=State.DRAINING, seq=2)
+        await asyncio.sleep(0.05)
+        assert not first.aborts, "a drain alone leaves it"
+        f.beat(first, state=State.DRAINING, seq=3, leaving=True)
+        check(await task, line, body)
+        await f.wait(lambda: first.aborts == 1, "the leg on the old one is closed")
+        await f.wait_quiet()
+        assert (records[0].outcome, len(set(kills.where))) == ("ok", 2)
 
 
 # ---- first token from prefill

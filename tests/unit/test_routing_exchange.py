@@ -21,6 +21,7 @@ from xpyd_sidecar.routing.moves import (
     Failed,
     Instruction,
     Kind,
+    Leaving,
     Over,
     Pass,
     Refuse,
@@ -426,6 +427,40 @@ def test_the_budget_is_for_engines_that_live() -> None:
     assert drive.on(lost(4, Kind.ABORTED)) == ["break 502", "cancel 3", "over broken"]
 
 
+def test_a_stream_moves_from_an_instance_that_leaves_while_its_leg_still_runs() -> None:
+    drive = Drive(course=FakeCourse())
+    drive.on(Answered(1, 200))
+    drive.on(Begun(2))
+    assert drive.on(Leaving(2, "it ends soon")) == ["cancel 2", "resume", "send 3 p0 a2", "send 4 d1 a2"]
+    assert drive.on(Leaving(2, "it ends soon")) == [], "the leg is elsewhere"
+    drive.on(Answered(3, 200))
+    drive.on(Begun(4))
+    assert drive.on(Ended(4)) == ["complete", "over ok"]
+    assert drive.exchange.continued == 1
+
+
+def test_a_request_without_a_byte_moves_as_a_whole_and_prefill_legs_stay() -> None:
+    drive = Drive()
+    assert drive.on(Leaving(1, "it ends soon")) == []
+    assert drive.on(Leaving(2, "it ends soon")) == ["cancel 1", "cancel 2", "send 3 p0 a2", "send 4 d1 a2"]
+
+
+def test_what_cannot_go_elsewhere_stays_on_an_instance_that_leaves() -> None:
+    course = FakeCourse()
+    nobody = Drive(FakePicks(decodes=1), course=course)
+    nobody.on(Begun(2))
+    assert nobody.on(Leaving(2, "it ends soon")) == [], "nobody else decodes"
+    for drive in (Drive(), Drive(course=course)):
+        drive.on(Begun(2))
+        course.goes_on = False
+        assert drive.on(Leaving(2, "it ends soon")) == [], "the stream cannot go on"
+        assert drive.on(Ended(2)) == ["complete"]
+    course.goes_on, course.rest = True, b"tail"
+    drive = Drive(course=course)
+    drive.on(Begun(2))
+    assert drive.on(Leaving(2, "it ends soon")) == [], "the client has its finish reason"
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_simulated_with_random_events_the_laws_hold(seed: int) -> None:
     dice = random.Random(seed)
@@ -513,6 +548,8 @@ def _random_event(exchange: Exchange, dice: random.Random, open_legs: dict[int, 
     if roll < 0.15:
         return exchange.handle(Answered(999, 200), now), None, now
     leg = dice.choice(list(open_legs))
+    if roll < 0.2:
+        return exchange.handle(Leaving(leg, "it ends soon"), now), None, now
     if open_legs[leg] is Role.DECODE and relaying:
         if roll < 0.6:
             return [], None, now

@@ -10,7 +10,7 @@ from beats import SERVICE, beat, bye
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load
 from xpyd_sidecar.routing import roster as ro
-from xpyd_sidecar.routing.roster import Changed, Lost, Probe, Probed, Refused, Roster
+from xpyd_sidecar.routing.roster import Changed, Leaving, Lost, Probe, Probed, Refused, Roster
 
 D0 = InstanceName("d0")
 I0 = Incarnation("i-d0")
@@ -442,3 +442,32 @@ def test_a_beat_that_says_anything_new_is_taken_whole(fields: dict[str, Any]) ->
     assert roster.pickable(Role.DECODE) is not picks
     for name, value in fields.items():
         assert getattr(roster.members()[0], name) == value
+
+
+def test_after_a_switch_was_heard_nothing_is_picked_for_the_old_role_and_its_legs_run_on() -> None:
+    roster = make()
+    roster.on_message(1.0, beat("d0"))
+    roster.on_message(1.0, beat("d1"))
+    member = roster.find(D0, I0)
+    assert member is not None
+    roster.leg_opened(member)
+    [changed] = roster.on_message(2.0, beat("d0", Role.PREFILL, epoch=2, seq=2))
+    assert isinstance(changed, Changed)
+    assert changed.kind == "role"
+    assert (names(roster), names(roster, Role.PREFILL)) == (["d1"], ["d0"])
+    assert member.in_flight == 1
+    with pytest.raises(Refused, match="epoch 1 is older than 2"):
+        roster.on_message(3.0, beat("d0", seq=3))
+    assert names(roster, Role.PREFILL) == ["d0"], "an agent that knows nothing of the switch changes nothing"
+    roster.leg_closed(member)
+    assert roster.find(D0, I0) is member
+
+
+def test_each_beat_of_who_leaves_says_that_streams_should_move() -> None:
+    roster = make()
+    roster.on_message(1.0, beat("d0"))
+    draining = {"state": State.DRAINING, "seq": 2}
+    assert not any(isinstance(i, Leaving) for i in roster.on_message(2.0, beat("d0", **draining)))
+    for seq in (3, 4):
+        out = roster.on_message(3.0, beat("d0", **(draining | {"seq": seq, "leaving": True})))
+        assert out == [Leaving(D0, I0, "d0 drains and ends soon")]

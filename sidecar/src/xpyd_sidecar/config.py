@@ -58,6 +58,8 @@ def faults(config: SidecarConfig) -> Iterator[str]:
 def _agent_faults(agent: AgentConfig) -> Iterator[str]:
     addresses = [("engine", agent.engine), ("advertise_http", agent.advertise_http)]
     addresses += [(f"routers[{index}]", router) for index, router in enumerate(agent.routers)]
+    if agent.listen is not None:
+        addresses.append(("listen", agent.listen))
     for field, address in addresses:
         try:
             split_host_port(address)
@@ -67,6 +69,8 @@ def _agent_faults(agent: AgentConfig) -> Iterator[str]:
         yield "at least one router address is required - at `$.agent.routers`"
     if agent.epoch < 0:
         yield f"must not be negative, not {agent.epoch} - at `$.agent.epoch`"
+    if agent.assignment_file == "":
+        yield "a path is required - at `$.agent.assignment_file`"
     if agent.data_parallel < 1:
         yield f"must be at least 1, not {agent.data_parallel} - at `$.agent.data_parallel`"
     for field in ("heartbeat_s", "resolve_s", "drain_timeout_s", "startup_timeout_s"):

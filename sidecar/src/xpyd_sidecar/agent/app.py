@@ -1,7 +1,7 @@
 """The agent's half of a sidecar: looks, beats, control socket, drain.
 
 Two loops that do not wait for each other: one looks at the engine, one sends beats. A hanging engine thus never keeps a
-beat back, and routers learn from the beats that it hangs.
+beat back, and routers learn from the beats that it hangs. A third one looks whether the role has changed (``role``).
 """
 
 from __future__ import annotations
@@ -16,11 +16,15 @@ from typing import Any
 
 import msgspec
 
-from xpyd_sidecar.agent.beat import BeatNow, DrainAsked, DrainEnded, Event, Looked, Machine, UndrainAsked
+from xpyd_sidecar.agent.beat import BeatNow, DrainAsked, DrainEnded, Event, Looked, Machine, RoleTold, UndrainAsked
 from xpyd_sidecar.agent.beats import Beats, Resolve, system_resolve
-from xpyd_sidecar.agent.control import Control
+from xpyd_sidecar.agent.control import Control, TooOld
 from xpyd_sidecar.agent.engine import Probe
+from xpyd_sidecar.agent.remote import Remote
+from xpyd_sidecar.agent.role import Told
 from xpyd_sidecar.beside import Draining
+from xpyd_sidecar.contract import assignment
+from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import AgentId, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
@@ -32,6 +36,8 @@ FAST_S = 0.5
 """Between looks (and beats) while the state is about to change: starting, draining."""
 LOOK_S = 1.0
 """Between looks while ready: how late a dead engine is noticed."""
+ROLE_S = 1.0
+"""Between looks at the file that tells the role."""
 
 
 class Agent:
@@ -55,6 +61,8 @@ class Agent:
                             resolve_s=config.agent.resolve_s, resolve=resolve)
         self._probe = Probe(config.agent, self._run_dir)
         self._control = Control(self._run_dir, self)
+        self._remote = Remote(config.agent.listen, key, self) if config.agent.listen is not None else None
+        self._told = Told(self._run_dir, config.agent.assignment_file)
         self._look_now = asyncio.Event()
         self._beat_now = asyncio.Event()
         self._looked = asyncio.Event()
@@ -71,10 +79,15 @@ class Agent:
             ConfigError: the control socket cannot be opened.
         """
         try:
+            # Before the first beat: one that says the role of before would be refused.
+            self._look_at_role()
             await self._control.start()
-            logger.info("agent started", extra={"engine": self._config.engine, "role": self._config.role.value})
+            if self._remote is not None:
+                await self._remote.start()
+            logger.info("agent started", extra={"engine": self._config.engine, "role": self._machine.role.value,
+                                                "epoch": self._machine.epoch})
             tasks = [asyncio.ensure_future(work) for work in
-                     (self._look_loop(), self._beat_loop(), self._beats.keep_resolving(), stop.wait())]
+                     (self._look_loop(), self._beat_loop(), self._role_loop(), self._beats.keep_resolving(), stop.wait())]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -86,6 +99,8 @@ class Agent:
         finally:
             await self._beats.close(self._machine.goodbye())
             await self._control.close()
+            if self._remote is not None:
+                await self._remote.close()
             await self._probe.close()
             logger.info("agent ended")
 
@@ -95,8 +110,8 @@ class Agent:
         routers = self._beats.routers()
         return {
             "state": machine.state.value,
-            "role": self._config.role.value,
-            "epoch": self._config.epoch,
+            "role": machine.role.value,
+            "epoch": machine.epoch,
             "incarnation": machine.incarnation,
             "engine": self._config.engine,
             "advertise_http": self._config.advertise_http,
@@ -144,12 +159,36 @@ class Agent:
             logger.warning("not drained in time: %s", reason)
             return False, f"deadline passed: {reason}"
 
+    def assign(self, told: Assignment) -> None:
+        """Take a role of a higher epoch: kept first, then said to all routers. What runs goes on.
+
+        Raises:
+            TooOld: the epoch has passed, or is that of another role.
+            OSError: it cannot be kept; nothing has changed.
+        """
+        machine = self._machine
+        if told.epoch < machine.epoch or (told.epoch == machine.epoch and told.role is not machine.role):
+            raise TooOld(f"epoch {told.epoch} as {told.role}: the instance is {machine.role} of epoch {machine.epoch}")
+        if told.epoch > machine.epoch:
+            assignment.keep(self._run_dir, told)
+            self._apply(RoleTold(told))
+
+    def _look_at_role(self) -> None:
+        for told in self._told.look():
+            self._apply(RoleTold(told))
+
+    async def _role_loop(self) -> None:
+        while True:
+            await asyncio.sleep(ROLE_S)
+            self._look_at_role()
+
     def _apply(self, event: Event) -> None:
         for instruction in self._machine.handle(event, self._loop.time()):
             match instruction:
                 case BeatNow(reason=reason):
-                    logger.info("state", extra={"state": self._machine.state.value, "why": reason,
-                                                "incarnation": self._machine.incarnation})
+                    machine = self._machine
+                    logger.info("state", extra={"state": machine.state.value, "role": machine.role.value, "why": reason,
+                                                "incarnation": machine.incarnation})
                     self._beat_now.set()
                     self._look_now.set()
                 case DrainEnded(drained=drained, reason=reason):

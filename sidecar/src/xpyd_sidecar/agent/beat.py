@@ -27,7 +27,8 @@ from typing import Literal
 import msgspec
 
 from xpyd_sidecar.contract import fingerprint
-from xpyd_sidecar.contract.ids import AgentId, Fingerprint, Incarnation, State
+from xpyd_sidecar.contract.assignment import Assignment
+from xpyd_sidecar.contract.ids import AgentId, Fingerprint, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
 from xpyd_sidecar.contract.record import EngineRecord
@@ -36,6 +37,8 @@ SLOW_LOOKS = 3
 IDLE_LOOKS = 2
 SILENT_BEATS = 2.0
 """A router that has not answered for so many heartbeats since the drain began does not hold it up."""
+MOVE_S = 5.0
+"""So long before the end of a drain's time streams are asked to go on elsewhere; half of that time where it is short."""
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -85,7 +88,13 @@ class UndrainAsked(msgspec.Struct, frozen=True):
     """Event: the drain is taken back."""
 
 
-Event = Looked | DrainAsked | UndrainAsked
+class RoleTold(msgspec.Struct, frozen=True):
+    """Event: the instance is to have this role. One of an epoch that is not higher changes nothing."""
+
+    assignment: Assignment
+
+
+Event = Looked | DrainAsked | UndrainAsked | RoleTold
 
 
 class BeatNow(msgspec.Struct, frozen=True):
@@ -121,6 +130,9 @@ class Machine:
         self._drain_since: float | None = None
         self._drain_seq = -1
         self._drained = False
+        self._leaving = False
+        self._role = config.agent.role
+        self._epoch = config.agent.epoch
         self._records: tuple[EngineRecord, ...] = ()
         self._load = Load()
         self._model = config.agent.model
@@ -134,6 +146,16 @@ class Machine:
         if self._drain_since is not None:
             return State.DRAINING
         return State.READY if self._up else State.STARTING
+
+    @property
+    def role(self) -> Role:
+        """What the next heartbeat will say."""
+        return self._role
+
+    @property
+    def epoch(self) -> int:
+        """Of the role."""
+        return self._epoch
 
     @property
     def drained(self) -> bool:
@@ -152,7 +174,7 @@ class Machine:
 
     def handle(self, event: Event, now: float) -> tuple[Instruction, ...]:
         """Take in one event at ``now`` (monotonic seconds)."""
-        before = (self.state, self._drained, self.incarnation)
+        before = self._news()
         out: list[Instruction] = []
         match event:
             case Looked(look=look, routers=routers):
@@ -161,16 +183,22 @@ class Machine:
                     reason = self._drain_progress(look, routers, now)
                     if self._drained:
                         out.append(DrainEnded(True, reason))
+                    self._leaving = not self._drained and now - self._drain_since >= self._moves_after_s
             case DrainAsked():
                 if self._drain_since is None:
                     self._drain_since, self._drain_seq, self._idle = now, self._seq, 0
             case UndrainAsked():
                 if self._drain_since is not None:
-                    self._drain_since, self._drained = None, False
+                    self._drain_since, self._drained, self._leaving = None, False, False
                     out.append(DrainEnded(False, "the drain was taken back"))
-        after = (self.state, self._drained, self.incarnation)
+            case RoleTold(assignment=told):
+                if told.epoch > self._epoch:
+                    self._role, self._epoch = told.role, told.epoch
+        after = self._news()
         if after != before:
             why = "drained" if self._drained else self.problem if self.state is State.STARTING else self.state.value
+            if after[-1] != before[-1]:
+                why = f"{self._role} from epoch {self._epoch} on"
             out.append(BeatNow(why))
         return tuple(out)
 
@@ -183,8 +211,8 @@ class Machine:
             service=self._service,
             instance=self._instance,
             seq=self._seq,
-            role=self._agent.role,
-            epoch=self._agent.epoch,
+            role=self._role,
+            epoch=self._epoch,
             state=self.state,
             incarnation=self.incarnation,
             http=(self._agent.advertise_http,),
@@ -197,6 +225,7 @@ class Machine:
             interval_s=self._agent.heartbeat_s,
             drained=self._drained,
             agent=self._id,
+            leaving=self._leaving,
         )
 
     def goodbye(self) -> Goodbye:
@@ -211,6 +240,15 @@ class Machine:
             return "; ".join(f"router {router.name or router.address} {self._why_holding(router)}" for router in holding)
         load = self._load
         return f"{load.running} running, {load.waiting} waiting, {load.transfers} KV transfers"
+
+    @property
+    def _moves_after_s(self) -> float:
+        whole_s = self._agent.drain_timeout_s
+        return whole_s - min(MOVE_S, whole_s / 2)
+
+    def _news(self) -> tuple[object, ...]:
+        """What routers hear of at once when it changes."""
+        return (self.state, self._drained, self._leaving, self.incarnation, self._epoch)
 
     def _take(self, look: Look) -> None:
         self._slow = self._slow + 1 if look.health == "slow" else 0

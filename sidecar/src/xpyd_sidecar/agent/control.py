@@ -4,6 +4,7 @@
     POST /drain             begin to drain; 202 and the state of things
     POST /drain?wait=1      the same, answered when drained, or at the drain deadline: {"drained": …, "reason": …}
     POST /undrain           take the drain back
+    POST /role              {"role": …, "epoch": …}: take this role, if the epoch is higher; 409 where it is too old
 
 Who can open the run folder may ask; the socket is mode 0600. Errors are ``{"error": …}`` with a fitting status.
 """
@@ -20,6 +21,8 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from xpyd_sidecar.contract import assignment
+from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.launch import AGENT_SOCKET
 from xpyd_sidecar.errors import ConfigError
 
@@ -29,6 +32,10 @@ BACKLOG = 16
 SHUTDOWN_S = 1.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class TooOld(Exception):
+    """A role of an epoch that has passed, or another one of the present epoch; the message says so."""
 
 
 class Speaker(Protocol):
@@ -45,6 +52,9 @@ class Speaker(Protocol):
 
     async def wait_drained(self, timeout_s: float | None) -> tuple[bool, str]:
         """``(drained, reason)`` once drained, at the drain deadline or after ``timeout_s``."""
+
+    def assign(self, told: Assignment) -> None:
+        """Take a role; nothing if it is the present one. Raises TooOld, and OSError where it cannot be kept."""
 
 
 @contextlib.contextmanager
@@ -98,9 +108,9 @@ class Control:
     def __init__(self, run_dir: Path, speaker: Speaker) -> None:
         self._run_dir = run_dir
         self._speaker = speaker
-        app = web.Application(middlewares=[_errors], client_max_size=4096)
+        app = web.Application(middlewares=[answer_errors], client_max_size=4096)
         app.add_routes([web.get("/status", self._status), web.post("/drain", self._drain),
-                        web.post("/undrain", self._undrain)])
+                        web.post("/undrain", self._undrain), web.post(assignment.PATH, self._role)])
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
 
     async def start(self) -> None:
@@ -142,9 +152,26 @@ class Control:
         self._speaker.undrain()
         return _json(self._speaker.status())
 
+    async def _role(self, request: web.Request) -> web.Response:
+        return await take_role(request, self._speaker)
+
+
+async def take_role(request: web.Request, speaker: Speaker) -> web.Response:
+    """``POST /role``, however it came. Raises aiohttp's errors with a reason."""
+    try:
+        speaker.assign(assignment.decode(await request.read()))
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=str(error)) from None
+    except TooOld as error:
+        raise web.HTTPConflict(text=str(error)) from None
+    except OSError as error:
+        raise web.HTTPInternalServerError(text=f"the role cannot be kept: {error}") from None
+    return _json(speaker.status())
+
 
 @web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors as JSON."""
     try:
         return await handler(request)
     except web.HTTPException as error:

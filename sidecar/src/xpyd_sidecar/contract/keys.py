@@ -9,6 +9,7 @@ HMAC-SHA256 over a fixed label, so that a leaked admin token opens no KV port:
     data         HMAC challenge of the KV data links
     broadcast    CURVE key pair of broadcast queues that cross hosts
     admin        bearer token of the router's admin paths (/fleet)
+    agent        bearer token of who tells agents their role
 
 CURVE: agents and peers derive the server's *public* key from the service key. It is never shown, so whoever completes
 the handshake holds the service key; no ZAP handler is needed.
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Literal, NewType
 
 ServiceKey = NewType("ServiceKey", bytes)
-Purpose = Literal["membership", "control", "data", "broadcast", "admin"]
+Purpose = Literal["membership", "control", "data", "broadcast", "admin", "agent"]
 
 
 def mint() -> ServiceKey:
@@ -40,6 +41,11 @@ def derive(key: ServiceKey, purpose: Purpose) -> bytes:
 def admin_token(key: ServiceKey) -> str:
     """Bearer token of the router's admin paths."""
     return derive(key, "admin").hex()
+
+
+def agent_token(key: ServiceKey) -> str:
+    """Bearer token of who tells agents their role; who may look at the fleet need not be able to change it."""
+    return derive(key, "agent").hex()
 
 
 def read(path: Path) -> ServiceKey:

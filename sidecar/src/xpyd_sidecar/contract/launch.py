@@ -21,7 +21,7 @@ ENV_HOST = "XPYD_HOST"
 """Address at which peers reach this instance (a pod's IP; 127.0.0.1 locally)."""
 
 AGENT_SOCKET = "agent.sock"
-"""Unix socket in the run folder: HTTP GET /status, POST /drain."""
+"""Unix socket in the run folder: HTTP GET /status, POST /drain, POST /role."""
 
 CONNECTOR_CLASS = "XpydConnector"
 CONNECTOR_MODULE = "xpyd_sidecar.engine.connector"
@@ -65,6 +65,10 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str = ""
     """Served model name."""
     epoch: int = 1
+    assignment_file: str | None = None
+    """Where the role is told durably (``contract.assignment``), looked at again and again; None: nowhere."""
+    listen: HostPort | None = None
+    """Where the agent takes a new role over the network, from who has the agents' token; None: by its unix socket alone."""
     data_parallel: int = 1
     """How many DP ranks (engine records) the engine has."""
     heartbeat_s: float = 3.0

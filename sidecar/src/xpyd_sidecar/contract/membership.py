@@ -4,7 +4,7 @@ Transport: ZMQ, DEALER (agent) to ROUTER (port 30001), CURVE; one msgpack messag
 
 Wire history
     1   first version
-        later in it, ignored by who does not know it: ``agent``
+        later in it, ignored by who does not know it: ``agent``, ``leaving``
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """State is draining, and nothing runs, waits or moves any more."""
     agent: AgentId = AgentId("")
     """The process that beats; empty from releases that did not say."""
+    leaving: bool = False
+    """State is draining, and the time for it is nearly over: streams that can go on elsewhere must do so now."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):

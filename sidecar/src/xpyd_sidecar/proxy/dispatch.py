@@ -74,6 +74,7 @@ class Dispatch:
         self.passing = Passing(self)
         self.draining = False
         self.watch = Watch(self.roster, self.lost, self.observer)
+        self.watch.on_leaving = self.leaving
 
     # ---- requests
 
@@ -171,6 +172,11 @@ class Dispatch:
         for serving in list(self.servings):
             serving.on_lost(instance, incarnation, reason)
         self.passing.on_lost(instance, incarnation, reason)
+
+    def leaving(self, instance: InstanceName, incarnation: Incarnation, reason: str) -> None:
+        """The time of its drain is nearly over: what can go on elsewhere does, while nothing is lost yet."""
+        for serving in list(self.servings):
+            serving.on_leaving(instance, incarnation, reason)
 
     # ---- time
 

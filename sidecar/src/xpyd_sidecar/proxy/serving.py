@@ -178,6 +178,13 @@ class Serving:
                 self._shut(leg.send.leg, mv.Kind.LOST.value)
                 self._on(mv.Failed(leg.send.leg, mv.Kind.LOST, reason))
 
+    def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
+        """The incarnation ends soon."""
+        for leg in list(self._legs.values()):
+            target = leg.send.target
+            if (target.instance, target.incarnation) == (instance, incarnation) and leg.send.leg in self._legs:
+                self._on(mv.Leaving(leg.send.leg, reason))
+
     @property
     def goes_on(self) -> bool:
         """Whether the client's stream can go on elsewhere (exchange.Course)."""

@@ -45,6 +45,8 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self.roster = roster
         self.on_lost = on_lost
+        self.on_leaving: OnLost = lambda *_: None
+        """Streams on an incarnation should go on elsewhere, and why."""
         self._notes = notes
         self.told = told
         self._probes: set[asyncio.Task[None]] = set()
@@ -82,6 +84,8 @@ class Watch:
                     self._notes.changed(instruction)
                 case ro.Lost(instance=instance, incarnation=incarnation, reason=reason):
                     self.on_lost(instance, incarnation, reason)
+                case ro.Leaving(instance=instance, incarnation=incarnation, reason=reason):
+                    self.on_leaving(instance, incarnation, reason)
                 case ro.Probe():
                     task = self._loop.create_task(self._probe(instruction))
                     self._probes.add(task)

@@ -288,6 +288,8 @@ class Worker(Router):
                 beat = event.message if isinstance(event, rep.Message) else None
                 if isinstance(beat, Heartbeat) and beat.state is State.DRAINING:
                     reports.soon()  # the drain waits for this worker to know of it
+                    if beat.leaving:
+                        self.dispatch.leaving(beat.instance, beat.incarnation, f"{beat.instance} drains and ends soon")
             case li.LostAt(instance=instance, incarnation=incarnation, reason=reason):
                 self.dispatch.lost(instance, incarnation, reason)
             case li.CatchUp(index=index, events=events):

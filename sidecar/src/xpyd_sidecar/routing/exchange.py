@@ -22,7 +22,7 @@ Laws
   4. Over is the last instruction, given once, when no leg is open.
   5. Attempts grow with every pair and every prefill leg sent; legs and time are bounded by ``Limits``, legs between two
      first events. What an engine says that lives is retried within the budget of all requests.
-  6. An event of a leg that is not open changes nothing.
+  6. An event of a leg that is not open changes nothing. One whose instance leaves is given up only for another one.
   7. Prefill's leg may begin the client's stream, with the one token that it has; decode's leg goes on behind it.
   8. A stream whose finish reason the client has is never asked for again if its tail can be made here.
 """
@@ -51,6 +51,7 @@ from xpyd_sidecar.routing.moves import (
     Failed,
     Instruction,
     Kind,
+    Leaving,
     Over,
     Pass,
     Refuse,
@@ -214,6 +215,8 @@ class Exchange:
         if isinstance(event, Stop):
             out = [] if self._answered else self._cut_off("stopped", unavailable(event.reason))
             return self._close(out + self._cancel_all())
+        if isinstance(event, Leaving):
+            return self._close(self._on_leaving(event, now))
         if self._decode is not None and event.leg == self._decode.leg:
             return self._close(self._on_decode(event, self._decode, now))
         if self._prefill is not None and event.leg == self._prefill.leg:
@@ -307,6 +310,27 @@ class Exchange:
             pair = self._picks.pair(self._prompt, alone=self._alone, not_prefill=self._bad_prefills, not_decode={last})
         if pair is None:
             return None
+        cancelled = self._cancel_all()
+        if self._begun:
+            cancelled.append(Resume())
+        return cancelled + self._send(pair, now)
+
+    def _on_leaving(self, event: Leaving, now: float) -> list[Instruction]:
+        """Go elsewhere while the leg still runs, if that loses nothing; otherwise it may end by itself in time.
+
+        Prefill legs are short and stay. A stream with its finish reason needs nobody else.
+        """
+        leg = self._decode
+        most = self._limits.stream_legs if self._begun else self._limits.decode_legs
+        if leg is None or event.leg != leg.leg or self._answered or self._decode_tries >= most:
+            return []
+        if self._begun and (self._course is None or not self._course.goes_on or self._course.tail() is not None):
+            return []
+        pair = self._picks.pair(self._prompt, alone=self._alone, not_prefill=self._bad_prefills,
+                                not_decode={*self._bad_decodes, leg.target.instance})
+        if pair is None or (pair.prefill is None and not self._alone and self._limits.on_no_prefill == "reject"):
+            return []
+        self._spoken = False
         cancelled = self._cancel_all()
         if self._begun:
             cancelled.append(Resume())

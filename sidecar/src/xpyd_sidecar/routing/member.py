@@ -110,16 +110,24 @@ class Lost(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Leaving(msgspec.Struct, frozen=True):
+    """Instruction: this incarnation ends soon; streams on it that can go on elsewhere should, while it still runs."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    reason: str
+
+
 class Changed(msgspec.Struct, frozen=True):
     """Instruction: say so in the log, and count it by its kind."""
 
     instance: InstanceName
     what: str
     kind: str = "state"
-    """For counting: joined, state, agent, suspended, resumed, evicted, left."""
+    """For counting: joined, state, role, agent, suspended, resumed, evicted, left."""
 
 
-Instruction = Probe | Lost | Changed
+Instruction = Probe | Lost | Leaving | Changed
 
 
 class Refused(Exception):

@@ -66,6 +66,13 @@ class Failed(msgspec.Struct, frozen=True):
     reason: str
 
 
+class Leaving(msgspec.Struct, frozen=True):
+    """The instance of a leg ends soon. It still works."""
+
+    leg: int
+    reason: str
+
+
 class ClientGone(msgspec.Struct, frozen=True):
     """The client closed its connection."""
 
@@ -80,7 +87,7 @@ class Stop(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event = Begun | Answered | Ended | Failed | ClientGone | Tick | Stop
+Event = Begun | Answered | Ended | Failed | Leaving | ClientGone | Tick | Stop
 
 # ---- instructions
 

@@ -8,7 +8,8 @@
 
 Laws
   * An instance is one (name, incarnation). A beat with another incarnation replaces it: legs on the old one are lost.
-  * A beat with a lower epoch than known is refused; roles change only with a higher epoch.
+  * A beat with a lower epoch than known is refused; roles change only with a higher epoch. From then on nothing is picked
+    for the old role, and legs of the old role run on.
   * One agent speaks for an instance: of two that are heard, the one that began later. Its beats count in their order.
   * Silence alone evicts nobody: a probe must fail too. A probe that nobody answered suspends who is silent, a second one
     evicts. A refused connection suspends at once, without waiting for beats.
@@ -26,10 +27,10 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceNa
 from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
 from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.routing import claims
-from xpyd_sidecar.routing.member import Changed, Instruction, Lost, Member, Probe, Probed, Refused
+from xpyd_sidecar.routing.member import Changed, Instruction, Leaving, Lost, Member, Probe, Probed, Refused
 from xpyd_sidecar.routing.settle import Settle
 
-__all__ = ["Changed", "Instruction", "Lost", "Member", "Probe", "Probed", "Refused", "Roster"]
+__all__ = ["Changed", "Instruction", "Leaving", "Lost", "Member", "Probe", "Probed", "Refused", "Roster"]
 
 MAX_INSTANCES = 4096
 """Bound of the roster; instances beyond it are refused."""
@@ -145,6 +146,8 @@ class Roster:
             return self._join(now, beat)
         claims.refuse_stale(member, beat, heard=not self._silent(now, member))
         out = [] if member.same(beat) else self._change(member, beat)
+        if beat.leaving:  # with each beat: what had nowhere to go may have by now
+            out.append(Leaving(member.name, member.incarnation, f"{member.name} drains and ends soon"))
         member.hear(now, beat)
         self._settle.hear(now)
         return out
@@ -171,7 +174,8 @@ class Roster:
         if began and member.incarnation:
             out.append(Lost(member.name, member.incarnation, f"{member.name} was restarted"))
         if (beat.role, beat.state) != (member.role, member.state):
-            out.append(Changed(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}", "state"))
+            kind = "state" if beat.role is member.role else "role"
+            out.append(Changed(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}", kind))
         member.become(beat)
         if began:
             _begin(member)

@@ -1,0 +1,59 @@
+"""The agent's endpoint on the network: ``POST /role`` alone, for who holds the agents' token (``contract.keys``).
+
+So a role changes at once where the operator is on another host; what it says also reaches the agent by the pod's volume,
+later. Errors are ``{"error": …}``: 401 without the token, 400 for what is no assignment, 409 for one that is too old.
+"""
+
+from __future__ import annotations
+
+import hmac
+
+from aiohttp import web
+
+from xpyd_sidecar.agent.control import Handler, Speaker, answer_errors, take_role
+from xpyd_sidecar.contract import assignment, keys
+from xpyd_sidecar.contract.ids import HostPort, split_host_port
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.errors import ConfigError
+
+SHUTDOWN_S = 1.0
+
+
+class Remote:
+    """The server. ``start`` it, ``close`` it."""
+
+    def __init__(self, listen: HostPort, key: ServiceKey, speaker: Speaker) -> None:
+        self._listen = listen
+        self._wanted = f"Bearer {keys.agent_token(key)}".encode()
+        self._speaker = speaker
+        app = web.Application(middlewares=[answer_errors, self._check], client_max_size=assignment.MOST_BYTES)
+        app.add_routes([web.post(assignment.PATH, self._role)])
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        host, port = split_host_port(self._listen)
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port).start()
+        except OSError as error:
+            raise ConfigError(f"cannot listen at {self._listen}: {error.strerror or error} - at `$.agent.listen`") from None
+
+    async def close(self) -> None:
+        """Stop."""
+        if self._runner.server is not None:
+            await self._runner.cleanup()
+
+    @web.middleware
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        said = request.headers.get("Authorization", "").encode(errors="replace")
+        if not hmac.compare_digest(said, self._wanted):
+            raise web.HTTPUnauthorized(text="the agents' token is needed")
+        return await handler(request)
+
+    async def _role(self, request: web.Request) -> web.Response:
+        return await take_role(request, self._speaker)
