@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.mapping import Cut, Kind
 from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.sending import EARLY_MAX, Copy, Ended, Free, Refuse, Send, Sending
 
@@ -125,10 +128,11 @@ def test_being_asked_twice_is_refused() -> None:
     sending = machine()
     sending.copy(KEY, copy(), 0.0)
     sending.ready(1, KEY, ALL, 0.0)
-    refuse, ended = sending.ready(2, KEY, ALL, 0.0)
-    assert isinstance(refuse, Refuse)
+    one, other, ended = sending.ready(2, KEY, ALL, 0.0)
+    assert isinstance(one, Refuse)
+    assert isinstance(other, Refuse)
     assert isinstance(ended, Ended)
-    assert refuse.link == 2
+    assert {one.link, other.link} == {1, 2}
     assert ended.outcome is Outcome.PROTOCOL
 
 
@@ -141,3 +145,112 @@ def test_releasing_tells_decode_where_it_has_asked_and_reports_even_what_was_nev
     assert sending.release(early, Outcome.ABORTED, "y", retry=True) == [
         Refuse(1, early, Outcome.ABORTED, "y", True), Ended(early, Outcome.ABORTED, "y", False)]
     assert sending.ready(3, early, ALL, 0.0) == [Refuse(3, early, Outcome.ABORTED, "y", True)]
+
+
+def taker(half: int, takers: int = 2) -> Ready:
+    """One of two decode ranks that each take one of two heads."""
+    return Ready(0, 10, 2, 32, checksum=False, cuts=(Cut(0, 2, half, 1, 16),), takers=takers)
+
+
+def shared() -> Sending[str]:
+    return Sending(keep_s=60, send_s=30, regions=2, block_bytes=64, cover=False, kinds=[Kind("uint8", 2, (16,), 16, 2)] * 2)
+
+
+def both() -> Sending[str]:
+    sending = shared()
+    sending.copy(KEY, copy(), 0.0)
+    assert sending.ready(1, KEY, taker(0), 0.0) == []
+    assert len(sending.ready(2, KEY, taker(1), 0.0)) == 2
+    return sending
+
+
+def test_a_copy_goes_to_each_of_its_takers_once_all_have_asked_and_is_free_when_the_last_has_left() -> None:
+    sending = shared()
+    assert sending.copy(KEY, copy(), 0.0) == []
+    assert sending.ready(2, KEY, taker(1), 0.0) == []
+    one, other = sending.ready(1, KEY, taker(0), 50.0)
+    assert isinstance(one, Send)
+    assert isinstance(other, Send)
+    assert [(each.link, each.cut) for each in (one, other)] == [(2, Cut(0, 2, 1, 1, 16)), (1, Cut(0, 2, 0, 1, 16))]
+    assert one.uses is other.uses is not None
+    assert [one.uses.over(), one.uses.over()] == [False, True]
+    assert len(sending.copy(KEY, copy("later", 2), 51.0)) == 2
+    assert sending.tick(79.0) == sending.done(2, KEY) == sending.done(3, KEY) == sending.done(2, KEY) == []
+    assert sending.done(1, KEY) == [Ended(KEY, Outcome.OK, "", True)]
+
+
+def test_takers_may_ask_before_the_first_copy() -> None:
+    sending = shared()
+    assert sending.ready(1, KEY, taker(0), 0.0) == sending.ready(2, KEY, taker(1), 0.0) == []
+    assert sending.busy(1)
+    assert sending.busy(2)
+    assert len(sending.copy(KEY, copy(), 1.0)) == 2
+
+
+def test_a_transfer_that_not_all_takers_ask_for_waits_no_longer_than_an_unasked_one() -> None:
+    sending = shared()
+    sending.copy(KEY, copy(), 0.0)
+    sending.ready(1, KEY, taker(0), 59.0)
+    refuse, free, ended = sending.tick(60.0)
+    assert isinstance(refuse, Refuse)
+    assert refuse.link == 1
+    assert free == Free(copy())
+    assert isinstance(ended, Ended)
+
+
+@pytest.mark.parametrize("end", [
+    lambda sending: sending.cancel(1, KEY, Outcome.STALE, "x"), lambda sending: sending.lost(1, Outcome.PEER_LOST, "x")],
+    ids=["cancel", "lost"])
+def test_when_one_taker_goes_the_other_is_told_that_another_try_may_come(end: Callable[[Sending[str]], list[object]]
+                                                                         ) -> None:
+    refuse, ended = end(both())
+    assert isinstance(refuse, Refuse)
+    assert (refuse.link, refuse.retry) == (2, True)
+    assert isinstance(ended, Ended)
+    sending = both()
+    sending.done(2, KEY)
+    assert [type(step) for step in end(sending)] == [Ended], "one that has confirmed owes nothing and is owed nothing"
+
+
+def test_a_taker_that_goes_before_the_first_copy_takes_the_others_along() -> None:
+    sending = shared()
+    sending.ready(1, KEY, taker(0), 0.0)
+    sending.ready(2, KEY, taker(1), 0.0)
+    refuse, ended = sending.cancel(2, KEY, Outcome.ABORTED, "x")
+    assert refuse == Refuse(1, KEY, Outcome.ABORTED, "x", True)
+    assert isinstance(ended, Ended)
+
+
+@pytest.mark.parametrize("third", [taker(0), taker(0, takers=3)])
+def test_one_taker_too_many_ends_the_transfer_for_all(third: Ready) -> None:
+    steps = both().ready(3, KEY, third, 0.0)
+    assert {one.link for one in steps if isinstance(one, Refuse)} == {1, 2, 3}
+    assert isinstance(steps[-1], Ended)
+
+
+def test_arrays_that_nobody_asks_for_are_not_sent() -> None:
+    sending = shared()
+    sending.ready(1, KEY, Ready(0, 10, 1, 32, checksum=False, cuts=(Cut(1, 1, 0, 0, 32),)), 0.0)
+    assert sending.copy(KEY, copy("a"), 0.0) == [Free(copy("a"))]
+    other = Copy(1, 0, 2, "b")
+    assert sending.copy(KEY, other, 0.0) == [Send(1, KEY, other, 0, 2, False)]
+    nothing = shared()
+    nothing.ready(1, KEY, Ready(0, 10, 0, 0, checksum=False), 0.0)
+    assert nothing.copy(KEY, copy(), 0.0) == [Free(copy())]
+    assert nothing.done(1, KEY) == [Ended(KEY, Outcome.OK, "", True)]
+
+
+@pytest.mark.parametrize("cuts", [
+    (Cut(0, 3, 0, 0, 32),), (Cut(2, 1, 0, 0, 32),), (Cut(1, 1, 0, 0, 32), Cut(0, 1, 0, 0, 32)), (Cut(0, 0, 0, 0, 32),),
+    (Cut(0, 1, 1, 2, 32),), (Cut(0, 1, -1, 1, 16),), (Cut(0, 1, 0, -1, 16),), (Cut(0, 1, 0, 1, 32),),
+    (Cut(0, 1, 1, 0, 32),)])
+def test_cuts_of_what_is_not_there_are_refused(cuts: tuple[Cut, ...]) -> None:
+    sending = shared()
+    sending.copy(KEY, copy(), 0.0)
+    size = sum(one.count * one.size for one in cuts)
+    asked = Ready(0, 10, sum(one.count for one in cuts), size, checksum=False, cuts=cuts)
+    refuse, _, ended = sending.ready(1, KEY, asked, 0.0)
+    assert isinstance(refuse, Refuse)
+    assert "geometry: 2 arrays of 64 bytes a block here" in refuse.reason
+    assert isinstance(ended, Ended)
+    assert ended.outcome is Outcome.INCOMPATIBLE

@@ -208,7 +208,7 @@ def _taken(prefill: Geometry, decode: Geometry, rank: int) -> dict[int, list[Par
 
 
 def _pieces(kind: Kind, tensors: tuple[int, int], t: int, nth: tuple[int, int]) -> Iterator[tuple[int, int, int, int]]:
-    """What tensor rank ``t`` of decode holds of one array (the nth of so many): (source's t, its head, heads, head here)."""
+    """What tensor rank ``t`` of decode holds of one array (nth of so many): (source's t, its head, heads, head here)."""
     p_tensor, d_tensor = tensors
     if p_tensor == d_tensor:  # the stages alone differ
         yield t, 0, kind.heads, 0

@@ -30,6 +30,7 @@ from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.mapping import Cut
 
 WIRE_VERSION: Final = 1
 MAGIC: Final = b"xpyd"
@@ -189,11 +190,15 @@ class Ready(msgspec.Struct, frozen=True):
     first: int
     count: int
     regions: int
-    """Arrays of blocks on this rank; must equal prefill's."""
+    """Arrays of blocks that are wanted. Without ``cuts``: all that prefill's rank has, or (0) none of it."""
     block_bytes: int
-    """Bytes of one block of all regions together; must equal prefill's."""
+    """Bytes of one block of them together."""
     checksum: bool
     """Decode wants payloads covered."""
+    cuts: tuple[Cut, ...] = ()
+    """Where the rank's arrays are not wanted whole: which heads of which of them, in order."""
+    takers: int = 1
+    """How many decode ranks ask this prefill rank for this transfer."""
 
 
 class Reason(msgspec.Struct, frozen=True):
