@@ -6,6 +6,7 @@ Outputs are compared with those of the prefill engine without ``kv_transfer_para
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import random
@@ -23,8 +24,20 @@ from processes import free_port
 from wire import Wire
 
 from xpyd_sidecar.contract import legs, metrics
-from xpyd_sidecar.contract.ids import Attempt, Incarnation, Role, TransferId, join_host_port
+from xpyd_sidecar.contract.ids import (
+    Attempt,
+    Fingerprint,
+    HostPort,
+    Incarnation,
+    InstanceName,
+    Role,
+    TransferId,
+    join_host_port,
+)
 from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.proxy.farewell import Farewells
+from xpyd_sidecar.proxy.upstream import Pool
+from xpyd_sidecar.routing.pick import Target
 
 pytestmark = pytest.mark.timeout(400)
 PEER_TIMEOUT_S = 4.0
@@ -86,6 +99,20 @@ class Pair:
             wait_until(lambda e=engine: e.metric(metrics.SENDS_OPEN) == e.metric(metrics.RECEIVES_OPEN)
                        == e.metric("vllm:kv_cache_usage_perc") == e.metric("vllm:num_requests_waiting") == 0,
                        deadline_s, f"{engine.name} empty")
+
+
+async def say_farewell(engine: Engine, leg: legs.Leg) -> None:
+    """Take a decode leg back as the router does, and wait for the engine's answer."""
+    loop = asyncio.get_running_loop()
+    pool = Pool(loop)
+    farewells = Farewells(loop, pool)
+    address = HostPort(engine.address)
+    farewells.say(Target(InstanceName(engine.name), Incarnation(""), Fingerprint(""), address, HostPort("")), leg)
+    end = loop.time() + 30
+    while len(farewells):
+        assert loop.time() < end, "the engine does not answer"
+        await asyncio.sleep(0.01)
+    pool.close()
 
 
 def ask(engine: Engine, prompt: list[int], n: int, leg: dict[str, Any] | None) -> list[int]:
@@ -191,6 +218,16 @@ class TestRecompute:
         assert pair.p.metric(metrics.SENDS_OPEN) == 1
         assert pair.d_leg(prompt, transfer).result(30) == pair.plain(prompt)
         assert pair.computed() - before == OUTPUT
+
+    def test_what_a_leg_that_decode_never_knew_was_meant_to_get_is_let_go_at_farewell(self, pair: Pair) -> None:
+        transfer = new()
+        pair.p_leg(tokens(300), transfer).result(60)
+        assert pair.p.metric(metrics.SENDS_OPEN) == 1
+        dropped = pair.outcomes(pair.p, "send", "aborted")
+        leg = legs.Leg(legs.VERSION, Role.DECODE, TransferId(transfer), Attempt(1), 30.0)
+        asyncio.run(say_farewell(pair.d, leg))
+        pair.wait_empty(pair.p, deadline_s=0.7 * KvOptions().claim_s)
+        assert pair.outcomes(pair.p, "send", "aborted") == dropped + 1
 
     def test_without_an_announcement_decode_computes_at_its_deadline(self, pair: Pair) -> None:
         prompt, began = tokens(300), time.monotonic()

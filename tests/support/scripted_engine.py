@@ -91,6 +91,12 @@ class ScriptedEngine:
         self.port = 0
         self.plays: deque[Play] = deque()
         self.default = Play()
+        self.refused: list[Seen] = []
+        """Requests for -1 tokens."""
+        self.refusal = 400
+        """What those are answered with,"""
+        self.deaf = False
+        """or whether they are not."""
         self.seen: list[Seen] = []
         self.unknown: list[str] = []
         """Requests for which there is nothing to replay."""
@@ -162,6 +168,11 @@ class ScriptedEngine:
             return headers.get("connection") != "close"
         loop = asyncio.get_running_loop()
         seen = Seen(path, headers, json.loads(raw), loop.time(), connection=number)
+        if seen.body.get("max_tokens") == -1:  # as vLLM does before anything else
+            self.refused.append(seen)
+            if not self.deaf:
+                await self._fault(self.refusal, "max_tokens must be at least 1, got -1.", writer)
+            return True
         self.seen.append(seen)
         play = self.choose(seen) or (self.plays.popleft() if self.plays else self.default)
         answering = asyncio.ensure_future(self._answer(seen, play, writer))

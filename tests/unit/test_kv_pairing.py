@@ -256,3 +256,14 @@ def test_requests_without_a_leg_are_left_alone() -> None:
     pairing = machine()
     assert pairing.ask("other", 0.0) is Verdict.COMPUTE
     assert pairing.allocated("other", 0) == pairing.end("other") == pairing.finished("other", Outcome.OK, "") == []
+
+
+def test_a_leg_that_was_taken_back_before_it_came_ends_the_announcement() -> None:
+    pairing = machine()
+    pairing.announce(b"p1", source(), 0.0, ranks=1)
+    steps = pairing.register("gone", T, Attempt(1), identity=b"[0]", tokens=1, lease=Lease(10.0), withdrawn=True)
+    assert steps == [DropPeer(b"p1", source().key, Outcome.ABORTED, "decode's leg was taken back")]
+    pairing.end("gone")
+    assert pairing.announce(b"p1", source(generation=2), 0.1, ranks=1) == [
+        DropPeer(b"p1", source(generation=2).key, Outcome.ABORTED, "decode's leg ended")]
+    assert pairing.open == 0

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from xpyd_sidecar.contract import fingerprint as fingerprints
 from xpyd_sidecar.contract import legs, metrics, record
@@ -32,6 +32,9 @@ from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import Pairing, Verdict
 
 logger = logging.getLogger(__name__)
+
+REFUSED_PROMPT: Final = [0]
+"""Of the request in whose name vLLM's front end reports a leg that it refused."""
 
 
 class SchedulerSide:
@@ -111,7 +114,7 @@ class SchedulerSide:
     def _register_decode(self, request: Any, leg: Leg, prompt: bytes) -> None:
         self._pair(self._pairing.register(
             request.request_id, leg.transfer, leg.attempt, identity=prompt, tokens=request.num_prompt_tokens,
-            lease=Lease.of(time.monotonic(), leg.remaining_s)))
+            lease=Lease.of(time.monotonic(), leg.remaining_s), withdrawn=list(request.prompt_token_ids) == REFUSED_PROMPT))
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``computed`` come from a prefill engine; None: ask again later."""

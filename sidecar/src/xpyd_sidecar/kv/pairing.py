@@ -139,15 +139,22 @@ class Pairing:
         return self._legs.get(request)
 
     def register(self, request: str, transfer: TransferId, attempt: Attempt, *, identity: bytes, tokens: int,
-                 lease: Lease) -> list[Instruction]:
-        """A decode leg has arrived. A second one of the same or an older attempt is an ordinary request (law 4)."""
+                 lease: Lease, withdrawn: bool = False) -> list[Instruction]:
+        """A decode leg has arrived. A second one of the same or an older attempt is an ordinary request (law 4).
+
+        ``withdrawn``: it may stand for a leg that never came so far, with another prompt, and ends at once.
+        """
         tomb = self._tombs.get(transfer)
         if transfer in self._by_transfer or request in self._legs or (tomb and attempt <= tomb[0]):
             return []
         leg = Leg(request, transfer, attempt, identity, tokens, lease)
         self._legs[request] = self._active[request] = self._by_transfer[transfer] = leg
         early = self._unclaimed.pop(transfer, None)
-        return self._offer(leg, early.peer, early.source, early.refused) if early else []
+        if early is None:
+            return []
+        if withdrawn and early.source.identity != identity:
+            return [DropPeer(early.peer, early.source.key, Outcome.ABORTED, "decode's leg was taken back")]
+        return self._offer(leg, early.peer, early.source, early.refused)
 
     def announce(self, peer: bytes, source: Announce, now: float, *, ranks: int,
                  refused: tuple[Outcome, str] | None = None) -> list[Instruction]:

@@ -15,6 +15,7 @@ from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.proxy.entry import Entry
+from xpyd_sidecar.proxy.farewell import Farewells
 from xpyd_sidecar.proxy.observer import Observer, tracing_of
 from xpyd_sidecar.proxy.passing import Passing
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
@@ -64,6 +65,7 @@ class Dispatch:
                              on_no_prefill=router.on_no_prefill)
         self.budget = RetryBudget(router.retry_budget)
         self.pool = Pool(self.loop)
+        self.farewells = Farewells(self.loop, self.pool)
         self.observer = Observer(self.roster)
         self.observer.metrics.watch_budget(lambda: self.budget.left(self.loop.time()))
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)

@@ -242,9 +242,7 @@ class Serving:
                 case mv.Send():
                     self._send(instruction)
                 case mv.Cancel(leg=number):
-                    leg = self._shut(number, "cancelled")
-                    if leg is not None:
-                        leg.call.cancel()
+                    self._take_back(number)
                 case mv.Resume():
                     self._resume()
                 case mv.Relay(leg=number):
@@ -265,6 +263,15 @@ class Serving:
                 case mv.Over():
                     self._closed(instruction.outcome, instruction.detail)
         self._set_timer()
+
+    def _take_back(self, number: int) -> None:
+        leg = self._shut(number, "cancelled")
+        if leg is None:
+            return
+        leg.call.cancel()
+        send = leg.send
+        if send.role is Role.DECODE and send.params is not None and not send.target.p2p and math.isnan(leg.record.first_at):
+            self._dispatch.farewells.say(send.target, send.params)  # it may not know this leg yet
 
     def _send(self, send: mv.Send) -> None:
         target, decode = send.target, send.role is Role.DECODE

@@ -1,0 +1,64 @@
+"""Host memory that is allocated once and handed out in pieces: pinned where there is CUDA, touched only as far as it is used.
+
+Fresh memory for every copy costs more than the copy: the kernel maps and clears each page (on CPU a copy of 0.1 to 4 MiB into
+fresh memory took three times as long as into memory used before), and CUDA pins it. Places come from a buddy allocator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from xpyd_sidecar.engine.bounds import Chunk
+from xpyd_sidecar.kv.buddy import Buddy, Usage
+
+
+class Piece(NamedTuple):
+    """Part of a pool; the one who took it gives it back."""
+
+    chunk: Chunk
+    offset: int
+
+
+class Arena:
+    """One allocation, made when first needed."""
+
+    def __init__(self, make: Callable[[int], Chunk], size: int) -> None:
+        self.size = size
+        self._make = make
+        self._whole: Chunk | None = None
+
+    def at(self, offset: int, size: int) -> Chunk:
+        """``size`` bytes from ``offset`` on."""
+        if self._whole is None:
+            self._whole = self._make(self.size)
+        whole = self._whole
+        tensor = whole.tensor[offset:offset + size] if whole.tensor is not None else None
+        return Chunk(tensor, whole.view[offset:offset + size])
+
+
+class Pool:
+    """An arena and what is free of it. Safe across threads."""
+
+    def __init__(self, make: Callable[[int], Chunk], size: int) -> None:
+        self._arena = Arena(make, size)
+        self._buddy = Buddy(size)
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> Piece | None:
+        """A piece of ``size`` bytes, or None where none is free in one part."""
+        with self._lock:
+            offset = self._buddy.allocate(size)
+            return None if offset is None else Piece(self._arena.at(offset, size), offset)
+
+    def give(self, piece: Piece) -> None:
+        """Return a piece."""
+        with self._lock:
+            self._buddy.free(piece.offset)
+
+    @property
+    def usage(self) -> Usage:
+        """What is handed out."""
+        with self._lock:
+            return self._buddy.usage

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import threading
+
+from xpyd_sidecar.engine.bounds import Chunk
+from xpyd_sidecar.engine.pool import Arena, Pool
+
+
+def test_memory_is_made_once_and_when_first_needed() -> None:
+    made: list[int] = []
+
+    def make(size: int) -> Chunk:
+        made.append(size)
+        return Chunk(None, memoryview(bytearray(size)))
+
+    pool = Pool(make, 1 << 20)
+    assert made == []
+    first, second = pool.take(5000), pool.take(4096)
+    assert first is not None
+    assert second is not None
+    assert made == [1 << 20]
+    first.chunk.view[:] = b"a" * 5000
+    second.chunk.view[:] = b"b" * 4096
+    assert bytes(first.chunk.view) == b"a" * 5000
+    assert pool.usage.used == 8192 + 4096
+    pool.give(first)
+    pool.give(second)
+    assert pool.usage.largest == 1 << 20
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    pool = Pool(lambda size: Chunk(None, memoryview(bytearray(size))), 8192)
+    held = pool.take(4097)
+    assert held is not None
+    assert pool.take(1) is None
+    pool.give(held)
+    assert pool.take(8192) is not None
+    assert Pool(lambda size: Chunk(None, memoryview(bytearray(size))), 0).take(1) is None
+
+
+def test_an_arena_is_cut_where_one_says() -> None:
+    arena = Arena(lambda size: Chunk(None, memoryview(bytearray(range(size)))), 100)
+    assert bytes(arena.at(10, 3).view) == bytes((10, 11, 12))
+
+
+def test_threads_never_get_the_same_piece() -> None:
+    pool = Pool(lambda size: Chunk(None, memoryview(bytearray(size))), 64 * 4096)
+    wrong: list[int] = []
+
+    def work(mark: int) -> None:
+        for _ in range(300):
+            piece = pool.take(4096)
+            if piece is None:
+                continue
+            piece.chunk.view[:] = bytes([mark]) * 4096
+            if bytes(piece.chunk.view) != bytes([mark]) * 4096:
+                wrong.append(mark)
+            pool.give(piece)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not wrong
+    assert pool.usage.used == 0
