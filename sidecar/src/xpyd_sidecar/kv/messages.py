@@ -22,7 +22,7 @@ Wire history
 from __future__ import annotations
 
 import struct
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -176,12 +176,62 @@ class DataHello(msgspec.Struct, frozen=True):
     expects: Incarnation
     rank: int
     proof: bytes
+    host: str = ""
+    """The kernel that decode runs on (its boot id); empty where decode wants blocks over TCP alone."""
+
+
+class Near(msgspec.Struct, frozen=True):
+    """What shows a peer on the same host whether it can read prefill's memory: a ticket, and where it lies."""
+
+    pid: int
+    address: int
+    ticket: bytes
 
 
 class DataWelcome(msgspec.Struct, frozen=True):
     """Body of WELCOME: prefill's own proof."""
 
     proof: bytes
+    near: Near | None = None
+    """None: blocks come over TCP."""
+    reason: str = ""
+    """Why there is no ``near``."""
+
+
+class LinkChoice(msgspec.Struct, frozen=True):
+    """Body of LINK: how blocks are to travel."""
+
+    way: Literal["tcp", "process_vm", "arena", "make_arena"]
+    """``make_arena``: answer ARENA, then this side says which it is."""
+    reason: str
+    """Why not a better one."""
+
+
+class Arena(msgspec.Struct, frozen=True):
+    """Body of ARENA: a file in the folder that both sides share."""
+
+    name: str
+    """Empty: none could be made."""
+    size: int
+    ticket: bytes
+    """Its first bytes."""
+    reason: str = ""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """Body of OFFER: packed blocks, in the sender's memory or (an offset) in the arena."""
+
+    address: int
+    size: int
+    checksum: int | None
+    """xxh3_64 of them; None: not covered."""
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """Body of TAKEN: the memory of the oldest offer is not looked at again."""
+
+    read: bool
+    """False: it cannot be read, send it as DATA."""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -199,6 +249,8 @@ class Ready(msgspec.Struct, frozen=True):
     """Where the rank's arrays are not wanted whole: which heads of which of them, in order."""
     takers: int = 1
     """How many decode ranks ask this prefill rank for this transfer."""
+    window: int = 0
+    """Decode pulls: send the first so many blocks, then what FETCH asks for. 0: send everything."""
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -209,7 +261,7 @@ class Reason(msgspec.Struct, frozen=True):
     retry: bool = False
 
 
-Body = Challenge | DataHello | DataWelcome | Ready | Reason
+Body = Challenge | DataHello | DataWelcome | LinkChoice | Arena | Offer | Taken | Ready | Reason
 T = TypeVar("T")
 _control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 _encoder = msgspec.msgpack.Encoder()

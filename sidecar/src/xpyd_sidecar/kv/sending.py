@@ -1,21 +1,27 @@
 """Prefill's worker side: copies of KV that wait for READY, and what is sent where.
 
 Laws
-1. A copy is handed to Free once, or once to a Send for each of its takers, which share it (``uses``).
-2. Nothing is sent before READY, nothing but what READY asked for, and nothing after the transfer has ended.
+1. A copy is handed to Free or Store once, or to Sends, which share it (``uses``); no taker is sent a block twice.
+2. Nothing is sent before READY but what decode has said to have room for, nothing but what READY asked for, to a taker that
+   pulls nothing beyond what it has fetched, and nothing after the transfer has ended.
 3. Every transfer that was begun ends once, with one Ended; what a peer asks of an ended one is answered with GONE.
 4. Copies wait for READY no longer than ``keep_s``; after READY a transfer lasts no longer than ``send_s``.
 5. Where decode has more ranks, several take from this one, and each READY says how many. A transfer is sent when all have
    asked and ends ok when all have confirmed; when one is lost or lets go, the others are told.
+6. A copy that decode is too busy for is offered again, no sooner than decode has said.
 
     (unknown) ──begin, copy──▶ KEPT ──every ready──▶ SENDING ──every done──▶ ended ok
-        │ ready: remembered      └── release, keep_s over ─┴── cancel, release, lost, send_s over ──▶ ended otherwise
+        │ ready, expect:           │                             │
+        ▼ remembered               └── release, keep_s over ─────┴── cancel, release, lost, send_s over ──▶ ended otherwise
+
+    a copy while KEPT, of a transfer that decode expects:   kept ──spill──▶ offered ──room──▶ stored: on its way to decode
+                                                              ▲─────full──────┘
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -24,6 +30,7 @@ from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.mapping import Cut, Kind
 from xpyd_sidecar.kv.messages import Ready
+from xpyd_sidecar.kv.stores import Expect
 
 EARLY_MAX: Final = 4096
 C = TypeVar("C")
@@ -39,10 +46,14 @@ class Copy(NamedTuple, Generic[C]):
 
 
 class Uses:
-    """How many sends of one copy have not left yet."""
+    """How many sends of one copy have not left yet, those to come included."""
 
     def __init__(self, count: int) -> None:
         self._count = count
+
+    def more(self) -> None:
+        """One that was to come is cut in two."""
+        self._count += 1
 
     def over(self) -> bool:
         """One has left, or never will. Whether it was the last."""
@@ -65,10 +76,28 @@ class Send(NamedTuple, Generic[C]):
     """Of a copy that is sent more than once: it may be freed when all are out."""
 
 
+class Offer(NamedTuple, Generic[C]):
+    """Ask decode whether it has room for a copy."""
+
+    link: int
+    key: Key
+    copy: Copy[C]
+
+
+class Store(NamedTuple, Generic[C]):
+    """Send a whole copy into decode's buffer; it may be freed when it is out."""
+
+    link: int
+    key: Key
+    copy: Copy[C]
+    cover: bool
+
+
 class Free(NamedTuple, Generic[C]):
-    """A copy is not needed."""
+    """A copy is not needed, or (``uses``) one send of it will not be."""
 
     copy: Copy[C]
+    uses: Uses | None = None
 
 
 class Refuse(NamedTuple):
@@ -90,7 +119,17 @@ class Ended(NamedTuple):
     confirmed: bool
 
 
-Step = Send[C] | Free[C] | Refuse | Ended
+Step = Send[C] | Offer[C] | Store[C] | Free[C] | Refuse | Ended
+
+
+@dataclass
+class Held(Generic[C]):
+    """A copy that is sent as its takers fetch it."""
+
+    copy: Copy[C]
+    uses: Uses
+    left: dict[int, tuple[int, int, Cut | None]]
+    """By link: the blocks from .. up to .. that have not been sent, and the cut."""
 
 
 @dataclass
@@ -103,6 +142,15 @@ class Transfer(Generic[C]):
     """By link."""
     done: set[int] = field(default_factory=set)
     sending: bool = False
+    held: list[Held[C]] = field(default_factory=list)
+    fetched: dict[int, int] = field(default_factory=dict)
+    """By link of a taker that pulls: block up to which it has asked."""
+    ahead: tuple[int, Expect] | None = None
+    """The link over which copies may be offered before READY."""
+    offered: dict[tuple[int, int], Copy[C]] = field(default_factory=dict)
+    """By region and first block."""
+    quiet_until: float = 0.0
+    stored: bool = False
 
 
 class Sending(Generic[C]):
@@ -119,6 +167,7 @@ class Sending(Generic[C]):
         self._cover = cover
         self._open: dict[Key, Transfer[C]] = {}
         self._early: OrderedDict[Key, dict[int, Ready]] = OrderedDict()
+        self._expected: OrderedDict[Key, tuple[int, Expect]] = OrderedDict()
         self._ended: Recent[Key, tuple[Outcome, str, bool]] = Recent()
 
     @property
@@ -128,7 +177,12 @@ class Sending(Generic[C]):
 
     def busy(self, link: int) -> bool:
         """Whether a link has transfers."""
-        return any(link in t.takers for t in self._open.values()) or any(link in asked for asked in self._early.values())
+        return (any(link in t.takers or (t.ahead is not None and t.ahead[0] == link) for t in self._open.values())
+                or any(link in asked for asked in self._early.values()))
+
+    def offers(self) -> Iterator[Copy[C]]:
+        """Copies that decode has been asked to make room for."""
+        return (copy for transfer in self._open.values() for copy in transfer.offered.values())
 
     def copy(self, key: Key, copy: Copy[C], now: float) -> list[Step[C]]:
         """A copy has been made; the first one begins the transfer."""
@@ -137,7 +191,7 @@ class Sending(Generic[C]):
         out: list[Step[C]] = []
         transfer = self._open.get(key)
         if transfer is None:
-            transfer = self._open[key] = Transfer(Lease.of(now, self._keep_s))
+            transfer = self._open[key] = Transfer(Lease.of(now, self._keep_s), ahead=self._expected.pop(key, None))
             for link, ready in self._early.pop(key, {}).items():
                 out += self.ready(link, key, ready, now)
         if key not in self._open:
@@ -159,7 +213,7 @@ class Sending(Generic[C]):
                 old, asked = self._early.popitem(last=False)
                 return [Refuse(one, old, Outcome.OVERFLOW, "too many transfers asked for ahead", False) for one in asked]
             return []
-        if reason := self._unfit(ready):
+        if reason := self._unfit(ready, whole=transfer.stored):
             return [Refuse(link, key, Outcome.INCOMPATIBLE, reason, False),
                     *self._fail(key, Outcome.INCOMPATIBLE, reason)]
         odd = any(one.takers != ready.takers for one in transfer.takers.values())
@@ -168,18 +222,80 @@ class Sending(Generic[C]):
             return [*([] if link in transfer.takers else [Refuse(link, key, Outcome.PROTOCOL, reason, False)]),
                     *self._fail(key, Outcome.PROTOCOL, reason)]
         transfer.takers[link] = ready
+        if ready.window:
+            transfer.fetched[link] = ready.first + ready.window
         if len(transfer.takers) < ready.takers:
             return []
         transfer.sending, transfer.lease = True, Lease.of(now, self._send_s)
+        self._take_back(transfer)
         copies, transfer.copies = transfer.copies, []
         return [one for copy in copies for one in self._send(key, transfer, copy)]
 
-    def _unfit(self, ready: Ready) -> str:
-        """Why this rank does not have what is asked for; empty: it has."""
+    def fetch(self, link: int, key: Key, until: int) -> list[Step[C]]:
+        """A taker that pulls asks for its blocks up to ``until``."""
+        transfer = self._open.get(key)
+        if transfer is None or until <= transfer.fetched.get(link, until):
+            return []
+        transfer.fetched[link] = until
+        return [*self._advance(key, transfer)] if transfer.sending else []
+
+    def expect(self, link: int, key: Key, expect: Expect) -> list[Step[C]]:
+        """Decode waits for a transfer without having blocks for it: copies of it may be offered over this link."""
+        if key in self._ended:
+            outcome, reason, retry = self._ended.get(key) or (Outcome.STALE, "ended", False)
+            return [Refuse(link, key, outcome, reason, retry)]
+        if (expect.regions, expect.block_bytes) != (self._regions, self._block_bytes):
+            return []
+        transfer = self._open.get(key)
+        if transfer is not None:
+            transfer.ahead = transfer.ahead or (link, expect)
+            return []
+        self._expected[key] = link, expect
+        if len(self._expected) > EARLY_MAX:
+            self._expected.popitem(last=False)
+        return []
+
+    def spill(self, want: int, weigh: Callable[[C], int], now: float) -> list[Step[C]]:
+        """Offer copies of ``want`` bytes to decode, those of the oldest transfers first."""
+        out: list[Step[C]] = []
+        for key, transfer in self._open.items():
+            if transfer.takers or transfer.ahead is None or now < transfer.quiet_until:
+                continue
+            while transfer.copies and want > 0:
+                copy = transfer.copies.pop(0)
+                transfer.offered[copy.region, copy.first] = copy
+                out.append(Offer(transfer.ahead[0], key, copy))
+                want -= weigh(copy.data)
+        return out
+
+    def room(self, link: int, key: Key, region: int, first: int) -> list[Step[C]]:
+        """Decode has room for a copy that was offered. It may have been sent meanwhile, on READY."""
+        transfer = self._open.get(key)
+        if transfer is None or transfer.ahead is None or transfer.ahead[0] != link:
+            return []
+        copy = transfer.offered.pop((region, first), None)
+        if copy is None:
+            return []
+        transfer.stored = True
+        return [Store(link, key, copy, self._cover or transfer.ahead[1].checksum)]
+
+    def full(self, link: int, key: Key, region: int, first: int, until: float) -> None:
+        """Decode has no room for a copy: nothing of its transfer is offered again before ``until``."""
+        transfer = self._open.get(key)
+        if transfer is not None and transfer.ahead is not None and transfer.ahead[0] == link:
+            copy = transfer.offered.pop((region, first), None)
+            if copy is not None:
+                transfer.copies.insert(0, copy)
+                transfer.quiet_until = until
+
+    def _unfit(self, ready: Ready, *, whole: bool) -> str:
+        """Why this rank does not have what is asked for; empty: it has. ``whole``: no cuts, for one taker."""
         wrong = (f"geometry: {self._regions} arrays of {self._block_bytes} bytes a block here, "
                  f"{ready.regions} of {ready.block_bytes} there")
         if ready.takers < 1:
             return f"takers: {ready.takers} is below 1"
+        if whole and (ready.takers > 1 or ready.cuts or not ready.regions):
+            return "part of it lies whole in the buffer of one decode rank"
         if not ready.cuts:  # the whole rank, or nothing of it
             fits = (ready.regions, ready.block_bytes) in {(self._regions, self._block_bytes), (0, 0)}
             return "" if fits else wrong
@@ -207,7 +323,9 @@ class Sending(Generic[C]):
     def cancel(self, link: int, key: Key, outcome: Outcome, reason: str) -> list[Step[C]]:
         """Decode no longer wants a transfer that it asked for."""
         transfer = self._open.get(key)
-        if link not in (transfer.takers if transfer else self._early.get(key, ())):
+        known = transfer.ahead if transfer is not None else self._expected.get(key)
+        ahead = known is not None and known[0] == link
+        if not ahead and link not in (transfer.takers if transfer else self._early.get(key, ())):
             return []
         # Also where it was early: it was announced, so this engine's scheduler side waits for its end.
         return self._fail(key, outcome, reason, but=link, retry=outcome in {Outcome.ABORTED, Outcome.STALE})
@@ -222,8 +340,17 @@ class Sending(Generic[C]):
             del asked[link]
         for key in [key for key, asked in self._early.items() if not asked]:
             del self._early[key]
-        return [one for key in [k for k, t in self._open.items() if link in t.takers]
-                for one in self._fail(key, outcome, reason, but=link, retry=True)]
+        for key in [key for key, (number, _) in self._expected.items() if number == link]:
+            del self._expected[key]
+        out: list[Step[C]] = []
+        for key, transfer in list(self._open.items()):
+            ahead = transfer.ahead is not None and transfer.ahead[0] == link
+            if link in transfer.takers or (ahead and transfer.stored and not transfer.takers):
+                out += self._fail(key, outcome, reason, but=link, retry=True)
+            elif ahead:
+                transfer.ahead = None
+                self._take_back(transfer)
+        return out
 
     def tick(self, now: float) -> list[Step[C]]:
         """Time passes: what has waited too long ends."""
@@ -235,6 +362,8 @@ class Sending(Generic[C]):
         return out
 
     def _send(self, key: Key, transfer: Transfer[C], copy: Copy[C]) -> list[Step[C]]:
+        if transfer.fetched:
+            return self._hold(key, transfer, copy)
         sends: list[Send[C]] = []
         for link, ready in transfer.takers.items():
             wanted, cut = _wanted(ready, copy.region)
@@ -248,11 +377,48 @@ class Sending(Generic[C]):
         uses = Uses(len(sends))
         return [one._replace(uses=uses) for one in sends]
 
+    def _hold(self, key: Key, transfer: Transfer[C], copy: Copy[C]) -> list[Step[C]]:
+        left: dict[int, tuple[int, int, Cut | None]] = {}
+        for link, ready in transfer.takers.items():
+            wanted, cut = _wanted(ready, copy.region)
+            first, count = overlap(copy.first, copy.blocks, ready.first, ready.count)
+            if wanted and count:
+                left[link] = first, first + count, cut
+        if not left:
+            return [Free(copy)]
+        transfer.held.append(Held(copy, Uses(len(left)), left))
+        return [*self._advance(key, transfer)]
+
+    def _advance(self, key: Key, transfer: Transfer[C]) -> Iterator[Send[C]]:
+        """What has been fetched and not been sent."""
+        for held in transfer.held:
+            for link, (first, end, cut) in list(held.left.items()):
+                upto = min(end, transfer.fetched.get(link, end))
+                if first >= upto:
+                    continue
+                if upto == end:
+                    del held.left[link]
+                else:
+                    held.uses.more()
+                    held.left[link] = upto, end, cut
+                cover = self._cover or transfer.takers[link].checksum
+                yield Send(link, key, held.copy, first, upto - first, cover, cut, held.uses)
+        transfer.held = [held for held in transfer.held if held.left]
+
+    @staticmethod
+    def _take_back(transfer: Transfer[C]) -> None:
+        """What was offered is kept again."""
+        transfer.copies = [*transfer.offered.values(), *transfer.copies]
+        transfer.offered.clear()
+
     def _fail(self, key: Key, outcome: Outcome, reason: str, *, but: int | None = None,
               retry: bool = False) -> list[Step[C]]:
         """End a transfer; who has asked for it over a link other than ``but``, and has not confirmed, is told."""
         transfer = self._open.get(key)
-        asked = self._early.pop(key, {}) if transfer is None else transfer.takers
+        early, expected = self._early.pop(key, {}), self._expected.pop(key, None)
+        asked: set[int] = set(early) if transfer is None else set(transfer.takers)
+        if not asked and (ahead := transfer.ahead if transfer else expected) is not None:
+            asked = {ahead[0]}
         done = transfer.done if transfer else ()
         told: list[Step[C]] = [Refuse(link, key, outcome, reason, retry)
                                for link in asked if link != but and link not in done]
@@ -262,7 +428,11 @@ class Sending(Generic[C]):
              retry: bool = False) -> list[Step[C]]:
         transfer = self._open.pop(key, None)
         self._ended.put(key, (outcome, reason, retry))
-        freed: list[Step[C]] = [Free(copy) for copy in transfer.copies] if transfer else []
+        freed: list[Step[C]] = []
+        if transfer is not None:
+            self._take_back(transfer)
+            freed += [Free(copy) for copy in transfer.copies]
+            freed += [Free(held.copy, held.uses) for held in transfer.held for _ in held.left]
         return [*freed, Ended(key, outcome, reason, confirmed)]
 
 
