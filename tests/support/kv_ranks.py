@@ -9,12 +9,16 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
+from xpyd_sidecar.engine.gates import Cache
+from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.links.process_vm import address_of
 from xpyd_sidecar.engine.receiver import Arrived, Receiver
 from xpyd_sidecar.engine.sender import Kept, Me, Report, Sender
 from xpyd_sidecar.kv.keys import Key, Outcome
@@ -25,6 +29,7 @@ DATA_KEY = bytes(range(32))
 BLOCK = 1000
 REGIONS = 2
 TIMEOUT_S = 0.6
+TCP = Ways("tcp")
 P_LIFE, D_LIFE = Incarnation("1" * 32), Incarnation("2" * 32)
 
 
@@ -36,11 +41,11 @@ class PrefillRank:
     """A sender and what it has reported."""
 
     def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0, cover: bool = True,
-                 block: int = BLOCK) -> None:
+                 block: int = BLOCK, ways: Ways = TCP) -> None:
         self.block = block
         machine = Sending[Kept](keep_s=keep_s, send_s=5, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
-        self.sender = Sender(Me(InstanceName("p"), P_LIFE, 0, data_key), machine, host="127.0.0.1", port=0, transport="tcp",
-                             keep_bytes=keep_bytes, peer_timeout_s=TIMEOUT_S)
+        self.sender = Sender(Me(InstanceName("p"), P_LIFE, 0, data_key), machine, host="127.0.0.1", port=0, ways=ways,
+                             keep_bytes=keep_bytes, peer_timeout_s=TIMEOUT_S, largest_frame=max(block, 1 << 20))
         self.address = self.sender.address
         self.incarnation = P_LIFE
         self.reports: list[Report] = []
@@ -69,12 +74,16 @@ class DecodeRank:
     """A receiver, its machine, and a cache of bytes by (region, block id)."""
 
     def __init__(self, *, data_key: bytes = DATA_KEY, chunks: int = 8, cover: bool = True, load_s: float = 5.0,
-                 grace_s: float = 0.1, block: int = BLOCK) -> None:
+                 grace_s: float = 0.1, block: int = BLOCK, ways: Ways = TCP, direct: bool = False) -> None:
+        """``direct``: blocks are received right into ``memory`` (by region, 256 blocks each)."""
         self.block = block
+        self.memory = [bytearray(256 * block) for _ in range(REGIONS)] if direct else []
+        caches = [Cache(view, address_of(view), block) for view in map(memoryview, self.memory)]
+        self.moved: Counter[str] = Counter()
         most = max(block, 1 << 20)
         self.staging = Staging(lambda: Chunk(None, memoryview(bytearray(most))), chunks)
         self.receiver = Receiver(Me(InstanceName("d"), D_LIFE, 0, data_key), self.staging, block_bytes=[block] * REGIONS,
-                                 largest_frame=most, cover=cover, peer_timeout_s=TIMEOUT_S)
+                                 largest_frame=most, cover=cover, peer_timeout_s=TIMEOUT_S, ways=ways, caches=caches)
         self.machine = Receiving(load_s=load_s, grace_s=grace_s, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
         self.cache: dict[tuple[int, int], bytes] = {}
         self.finished: list[Finished] = []
@@ -95,10 +104,13 @@ class DecodeRank:
             if isinstance(event, Arrived):
                 place = self.machine.arrived(event.key, event.region, event.first, event.blocks, event.size)
                 if place is not None:
+                    self.moved[event.way] += event.size
                     for at, block in enumerate(place.ids):
-                        self.cache[place.region, block] = bytes(event.chunk.view[at * self.block:(at + 1) * self.block])
+                        source, start = (event.chunk.view, at) if event.chunk else (self.memory[place.region], block)
+                        self.cache[place.region, block] = bytes(source[start * self.block:(start + 1) * self.block])
                     self.carry_out(self.machine.placed(event.key))
-                self.staging.give(event.chunk)
+                if event.chunk is not None:
+                    self.staging.give(event.chunk)
             else:
                 self.carry_out(self.machine.broken(event.key, event.outcome, event.reason, now, final=event.final))
         self.carry_out(self.machine.tick(now))
@@ -117,6 +129,7 @@ class DecodeRank:
     def carry_out(self, steps: Sequence[Instruction]) -> None:
         for step in steps:
             if isinstance(step, Finished):
+                self.receiver.close(step.request)
                 self.finished.append(step)
             else:
                 self.receiver.carry_out(step)

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from kv_ranks import TIMEOUT_S, DecodeRank, PrefillRank, content, key
+from kv_ranks import TCP, TIMEOUT_S, DecodeRank, PrefillRank, content, key
 
 from xpyd_sidecar.contract.ids import split_host_port
 from xpyd_sidecar.errors import ConfigError
@@ -64,7 +64,7 @@ def test_another_geometry_is_refused_and_named() -> None:
 ], ids=["http", "ready first", "data", "no msgpack", "bad checksum"])
 def test_a_stranger_gets_a_challenge_and_then_the_door(words: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with PrefillRank() as p, socket.create_connection(split_host_port(p.address), timeout=5) as stranger:
-        assert frames.decode(stranger.recv(56)).kind is Kind.CHALLENGE
+        assert frames.decode(stranger.recv(frames.HEADER_BYTES)).kind is Kind.CHALLENGE
         stranger.sendall(words)
         with contextlib.suppress(ConnectionResetError):  # it closes with our words unread
             while stranger.recv(4096):
@@ -84,7 +84,7 @@ def test_a_port_in_use_is_a_clear_error() -> None:
     with PrefillRank() as p:
         host, port = split_host_port(p.address)
         with pytest.raises(ConfigError, match=f"data_port: cannot listen on 127.0.0.1 port {port}"):
-            type(p.sender)(p.sender.me, p.sender._machine, host=host, port=port, transport="tcp", keep_bytes=1,
+            type(p.sender)(p.sender.me, p.sender._machine, host=host, port=port, ways=TCP, keep_bytes=1,
                            peer_timeout_s=1)
 
 

@@ -28,8 +28,8 @@ def test_everything_has_a_default_but_host_and_key(environ: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize(("options", "text"), [
-    ({"transport": "shm"}, r"transport: 'shm' is not supported yet \(auto and tcp are\)"),
-    ({"transport": "nccl"}, r"transport: 'nccl' is not supported yet"),
+    ({"transport": "nccl"}, r"transport: 'nccl' is not supported yet \(auto, tcp and shm are\)"),
+    ({"shared_folder": "/nowhere"}, r"shared_folder: /nowhere is no folder"),
     ({"transport": "pigeon"}, r"Invalid enum value 'pigeon' - at `\$\.transport`"),
     ({"mode": "get"}, r"mode: 'get' is not supported yet \(put_async is\)"),
     ({"mode": "put"}, r"mode: 'put' is not supported yet"),

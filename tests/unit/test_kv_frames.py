@@ -8,7 +8,7 @@ import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv import frames
-from xpyd_sidecar.kv.frames import BODY_MAX, HEADER_BYTES, FrameError, Kind
+from xpyd_sidecar.kv.frames import BODY_MAX, HEADER_BYTES, FrameError, HeaderError, Kind
 from xpyd_sidecar.kv.keys import Key
 
 KEY = Key(TransferId("0123456789abcdef" * 2), Attempt(2), 3)
@@ -20,13 +20,13 @@ def test_a_frame_comes_back_as_it_was() -> None:
     header = frames.decode(raw)
     assert (header.kind, header.covered, header.length, header.key) == (Kind.DATA, True, 100, KEY)
     assert (header.region, header.first, header.blocks) == (7, 8, 9)
-    assert frames.intact(header, raw, payload)
+    assert frames.intact(header, payload)
 
 
 def test_the_layout_is_the_one_that_is_drawn() -> None:
     raw = frames.encode(Kind.READY, KEY, b"abc")
-    assert len(raw) == HEADER_BYTES == 56
-    assert raw[:12] == b"xpyd" + bytes([1, 5]) + b"\x01\x00" + b"\x03\0\0\0"
+    assert len(raw) == HEADER_BYTES == 64
+    assert raw[:12] == b"xpyd" + bytes([2, 5]) + b"\x01\x00" + b"\x03\0\0\0"
     assert raw[12:28].hex() == KEY.transfer
     assert raw[28:36] == b"\x02\0\0\0\x03\0\0\0"
 
@@ -44,23 +44,36 @@ def test_every_flipped_bit_of_header_and_payload_is_noticed() -> None:
             continue
         if header.length != len(payload):
             continue  # other bytes are read; a receiver compares them with this checksum all the same
-        assert not frames.intact(header, bytes(bad[:HEADER_BYTES]), bytes(bad[HEADER_BYTES:])), f"bit {bit}"
+        assert not frames.intact(header, bytes(bad[HEADER_BYTES:])), f"bit {bit}"
 
 
 def test_without_cover_the_header_is_still_checked_and_the_payload_is_not() -> None:
     raw = frames.encode(Kind.DATA, KEY, b"good", cover=False)
     header = frames.decode(raw)
     assert not header.covered
-    assert frames.intact(header, raw, b"evil")
+    assert frames.intact(header, b"evil")
     other = frames.encode(Kind.DATA, KEY, b"good", cover=False, first=1)
-    assert not frames.intact(frames.decode(other[:48] + raw[48:]), other[:48] + raw[48:], b"good")
+    with pytest.raises(HeaderError):
+        frames.decode(other[:48] + raw[48:])
+
+
+def test_a_payload_in_pieces_has_the_sum_of_the_whole() -> None:
+    whole = random.Random(2).randbytes(3000)
+    raw = frames.encode(Kind.DATA, KEY, whole)
+    assert frames.intact(frames.decode(raw), whole[:1000], memoryview(whole)[1000:1001], whole[1001:])
+    assert not frames.intact(frames.decode(raw), whole[1000:], whole[:1000])
+
+
+def sealed(raw: bytes) -> bytes:
+    return raw[:56] + frames.checksum(raw[:56]).to_bytes(8, "little")
 
 
 @pytest.mark.parametrize(("change", "text"), [
     (lambda raw: b"HTTP" + raw[4:], "not an xpyd data link"),
-    (lambda raw: raw[:4] + b"\x09" + raw[5:], "wire version 9 is not 1"),
-    (lambda raw: raw[:5] + b"\x63" + raw[6:], "unknown frame kind 99"),
-    (lambda raw: raw[:8] + (BODY_MAX + 1).to_bytes(4, "little") + raw[12:], "over the bound"),
+    (lambda raw: raw[:4] + b"\x09" + raw[5:], "wire version 9 is not 2"),
+    (lambda raw: raw[:5] + b"\x63" + raw[6:], "header with a wrong checksum"),
+    (lambda raw: sealed(raw[:5] + b"\x63" + raw[6:]), "unknown frame kind 99"),
+    (lambda raw: sealed(raw[:8] + (BODY_MAX + 1).to_bytes(4, "little") + raw[12:]), "over the bound"),
 ])
 def test_what_is_no_frame_is_refused_with_the_reason(change: object, text: str) -> None:
     with pytest.raises(FrameError, match=text):

@@ -25,7 +25,7 @@ def machine() -> Receiving:
 
 def begun() -> Receiving:
     receiving = machine()
-    assert receiving.load(order(), 0.0) == [Ask(P1, INC, key(), Ready(2, 3, 2, 64, checksum=True))]
+    assert receiving.load(order(), 0.0) == [Ask(P1, INC, key(), Ready(2, 3, 2, 64, checksum=True), "r", (40, 41, 42))]
     return receiving
 
 
@@ -67,7 +67,7 @@ def test_a_newer_try_starts_over_in_the_same_blocks() -> None:
     receiving.arrived(key(), 0, 2, 3, 30)
     steps = receiving.load(order(2, P2, ids=()), 5.0)
     assert steps == [Cancel(key(), Outcome.STALE, "a newer try has taken its place"),
-                     Ask(P2, INC, key(2), Ready(2, 3, 2, 64, checksum=True))]
+                     Ask(P2, INC, key(2), Ready(2, 3, 2, 64, checksum=True), "r", (40, 41, 42))]
     assert receiving.arrived(key(1), 1, 2, 3, 30) is None  # stale
     receiving.arrived(key(2), 1, 2, 3, 30)
     assert receiving.placed(key(2)) == []  # region 0 is there of the old try only
@@ -97,7 +97,8 @@ def test_a_lost_source_is_waited_for_shortly() -> None:
 def test_another_try_in_time_rescues_a_load_that_has_lost_its_source() -> None:
     receiving = begun()
     receiving.broken(key(), Outcome.PEER_LOST, "reset", 10.0, final=False)
-    assert receiving.load(order(2, P2), 10.5) == [Ask(P2, INC, key(2), Ready(2, 3, 2, 64, checksum=True))]
+    ready = Ready(2, 3, 2, 64, checksum=True)
+    assert receiving.load(order(2, P2), 10.5) == [Ask(P2, INC, key(2), ready, "r", (40, 41, 42))]
     assert receiving.tick(12.0) == []
 
 

@@ -7,6 +7,7 @@
         ├── AuthError      it does not hold the service key
         ├── Incompatible   version or fingerprint differ; says which field
         ├── ProtocolError  it sent what the protocol does not allow
+        │   └── ChecksumError  what came is not what was sent
         └── PeerGone       connection refused, reset or silent past its deadline
 """
 
@@ -44,6 +45,10 @@ class Incompatible(PeerError):
 
 class ProtocolError(PeerError):
     """The peer sent what the protocol does not allow."""
+
+
+class ChecksumError(ProtocolError):
+    """What came is not what the peer sent."""
 
 
 class PeerGone(PeerError):

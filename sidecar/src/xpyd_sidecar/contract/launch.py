@@ -19,6 +19,12 @@ ENV_SERVICE = "XPYD_SERVICE"
 ENV_INSTANCE = "XPYD_INSTANCE"
 ENV_HOST = "XPYD_HOST"
 """Address at which peers reach this instance (a pod's IP; 127.0.0.1 locally)."""
+ENV_DP_SYNC = "XPYD_DP_SYNC"
+"""How data-parallel ranks are kept in step: off (vLLM's own waves), auto, rpc or shm."""
+ENV_DP_LOOKAHEAD = "XPYD_DP_LOOKAHEAD"
+"""Steps that a rank asks for at once: adaptive, or a number."""
+ENV_DP_TIMEOUT_S = "XPYD_DP_TIMEOUT_S"
+"""Silence after which a data-parallel rank counts as dead."""
 
 AGENT_SOCKET = "agent.sock"
 """Unix socket in the run folder: HTTP GET /status, POST /drain, POST /role."""
@@ -48,6 +54,8 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """0: chosen by the kernel."""
     data_port: int = 0
     """Of rank 0; the other ranks of an engine listen on the ports after it. 0: chosen by the kernel."""
+    shared_folder: str = ""
+    """Folder that engines of one host share, where transport shm makes its arenas; empty: none."""
     advertise_data: HostPort | None = None
     """Address announced for data when peers must take another way (address translation); counts up like ``data_port``."""
 

@@ -1,7 +1,7 @@
 """The KV cache as arrays of blocks, and the copies out of it and into it.
 
-Only the engine's own thread calls ``copy_out`` and ``place``. On CPU both are plain copies. On CUDA both run on one side
-stream, ordered against the compute stream by events in both directions:
+Only the engine's own thread calls ``copy_out`` and ``place``; what else may write is in ``engine.gates``. On CPU both are
+plain copies. On CUDA both run on one side stream, ordered against the compute stream by events in both directions:
 
     compute  ──[layer writes KV]──┬────────────────────▶ fence() ▲──[a later step may reuse the blocks]──▶
     side                          └─[gather, copy to pinned host]─┘           (wait_event, no host waits)
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Mark
+from xpyd_sidecar.engine.gates import Cache
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.frames import FRAME_BYTES
 
@@ -72,6 +73,10 @@ class Memory:
         region = self.regions[0]
         shape = "x".join(str(n) for n in region.shape[1:])
         return f"{len(self.regions)} arrays of {shape} {str(region.dtype).removeprefix('torch.')}"
+
+    def caches(self) -> list[Cache | None]:
+        """Arrays whose blocks other threads may write as bytes, inside a gate; None on a device, or where strided."""
+        return [_cache(region) if self._side is None and region.is_contiguous() else None for region in self.regions]
 
     def index(self, ids: Sequence[int]) -> torch.Tensor:
         """Block ids as a tensor on the cache's device, to be used for several regions."""
@@ -145,6 +150,11 @@ def _arrays(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tenso
         return [cache[0], cache[1]]
     raise ConfigError(f"kv connector: layer {name} has a KV cache of shape {tuple(cache.shape)}; "
                       f"the first or second dimension must be {num_blocks} blocks")
+
+
+def _cache(region: torch.Tensor) -> Cache:
+    view = _bytes(region)
+    return Cache(view, region.data_ptr(), len(view) // region.shape[0])
 
 
 def _bytes(packed: torch.Tensor) -> memoryview:

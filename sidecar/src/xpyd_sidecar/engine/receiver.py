@@ -1,7 +1,8 @@
 """Decode's I/O thread of one rank: connects to prefill ranks, asks for transfers, receives into staging and checks.
 
-It never touches the KV cache. What is intact is put into ``inbox`` for the engine's thread, which decides whether it is
-placed (``kv.receiving``) and gives the chunk back. When all chunks are in use the connections that need one are not read.
+Where a try has a target (``engine.gates``), bytes are written right into its blocks; else into a chunk of staging memory.
+What is intact is put into ``inbox`` for the engine's thread, which counts it (``kv.receiving``), places what is in a chunk
+and gives the chunk back. When all chunks are in use the connections that need one are not read.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.engine.bounds import Chunk, Staging
-from xpyd_sidecar.engine.links.tcp import Connection
+from xpyd_sidecar.engine.gates import Cache, Gate, Target
+from xpyd_sidecar.engine.links import near
+from xpyd_sidecar.engine.links.near import Reader, Ways
+from xpyd_sidecar.engine.links.process_vm import address_of
+from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.sender import IDLE_S, Me
-from xpyd_sidecar.errors import AuthError, Incompatible, PeerError, PeerGone, ProtocolError
+from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages, proofs
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
@@ -35,14 +40,15 @@ ADDRESSES_MAX: Final = 4096
 
 
 class Arrived(NamedTuple):
-    """Intact blocks in a chunk; the reader gives the chunk back."""
+    """Intact blocks: in a chunk, which the reader gives back, or in their places (None). ``way``: name of the link."""
 
     key: Key
     region: int
     first: int
     blocks: int
-    chunk: Chunk
+    chunk: Chunk | None
     size: int
+    way: str
 
 
 class Broken(NamedTuple):
@@ -54,22 +60,30 @@ class Broken(NamedTuple):
     final: bool
 
 
-class ChecksumError(ProtocolError):
-    """A frame is not what was sent."""
+class Asked(NamedTuple):
+    """A try that a source owes. ``have``: by (region, block), what has come: nothing comes twice."""
+
+    step: Ask
+    target: Target | None
+    have: bytearray
 
 
 class Receiver:
     """The thread."""
 
     def __init__(self, me: Me, staging: Staging, *, block_bytes: Sequence[int], largest_frame: int, cover: bool,
-                 peer_timeout_s: float) -> None:
-        """``block_bytes``: bytes of a block, by array of the cache."""
+                 peer_timeout_s: float, ways: Ways, caches: Sequence[Cache | None] = ()) -> None:
+        """``block_bytes``: bytes of a block, by array of the cache; ``caches``: those that may be written directly."""
         self.me = me
         self.inbox: deque[Arrived | Broken] = deque()
         self.staging = staging
         self.cover = cover
         self.block_bytes = tuple(block_bytes)
         self.largest_frame = largest_frame
+        self.ways = ways
+        self._caches = tuple(caches)
+        self._gates: dict[str, dict[Key, Gate]] = {}
+        """By request and try; of the engine's thread alone."""
         self._timeout = peer_timeout_s
         self._sources: dict[tuple[HostPort, Incarnation], Source] = {}
         self._of_key: dict[Key, Source] = {}
@@ -82,7 +96,26 @@ class Receiver:
 
     def carry_out(self, step: Ask | Confirm | Cancel) -> None:
         """Do what the machine says."""
-        self._loop.post(partial(self._do, step))
+        target = None
+        if isinstance(step, Ask) and any(self._caches):
+            gates = self._gates.setdefault(step.request, {})
+            for key, gate in gates.items():
+                if key != step.key:
+                    gate.close()
+            target = Target(gates.setdefault(step.key, Gate()), step.ready.first, step.ids, self._caches)
+        self._loop.post(partial(self._do, step, target))
+
+    def close(self, request: str) -> None:
+        """Nothing more is to be written for a request; ``settled`` says when nothing is."""
+        for gate in self._gates.get(request, {}).values():
+            gate.close()
+
+    def settled(self, request: str) -> bool:
+        """Whether nothing is written into the blocks of a request that was closed."""
+        if not all(gate.done() for gate in self._gates.get(request, {}).values()):
+            return False
+        self._gates.pop(request, None)
+        return True
 
     def stop(self) -> None:
         """End the thread and close every connection."""
@@ -91,9 +124,9 @@ class Receiver:
 
     # --- on the loop's thread ---
 
-    def _do(self, step: Ask | Confirm | Cancel) -> None:
+    def _do(self, step: Ask | Confirm | Cancel, target: Target | None) -> None:
         if isinstance(step, Ask):
-            self._ask(step)
+            self._ask(step, target)
             return
         source = self._of_key.pop(step.key, None)
         if source is None:
@@ -104,7 +137,7 @@ class Receiver:
         else:
             source.tell(Kind.CANCEL, step.key, messages.Reason(step.outcome, step.reason))
 
-    def _ask(self, step: Ask) -> None:
+    def _ask(self, step: Ask, target: Target | None) -> None:
         source = self._sources.get((step.address, step.incarnation))
         if source is None:
             if len(self._sources) >= ADDRESSES_MAX:
@@ -117,7 +150,7 @@ class Receiver:
                 return
             self._sources[step.address, step.incarnation] = source
         self._of_key[step.key] = source
-        source.ask(step)
+        source.ask(step, target)
 
     def broken(self, key: Key, outcome: Outcome, reason: str, *, final: bool) -> None:
         """A try will not come."""
@@ -151,12 +184,16 @@ class Source:
             OSError, ValueError: the address cannot be used.
         """
         self.place = (address, incarnation)
-        self.asked: dict[Key, Ask] = {}
+        self.asked: dict[Key, Asked] = {}
         self._receiver = receiver
         self._incarnation = incarnation
         self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
         self._terms: proofs.Terms | None = None
-        self._accepted = False
+        self._welcome: messages.DataWelcome | None = None
+        self._settled = False
+        """How blocks travel is agreed."""
+        self._reader: Reader | None = None
+        self._why = ""
         self._later: list[tuple[Kind, Key, messages.Body | None]] = []
         self._chunk: Chunk | None = None
         self._born = time.monotonic()
@@ -169,16 +206,16 @@ class Source:
             raise OSError(code, os.strerror(code))
         self.link = Connection(loop, sock, address, self, connecting=True)
 
-    def ask(self, step: Ask) -> None:
-        """Ask for a transfer, once the connection is accepted."""
+    def ask(self, step: Ask, target: Target | None) -> None:
+        """Ask for a transfer, once the link is agreed."""
         if not self.asked:
             self.link.last_in = time.monotonic()  # it owed nothing until now, so silence counts from here
-        self.asked[step.key] = step
+        self.asked[step.key] = Asked(step, target, bytearray(step.ready.regions * step.ready.count))
         self.tell(Kind.READY, step.key, step.ready)
 
     def tell(self, kind: Kind, key: Key, body: messages.Body | None = None) -> None:
-        """Send a frame of a transfer, once the connection is accepted."""
-        if self._accepted:
+        """Send a frame of a transfer, once the link is agreed."""
+        if self._settled:
             self._say(kind, key, body)
         else:
             self._later.append((kind, key, body))
@@ -187,64 +224,146 @@ class Source:
         payload = messages.body(body) if body is not None else b""
         self.link.queue(frames.encode(kind, key, payload), payload)
 
-    def room(self, connection: Connection, header: Header) -> memoryview | None:
-        """Where a payload goes: staging for DATA that may be wanted, any memory for the rest."""
-        if header.kind is not Kind.DATA:
-            return memoryview(bytearray(header.length))
-        if not self._accepted:
-            raise ProtocolError(connection.peer, "sent DATA before WELCOME")
-        if header.length > self._receiver.largest_frame:
+    def room(self, connection: Connection, header: Header) -> Place | None:
+        """Where a payload goes: blocks of their own or staging for what is wanted, nowhere for what no longer is."""
+        if header.kind is not Kind.DATA and header.kind is not Kind.OFFER:
+            return Place((memoryview(bytearray(header.length)),)) if header.length else NOWHERE
+        if not self._settled:
+            raise ProtocolError(connection.peer, f"sent {header.kind.name} before the link was agreed")
+        offer = header.kind is Kind.OFFER
+        if header.length > self._receiver.largest_frame and not offer:
             raise ProtocolError(connection.peer, f"DATA of {header.length} bytes, over {self._receiver.largest_frame}")
+        body = Place((memoryview(bytearray(header.length)),)) if offer else NOWHERE
+        asked = self.asked.get(header.key)
+        if asked is None:
+            return body
+        size = self._expected(asked, header)
+        if not offer and header.length != size:
+            raise ProtocolError(connection.peer, f"sent {header.length} bytes for {header.blocks} blocks, not {size}")
+        if not offer and self._receiver.cover and not header.covered:
+            raise ProtocolError(connection.peer, "sent DATA without the checksum that was asked for")
+        direct = asked.target.extents(header.region, header.first, header.blocks) if asked.target is not None else None
+        if direct is not None:
+            cache, extents = direct
+            assert asked.target is not None
+            return body if offer else Place([cache.view[at:at + many] for at, many in extents], asked.target.gate)
         if self._chunk is None:
             self._chunk = self._receiver.staging.take()
-        return self._chunk.view[:header.length] if self._chunk is not None else None
+        if self._chunk is None:
+            return None
+        return body if offer else Place((self._chunk.view[:header.length],))
 
-    def frame(self, connection: Connection, header: Header, raw: bytes, payload: memoryview) -> None:
-        """A frame is complete."""
-        if not frames.intact(header, raw, payload):
-            raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
-        if header.kind is Kind.DATA:
-            self._data(header)
-            return
-        try:
-            self._said(header, payload)
-        except messages.MessageError as error:
-            raise ProtocolError(connection.peer, str(error)) from None
-
-    def _data(self, header: Header) -> None:
-        if self._receiver.cover and not header.covered:
-            raise ProtocolError(self.link.peer, "sent DATA without the checksum that was asked for")
-        step = self.asked.get(header.key)
-        if step is None:
-            return  # a try that was cancelled; the chunk serves the next frame
-        ready = step.ready
+    def _expected(self, asked: Asked, header: Header) -> int:
+        """Bytes of the blocks that a header speaks of, which must have been asked for and not have come."""
+        ready = asked.step.ready
         end = header.first + header.blocks
         inside = ready.first <= header.first < end <= ready.first + ready.count
         if not inside or header.region >= ready.regions:
             raise ProtocolError(self.link.peer, f"sent blocks {header.first}..{end - 1} of array {header.region}, "
                                                 f"not among those asked for")
+        slot = header.region * ready.count + header.first - ready.first
+        if asked.have.find(1, slot, slot + header.blocks) >= 0:
+            raise ProtocolError(self.link.peer, f"sent blocks {header.first}..{end - 1} of array {header.region} twice")
         size = header.blocks * self._receiver.block_bytes[header.region]
-        if header.length != size:  # the engine's thread takes the size for granted when it places the blocks
-            raise ProtocolError(self.link.peer, f"sent {header.length} bytes for {header.blocks} blocks, not {size}")
-        chunk, self._chunk = self._chunk, None
-        assert chunk is not None
-        self._receiver.inbox.append(Arrived(header.key, header.region, header.first, header.blocks, chunk, header.length))
+        if size > self._receiver.largest_frame:
+            raise ProtocolError(self.link.peer, f"sent {size} bytes in one frame, over {self._receiver.largest_frame}")
+        return size
+
+    def frame(self, connection: Connection, header: Header, place: Place) -> None:
+        """A frame is complete."""
+        if header.kind is Kind.DATA:
+            self._data(header, place)
+            return
+        payload = place.views[0] if place.views else memoryview(b"")
+        if not frames.intact(header, payload):
+            raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
+        try:
+            if header.kind is Kind.OFFER:
+                self._offered(header, messages.read_body(payload, messages.Offer))
+            else:
+                self._said(header, payload)
+        except messages.MessageError as error:
+            raise ProtocolError(connection.peer, str(error)) from None
+
+    def _data(self, header: Header, place: Place) -> None:
+        asked = self.asked.get(header.key)
+        if asked is None or not place.views:
+            return  # a try that was cancelled; a chunk serves the next frame
+        self._check(header, place, header.checksum if header.covered else None)
+        self._came(asked, header, header.length, place.gate is None, "tcp")
+
+    def _offered(self, header: Header, offer: messages.Offer) -> None:
+        """Read blocks from where prefill says they are."""
+        if self._reader is None:
+            raise ProtocolError(self.link.peer, "sent OFFER over a link of TCP alone")
+        asked = self.asked.get(header.key)
+        read = True
+        if asked is not None:
+            if self._receiver.cover and offer.checksum is None:
+                raise ProtocolError(self.link.peer, "sent OFFER without the checksum that was asked for")
+            size = self._expected(asked, header)
+            if offer.size != size:
+                raise ProtocolError(self.link.peer, f"offered {offer.size} bytes for {header.blocks} blocks, not {size}")
+            read = self._read(asked, header, offer)
+        self._say(Kind.TAKEN, header.key, messages.Taken(read))
+
+    def _read(self, asked: Asked, header: Header, offer: messages.Offer) -> bool:
+        assert self._reader is not None
+        direct = asked.target.extents(header.region, header.first, header.blocks) if asked.target is not None else None
+        gate = None
+        if direct is not None:
+            assert asked.target is not None
+            cache, extents = direct
+            gate = asked.target.gate
+            into = [(cache.address + at, many) for at, many in extents]
+            place = Place([cache.view[at:at + many] for at, many in extents], gate)
+        else:
+            assert self._chunk is not None
+            into = [(address_of(self._chunk.view), offer.size)]
+            place = Place((self._chunk.view[:offer.size],))
+        if gate is not None and not gate.enter():
+            return True
+        try:
+            if not self._reader.read(offer.address, offer.size, into):
+                return False
+        finally:
+            if gate is not None:
+                gate.leave()
+        self.link.spend(offer.size)
+        self._check(header, place, offer.checksum)
+        self._came(asked, header, offer.size, gate is None, self._reader.name)
+        return True
+
+    def _check(self, header: Header, place: Place, checksum: int | None) -> None:
+        if checksum is None or frames.checksum(*place.views) == checksum:
+            return
+        if place.gate is None or place.gate.enter():  # else the blocks may be another's by now
+            if place.gate is not None:
+                place.gate.leave()
+            raise ChecksumError(self.link.peer, f"{header.kind.name} frame with a wrong checksum")
+
+    def _came(self, asked: Asked, header: Header, size: int, staged: bool, way: str) -> None:
+        slot = header.region * asked.step.ready.count + header.first - asked.step.ready.first
+        asked.have[slot:slot + header.blocks] = b"\1" * header.blocks
+        chunk = None
+        if staged:
+            chunk, self._chunk = self._chunk, None
+            assert chunk is not None
+        self._receiver.inbox.append(Arrived(header.key, header.region, header.first, header.blocks, chunk, size, way))
 
     def _said(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.CHALLENGE and self._terms is None:
             self._answer(messages.read_body(payload, messages.Challenge))
-        elif header.kind is Kind.WELCOME and self._terms is not None and not self._accepted:
-            if not proofs.holds(self._receiver.me.key, "prefill", self._terms,
-                                messages.read_body(payload, messages.DataWelcome).proof):
-                raise AuthError(self.link.peer, "does not hold the service key")
-            self._accepted = True
-            later, self._later = self._later, []
-            for one in later:
-                self._say(*one)
+        elif header.kind is Kind.WELCOME and self._terms is not None and self._welcome is None:
+            self._welcomed(messages.read_body(payload, messages.DataWelcome))
+        elif header.kind is Kind.ARENA and self._welcome is not None and not self._settled:
+            self._reader, reason = near.try_arena(self.link.peer, self._receiver.ways.folder,
+                                                  messages.read_body(payload, messages.Arena))
+            self._settle("; ".join(one for one in (self._why, reason) if one))
         elif header.kind is Kind.REJECT:
             why = messages.read_body(payload, messages.Reason)
             raise Rejected(self.link.peer, why)
-        elif header.kind is Kind.GONE and self._accepted:
+        elif header.kind is Kind.GONE and self._settled:
             why = messages.read_body(payload, messages.Reason)
             if self.asked.pop(header.key, None) is not None:
                 self._receiver.broken(header.key, why.outcome, f"{self.link.peer}: {why.reason}", final=not why.retry)
@@ -256,13 +375,38 @@ class Source:
         self._terms = proofs.Terms(challenge.nonce, self._nonce, challenge.incarnation, me.incarnation)
         proof = proofs.prove(me.key, "decode", self._terms)
         self._say(Kind.HELLO, NO_TRANSFER, messages.DataHello(
-            self._nonce, me.instance, me.incarnation, self._incarnation, me.rank, proof))
+            self._nonce, me.instance, me.incarnation, self._incarnation, me.rank, proof, self._receiver.ways.host))
+
+    def _welcomed(self, welcome: messages.DataWelcome) -> None:
+        if self._terms is None or not proofs.holds(self._receiver.me.key, "prefill", self._terms, welcome.proof):
+            raise AuthError(self.link.peer, "does not hold the service key")
+        self._welcome = welcome
+        self._reader, self._why = near.try_process(self.link.peer, welcome)
+        if self._reader is None and welcome.near is not None and self._receiver.ways.folder is not None:
+            self._say(Kind.LINK, NO_TRANSFER, messages.LinkChoice("make_arena", self._why))
+            return
+        self._settle(self._why)
+
+    def _settle(self, reason: str) -> None:
+        """How blocks travel is clear: say so, then ask for what was ordered meanwhile."""
+        way: Literal["tcp", "process_vm", "arena"] = self._reader.name if self._reader is not None else "tcp"
+        self._say(Kind.LINK, NO_TRANSFER, messages.LinkChoice(way, reason))
+        if self._reader is None and self._receiver.ways.transport == "shm":
+            self.link.flush()
+            raise Incompatible(self.link.peer, f"transport shm: {reason}")
+        logger.info("xpyd: blocks of %s come over %s%s", self.link.peer, way, f" ({reason})" if reason else "")
+        self._settled = True
+        later, self._later = self._later, []
+        for one in later:
+            self._say(*one)
 
     def closed(self, _: Connection, error: PeerError) -> None:
         """The connection has ended: every try asked of it is broken."""
         if self._chunk is not None:
             chunk, self._chunk = self._chunk, None
             self._receiver.staging.give(chunk)
+        if self._reader is not None:
+            self._reader.close()
         self._receiver.lost(self)
         asked, self.asked = self.asked, {}
         outcome = outcome_of(error)
@@ -275,7 +419,7 @@ class Source:
     def tick(self, now: float, timeout: float) -> None:
         """Time passes: a source that does not accept, or is silent although it owes something, is given up."""
         link = self.link
-        if not self._accepted:
+        if not self._settled:
             if now - self._born > timeout:
                 link.close(PeerGone(link.peer, f"no connection within {timeout} s"))
             return

@@ -67,11 +67,14 @@ class Report(KVConnectorWorkerMetadata):
 
     sends: list[SendReport] = field(default_factory=list)
     loads: list[LoadReport] = field(default_factory=list)
+    moved: dict[str, int] = field(default_factory=dict)
+    """Bytes that have come in, by link."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Both reports in one."""
         assert isinstance(other, Report)
-        return Report(self.sends + other.sends, self.loads + other.loads)
+        moved = {link: self.moved.get(link, 0) + other.moved.get(link, 0) for link in self.moved | other.moved}
+        return Report(self.sends + other.sends, self.loads + other.loads, moved)
 
 
 @dataclass

@@ -166,6 +166,8 @@ class SchedulerSide:
             if isinstance(report, Report):
                 for send in report.sends:
                     self._offer(self._offers.rank_ended(*send))
+                for link, size in report.moved.items():
+                    self._stats.moved(link, size)
                 for load in report.loads:
                     if load.request in self._expected:
                         self._expected[load.request].append(load)

@@ -16,12 +16,13 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, join_host_port
-from xpyd_sidecar.engine import links
 from xpyd_sidecar.engine.bounds import Budget, Mark
 from xpyd_sidecar.engine.links.base import Blocks
-from xpyd_sidecar.engine.links.tcp import Connection
+from xpyd_sidecar.engine.links.inviting import Arenas, Inviting, NoWay
+from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place
 from xpyd_sidecar.engine.loop import Loop
-from xpyd_sidecar.errors import AuthError, ConfigError, Incompatible, PeerError, PeerGone, ProtocolError
+from xpyd_sidecar.errors import AuthError, ChecksumError, ConfigError, Incompatible, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages, proofs, sending
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
@@ -62,8 +63,8 @@ class Me(NamedTuple):
 class Sender:
     """The thread and its listening socket."""
 
-    def __init__(self, me: Me, machine: Sending[Kept], *, host: str, port: int, transport: str, keep_bytes: int,
-                 peer_timeout_s: float) -> None:
+    def __init__(self, me: Me, machine: Sending[Kept], *, host: str, port: int, ways: Ways, keep_bytes: int,
+                 peer_timeout_s: float, largest_frame: int = frames.FRAME_BYTES) -> None:
         """Bind and start.
 
         Raises:
@@ -72,7 +73,9 @@ class Sender:
         self.me = me
         self.budget = Budget(keep_bytes)
         self._machine = machine
-        self._link = links.choose(transport)
+        self.ways = ways
+        self.largest_frame = largest_frame
+        self.arenas = Arenas()
         self._timeout = peer_timeout_s
         self._peers: dict[int, Peer] = {}
         self._copying: deque[tuple[Key, Copy[Kept]]] = deque()
@@ -154,6 +157,10 @@ class Sender:
         elif header.kind is Kind.CANCEL:
             why = messages.read_body(body, messages.Reason)
             self._carry_out(self._machine.cancel(number, key, why.outcome, why.reason))
+        elif header.kind is Kind.TAKEN:
+            peer.way.link.taken(peer.link, read=messages.read_body(body, messages.Taken).read)
+        elif header.kind is Kind.LINK:
+            peer.decided(messages.read_body(body, messages.LinkChoice))
         elif header.kind is not Kind.PING:
             raise ProtocolError(peer.link.peer, f"sent {header.kind.name} where prefill listens")
 
@@ -191,13 +198,13 @@ class Sender:
             return
         self._sent[step.key] = self._sent.get(step.key, 0) + size
         piece = Blocks(step.copy.region, step.first, step.blocks, view[offset:offset + size])
-        self._link.put(peer.link, step.key, piece, free, cover=step.cover)
+        peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover)
 
     def _tick(self, now: float) -> None:
         self._drain_copies()
         self._carry_out(self._machine.tick(now))
         for peer in list(self._peers.values()):
-            peer.tick(now, busy=self._machine.busy(peer.link.number), timeout=self._timeout)
+            peer.tick(now, busy=peer.way.link.busy or self._machine.busy(peer.link.number), timeout=self._timeout)
 
     def _close_all(self) -> None:
         self._loop.watch(self._listener, 0, self._accept)
@@ -213,6 +220,7 @@ class Peer:
         self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
         self._accepted = False
         self._born = time.monotonic()
+        self.way = Inviting(sender.ways, sender.largest_frame, sender.arenas)
         self.link = Connection(loop, sock, address, self)
         self.say(Kind.CHALLENGE, NO_TRANSFER, messages.Challenge(self._nonce, sender.me.incarnation))
 
@@ -221,16 +229,17 @@ class Peer:
         payload = messages.body(body) if body is not None else b""
         self.link.queue(frames.encode(kind, key, payload), payload)
 
-    def room(self, connection: Connection, header: Header) -> memoryview | None:
+    def room(self, connection: Connection, header: Header) -> Place | None:
         """Where a payload goes."""
         if header.kind is Kind.DATA:
             raise ProtocolError(connection.peer, "sent DATA where prefill listens")
-        return memoryview(bytearray(header.length))
+        return Place((memoryview(bytearray(header.length)),)) if header.length else NOWHERE
 
-    def frame(self, connection: Connection, header: Header, raw: bytes, payload: memoryview) -> None:
+    def frame(self, connection: Connection, header: Header, place: Place) -> None:
         """A frame is complete."""
-        if not frames.intact(header, raw, payload):
-            raise ProtocolError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
+        payload = place.views[0] if place.views else memoryview(b"")
+        if not frames.intact(header, payload):
+            raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
         try:
             if self._accepted:
                 self._sender.asked(self, header, payload)
@@ -241,8 +250,24 @@ class Peer:
         except messages.MessageError as error:
             raise ProtocolError(connection.peer, str(error)) from None
 
+    def decided(self, choice: messages.LinkChoice) -> None:
+        """Decode has chosen how blocks travel."""
+        try:
+            arena = self.way.decided(choice)
+        except NoWay as error:
+            self._reject(Outcome.INCOMPATIBLE, str(error))
+            raise Incompatible(self.link.peer, str(error)) from None
+        except ValueError as error:
+            raise ProtocolError(self.link.peer, str(error)) from None
+        if arena is not None:
+            self.say(Kind.ARENA, NO_TRANSFER, arena)
+            return
+        logger.info("xpyd: blocks for %s go over %s%s", self.link.peer, self.way.link.name,
+                    f" ({choice.reason})" if choice.reason else "")
+
     def closed(self, _: Connection, error: PeerError) -> None:
         """The connection has ended."""
+        self.way.close()
         self._sender.lost(self, error)
 
     def tick(self, now: float, *, busy: bool, timeout: float) -> None:
@@ -274,8 +299,13 @@ class Peer:
             reason = f"rank {me.rank} here, {hello.rank} there"
             self._reject(Outcome.INCOMPATIBLE, reason)
             raise Incompatible(self.link.peer, reason)
+        try:
+            near, reason = self.way.welcome(hello.host)
+        except NoWay as error:
+            self._reject(Outcome.INCOMPATIBLE, str(error))
+            raise Incompatible(self.link.peer, str(error)) from None
         self._accepted = True
-        self.say(Kind.WELCOME, NO_TRANSFER, messages.DataWelcome(proofs.prove(me.key, "prefill", terms)))
+        self.say(Kind.WELCOME, NO_TRANSFER, messages.DataWelcome(proofs.prove(me.key, "prefill", terms), near, reason))
 
     def _reject(self, outcome: Outcome, reason: str) -> None:
         self.say(Kind.REJECT, NO_TRANSFER, messages.Reason(outcome, reason))

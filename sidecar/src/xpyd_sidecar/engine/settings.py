@@ -58,8 +58,10 @@ def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> S
 
 
 def _check(options: KvOptions, field: str) -> None:
-    if options.transport not in {"auto", "tcp"}:
-        raise ConfigError(f"{field}.transport: {options.transport!r} is not supported yet (auto and tcp are)")
+    if options.transport == "nccl":
+        raise ConfigError(f"{field}.transport: {options.transport!r} is not supported yet (auto, tcp and shm are)")
+    if options.shared_folder and not Path(options.shared_folder).is_dir():
+        raise ConfigError(f"{field}.shared_folder: {options.shared_folder} is no folder")
     if options.mode != "put_async":
         raise ConfigError(f"{field}.mode: {options.mode!r} is not supported yet (put_async is)")
     for name in ("keep_bytes", "claim_s", "keep_ttl_s", "load_timeout_s", "peer_timeout_s"):

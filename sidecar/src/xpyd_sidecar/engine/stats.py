@@ -20,10 +20,13 @@ GAUGES = {
     metrics.SENDS_OPEN: "Transfers whose KV this engine still holds or sends.",
     metrics.RECEIVES_OPEN: "Transfers this engine waits for.",
 }
+LINK = "link:"
 
 
 class Stats(KVConnectorStats):
-    """One interval: ``data`` maps counter names to increments, gauge names to values, "side/outcome" to transfers."""
+    """One interval: ``data`` maps counter names to increments, gauge names to values, "side/outcome" to transfers, and
+    "link:name" to bytes.
+    """
 
     def reset(self) -> None:
         """Clear."""
@@ -36,6 +39,10 @@ class Stats(KVConnectorStats):
     def ended(self, side: str, outcome: str) -> None:
         """A transfer has ended."""
         self.add(f"{side}/{outcome}", 1)
+
+    def moved(self, link: str, size: int) -> None:
+        """Bytes have come over a link."""
+        self.add(LINK + link, size)
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Add a later interval."""
@@ -70,6 +77,9 @@ class PromMetrics(KVConnectorPromMetrics):
         self._transfers = self._counter_cls(
             name=metrics.TRANSFERS, documentation="KV transfers ended, by side and outcome.",
             labelnames=[*labelnames, "side", "outcome"])
+        self._links = self._counter_cls(
+            name=metrics.LINK_BYTES, documentation="KV payload bytes that have come in, by link.",
+            labelnames=[*labelnames, "link"])
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Record one interval."""
@@ -78,6 +88,9 @@ class PromMetrics(KVConnectorPromMetrics):
                 self._gauges[name][engine_idx].set(value)
             elif name in self._counters:
                 self._counters[name][engine_idx].inc(value)
+            elif name.startswith(LINK):
+                link = name.removeprefix(LINK)
+                self._links.labels(*self.per_engine_labelvalues[engine_idx], link).inc(value)
             else:
                 side, _, outcome = name.partition("/")
                 self._transfers.labels(*self.per_engine_labelvalues[engine_idx], side, outcome).inc(value)

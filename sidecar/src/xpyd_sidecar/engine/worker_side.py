@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -19,7 +20,8 @@ import torch
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, join_host_port, split_host_port
 from xpyd_sidecar.engine import memory
-from xpyd_sidecar.engine.bounds import Budget, Mark, Staging
+from xpyd_sidecar.engine.bounds import Budget, Chunk, Mark, Staging
+from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.memory import Memory
 from xpyd_sidecar.engine.receiver import Arrived, Receiver
 from xpyd_sidecar.engine.reports import LoadReport, Orders, RankAddress, Report, SendReport
@@ -59,25 +61,28 @@ class WorkerSide:
         cover = options.checksum == "xxh3"
         send = Sending[Kept](keep_s=options.keep_ttl_s, send_s=options.load_timeout_s + options.peer_timeout_s,
                              regions=regions, block_bytes=block_bytes, cover=cover)
+        ways = Ways(options.transport, Path(options.shared_folder) if options.shared_folder else None)
         self._sender = Sender(me, send, host=settings.host, port=options.data_port + rank if options.data_port else 0,
-                              transport=options.transport, keep_bytes=options.keep_bytes,
-                              peer_timeout_s=options.peer_timeout_s)
+                              ways=ways, keep_bytes=options.keep_bytes, peer_timeout_s=options.peer_timeout_s,
+                              largest_frame=self._memory.largest_frame)
         pinned = self._memory.device.type == "cuda"
         self._staging = Staging(partial(memory.chunk, self._memory.largest_frame, pinned=pinned),
                                 max(2, STAGING_BYTES // self._memory.largest_frame))
         self._receiver = Receiver(me, self._staging, block_bytes=self._memory.block_bytes,
                                   largest_frame=self._memory.largest_frame, cover=cover,
-                                  peer_timeout_s=options.peer_timeout_s)
+                                  peer_timeout_s=options.peer_timeout_s, ways=ways, caches=self._memory.caches())
         self._loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
                                 regions=regions, block_bytes=block_bytes, cover=cover)
         self._orders = Orders()
         self._saved: set[int] = set()
         self._indexes: list[torch.Tensor] = []
         self._overflowed: dict[Key, None] = {}
-        self._placing: list[tuple[Mark, Arrived]] = []
+        self._placing: list[tuple[Mark, Chunk]] = []
         self._marks: dict[str, Mark] = {}
         self._done: list[Finished] = []
         self._reports: list[LoadReport] = []
+        self._moved: dict[str, int] = {}
+        """Bytes that have come, by link."""
 
     @property
     def budget(self) -> Budget:
@@ -153,19 +158,24 @@ class WorkerSide:
                 self._carry_out(self._loads.broken(event.key, event.outcome, event.reason, now, final=event.final))
         self._carry_out(self._loads.tick(now))
         while self._placing and self._placing[0][0].done():
-            self._staging.give(self._placing.pop(0)[1].chunk)
+            self._staging.give(self._placing.pop(0)[1])
         return self._take_done()
 
     def _place(self, event: Arrived) -> None:
         place = self._loads.arrived(event.key, event.region, event.first, event.blocks, event.size)
         if place is None:
-            self._staging.give(event.chunk)
+            if event.chunk is not None:
+                self._staging.give(event.chunk)
+            return
+        self._moved[event.way] = self._moved.get(event.way, 0) + event.size
+        if event.chunk is None:  # it is in its blocks
+            self._carry_out(self._loads.placed(event.key))
             return
         mark = self._memory.place(place.region, place.ids, event.chunk, event.size)
         if mark.done():
             self._staging.give(event.chunk)
         else:
-            self._placing.append((mark, event))
+            self._placing.append((mark, event.chunk))
         self._marks[place.request] = mark
         self._carry_out(self._loads.placed(event.key))
 
@@ -175,7 +185,7 @@ class WorkerSide:
         waiting: list[Finished] = []
         for one in self._done:
             mark = self._marks.get(one.request)
-            if mark is not None and not mark.done():
+            if (mark is not None and not mark.done()) or not self._receiver.settled(one.request):
                 waiting.append(one)  # copies into its blocks are still on their way
                 continue
             self._marks.pop(one.request, None)
@@ -190,7 +200,8 @@ class WorkerSide:
         """What has ended since the last report."""
         sends = [SendReport(self._rank, *one) for one in self._sender.take_reports()]
         loads, self._reports = self._reports, []
-        return Report(sends, loads) if sends or loads else None
+        moved, self._moved = self._moved, {}
+        return Report(sends, loads, moved) if sends or loads or moved else None
 
     def stop(self) -> None:
         """End the threads."""
@@ -200,6 +211,7 @@ class WorkerSide:
     def _carry_out(self, steps: Sequence[Instruction]) -> None:
         for step in steps:
             if isinstance(step, receiving.Finished):
+                self._receiver.close(step.request)
                 self._done.append(step)
             else:
                 self._receiver.carry_out(step)

@@ -1,25 +1,32 @@
 """The frame of a data link: a fixed header, then ``length`` bytes.
 
-    0        4   5   6     8        12                 28        32        36       40      44      48          56
-    +--------+---+---+-----+--------+------------------+---------+---------+--------+-------+-------+-----------+
-    | "xpyd" | v | k |flags| length | transfer (16 raw)| attempt |generat. | region | first | blocks| checksum  |
-    +--------+---+---+-----+--------+------------------+---------+---------+--------+-------+-------+-----------+
-      4s      u8  u8  u16    u32      16 bytes           u32       u32       u32      u32     u32     u64     little endian
+    0        4   5   6     8        12                 28        32        36       40      44      48        56        64
+    +--------+---+---+-----+--------+------------------+---------+---------+--------+-------+-------+---------+---------+
+    | "xpyd" | v | k |flags| length | transfer (16 raw)| attempt |generat. | region | first | blocks| payload | header  |
+    |        |   |   |     |        |                  |         |         |        |       |       | sum     | sum     |
+    +--------+---+---+-----+--------+------------------+---------+---------+--------+-------+-------+---------+---------+
+      4s      u8  u8  u16    u32      16 bytes           u32       u32       u32      u32     u32     u64       u64
+
+    all numbers little endian
 
 - ``v``: wire version; magic and version keep their places in every version.
-- ``k``: kind. Kind DATA carries ``blocks`` whole blocks of ``region``, from block ``first`` of the prompt on. The others
-  carry a msgpack body (``kv.messages``) of at most ``BODY_MAX`` bytes.
+- ``k``: kind. Kind DATA carries ``blocks`` whole blocks of ``region``, from block ``first`` of the prompt on; kind OFFER
+  says where in the sender's memory such blocks lie. All but DATA carry a msgpack body (``kv.messages``) of at most
+  ``BODY_MAX`` bytes.
 - ``region``: one array of blocks of the engine (a layer, or the K or V half of one), in the order of registration.
-- ``checksum``: xxh3_64 over the first 48 bytes and, when flag COVERED is set, the payload behind them. The header is always
-  covered: bytes for the wrong place are as bad as wrong bytes.
+- ``payload sum``: xxh3_64 over the ``length`` bytes when flag COVERED is set, else 0.
+- ``header sum``: xxh3_64 over the first 56 bytes, always. It is checked before the header is used: bytes for the wrong
+  place are as bad as wrong bytes, and a payload may be received right where it belongs.
 
 Wire history
     1   first version
+    2   a sum of the header alone; OFFER, TAKEN, LINK, ARENA
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -28,7 +35,7 @@ import xxhash
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.keys import Key
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 MAGIC: Final = b"xpyd"
 BODY_MAX: Final = 64 << 10
 FRAME_BYTES: Final = 1 << 20
@@ -37,7 +44,7 @@ PAYLOAD_MAX: Final = 256 << 20
 """No block of any model is larger."""
 COVERED: Final = 1
 
-_HEAD = struct.Struct("<4sBBHI16sIIIII")
+_HEAD = struct.Struct("<4sBBHI16sIIIIIQ")
 _SUM = struct.Struct("<Q")
 HEADER_BYTES: Final = _HEAD.size + _SUM.size
 NO_TRANSFER: Final = Key(TransferId("0" * 32), Attempt(0), 0)
@@ -67,10 +74,18 @@ class Kind(IntEnum):
     """P → D: it will not come."""
     PING = 10
     """Either way: alive."""
+    OFFER = 11
+    """P → D: blocks lie in memory that D can read."""
+    TAKEN = 12
+    """D → P: the oldest offer has been read, or could not be."""
+    LINK = 13
+    """D → P, before its first READY: how blocks are to travel."""
+    ARENA = 14
+    """P → D: the shared memory that LINK has asked for."""
 
 
 class Header(NamedTuple):
-    """A decoded header; its own checksum is not yet checked."""
+    """A decoded header."""
 
     kind: Kind
     covered: bool
@@ -80,39 +95,53 @@ class Header(NamedTuple):
     first: int
     blocks: int
     checksum: int
+    """Of the payload."""
 
 
 class FrameError(ValueError):
     """Bytes that are no frame of this version, or that break a bound."""
 
 
-def checksum(head: bytes | bytearray | memoryview, payload: bytes | bytearray | memoryview | None) -> int:
-    """xxh3_64 over the first 48 header bytes and, if given, the payload."""
-    digest = xxhash.xxh3_64(bytes(head[: _HEAD.size]))
-    if payload is not None:
-        digest.update(payload)
+class HeaderError(FrameError):
+    """A header that is not what was sent."""
+
+
+def checksum(*payload: bytes | bytearray | memoryview) -> int:
+    """xxh3_64 over bytes that may lie in several places."""
+    if len(payload) == 1:
+        return xxhash.xxh3_64_intdigest(payload[0])
+    return _streamed(payload)
+
+
+def _streamed(payload: Iterable[bytes | bytearray | memoryview]) -> int:
+    digest = xxhash.xxh3_64()
+    for part in payload:
+        digest.update(part)
     return digest.intdigest()
 
 
 def encode(kind: Kind, key: Key, payload: bytes | bytearray | memoryview, *, region: int = 0, first: int = 0,
            blocks: int = 0, cover: bool = True) -> bytes:
-    """The 56 header bytes of a frame with ``payload``; ``cover``: the checksum covers the payload too."""
+    """The header bytes of a frame with ``payload``; ``cover``: with a checksum of the payload."""
     head = _HEAD.pack(MAGIC, WIRE_VERSION, kind, COVERED if cover else 0, len(payload), bytes.fromhex(key.transfer),
-                      key.attempt, key.generation, region, first, blocks)
-    return head + _SUM.pack(checksum(head, payload if cover else None))
+                      key.attempt, key.generation, region, first, blocks, checksum(payload) if cover else 0)
+    return head + _SUM.pack(checksum(head))
 
 
 def decode(raw: bytes | bytearray | memoryview) -> Header:
-    """The header in the first 56 bytes of ``raw``.
+    """The header in the first ``HEADER_BYTES`` of ``raw``.
 
     Raises:
         FrameError: another protocol or version, an unknown kind, or a length above the kind's bound.
+        HeaderError: it is not what was sent.
     """
-    magic, version, kind, flags, length, transfer, attempt, generation, region, first, blocks = _HEAD.unpack_from(raw)
+    magic, version, kind, flags, length, transfer, attempt, generation, region, first, blocks, of = _HEAD.unpack_from(raw)
     if magic != MAGIC:
         raise FrameError(f"not an xpyd data link (it begins with {magic!r})")
     if version != WIRE_VERSION:
         raise FrameError(f"data link wire version {version} is not {WIRE_VERSION}")
+    if checksum(bytes(raw[: _HEAD.size])) != _SUM.unpack_from(raw, _HEAD.size)[0]:
+        raise HeaderError("a frame's header with a wrong checksum")
     try:
         known = Kind(kind)
     except ValueError:
@@ -120,10 +149,9 @@ def decode(raw: bytes | bytearray | memoryview) -> Header:
     if length > (PAYLOAD_MAX if known is Kind.DATA else BODY_MAX):
         raise FrameError(f"{known.name} frame of {length} bytes is over the bound")
     return Header(known, bool(flags & COVERED), length,
-                  Key(TransferId(transfer.hex()), Attempt(attempt), generation), region, first, blocks,
-                  _SUM.unpack_from(raw, _HEAD.size)[0])
+                  Key(TransferId(transfer.hex()), Attempt(attempt), generation), region, first, blocks, of)
 
 
-def intact(header: Header, raw: bytes | bytearray | memoryview, payload: bytes | bytearray | memoryview) -> bool:
-    """Whether header (and payload, where covered) are what was sent."""
-    return checksum(raw, payload if header.covered else None) == header.checksum
+def intact(header: Header, *payload: bytes | bytearray | memoryview) -> bool:
+    """Whether a payload is what was sent, where it is covered."""
+    return not header.covered or checksum(*payload) == header.checksum

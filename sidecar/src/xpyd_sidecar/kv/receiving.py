@@ -38,12 +38,14 @@ class Order(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Ask a prefill rank for a transfer."""
+    """Ask a prefill rank for a transfer. Its blocks belong into ``ids``, and into no others; older tries are over."""
 
     address: HostPort
     incarnation: Incarnation
     key: Key
     ready: Ready
+    request: str
+    ids: tuple[int, ...]
 
 
 class Confirm(NamedTuple):
@@ -129,7 +131,7 @@ class Receiving:
         self._loads[order.request] = Load(order, lease, bytearray(size), size)
         self._current[order.key] = order.request
         ready = Ready(order.first, len(order.ids), self._regions, self._block_bytes, self._cover)
-        return [*out, Ask(order.address, order.incarnation, order.key, ready)]
+        return [*out, Ask(order.address, order.incarnation, order.key, ready, order.request, order.ids)]
 
     def arrived(self, key: Key, region: int, first: int, count: int, size: int) -> Place | None:
         """Intact blocks are here. None: not for any open load, forget them."""

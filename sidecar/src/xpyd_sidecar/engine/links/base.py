@@ -1,8 +1,8 @@
 """What sender and receiver ask of a link, whatever moves the bytes.
 
 A session between two ranks always runs over TCP (``links.tcp``): who the peer is, READY, DONE, CANCEL, GONE, and liveness.
-A link is how blocks travel beside it. Blocks of one transfer may arrive in any order; a link says that a put has left, the
-receiver counts what is in place.
+A link is how blocks travel beside it; it belongs to one session and is chosen when the session begins (``links.near``).
+Blocks of one transfer may arrive in any order; a link says that a put has left, the receiver counts what is in place.
 """
 
 from __future__ import annotations
@@ -35,9 +35,23 @@ class Blocks(NamedTuple):
 
 
 class Link(Protocol):
-    """Puts blocks where a session's peer asked for them."""
+    """Puts blocks where a session's peer asked for them. Used on the sender's I/O thread."""
 
     name: str
 
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool) -> None:
         """Begin to move blocks. Never waits; ``sent`` is called once, when ``data`` may be freed."""
+
+    def taken(self, session: Session, *, read: bool) -> None:
+        """The peer is done with the oldest offer.
+
+        Raises:
+            ProtocolError: nothing is on offer.
+        """
+
+    @property
+    def busy(self) -> bool:
+        """Whether blocks wait to be taken."""
+
+    def close(self) -> None:
+        """The session has ended: nothing is taken any more, what waits may be freed."""

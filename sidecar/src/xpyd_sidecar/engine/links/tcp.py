@@ -3,6 +3,9 @@
 A connection never waits. It writes what the socket takes and keeps the rest queued; it reads a header, asks its owner where
 the payload goes, and reads on as bytes come. An owner without room pauses it: the kernel's buffers fill, and the peer's
 writes stop (back-pressure), which delays that peer alone.
+
+A payload may be received right where it belongs, in many pieces. Where that is the cache of a running engine, each read
+from the socket happens inside the gate of its load; once that is closed, the rest of the frame is read and forgotten.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, Protocol
 
+from xpyd_sidecar.engine.gates import RUNS_MAX, Gate
 from xpyd_sidecar.engine.links.base import Blocks, Session
 from xpyd_sidecar.engine.loop import Loop
-from xpyd_sidecar.errors import PeerError, PeerGone, ProtocolError
+from xpyd_sidecar.errors import ChecksumError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames
 from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.frames import HEADER_BYTES, Header, Kind
@@ -29,17 +33,32 @@ SOCKET_BUFFER: Final = 1 << 20
 IO_AT_ONCE: Final = 4 << 20
 """Bytes moved for one connection before the others have their turn."""
 VIEWS_AT_ONCE: Final = 64
+_WASTE: Final = memoryview(bytearray(256 << 10))
+"""Where bytes go that nobody wants; never read."""
 _numbers = itertools.count(1)
+
+
+class Place(NamedTuple):
+    """Where the payload of a frame goes: memory of its length, in order. ``gate``: each write happens inside of it."""
+
+    views: Sequence[memoryview]
+    gate: Gate | None = None
+
+
+NOWHERE: Final = Place(())
 
 
 class Owner(Protocol):
     """What a connection asks and tells."""
 
-    def room(self, connection: Connection, header: Header) -> memoryview | None:
-        """Where the payload of a frame goes (``header.length`` bytes); None pauses the connection."""
+    def room(self, connection: Connection, header: Header) -> Place | None:
+        """Where the payload of a frame goes; None pauses the connection."""
 
-    def frame(self, connection: Connection, header: Header, raw: bytes, payload: memoryview) -> None:
-        """A frame is complete. May raise PeerError, which ends the connection."""
+    def frame(self, connection: Connection, header: Header, place: Place) -> None:
+        """A frame is complete, and is where ``room`` said; in NOWHERE if the gate was closed meanwhile.
+
+        May raise PeerError, which ends the connection.
+        """
 
     def closed(self, connection: Connection, error: PeerError) -> None:
         """The connection has ended; nothing more will come from it."""
@@ -59,10 +78,15 @@ class Connection:
         self._out: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
         self._raw = bytearray(HEADER_BYTES)
         self._raw_view = memoryview(self._raw)
-        self._of = b""
         self._header: Header | None = None
-        self._payload = memoryview(b"")
+        self._place = NOWHERE
+        self._left: list[memoryview] = []
+        """What of the place is not yet filled, last piece first."""
+        self._missing = 0
+        """Bytes of the frame's payload that have not come."""
         self._got = 0
+        """Bytes of the next header."""
+        self._spent = 0
         self._late = False
         self.paused = False
         self.open = True
@@ -86,7 +110,7 @@ class Connection:
         """Write now what the socket takes: last words before ``close``."""
         with contextlib.suppress(OSError):
             while self._out:
-                self._left(self._sock.sendmsg([self._out[0][0]]))
+                self._sent(self._sock.sendmsg([self._out[0][0]]))
 
     @property
     def writing(self) -> bool:
@@ -146,6 +170,8 @@ class Connection:
             action()
         except PeerError as error:
             self.close(error)
+        except frames.HeaderError as error:
+            self.close(ChecksumError(self.peer, str(error)))
         except frames.FrameError as error:
             self.close(ProtocolError(self.peer, str(error)))
         except OSError as error:
@@ -160,13 +186,13 @@ class Connection:
                 sent = self._sock.sendmsg(views)
                 self.last_out = time.monotonic()
                 moved += sent
-                self._left(sent)
+                self._sent(sent)
         except BlockingIOError:
             return
         except OSError as error:
             self.close(PeerGone(self.peer, str(error)))
 
-    def _left(self, size: int) -> None:
+    def _sent(self, size: int) -> None:
         while size:
             view, sent = self._out[0]
             if size < len(view):
@@ -177,38 +203,69 @@ class Connection:
             if sent is not None:
                 sent()
 
+    def spend(self, size: int) -> None:
+        """The owner has moved bytes for this connection itself: they count where connections take turns."""
+        self._spent += size
+
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             moved = 0
-            while moved < IO_AT_ONCE and self.open and not self.paused:
-                if self._header is None:
-                    got = self._sock.recv_into(self._raw_view[self._got:])
-                else:
-                    got = self._sock.recvmsg_into([self._payload[self._got:], self._raw_view])[0]
+            while moved + self._spent < IO_AT_ONCE and self.open and not self.paused:
+                got = self._receive()
                 if not got:
                     raise PeerGone(self.peer, "closed the connection")
                 self.last_in = time.monotonic()
                 moved += got
                 self._arrived(got)
+        self._spent = 0
+
+    def _receive(self) -> int:
+        """Read once: the rest of a payload, and the beginning of the next header with it."""
+        if self._header is None:
+            return self._sock.recv_into(self._raw_view[self._got:])
+        gate = self._place.gate
+        if gate is not None and not gate.enter():
+            self._place, self._left = NOWHERE, []
+            gate = None
+        try:
+            if not self._left:
+                return self._sock.recv_into(_WASTE[:self._missing])
+            if len(self._left) == 1:
+                return self._sock.recvmsg_into([self._left[0], self._raw_view])[0]
+            if len(self._left) <= RUNS_MAX:
+                return self._sock.recvmsg_into([*reversed(self._left), self._raw_view])[0]
+            return self._sock.recvmsg_into(self._left[:-RUNS_MAX - 1:-1])[0]
+        finally:
+            if gate is not None:
+                gate.leave()
 
     def _arrived(self, size: int) -> None:
-        self._got += size
         if self._header is None:
+            self._got += size
             if self._got == HEADER_BYTES:
                 self._begin()
             return
-        if self._got < self._header.length:
+        if size < self._missing:
+            self._missing -= size
+            self._fill(size)
             return
-        beyond = self._got - self._header.length  # the next header's first bytes came along
-        header, payload = self._header, self._payload
-        self._header, self._payload, self._got = None, memoryview(b""), beyond
-        self._owner.frame(self, header, self._of, payload)
-        if beyond == HEADER_BYTES and self.open:
+        header, place = self._header, self._place
+        self._header, self._place, self._left, self._got = None, NOWHERE, [], size - self._missing
+        self._owner.frame(self, header, place)
+        if self._got == HEADER_BYTES and self.open:
             self._begin()
+
+    def _fill(self, size: int) -> None:
+        while size and self._left:
+            view = self._left[-1]
+            if size < len(view):
+                self._left[-1] = view[size:]
+                return
+            size -= len(view)
+            self._left.pop()
 
     def _begin(self) -> None:
         self._header = frames.decode(self._raw)
-        self._of = bytes(self._raw)
         self._room()
 
     def _room(self) -> None:
@@ -217,8 +274,8 @@ class Connection:
         if place is None:
             self.paused = True
             return
-        self._payload, self._got = place, 0
-        if not self._header.length:
+        self._place, self._left, self._missing, self._got = place, list(reversed(place.views)), self._header.length, 0
+        if not self._missing:
             self._arrived(0)
 
 
@@ -226,6 +283,15 @@ class TcpLink:
     """Blocks as DATA frames of the session itself."""
 
     name = "tcp"
+    busy = False
+    """What is queued is the session's own."""
+
+    def taken(self, session: Session, *, read: bool) -> None:
+        """Nothing is ever on offer."""
+        raise ProtocolError(session.peer, f"sent TAKEN (read: {read}) where nothing is on offer")
+
+    def close(self) -> None:
+        """Nothing waits here."""
 
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool) -> None:
         """Cut blocks into frames and queue them; the last one to leave frees the data."""

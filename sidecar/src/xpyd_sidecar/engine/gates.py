@@ -1,0 +1,79 @@
+"""What lets an I/O thread write into blocks of the cache without ever writing into blocks that have been given back.
+
+A gate stands for one try of a load. The engine's thread opens it with the request to the source and closes it in the same
+call that makes the load's report, or that a newer try takes its place in. The I/O thread writes only inside:
+
+    engine's thread   open ───────────────────────── close ──▶ report withheld until nobody is inside ──▶ blocks are free
+    I/O thread             enter, write, leave, enter, write, leave │ enter: refused
+
+Nobody waits for anybody: ``enter`` and ``close`` hold a lock for a few instructions, the write happens outside of it.
+All gates of one receiver are entered by its one I/O thread, and a newer try is asked for by that thread: so bytes of an
+older try are in place before the newer one's can come (docs/decisions/0013).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from xpyd_sidecar.kv.blocks import extents
+
+RUNS_MAX: Final = 512
+"""Pieces of one write; the kernel takes 1,024 at once."""
+
+
+class Gate:
+    """Open until closed, once. Also a ``bounds.Mark``: done when closed and nobody is inside."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = True
+        self._inside = False
+
+    def enter(self) -> bool:
+        """Begin to write, if still open; then ``leave`` must follow."""
+        with self._lock:
+            self._inside = self._open
+            return self._inside
+
+    def leave(self) -> None:
+        """The write has ended."""
+        with self._lock:
+            self._inside = False
+
+    def close(self) -> None:
+        """No write begins from here on."""
+        with self._lock:
+            self._open = False
+
+    def done(self) -> bool:
+        """Whether nothing is written any more."""
+        with self._lock:
+            return not self._open and not self._inside
+
+
+class Cache(NamedTuple):
+    """The bytes of one array of blocks, block after block, in host memory."""
+
+    view: memoryview
+    address: int
+    block_bytes: int
+
+
+class Target(NamedTuple):
+    """Where the blocks of one try belong. ``caches``: by region; None where blocks cannot be written directly."""
+
+    gate: Gate
+    first: int
+    ids: tuple[int, ...]
+    caches: Sequence[Cache | None]
+
+    def extents(self, region: int, first: int, count: int) -> tuple[Cache, list[tuple[int, int]]] | None:
+        """Blocks ``first``.. of a region as ``(offset, bytes)`` in its array; None: take staging memory."""
+        cache = self.caches[region] if region < len(self.caches) else None
+        if cache is None:
+            return None
+        at = first - self.first
+        return cache, [(start * cache.block_bytes, many * cache.block_bytes)
+                       for start, many in extents(self.ids[at:at + count])]

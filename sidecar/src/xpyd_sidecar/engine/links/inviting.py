@@ -1,0 +1,105 @@
+"""Prefill's half of the choice of a link, for one session (the exchange is drawn in ``near``)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from xpyd_sidecar.engine.links import near
+from xpyd_sidecar.engine.links.arena import ArenaLink
+from xpyd_sidecar.engine.links.base import Link
+from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.links.process_vm import ProcessLink
+from xpyd_sidecar.engine.links.tcp import TcpLink
+from xpyd_sidecar.kv import messages
+
+ARENAS_MAX: Final = 16
+"""Of one rank, 16 MiB each; sessions beyond them use TCP."""
+
+
+class NoWay(Exception):
+    """Transport shm is asked for, and neither of its ways works; says why."""
+
+
+class Arenas:
+    """How many are open in this rank. Used on its I/O thread."""
+
+    open = 0
+
+
+class Inviting:
+    """Which link it is. ``link`` is the one to use at any time; ``close`` ends it with the session."""
+
+    def __init__(self, ways: Ways, largest: int, arenas: Arenas) -> None:
+        self.link: Link = TcpLink()
+        self._ways = ways
+        self._arenas = arenas
+        self._largest = largest
+        self._process: ProcessLink | None = None
+        self._arena: ArenaLink | None = None
+        self._settled = False
+
+    def welcome(self, host: str) -> tuple[messages.Near | None, str]:
+        """What a decode on ``host`` may try, or why it must use TCP.
+
+        Raises:
+            NoWay: transport is shm, and there is nothing to try.
+        """
+        reason = near.apart(self._ways, host)
+        if reason:
+            self._refuse_tcp(reason)
+            return None, reason
+        self._process = ProcessLink()
+        return self._process.near(), ""
+
+    def decided(self, choice: messages.LinkChoice) -> messages.Arena | None:
+        """Decode says what it takes; what to answer, if anything.
+
+        Raises:
+            NoWay: transport is shm, and decode takes TCP.
+            ValueError: decode may not say this now.
+        """
+        if choice.way == "make_arena" and self._process is not None and self._arena is None and not self._settled:
+            return self._make()
+        if self._settled:
+            raise ValueError("chose a link twice")
+        self._settled = True
+        if choice.way == "process_vm" and self._process is not None:
+            self.link = self._process
+        elif choice.way == "arena" and self._arena is not None:
+            self._arena.unname()
+            self.link = self._arena
+        elif choice.way == "tcp":
+            self._refuse_tcp(choice.reason)
+            self._drop_arena()
+        else:
+            raise ValueError(f"chose {choice.way}, which was not offered")
+        return None
+
+    def _make(self) -> messages.Arena:
+        if self._ways.folder is None:
+            return messages.Arena("", 0, b"", "no folder to share is set")
+        if self._arenas.open >= ARENAS_MAX:
+            return messages.Arena("", 0, b"", f"{ARENAS_MAX} arenas are open")
+        try:
+            self._arena = ArenaLink(self._ways.folder, self._largest)
+        except OSError as error:
+            return messages.Arena("", 0, b"", f"{self._ways.folder}: {error.strerror}")
+        self._arenas.open += 1
+        return self._arena.shown()
+
+    def _refuse_tcp(self, reason: str) -> None:
+        if self._ways.transport == "shm":
+            raise NoWay(f"transport shm: {reason}")
+
+    def _drop_arena(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+            self._arenas.open -= 1
+
+    def close(self) -> None:
+        """The session has ended."""
+        self._settled = True
+        if self._process is not None:
+            self._process.close()
+        self._drop_arena()

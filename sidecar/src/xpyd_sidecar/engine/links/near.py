@@ -1,0 +1,87 @@
+"""Which link a session gets: what both sides want, where they run, and what was tried.
+
+    decode                                                     prefill
+    HELLO (its host, empty where transport is tcp)  ────────▶
+                          ◀──────── WELCOME (near: a ticket in its memory; none on another host or where transport is tcp)
+    reads the ticket
+    LINK process_vm                                 ────────▶  done
+    or LINK make_arena                              ────────▶  makes a file in the folder that both share
+                          ◀──────── ARENA
+    maps it; LINK arena or LINK tcp                 ────────▶  removes the file's name
+
+Decode asks for nothing before its last LINK, so prefill always knows the way before it puts anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple, Protocol
+
+from xpyd_sidecar.engine.links.arena import ArenaReader
+from xpyd_sidecar.engine.links.process_vm import ProcessReader
+from xpyd_sidecar.kv import messages
+
+BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Ways(NamedTuple):
+    """What this side is set to. ``folder``: where arenas are made, the same one on both sides; None: none are."""
+
+    transport: str = "auto"
+    folder: Path | None = None
+
+    @property
+    def host(self) -> str:
+        """What this host is called by a peer that may run on it; empty where blocks go over TCP alone."""
+        return "" if self.transport == "tcp" else host()
+
+
+class Reader(Protocol):
+    """Decode's side of a link beside TCP."""
+
+    @property
+    def name(self) -> Literal["process_vm", "arena"]:
+        """Of the link."""
+
+    def read(self, address: int, size: int, into: Sequence[tuple[int, int]]) -> bool:
+        """Read ``size`` bytes into ``(address, bytes)`` pieces. False: this memory cannot be read."""
+
+    def close(self) -> None:
+        """The session has ended."""
+
+
+def host() -> str:
+    """What tells two kernels apart; containers of one host have the same."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def apart(ours: Ways, theirs: str) -> str:
+    """Why prefill sees no way but TCP to a decode that names its host as ``theirs``; empty: there may be one."""
+    if ours.transport == "tcp":
+        return "prefill's transport is tcp"
+    if not theirs:
+        return "decode's transport is tcp"
+    return "" if theirs == ours.host else "not on one host"
+
+
+def try_process(peer: str, welcome: messages.DataWelcome) -> tuple[Reader | None, str]:
+    """Read prefill's ticket: a reader, or why there is none."""
+    if welcome.near is None:
+        return None, welcome.reason or "prefill offers no other way"
+    reader = ProcessReader(peer, welcome.near)
+    reason = reader.probe()
+    return (None, reason) if reason else (reader, "")
+
+
+def try_arena(peer: str, folder: Path | None, shown: messages.Arena) -> tuple[Reader | None, str]:
+    """Map prefill's arena: a reader, or why there is none."""
+    if not shown.name or folder is None:
+        return None, f"arena: {shown.reason or 'no folder to share'}"
+    try:
+        return ArenaReader(peer, folder, shown), ""
+    except (OSError, ValueError) as error:
+        return None, f"arena: {error}"

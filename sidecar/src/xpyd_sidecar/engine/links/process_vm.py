@@ -1,0 +1,180 @@
+"""Blocks that the peer reads out of this process's memory: one copy, made by the kernel in the peer's own thread.
+
+    prefill                                          decode
+    OFFER(address, size, checksum) ───────────────▶  process_vm_readv(blocks, ticket) → where they belong
+    copy is freed                  ◀───────────────  TAKEN
+
+A copy stays where it is until TAKEN, or until the session ends. Before it is freed without TAKEN the session's ticket is
+wiped. Decode reads the ticket after the blocks, in the same system call: while it is still there the blocks were, too. So a
+decode that was stopped in the middle, and whose peer has given it up since, never takes other bytes for these.
+
+The ticket also tells the peer's memory from that of a stranger with the same process number (containers).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from xpyd_sidecar.engine.gates import RUNS_MAX
+from xpyd_sidecar.engine.links.base import Blocks, Session
+from xpyd_sidecar.engine.links.tcp import TcpLink
+from xpyd_sidecar.errors import PeerGone, ProtocolError
+from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv.blocks import runs
+from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.keys import Key
+
+TICKET_BYTES: Final = 32
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+
+
+class Offered(NamedTuple):
+    """A piece that the peer has been told of. ``sent``: to be called when it is done with, if this is a put's last one."""
+
+    key: Key
+    blocks: Blocks
+    sent: Callable[[], None]
+    cover: bool
+
+
+class ProcessLink:
+    """Prefill's side: offers, and keeps what it has offered."""
+
+    name = "process_vm"
+
+    def __init__(self) -> None:
+        self._cell = ctypes.create_string_buffer(secrets.token_bytes(TICKET_BYTES), TICKET_BYTES)
+        self._offered: deque[Offered] = deque()
+        self._tcp = TcpLink()
+        self._unreadable = False
+
+    def near(self) -> messages.Near:
+        """What the peer tries to read."""
+        return messages.Near(os.getpid(), ctypes.addressof(self._cell), self._cell.raw)
+
+    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool) -> None:
+        """Offer blocks; over TCP where the peer has once been unable to read."""
+        if self._unreadable:
+            self._tcp.put(session, key, blocks, sent, cover=cover)
+            return
+        for piece, last in pieces(blocks):
+            offer(session, key, piece, address_of(piece.data), cover=cover)
+            self._offered.append(Offered(key, piece, sent if last else _nothing, cover))
+
+    def taken(self, session: Session, *, read: bool) -> None:
+        """The oldest offer was read, or goes over TCP."""
+        if not self._offered:
+            raise ProtocolError(session.peer, "took what was not on offer")
+        one = self._offered.popleft()
+        if read:
+            one.sent()
+            return
+        self._unreadable = True
+        self._tcp.put(session, one.key, one.blocks, one.sent, cover=one.cover)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the peer has still to read."""
+        return bool(self._offered)
+
+    def close(self) -> None:
+        """Wipe the ticket, then free what was offered."""
+        ctypes.memset(self._cell, 0, TICKET_BYTES)
+        offered, self._offered = self._offered, deque()
+        for one in offered:
+            one.sent()
+
+
+class ProcessReader:
+    """Decode's side: reads what is offered."""
+
+    name: Literal["process_vm"] = "process_vm"
+
+    def __init__(self, peer: str, near: messages.Near) -> None:
+        self._peer = peer
+        self._near = near
+        self._seen = ctypes.create_string_buffer(TICKET_BYTES)
+
+    def probe(self) -> str:
+        """Why the peer's memory cannot be read; empty if it can."""
+        near = self._near
+        if len(near.ticket) != TICKET_BYTES or near.pid < 1 or not 0 < near.address < 1 << 64:
+            return "the peer names no memory"
+        try:
+            self._read(0, 0, [])
+        except (OSError, PeerGone) as error:
+            return f"process_vm_readv: {error.strerror if isinstance(error, OSError) else 'another process has its number'}"
+        return ""
+
+    def read(self, address: int, size: int, into: Sequence[tuple[int, int]]) -> bool:
+        """Read ``size`` bytes into ``(address, bytes)`` pieces. False: this memory cannot be read.
+
+        Raises:
+            PeerGone: the peer has ended, or has given this session up; what was read is worthless.
+        """
+        try:
+            for start in range(0, len(into), RUNS_MAX):
+                part = into[start:start + RUNS_MAX]
+                many = sum(length for _, length in part)
+                self._read(address, many, part)
+                address += many
+        except OSError as error:
+            if error.errno == errno.ESRCH:
+                raise PeerGone(self._peer, "its process has ended") from None
+            return False
+        return True
+
+    def _read(self, address: int, size: int, into: Sequence[tuple[int, int]]) -> None:
+        near = self._near
+        seen = ctypes.addressof(self._seen)
+        local = struct.pack(f"{2 * len(into) + 2}Q", *(number for piece in into for number in piece), seen, TICKET_BYTES)
+        if size:
+            remote = struct.pack("4Q", address, size, near.address, TICKET_BYTES)
+        else:
+            remote = struct.pack("2Q", near.address, TICKET_BYTES)
+        got = _libc.process_vm_readv(near.pid, local, ctypes.c_ulong(len(into) + 1), remote,
+                                     ctypes.c_ulong(len(remote) // 16), ctypes.c_ulong(0))
+        if got < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        if got != size + TICKET_BYTES:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+        if self._seen.raw != near.ticket:
+            raise PeerGone(self._peer, "has given this session up")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def pieces(blocks: Blocks, most: int = frames.FRAME_BYTES) -> Iterator[tuple[Blocks, bool]]:
+    """Blocks in pieces of ``most`` bytes, or one block, and whether a piece is the last."""
+    each = len(blocks.data) // blocks.blocks
+    end = blocks.first + blocks.blocks
+    for first, count in runs(blocks.first, blocks.blocks, each, most):
+        offset = (first - blocks.first) * each
+        yield Blocks(blocks.region, first, count, blocks.data[offset:offset + count * each]), first + count == end
+
+
+def offer(session: Session, key: Key, piece: Blocks, address: int, *, cover: bool) -> None:
+    """Tell the peer where a piece lies."""
+    body = messages.body(messages.Offer(address, len(piece.data), frames.checksum(piece.data) if cover else None))
+    session.queue(frames.encode(Kind.OFFER, key, body, region=piece.region, first=piece.first, blocks=piece.blocks), body)
+
+
+def address_of(view: memoryview) -> int:
+    """Where bytes lie in this process."""
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address
+
+
+def _nothing() -> None:
+    """A piece that is not the last of its put frees nothing."""
