@@ -22,6 +22,8 @@ from router_fleet import read_answer, request_bytes
 from xpyd_sidecar.contract.ids import State
 
 AT_ONCE = 8
+DEATHS = 2
+"""Deaths that one request meets. It is tried on three decode engines at most, lest it be the request that kills them."""
 ANSWER_S = 120.0
 BUSY_S = 60.0
 WAYS = ("group", "server", "core")
@@ -46,13 +48,18 @@ async def kill_real(cluster: Cluster, victims: Sequence[Instance], seed: int) ->
     requests = [one for one in load().requests if one.way != "error" and not one.body.get("tools")]
     report = Report()
     stop = asyncio.Event()
+    met: dict[str, int] = {}
+    """Kills while it was open, by request."""
     began = asyncio.get_running_loop().time()
 
     async def worker(mine: int) -> None:
         number = 0
         while not stop.is_set():
             number += 1
-            await _one(cluster, report, source.choice(requests), f"r{seed}-{mine}-{number}")
+            name = f"r{seed}-{mine}-{number}"
+            met[name] = 0
+            await _one(cluster, report, source.choice(requests), name)
+            del met[name]
 
     async with asyncio.TaskGroup() as group:
         for mine in range(AT_ONCE):
@@ -60,8 +67,11 @@ async def kill_real(cluster: Cluster, victims: Sequence[Instance], seed: int) ->
         try:
             for victim in victims:
                 way = source.choice(WAYS)
+                await _wait_spared(met)
                 await _wait_busy(cluster, victim, report)
                 await asyncio.sleep(source.uniform(0.0, 0.4))
+                for name in met:
+                    met[name] += 1
                 report.killed += await asyncio.to_thread(_in_flight, cluster, victim)
                 await asyncio.to_thread(kill_nine, victim, way)
                 report.kills += 1
@@ -88,6 +98,14 @@ async def _wait_busy(cluster: Cluster, victim: Instance, report: Report) -> None
             return
         assert loop.time() < end, f"{victim.name} got no request for {BUSY_S} s; {report.unfinished[-3:]}"
         await asyncio.sleep(0.05)
+
+
+async def _wait_spared(met: dict[str, int]) -> None:
+    """Until no open request has met as many deaths as it may."""
+    end = asyncio.get_running_loop().time() + ANSWER_S
+    while any(deaths >= DEATHS for deaths in met.values()):
+        assert asyncio.get_running_loop().time() < end, "a request does not end"
+        await asyncio.sleep(0.02)
 
 
 async def _one(cluster: Cluster, report: Report, request: Request, name: str) -> None:
