@@ -1,0 +1,441 @@
+"""Links within one host: the way is agreed, bytes come as over TCP, and the death of either side leaves nothing behind."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kv_ranks import REGIONS, TCP, DecodeRank, PrefillRank, content, key
+from link_peers import PrefillProcess
+
+from xpyd_sidecar.engine.gates import Gate
+from xpyd_sidecar.engine.links import arena, inviting, near, process_vm
+from xpyd_sidecar.engine.links.arena import ArenaLink, ArenaReader
+from xpyd_sidecar.engine.links.base import Blocks
+from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.links.process_vm import ProcessLink, ProcessReader, address_of
+from xpyd_sidecar.errors import PeerGone, ProtocolError
+from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.keys import Outcome
+
+LINKS = ["tcp", "process_vm", "arena"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(params=LINKS)
+def ways(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ways:
+    if request.param == "arena":
+        forbid_process_vm(monkeypatch)
+    return Ways("tcp" if request.param == "tcp" else "shm", folder)
+
+
+def forbid_process_vm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessReader, "probe", lambda _: "process_vm_readv: Operation not permitted")
+
+
+def push(p: PrefillRank, which: str = "a", count: int = 4) -> None:
+    for region in range(REGIONS):
+        p.copy(key(which), region, 0, [content(region, n, p.block) for n in range(count)])
+
+
+def whole(d: DecodeRank, count: int = 4) -> bool:
+    return d.cache == {(region, 100 + n): content(region, n, d.block) for region in range(REGIONS) for n in range(count)}
+
+
+def name_of(ways: Ways, request: Any) -> str:
+    return str(request.node.callspec.params["ways"])
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["in place", "staged"])
+@pytest.mark.parametrize("cover", [True, False], ids=["covered", "bare"])
+def test_bytes_come_over_every_link(ways: Ways, direct: bool, cover: bool, request: pytest.FixtureRequest) -> None:
+    with PrefillRank(ways=ways, cover=cover) as p, DecodeRank(ways=ways, direct=direct, cover=cover) as d:
+        push(p)
+        d.load("r", key(), p, first=0, count=4)
+        assert d.wait_outcomes() == [Outcome.OK]
+        assert whole(d)
+        assert d.moved == {name_of(ways, request): REGIONS * 4 * 1000}
+        assert p.wait_reports()[0].size == REGIONS * 4 * 1000
+        assert p.sender.budget.used == 0
+
+
+@pytest.mark.parametrize("direct", [True, False], ids=["in place", "staged"])
+def test_large_loads_with_little_room(ways: Ways, direct: bool) -> None:
+    """Two chunks of staging, an arena of 16 slots, and far more bytes than both."""
+    size = 1 << 20
+    with (PrefillRank(keep_bytes=128 << 20, block=size, ways=ways) as p,
+          DecodeRank(chunks=2, block=size, ways=ways, direct=direct) as d):
+        blocks = [bytes([n + 1]) * size for n in range(20)]
+        for region in range(REGIONS):
+            p.copy(key(), region, 0, blocks)
+        d.load("r", key(), p, first=0, count=20)
+        d.wait(lambda: d.finished, 20)
+        assert [one.outcome for one in d.finished] == [Outcome.OK]
+        assert d.cache == {(region, 100 + n): blocks[n] for region in range(REGIONS) for n in range(20)}
+
+
+def test_what_was_ruined_on_its_way_is_noticed(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The receiver's own checksum of one payload is wrong."""
+    real = frames.checksum
+    wrong = iter([True])
+
+    def ruined(*payload: Any) -> int:
+        on_receiver = threading.current_thread().name == "xpyd-receiver" and sum(map(len, payload)) >= 4000
+        return real(*payload) ^ int(on_receiver and next(wrong, False))
+
+    monkeypatch.setattr(frames, "checksum", ruined)
+    with PrefillRank(ways=ways) as p, DecodeRank(ways=ways, direct=True) as d:
+        push(p)
+        d.load("r", key(), p, first=0, count=4)
+        assert d.wait_outcomes() == [Outcome.CHECKSUM]
+        push(p, "b")
+        d.load("s", key("b"), p, first=0, count=4)
+        assert d.wait_outcomes(2)[1] is Outcome.OK
+
+
+def test_after_an_abandoned_load_nothing_is_written(ways: Ways) -> None:
+    with PrefillRank(ways=ways) as p, DecodeRank(ways=ways, direct=True) as d:
+        d.load("r", key(), p, first=0, count=4)
+        time.sleep(0.2)
+        d.abandon("r")
+        assert d.receiver.settled("r")
+        push(p)
+        push(p, "b")
+        d.load("s", key("b"), p, first=4, count=0)  # makes the link work on after the cancelled try
+        time.sleep(0.2)
+        d.poll()
+        assert d.cache == {}
+        assert all(not any(memory) for memory in d.memory)
+        assert p.wait_reports()[0].outcome is Outcome.ABORTED
+
+
+@pytest.mark.parametrize(("ours", "theirs", "reason"), [
+    ("tcp", "auto", "prefill's transport is tcp"),
+    ("auto", "tcp", "decode's transport is tcp"),
+])
+def test_one_side_that_wants_tcp_gets_it(ours: str, theirs: str, reason: str, folder: Path,
+                                         caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    with PrefillRank(ways=Ways(ours, folder)) as p, DecodeRank(ways=Ways(theirs, folder)) as d:
+        push(p)
+        d.load("r", key(), p, first=0, count=4)
+        assert d.wait_outcomes() == [Outcome.OK]
+        assert set(d.moved) == {"tcp"}
+    assert f"over tcp ({reason})" in caplog.text
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("shm", "tcp"), ("tcp", "shm")])
+def test_shm_on_one_side_and_tcp_on_the_other_is_refused(ours: str, theirs: str) -> None:
+    with PrefillRank(ways=Ways(ours)) as p, DecodeRank(ways=Ways(theirs)) as d:
+        push(p)
+        d.load("r", key(), p, first=0, count=4)
+        assert d.wait_outcomes() == [Outcome.INCOMPATIBLE]
+        assert "transport shm: " in d.finished[0].reason
+        assert "transport is tcp" in d.finished[0].reason
+
+
+def test_another_host_gets_tcp_or_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = iter(["here", "there"] * 4)
+    monkeypatch.setattr(near, "host", lambda: next(hosts))
+    for transport, expected in (("auto", Outcome.OK), ("shm", Outcome.INCOMPATIBLE)):
+        with PrefillRank(ways=Ways(transport)) as p, DecodeRank(ways=Ways(transport)) as d:
+            push(p)
+            d.load("r", key(), p, first=0, count=4)
+            assert d.wait_outcomes() == [expected]
+            assert expected is Outcome.OK or "not on one host" in d.finished[0].reason
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+@pytest.mark.parametrize("why", ["no folder", "two folders", "no room", "too many"])
+def test_where_neither_way_works(transport: str, why: str, folder: Path, tmp_path_factory: pytest.TempPathFactory,
+                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    forbid_process_vm(monkeypatch)
+    expected = Outcome.OK if transport == "auto" else Outcome.INCOMPATIBLE
+    ours = theirs = Ways(transport, folder)
+    text = "no folder to share"
+    if why == "no folder":
+        ours = Ways(transport)
+    elif why == "two folders":
+        theirs, text = Ways(transport, tmp_path_factory.mktemp("other")), "No such file"
+    elif why == "no room":
+        text = "No space left"
+        monkeypatch.setattr(os, "posix_fallocate", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    else:
+        text = "0 arenas are open"
+        monkeypatch.setattr(inviting, "ARENAS_MAX", 0)
+    with PrefillRank(ways=ours) as p, DecodeRank(ways=theirs) as d:
+        push(p)
+        d.load("r", key(), p, first=0, count=4)
+        assert d.wait_outcomes() == [expected]
+        if expected is Outcome.OK:
+            assert set(d.moved) == {"tcp"}
+        else:
+            assert text in d.finished[0].reason
+            assert "process_vm_readv: Operation not permitted" in d.finished[0].reason
+
+
+def test_memory_that_cannot_be_read_after_all_goes_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As page-locked memory of a device's driver may be: the ticket can be read, the blocks cannot."""
+    monkeypatch.setattr(process_vm, "address_of", lambda view: 4096)
+    with PrefillRank(ways=Ways("shm")) as p, DecodeRank(ways=Ways("shm"), direct=True) as d:
+        for name in "ab":
+            push(p, name)
+            d.load(name, key(name), p, first=0, count=4)
+            d.wait_outcomes("ab".index(name) + 1)
+        assert [one.outcome for one in d.finished] == [Outcome.OK] * 2
+        assert set(d.moved) == {"tcp"}
+        assert p.sender.budget.used == 0
+
+
+class Said:
+    """A session that keeps what is said."""
+
+    number = 1
+    peer = "d"
+
+    def __init__(self) -> None:
+        self.offers: list[messages.Offer] = []
+        self.kinds: list[Kind] = []
+
+    def queue(self, header: bytes, payload: memoryview | bytes, sent: Any = None) -> None:
+        found = frames.decode(header)
+        self.kinds.append(found.kind)
+        if found.kind is Kind.OFFER:
+            self.offers.append(messages.read_body(payload, messages.Offer))
+
+
+def reading(link: ProcessLink) -> ProcessReader:
+    return ProcessReader("p", link.near())
+
+
+def test_a_reader_that_is_late_takes_nothing_for_what_was_freed() -> None:
+    """A decode that was stopped while its peer gave the session up: the memory is another's, the ticket says so."""
+    link, session, data, freed = ProcessLink(), Said(), bytearray(b"x" * 5000), []
+    link.put(session, key(), Blocks(0, 0, 5, memoryview(data)), lambda: freed.append(1), cover=False)
+    reader, into = reading(link), bytearray(5000)
+    (offer,) = session.offers
+    assert reader.read(offer.address, 5000, [(address_of(memoryview(into)), 5000)])
+    assert into == data
+    assert link.busy
+    assert freed == []
+    link.close()
+    assert freed == [1]
+    data[:] = b"y" * 5000
+    with pytest.raises(PeerGone, match="given this session up"):
+        reader.read(offer.address, 5000, [(address_of(memoryview(into)), 5000)])
+
+
+def test_scattered_pieces_beyond_what_one_call_takes() -> None:
+    link, session, data = ProcessLink(), Said(), os.urandom(3000)
+    link.put(session, key(), Blocks(0, 0, 3000, memoryview(data)), lambda: None, cover=False)
+    into = bytearray(6000)
+    base = address_of(memoryview(into))
+    assert reading(link).read(session.offers[0].address, 3000, [(base + 2 * n, 1) for n in range(3000)])
+    assert into[::2] == data
+    assert not any(into[1::2])
+
+
+def test_a_process_with_the_same_number_is_not_the_peer() -> None:
+    stranger = ctypes.create_string_buffer(32)
+    assert "another process has its number" in ProcessReader("p", messages.Near(
+        os.getpid(), ctypes.addressof(stranger), bytes(range(32)))).probe()
+    assert "No such process" in ProcessReader("p", messages.Near(2 ** 22 + 1, 4096, bytes(32))).probe()
+    assert "Bad address" in ProcessReader("p", messages.Near(os.getpid(), 4096, bytes(32))).probe()
+    assert "names no memory" in ProcessReader("p", messages.Near(0, 4096, bytes(32))).probe()
+
+
+@pytest.mark.parametrize("link", ["process_vm", "arena"])
+def test_taking_what_was_not_on_offer_is_refused(link: str, folder: Path) -> None:
+    one = ProcessLink() if link == "process_vm" else ArenaLink(folder, 1000)
+    with pytest.raises(ProtocolError, match="not on offer"):
+        one.taken(Said(), read=True)
+    one.close()
+
+
+def test_a_full_arena_makes_puts_wait_and_frees_each_copy_once(folder: Path) -> None:
+    link, session, freed = ArenaLink(folder, 1 << 20), Said(), []
+    for n in range(20):
+        data = memoryview(bytes([n]) * (1 << 20))
+        link.put(session, key(), Blocks(0, n, 1, data), partial(freed.append, n), cover=True)
+    assert len(session.offers) == 16
+    assert freed == list(range(16))
+    reader = ArenaReader("p", folder, link.shown())
+    link.unname()
+    assert list(folder.iterdir()) == []
+    into = bytearray(1 << 20)
+    for n in range(20):
+        offer = session.offers[n]
+        assert reader.read(offer.address, offer.size, [(address_of(memoryview(into)), offer.size)])
+        assert into == bytes([n]) * (1 << 20)
+        assert frames.checksum(into) == offer.checksum
+        link.taken(session, read=True)
+    assert not link.busy
+    with pytest.raises(ProtocolError, match="of an arena of"):
+        reader.read(link.size - 10, 11, [])
+    link.put(session, key(), Blocks(0, 0, 40, memoryview(bytes(40 << 20))), lambda: freed.append(20), cover=False)
+    link.close()
+    assert freed == list(range(21))
+    reader.close()
+
+
+def test_names_without_an_owner_are_swept_and_others_are_not(folder: Path) -> None:
+    dead, alien = folder / f"{arena.PREFIX}1-dead", folder / "something-else"
+    dead.write_bytes(b"x")
+    alien.write_bytes(b"x")
+    living = ArenaLink(folder, 1000)
+    with (folder / living.shown().name).open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    arena.sweep(folder)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([alien.name, living.shown().name])
+    living.close()
+    alien.unlink()
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    ({"name": "../etc/passwd"}, "not an arena"), ({"size": 5000}, "not 5000"), ({"ticket": bytes(32)}, "another file"),
+    ({"name": "xpyd-kv-none"}, "No such file")])
+def test_an_arena_that_is_not_the_one_meant_is_not_mapped(change: dict[str, Any], text: str, folder: Path) -> None:
+    link = ArenaLink(folder, 1000)
+    shown = messages.Arena(**({"name": link.shown().name, "size": link.size, "ticket": link.ticket} | change))
+    reader, reason = near.try_arena("p", folder, shown)
+    assert reader is None
+    assert text in reason
+    link.close()
+
+
+@pytest.mark.parametrize("link", ["process_vm", "arena"])
+def test_prefill_killed_in_the_middle_is_noticed_and_leaves_nothing(link: str, folder: Path,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    if link == "arena":
+        forbid_process_vm(monkeypatch)
+    size = 1 << 20
+    ways = Ways("shm", folder)
+    with PrefillProcess("shm", folder, block=size, count=40) as p, DecodeRank(block=size, chunks=2, ways=ways) as d:
+        d.load("r", key(), p.address, first=0, count=40)
+        end = time.monotonic() + 20
+        while not d.receiver.inbox and time.monotonic() < end:
+            time.sleep(0.01)
+        assert d.receiver.inbox  # some has come, and two chunks hold the rest up
+        p.process.send_signal(signal.SIGKILL)
+        p.process.wait()
+        d.wait(lambda: d.finished, 20)
+        assert d.finished[0].outcome is Outcome.PEER_LOST
+
+
+def test_prefill_killed_during_the_handshake_leaves_only_what_is_swept(tmp_path: Path,
+                                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessReader, "probe", lambda _: "no")
+    killed = threading.Event()
+    with PrefillProcess("shm", tmp_path, block=1000, count=4) as p, DecodeRank(ways=Ways("shm", tmp_path)) as d:
+        def kill_first(peer: str, folder: Path, shown: messages.Arena) -> tuple[None, str]:
+            assert list(tmp_path.iterdir())
+            p.process.send_signal(signal.SIGKILL)
+            p.process.wait()
+            killed.set()
+            return None, "killed"
+
+        monkeypatch.setattr(near, "try_arena", kill_first)
+        d.load("r", key(), p.address, first=0, count=4)
+        assert d.wait_outcomes() == [Outcome.INCOMPATIBLE]
+        assert killed.is_set()
+    assert len(list(tmp_path.iterdir())) == 1
+    ArenaLink(tmp_path, 1000).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_gate_lets_nobody_in_and_says_when_the_last_has_left() -> None:
+    gate = Gate()
+    assert not gate.done()
+    assert gate.enter()
+    gate.close()
+    assert not gate.done()
+    gate.leave()
+    assert gate.done()
+    assert not gate.enter()
+    assert gate.done()
+
+
+def test_a_load_is_reported_only_when_nobody_writes_into_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read that takes its time: the load is abandoned meanwhile, its blocks are settled only when the read is over."""
+    inside, go_on = threading.Event(), threading.Event()
+    real = ProcessReader.read
+
+    def slow(self: ProcessReader, *args: Any) -> bool:
+        inside.set()
+        go_on.wait(10)
+        return real(self, *args)
+
+    monkeypatch.setattr(ProcessReader, "read", slow)
+    with PrefillRank(ways=Ways("shm")) as p, DecodeRank(ways=Ways("shm"), direct=True) as d:
+        push(p)
+        d.load("r", key(), p, first=0, count=4)
+        assert inside.wait(10)
+        d.abandon("r")
+        assert not d.receiver.settled("r")
+        go_on.set()
+        d.wait(lambda: d.receiver.settled("r"))
+        d.poll()
+        assert d.cache == {}
+
+
+def test_a_newer_try_is_not_overwritten_by_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, go_on = threading.Event(), threading.Event()
+    real = ProcessReader.read
+
+    def slow(self: ProcessReader, *args: Any) -> bool:
+        if not inside.is_set():
+            inside.set()
+            go_on.wait(10)
+        return real(self, *args)
+
+    monkeypatch.setattr(ProcessReader, "read", slow)
+    shm = Ways("shm")
+    with PrefillRank(ways=shm) as p, PrefillRank(ways=TCP) as q, DecodeRank(ways=Ways("auto"), direct=True) as d:
+        push(p)
+        for region in range(REGIONS):
+            q.copy(key(attempt=2), region, 0, [content(region, 50 + n) for n in range(4)])
+        d.load("r", key(), p, first=0, count=4)
+        assert inside.wait(10)
+        d.load("r", key(attempt=2), q, first=0, count=4)
+        time.sleep(0.1)
+        go_on.set()
+        assert d.wait_outcomes() == [Outcome.OK]
+        d.wait(lambda: d.receiver.settled("r"))
+        assert d.cache == {(region, 100 + n): content(region, 50 + n) for region in range(REGIONS) for n in range(4)}
+        assert [bytes(m[100 * 1000:101 * 1000]) for m in d.memory] == [content(region, 50) for region in range(REGIONS)]
+
+
+def test_decode_stopped_in_the_middle_is_given_up_and_prefill_gets_its_memory_back() -> None:
+    """The peer's thread stands still in place of its process: nothing is taken, nothing is heard."""
+    stand, inside = threading.Event(), threading.Event()
+
+    def still() -> None:
+        inside.set()
+        stand.wait(30)
+
+    with PrefillRank(ways=Ways("shm")) as p, DecodeRank(ways=Ways("shm"), direct=True) as d:
+        d.load("r", key(), p, first=0, count=4)
+        d.wait(lambda: any(p.sender._machine.busy(number) for number in list(p.sender._peers)))
+        d.receiver._loop.post(still)
+        assert inside.wait(10)
+        push(p)
+        assert p.wait_reports(deadline_s=20)[0].outcome is Outcome.PEER_LOST
+        assert p.sender.budget.used == 0
+        stand.set()
+        assert d.wait_outcomes() == [Outcome.PEER_LOST]
+        assert d.cache == {}
