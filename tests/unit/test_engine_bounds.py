@@ -15,6 +15,24 @@ def test_a_budget_takes_no_more_than_its_bound() -> None:
     assert budget.reserve(60)
 
 
+def test_no_holder_takes_all_so_that_a_stopped_peer_leaves_room_for_others() -> None:
+    budget = Budget(1000)
+    taken = 0
+    while budget.reserve(10, "stopped"):
+        taken += 10
+    assert taken == 800
+    assert not budget.reserve(10, "stopped")
+    other = 0
+    while budget.reserve(10, "other"):
+        other += 10
+    assert other == 160
+    assert budget.reserve(10, "third")
+    budget.free(other, "other")
+    assert budget.reserve(150, "other")
+    budget.free(800, "stopped")
+    assert budget.used == 10 + 150
+
+
 def test_staging_makes_chunks_when_first_needed_and_uses_them_again() -> None:
     made: list[Chunk] = []
     freed: list[int] = []
@@ -34,6 +52,15 @@ def test_staging_makes_chunks_when_first_needed_and_uses_them_again() -> None:
     assert staging.take() is first
     assert len(made) == 2
     assert second is made[1]
+
+
+def test_a_chunk_with_a_home_goes_there() -> None:
+    home: list[str] = []
+    staging = Staging(lambda: Chunk(None, memoryview(bytearray(4))), 1)
+    staging.give(Chunk(None, memoryview(b""), lambda: home.append("back")))
+    assert home == ["back"]
+    assert staging.take() is not None
+    assert staging.take() is None
 
 
 def test_now_is_done() -> None:

@@ -33,6 +33,8 @@ class Chunk(NamedTuple):
 
     tensor: Any
     view: memoryview
+    home: Callable[[], None] | None = None
+    """Takes it back, where it is not of ``Staging``."""
 
 
 class Staging:
@@ -58,6 +60,9 @@ class Staging:
 
     def give(self, chunk: Chunk) -> None:
         """Return a chunk."""
+        if chunk.home is not None:
+            chunk.home()
+            return
         with self._lock:
             self._free.append(chunk)
             waiting = self._waiting
@@ -71,25 +76,41 @@ class Staging:
 
 
 class Budget:
-    """A bound on bytes, safe across threads."""
+    """A bound on bytes, safe across threads, which no single holder can take whole.
+
+    A holder may have up to ``SHARE`` times what is free after it has taken its part (dynamic thresholds: Choudhury and
+    Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998). So one peer that stops keeps at most
+    SHARE / (SHARE + 1) of the bound from the others, and a second one as much of the rest.
+    """
+
+    SHARE: Final = 4
 
     def __init__(self, bound: int) -> None:
         self.bound = bound
         self._used = 0
+        self._of: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def reserve(self, size: int) -> bool:
-        """Take ``size`` bytes if they are left."""
+    def reserve(self, size: int, holder: str = "") -> bool:
+        """Take ``size`` bytes if they are left, and are within the holder's share; the holder "" has no share."""
         with self._lock:
-            if self._used + size > self.bound:
+            left = self.bound - self._used - size
+            mine = self._of.get(holder, 0) + size
+            if left < 0 or (holder and mine > self.SHARE * left):
                 return False
             self._used += size
+            if holder:
+                self._of[holder] = mine
             return True
 
-    def free(self, size: int) -> None:
+    def free(self, size: int, holder: str = "") -> None:
         """Give ``size`` bytes back."""
         with self._lock:
             self._used -= size
+            if holder:
+                self._of[holder] -= size
+                if not self._of[holder]:
+                    del self._of[holder]
 
     @property
     def used(self) -> int:

@@ -1,7 +1,8 @@
-"""Host memory that is allocated once and handed out in pieces: pinned where there is CUDA, touched only as far as it is used.
+"""Host memory that is allocated once and handed out in pieces: pinned where there is CUDA, touched only as far as used.
 
-Fresh memory for every copy costs more than the copy: the kernel maps and clears each page (on CPU a copy of 0.1 to 4 MiB into
-fresh memory took three times as long as into memory used before), and CUDA pins it. Places come from a buddy allocator.
+Fresh memory for every copy costs more than the copy: the kernel maps and clears each page (on CPU a copy of 0.1 to 4 MiB
+into fresh memory took three times as long as into memory used before), and CUDA pins it. Places come from a buddy
+allocator.
 """
 
 from __future__ import annotations

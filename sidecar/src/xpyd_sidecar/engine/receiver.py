@@ -15,11 +15,12 @@ import secrets
 import socket
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
+from xpyd_sidecar.engine.ahead import RETRY_S, Ahead, Expecting, Slot
 from xpyd_sidecar.engine.bounds import Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache, Gate, Target
 from xpyd_sidecar.engine.links import near
@@ -30,9 +31,11 @@ from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.sender import IDLE_S, Me
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages, proofs
+from xpyd_sidecar.kv.blocks import overlap
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.receiving import Ask, Cancel, Confirm
+from xpyd_sidecar.kv.receiving import Ask, Cancel, Confirm, Pull
+from xpyd_sidecar.kv.stores import Busy, Fetch
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +75,13 @@ class Receiver:
     """The thread."""
 
     def __init__(self, me: Me, staging: Staging, *, block_bytes: Sequence[int], largest_frame: int, cover: bool,
-                 peer_timeout_s: float, ways: Ways, caches: Sequence[Cache | None] = ()) -> None:
-        """``block_bytes``: bytes of a block, by array of the cache; ``caches``: those that may be written directly."""
+                 peer_timeout_s: float, ways: Ways, caches: Sequence[Cache | None] = (),
+                 make: Callable[[int], Chunk] | None = None, buffer_bytes: int = 0, pool_bytes: int = 0,
+                 claim_s: float = 0.0) -> None:
+        """``block_bytes``: bytes of a block, by array of the cache; ``caches``: those that may be written directly.
+
+        ``make``, ``buffer_bytes``, ``pool_bytes``, ``claim_s``: of the buffer for what comes before it is asked for.
+        """
         self.me = me
         self.inbox: deque[Arrived | Broken] = deque()
         self.staging = staging
@@ -89,12 +97,16 @@ class Receiver:
         self._of_key: dict[Key, Source] = {}
         self._loop = Loop("xpyd-receiver", self._tick)
         self._loop.at_end(self._close_all)
+        self.ahead: Ahead | None = None
+        if make is not None:
+            self.ahead = Ahead(make, buffer_bytes=buffer_bytes, pool_bytes=pool_bytes, block_bytes=self.block_bytes,
+                               cover=cover, ttl_s=claim_s, post=self._loop.post)
         staging.on_free(lambda: self._loop.post(self._resume))
         self._loop.start()
 
     # --- from the engine's thread ---
 
-    def carry_out(self, step: Ask | Confirm | Cancel) -> None:
+    def carry_out(self, step: Ask | Pull | Confirm | Cancel | Expecting) -> None:
         """Do what the machine says."""
         target = None
         if isinstance(step, Ask) and any(self._caches):
@@ -124,9 +136,16 @@ class Receiver:
 
     # --- on the loop's thread ---
 
-    def _do(self, step: Ask | Confirm | Cancel, target: Target | None) -> None:
+    def _do(self, step: Ask | Pull | Confirm | Cancel | Expecting, target: Target | None) -> None:
         if isinstance(step, Ask):
             self._ask(step, target)
+            return
+        if isinstance(step, Expecting):
+            self._expect(step)
+            return
+        if isinstance(step, Pull):
+            if (owes := self._of_key.get(step.key)) is not None:
+                owes.tell(Kind.FETCH, step.key, Fetch(step.until))
             return
         source = self._of_key.pop(step.key, None)
         if source is None:
@@ -138,19 +157,48 @@ class Receiver:
             source.tell(Kind.CANCEL, step.key, messages.Reason(step.outcome, step.reason))
 
     def _ask(self, step: Ask, target: Target | None) -> None:
-        source = self._sources.get((step.address, step.incarnation))
+        source = self._source(step.address, step.incarnation)
+        if isinstance(source, Source):
+            self._of_key[step.key] = source
+            source.ask(step, target)
+        else:
+            self.inbox.append(Broken(step.key, *source))
+        if self.ahead is None:
+            return
+        for one in self.ahead.claim(step.key, step.identity, step.ready.first, step.ready.count):
+            self.inbox.append(Arrived(step.key, one.region, one.first, one.blocks, one.chunk, one.size, "buffer"))
+
+    def _source(self, address: HostPort, incarnation: Incarnation) -> Source | tuple[Outcome, str, bool]:
+        """The connection to a prefill rank, or why there is none (and whether that is final)."""
+        source = self._sources.get((address, incarnation))
         if source is None:
             if len(self._sources) >= ADDRESSES_MAX:
-                self.inbox.append(Broken(step.key, Outcome.OVERFLOW, f"{ADDRESSES_MAX} data links are open", final=True))
-                return
+                return Outcome.OVERFLOW, f"{ADDRESSES_MAX} data links are open", True
             try:
-                source = Source(self, self._loop, step.address, step.incarnation)
+                source = Source(self, self._loop, address, incarnation)
             except (OSError, ValueError) as error:
-                self.inbox.append(Broken(step.key, Outcome.PEER_LOST, f"{step.address}: {error}", final=False))
-                return
-            self._sources[step.address, step.incarnation] = source
-        self._of_key[step.key] = source
-        source.ask(step, target)
+                return Outcome.PEER_LOST, f"{address}: {error}", False
+            self._sources[address, incarnation] = source
+        return source
+
+    def _expect(self, step: Expecting) -> None:
+        if self.ahead is None:
+            return
+        source = self._source(step.address, step.incarnation)
+        if not isinstance(source, Source):
+            return  # the load will find that out
+        body, gone = self.ahead.expect(step, time.monotonic())
+        self._unclaimed(gone, "too many others are waited for")
+        if body is not None:
+            source.expect(step.key)
+            source.tell(Kind.EXPECT, step.key, body)
+
+    def _unclaimed(self, keys: Sequence[Key], reason: str) -> None:
+        for key in keys:
+            for source in self._sources.values():
+                if key in source.expected:
+                    source.expected.discard(key)
+                    source.tell(Kind.CANCEL, key, messages.Reason(Outcome.DEADLINE, reason))
 
     def broken(self, key: Key, outcome: Outcome, reason: str, *, final: bool) -> None:
         """A try will not come."""
@@ -166,6 +214,8 @@ class Receiver:
             source.link.resume()
 
     def _tick(self, now: float) -> None:
+        if self.ahead is not None:
+            self._unclaimed(self.ahead.tick(now), "no request has claimed it in decode's buffer")
         for source in list(self._sources.values()):
             source.tick(now, self._timeout)
 
@@ -185,6 +235,9 @@ class Source:
         """
         self.place = (address, incarnation)
         self.asked: dict[Key, Asked] = {}
+        self.expected: set[Key] = set()
+        """Tries that may be pushed ahead, and have not been asked for."""
+        self._slot: Slot | None = None
         self._receiver = receiver
         self._incarnation = incarnation
         self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
@@ -208,10 +261,17 @@ class Source:
 
     def ask(self, step: Ask, target: Target | None) -> None:
         """Ask for a transfer, once the link is agreed."""
-        if not self.asked:
+        if not self.asked and not self.expected:
             self.link.last_in = time.monotonic()  # it owed nothing until now, so silence counts from here
         self.asked[step.key] = Asked(step, target, bytearray(step.ready.regions * step.ready.count))
+        self.expected.discard(step.key)
         self.tell(Kind.READY, step.key, step.ready)
+
+    def expect(self, key: Key) -> None:
+        """A try may be pushed ahead."""
+        if not self.asked and not self.expected:
+            self.link.last_in = time.monotonic()
+        self.expected.add(key)
 
     def tell(self, kind: Kind, key: Key, body: messages.Body | None = None) -> None:
         """Send a frame of a transfer, once the link is agreed."""
@@ -236,7 +296,7 @@ class Source:
         body = Place((memoryview(bytearray(header.length)),)) if offer else NOWHERE
         asked = self.asked.get(header.key)
         if asked is None:
-            return body
+            return body if offer else self._beforehand(header)
         size = self._expected(asked, header)
         if not offer and header.length != size:
             raise ProtocolError(connection.peer, f"sent {header.length} bytes for {header.blocks} blocks, not {size}")
@@ -252,6 +312,37 @@ class Source:
         if self._chunk is None:
             return None
         return body if offer else Place((self._chunk.view[:header.length],))
+
+    def _beforehand(self, header: Header) -> Place:
+        """A place in the buffer for what no load has asked for, if it was granted."""
+        ahead = self._receiver.ahead
+        self._slot = ahead.begin(header) if ahead is not None else None
+        if self._slot is None:
+            return NOWHERE
+        if self._receiver.cover and not header.covered:
+            raise ProtocolError(self.link.peer, "sent DATA without the checksum that was asked for")
+        return Place((self._slot.chunk.view,))
+
+    def _buffered(self, header: Header, slot: Slot) -> None:
+        """A frame for the buffer is complete; a load may have begun to ask for it meanwhile."""
+        if not frames.intact(header, slot.chunk.view):
+            self._receiver.staging.give(slot.chunk)
+            raise ChecksumError(self.link.peer, "DATA frame with a wrong checksum")
+        assert self._receiver.ahead is not None
+        asked = self.asked.get(header.key)
+        if asked is None:
+            self._receiver.ahead.complete(header, slot)
+            return
+        ready = asked.step.ready
+        first, count = overlap(header.first, header.blocks, ready.first, ready.count)
+        if not count:
+            self._receiver.staging.give(slot.chunk)
+            return
+        each = header.length // header.blocks
+        skip, size = (first - header.first) * each, count * each
+        tensor = slot.chunk.tensor[skip:skip + size] if slot.chunk.tensor is not None else None
+        chunk = slot.chunk._replace(tensor=tensor, view=slot.chunk.view[skip:skip + size])
+        self._receiver.inbox.append(Arrived(header.key, header.region, first, count, chunk, size, "buffer"))
 
     def _expected(self, asked: Asked, header: Header) -> int:
         """Bytes of the blocks that a header speaks of, which must have been asked for and not have come."""
@@ -286,6 +377,10 @@ class Source:
             raise ProtocolError(connection.peer, str(error)) from None
 
     def _data(self, header: Header, place: Place) -> None:
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._buffered(header, slot)
+            return
         asked = self.asked.get(header.key)
         if asked is None or not place.views:
             return  # a try that was cancelled; a chunk serves the next frame
@@ -363,12 +458,30 @@ class Source:
         elif header.kind is Kind.REJECT:
             why = messages.read_body(payload, messages.Reason)
             raise Rejected(self.link.peer, why)
+        elif header.kind is Kind.STORE and self._settled and self._receiver.ahead is not None:
+            self._store(header, self._receiver.ahead)
         elif header.kind is Kind.GONE and self._settled:
             why = messages.read_body(payload, messages.Reason)
+            self._drop(header.key)
             if self.asked.pop(header.key, None) is not None:
                 self._receiver.broken(header.key, why.outcome, f"{self.link.peer}: {why.reason}", final=not why.retry)
         elif header.kind is not Kind.PING:
             raise ProtocolError(self.link.peer, f"sent {header.kind.name} out of turn")
+
+    def _store(self, header: Header, ahead: Ahead) -> None:
+        try:
+            room = ahead.store(header)
+        except ValueError as error:
+            raise ProtocolError(self.link.peer, f"STORE: {error}") from None
+        kind, body = (Kind.ROOM, b"") if room else (Kind.BUSY, messages.body(Busy(RETRY_S)))
+        self.link.queue(frames.encode(kind, header.key, body, region=header.region, first=header.first,
+                                      blocks=header.blocks), body)
+
+    def _drop(self, key: Key) -> None:
+        """Nothing more of a try will come, and nobody wants what has."""
+        self.expected.discard(key)
+        if self._receiver.ahead is not None:
+            self._receiver.ahead.forget(key)
 
     def _answer(self, challenge: messages.Challenge) -> None:
         me = self._receiver.me
@@ -405,8 +518,14 @@ class Source:
         if self._chunk is not None:
             chunk, self._chunk = self._chunk, None
             self._receiver.staging.give(chunk)
+        if self._slot is not None:
+            slot, self._slot = self._slot, None
+            self._receiver.staging.give(slot.chunk)
         if self._reader is not None:
             self._reader.close()
+        if self._receiver.ahead is not None:
+            for key in self.expected:
+                self._receiver.ahead.lost(key)
         self._receiver.lost(self)
         asked, self.asked = self.asked, {}
         outcome = outcome_of(error)
@@ -425,7 +544,7 @@ class Source:
             return
         if link.paused:
             link.last_in = now  # we do not read, so we cannot hear
-        if self.asked:
+        if self.asked or self.expected:
             if link.silent(now, timeout):
                 link.close(PeerGone(link.peer, f"silent for {timeout} s"))
             elif now - link.last_out > timeout / 4:

@@ -12,16 +12,19 @@ import selectors
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
 
+from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, join_host_port
 from xpyd_sidecar.engine.bounds import Budget, Mark
 from xpyd_sidecar.engine.links.base import Blocks
 from xpyd_sidecar.engine.links.inviting import Arenas, Inviting, NoWay
 from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place
+from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place, TcpLink
 from xpyd_sidecar.engine.loop import Loop
+from xpyd_sidecar.engine.spilling import Spilling
 from xpyd_sidecar.errors import AuthError, ChecksumError, ConfigError, Incompatible, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages, proofs, sending
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
@@ -39,6 +42,10 @@ class Kept(NamedTuple):
 
     view: memoryview
     mark: Mark
+    holder: str = ""
+    """Decode instance that it is for: its share of the budget."""
+    gone: Callable[[], None] | None = None
+    """Called once when the copy is let go."""
 
 
 class Report(NamedTuple):
@@ -73,6 +80,9 @@ class Sender:
         self.me = me
         self.budget = Budget(keep_bytes)
         self._machine = machine
+        self.spilling = Spilling(machine, self.budget)
+        self._session_link = TcpLink()
+        self._began: dict[Key, float] = {}
         self.ways = ways
         self.largest_frame = largest_frame
         self.arenas = Arenas()
@@ -124,6 +134,7 @@ class Sender:
             self._loop.hurry()
             return
         self._carry_out(self._machine.copy(key, copy, time.monotonic()))
+        self._carry_out(self.spilling.relieve())
 
     def _drain_copies(self) -> None:
         while self._copying and self._copying[0][1].data.mark.done():
@@ -162,7 +173,7 @@ class Sender:
         elif header.kind is Kind.LINK:
             peer.decided(messages.read_body(body, messages.LinkChoice))
         elif header.kind is not Kind.PING:
-            raise ProtocolError(peer.link.peer, f"sent {header.kind.name} where prefill listens")
+            self._carry_out(self.spilling.heard(number, peer.link.peer, header, body))
 
     def lost(self, peer: Peer, error: PeerError) -> None:
         """A connection has ended."""
@@ -178,12 +189,21 @@ class Sender:
             if isinstance(step, sending.Send):
                 self._send(step)
             elif isinstance(step, sending.Free):
-                self.budget.free(len(step.copy.data.view))
+                if step.uses is None or step.uses.over():
+                    self._let_go(step.copy.data)
+            elif isinstance(step, sending.Offer):
+                if (peer := self._peers.get(step.link)) is not None:
+                    peer.say(Kind.STORE, step.key, region=step.copy.region, first=step.copy.first, blocks=step.copy.blocks)
+            elif isinstance(step, sending.Store):
+                self._store(step)
             elif isinstance(step, sending.Refuse):
                 if (peer := self._peers.get(step.link)) is not None:
                     peer.say(Kind.GONE, step.key, messages.Reason(step.outcome, step.reason, step.retry))
             else:
                 size = self._sent.pop(step.key, 0)
+                began = self._began.pop(step.key, None)
+                if step.confirmed and began is not None:
+                    self.spilling.counted.append((metrics.PUSH_SECONDS, time.monotonic() - began))
                 self._reports.append(Report(step.key, step.outcome, step.reason, size if step.confirmed else 0))
 
     def _send(self, step: sending.Send[Kept]) -> None:
@@ -191,18 +211,46 @@ class Sender:
         each = len(view) // step.copy.blocks
         offset = (step.first - step.copy.first) * each
         size = step.blocks * each
-        free = partial(self.budget.free, len(view))
+        self.spilling.leaving += size
+        free = partial(self._left, step.copy.data, size, step.uses)
         peer = self._peers.get(step.link)
         if peer is None:
             free()
             return
+        self._began.setdefault(step.key, time.monotonic())
         self._sent[step.key] = self._sent.get(step.key, 0) + size
         piece = Blocks(step.copy.region, step.first, step.blocks, view[offset:offset + size])
         peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover)
 
+    def _store(self, step: sending.Store[Kept]) -> None:
+        """Push a copy ahead: as frames of the session, whatever the link, since nobody has said where it belongs."""
+        view = step.copy.data.view
+        self.spilling.leaving += len(view)
+        free = partial(self._left, step.copy.data, len(view), None)
+        peer = self._peers.get(step.link)
+        if peer is None:
+            free()
+            return
+        self._sent[step.key] = self._sent.get(step.key, 0) + len(view)
+        self.spilling.counted.append((metrics.AHEAD_BYTES, len(view)))
+        piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view)
+        self._session_link.put(peer.link, step.key, piece, free, cover=step.cover)
+
+    def _left(self, kept: Kept, size: int, uses: sending.Uses | None) -> None:
+        """A send has left, or never will."""
+        self.spilling.leaving -= size
+        if uses is None or uses.over():
+            self._let_go(kept)
+
+    def _let_go(self, kept: Kept) -> None:
+        self.budget.free(len(kept.view), kept.holder)
+        if kept.gone is not None:
+            kept.gone()
+
     def _tick(self, now: float) -> None:
         self._drain_copies()
         self._carry_out(self._machine.tick(now))
+        self._carry_out(self.spilling.relieve())
         for peer in list(self._peers.values()):
             peer.tick(now, busy=peer.way.link.busy or self._machine.busy(peer.link.number), timeout=self._timeout)
 
@@ -224,10 +272,11 @@ class Peer:
         self.link = Connection(loop, sock, address, self)
         self.say(Kind.CHALLENGE, NO_TRANSFER, messages.Challenge(self._nonce, sender.me.incarnation))
 
-    def say(self, kind: Kind, key: Key, body: messages.Body | None = None) -> None:
+    def say(self, kind: Kind, key: Key, body: messages.Body | None = None, *, region: int = 0, first: int = 0,
+            blocks: int = 0) -> None:
         """Send a frame other than DATA."""
         payload = messages.body(body) if body is not None else b""
-        self.link.queue(frames.encode(kind, key, payload), payload)
+        self.link.queue(frames.encode(kind, key, payload, region=region, first=first, blocks=blocks), payload)
 
     def room(self, connection: Connection, header: Header) -> Place | None:
         """Where a payload goes."""

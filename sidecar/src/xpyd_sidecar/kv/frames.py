@@ -20,7 +20,7 @@
 
 Wire history
     1   first version
-    2   a sum of the header alone; OFFER, TAKEN, LINK, ARENA
+    2   a sum of the header alone; OFFER, TAKEN, LINK, ARENA; EXPECT, STORE, ROOM, BUSY, FETCH
 """
 
 from __future__ import annotations
@@ -82,6 +82,16 @@ class Kind(IntEnum):
     """D → P, before its first READY: how blocks are to travel."""
     ARENA = 14
     """P → D: the shared memory that LINK has asked for."""
+    EXPECT = 16
+    """D → P: a transfer is waited for, without blocks yet; room for it may be asked for."""
+    STORE = 17
+    """P → D: is there room for blocks ``first``.. of ``region`` in the buffer?"""
+    ROOM = 18
+    """D → P, to STORE: yes, send them."""
+    BUSY = 19
+    """D → P, to STORE: not now."""
+    FETCH = 20
+    """D → P, of a transfer that decode pulls: more blocks are asked for."""
 
 
 class Header(NamedTuple):

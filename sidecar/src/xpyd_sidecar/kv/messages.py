@@ -31,6 +31,7 @@ from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceNa
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Cut
+from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
 
 WIRE_VERSION: Final = 1
 MAGIC: Final = b"xpyd"
@@ -261,7 +262,7 @@ class Reason(msgspec.Struct, frozen=True):
     retry: bool = False
 
 
-Body = Challenge | DataHello | DataWelcome | LinkChoice | Arena | Offer | Taken | Ready | Reason
+Body = Challenge | DataHello | DataWelcome | LinkChoice | Arena | Offer | Taken | Ready | Expect | Busy | Fetch | Reason
 T = TypeVar("T")
 _control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 _encoder = msgspec.msgpack.Encoder()

@@ -35,6 +35,8 @@ class Order(NamedTuple):
     ids: tuple[int, ...]
     address: HostPort
     incarnation: Incarnation
+    identity: bytes = b""
+    """Of the prompt, by which another try's KV may be known."""
 
 
 class Ask(NamedTuple):
@@ -46,6 +48,14 @@ class Ask(NamedTuple):
     ready: Ready
     request: str
     ids: tuple[int, ...]
+    identity: bytes = b""
+
+
+class Pull(NamedTuple):
+    """Ask for blocks of a try up to ``until``."""
+
+    key: Key
+    until: int
 
 
 class Confirm(NamedTuple):
@@ -80,7 +90,7 @@ class Finished(NamedTuple):
     size: int
 
 
-Instruction = Ask | Confirm | Cancel | Finished
+Instruction = Ask | Pull | Confirm | Cancel | Finished
 
 
 @dataclass
@@ -91,6 +101,10 @@ class Load:
     lease: Lease
     have: bytearray
     missing: int
+    of_block: list[int]
+    """Arrays that are missing, by block."""
+    whole: int = 0
+    """Leading blocks of which nothing is missing."""
     size: int = 0
     orphaned: tuple[Outcome, str] | None = None
 
@@ -98,7 +112,10 @@ class Load:
 class Receiving:
     """The machine. Methods return instructions in the order in which they must be carried out."""
 
-    def __init__(self, *, load_s: float, grace_s: float, regions: int, block_bytes: int, cover: bool) -> None:
+    def __init__(self, *, load_s: float, grace_s: float, regions: int, block_bytes: int, cover: bool,
+                 window: int = 0) -> None:
+        """``window``: pull, with so many blocks asked for and not yet there at most; 0: have everything pushed."""
+        self._window = window
         self._load_s = load_s
         self._grace_s = grace_s
         self._regions = regions
@@ -128,10 +145,11 @@ class Receiving:
             order = order._replace(first=known.order.first, ids=known.order.ids)
         size = self._regions * len(order.ids)
         lease = Lease.of(now, self._load_s)
-        self._loads[order.request] = Load(order, lease, bytearray(size), size)
+        self._loads[order.request] = Load(order, lease, bytearray(size), size, [self._regions] * len(order.ids))
         self._current[order.key] = order.request
-        ready = Ready(order.first, len(order.ids), self._regions, self._block_bytes, self._cover)
-        return [*out, Ask(order.address, order.incarnation, order.key, ready, order.request, order.ids)]
+        ready = Ready(order.first, len(order.ids), self._regions, self._block_bytes, self._cover,
+                      window=min(self._window, len(order.ids)))
+        return [*out, Ask(order.address, order.incarnation, order.key, ready, order.request, order.ids, order.identity)]
 
     def arrived(self, key: Key, region: int, first: int, count: int, size: int) -> Place | None:
         """Intact blocks are here. None: not for any open load, forget them."""
@@ -146,14 +164,17 @@ class Receiving:
             if not load.have[slot]:
                 load.have[slot] = 1
                 load.missing -= 1
+                load.of_block[slot % len(order.ids)] -= 1
         load.size += size
         return Place(order.request, region, order.ids[at:at + count])
 
     def placed(self, key: Key) -> list[Instruction]:
         """What ``arrived`` returned has been written."""
         load = self._loads.get(self._current.get(key, ""))
-        if load is None or load.missing:
+        if load is None:
             return []
+        if load.missing:
+            return self._pull(load) if self._window else []
         return [Confirm(key), *self._finish(load, Outcome.OK, "", load.size)]
 
     def broken(self, key: Key, outcome: Outcome, reason: str, now: float, *, final: bool) -> list[Instruction]:
@@ -197,6 +218,16 @@ class Receiving:
             else:
                 out += self._cancelled(load, Outcome.DEADLINE, "not everything arrived in time")
         return out
+
+    def _pull(self, load: Load) -> list[Instruction]:
+        """Ask for as many more blocks as have become whole at the front."""
+        before = load.whole
+        while not load.of_block[load.whole]:
+            load.whole += 1
+        count = len(load.order.ids)
+        if load.whole == before or before + self._window >= count:
+            return []
+        return [Pull(load.order.key, load.order.first + min(count, load.whole + self._window))]
 
     def _cancelled(self, load: Load, outcome: Outcome, reason: str) -> list[Instruction]:
         cancel: list[Instruction] = [] if load.orphaned is not None else [Cancel(load.order.key, outcome, reason)]
