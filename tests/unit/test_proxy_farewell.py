@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 
 import pytest
 from router_fleet import RouterFleet, fleet, request_bytes
@@ -35,6 +36,22 @@ async def test_a_leg_taken_back_before_its_first_token_is_named_to_the_engine() 
         await f.wait_quiet()
         await f.wait(lambda: len(f.dispatch.farewells) == 0, "it is over")
         assert not f.p[0].refused
+
+
+async def test_it_names_the_newest_attempt_that_prefill_was_asked_for() -> None:
+    async with fleet(2, 1) as f:
+        once = deque([Play(die_at="request")])
+        for engine in f.p:
+            engine.plays, engine.default = once, Play(hold=asyncio.Event())
+        f.d[0].default = Play(hold=asyncio.Event())
+        _, writer = await f.connect()
+        writer.write(request_bytes("/v1/completions", {"prompt": "x", "stream": True}))
+        await f.wait(lambda: len(f.d[0].seen) + len(f.p[0].seen) + len(f.p[1].seen) >= 3, "a second prefill leg")
+        attempts = [seen.body[legs.FIELD]["attempt"] for engine in f.p for seen in engine.seen]
+        writer.close()
+        await f.wait(lambda: bool(f.d[0].refused), "farewell")
+        assert f.d[0].refused[0].body[legs.FIELD]["attempt"] == max(attempts) == 2
+        await f.wait_quiet()
 
 
 async def test_a_leg_that_has_begun_is_known_to_the_engine() -> None:

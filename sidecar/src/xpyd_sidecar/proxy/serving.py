@@ -14,8 +14,10 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import msgspec
+
 from xpyd_sidecar import logs
-from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.proxy.events import EventStream, FirstToken, NotedStream, spliced, stream_of
 from xpyd_sidecar.proxy.reply import Reply
 from xpyd_sidecar.proxy.upstream import Call, request_bytes
@@ -271,7 +273,9 @@ class Serving:
         leg.call.cancel()
         send = leg.send
         if send.role is Role.DECODE and send.params is not None and not send.target.p2p and math.isnan(leg.record.first_at):
-            self._dispatch.farewells.say(send.target, send.params)  # it may not know this leg yet
+            # It may not know this leg yet, and prefill legs with later attempts may have been sent to it since.
+            attempt = Attempt(max(one.attempt for one in self.record.legs))
+            self._dispatch.farewells.say(send.target, msgspec.structs.replace(send.params, attempt=attempt))
 
     def _send(self, send: mv.Send) -> None:
         target, decode = send.target, send.role is Role.DECODE
