@@ -33,9 +33,9 @@ def test_a_taken_router_port_is_named_before_anything_starts(
 
 
 def test_what_is_wrong_is_said_before_anything_starts(service: LocalService, capsys: pytest.CaptureFixture[str]) -> None:
-    service.write(kv={"transport": "shm"})
+    service.write(kv={"transport": "nccl"})
     assert service.up() == 2
-    assert "spec.kv.transport: shm is not built yet" in capsys.readouterr().err
+    assert "spec.kv.transport: nccl" in capsys.readouterr().err
     service.document["spec"]["kv"] = {}
     service.write(model={"source": "/no/such/folder"})
     assert service.up() == 2

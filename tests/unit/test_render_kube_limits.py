@@ -15,8 +15,6 @@ SECRET = {"name": "s", "key": "k"}
 GPUS = {"nvidia.com/gpu": 2}
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"model": {"source": "./weights"}}, "spec.model.source"),
-    ({"kv": {"transport": "shm", "sharedMemory": {"hostPath": "/dev/shm/x"}}}, "spec.kv.transport"),
-    ({"kv": {"sharedMemory": {"hostPath": "/dev/shm/x"}}}, "spec.kv.sharedMemory"),
     ({"kv": {"transport": "nccl"}}, "spec.kv.transport"),
     ({"kv": {"mode": "get"}}, "spec.kv.mode"),
     ({"kv": {"bufferSize": "1Gi"}}, "spec.kv.bufferSize"),

@@ -12,7 +12,6 @@ from xpyd_operator.render.local_limits import check_local, refusals
 
 SECRET = {"name": "s", "key": "k"}
 CASES: list[tuple[dict[str, Any], str]] = [
-    ({"kv": {"transport": "shm"}}, "spec.kv.transport"),
     ({"kv": {"transport": "nccl"}}, "spec.kv.transport"),
     ({"kv": {"mode": "get"}}, "spec.kv.mode"),
     ({"kv": {"mode": "put"}}, "spec.kv.mode"),
@@ -44,6 +43,8 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
     [
         {},
         {"kv": {"transport": "tcp"}},
+        {"kv": {"transport": "shm"}},
+        {"kv": {"transport": "auto", "sharedMemory": {"hostPath": "/dev/shm"}}},
         {"router": {"policy": "least_loaded", "placement": "Deployment", "policyOptions": {"choices": 3}}},
         {"router": {"policy": "prefix_aware", "queue": {"size": 9}, "skipPrefill": {"belowTokens": 5, "cachedShare": 0.7}}},
         {"router": {"affinity": {"header": "x-session"}, "retryBudget": 0.5}},

@@ -238,6 +238,20 @@ def test_cache_and_token() -> None:
     assert env_of(main_of(claim))["HF_TOKEN"] == {"secretKeyRef": {"name": "s", "key": "k"}}
 
 
+def test_pods_of_a_node_share_a_folder_where_the_document_names_one() -> None:
+    def folders(**kv: Any) -> tuple[list[Any], list[str], str]:
+        pod = pod_of(make(kv=kv))
+        spec, main = pod["spec"], main_of(pod)
+        config = json.loads(main["args"][main["args"].index("--kv-transfer-config") + 1])
+        return ([volume["hostPath"] for volume in spec["volumes"] if volume["name"] == "kv"],
+                [mount["mountPath"] for mount in main["volumeMounts"] if mount["name"] == "kv"],
+                config["kv_connector_extra_config"]["xpyd"]["shared_folder"])
+
+    assert folders() == ([], [], "")
+    there = {"path": "/dev/shm", "type": "Directory"}
+    assert folders(transport="shm", sharedMemory={"hostPath": "/dev/shm"}) == ([there], ["/run/xpyd-kv"], "/run/xpyd-kv")
+
+
 def test_resources_default_to_a_gpu_per_device_and_requests_to_limits() -> None:
     assert main_of(pod_of(make()))["resources"] == {"limits": {"nvidia.com/gpu": 1}, "requests": {"nvidia.com/gpu": 1}}
     sizes = {"parallelism": {"tensor": 2}}

@@ -16,16 +16,16 @@ class SharedMemory(Part, frozen=True):
     """Shared memory between pods of one node."""
 
     host_path: HostPath
-    """Folder of the node that engine pods mount, e.g. `/dev/shm/xpyd`. Such pods are not `restricted` in the sense of the
-    Pod Security Standards."""
+    """Folder of the node that engine pods mount, e.g. `/dev/shm`. It must be there, in memory, and writable for their user.
+    Such pods are not `restricted` in the sense of the Pod Security Standards."""
 
 
 class Kv(Part, frozen=True):
     """How KV goes from prefill to decode."""
 
     transport: Literal["auto", "tcp", "shm", "nccl"] = "auto"
-    """Link for KV data: `tcp` works everywhere, `shm` on one host, `nccl` between GPUs. `auto` takes the best that both
-    sides have."""
+    """Link for KV data: `tcp` works everywhere, `shm` on one host, `nccl` between GPUs (not built yet). `auto` takes `shm`
+    where both sides can, else `tcp`."""
     mode: Literal["put_async", "put", "get"] = "put_async"
     """Prefill pushes beside its next steps (`put_async`), pushes before its step ends (`put`), or decode pulls (`get`)."""
     buffer_size: SizeOrShare | None = None

@@ -54,8 +54,9 @@ RAY_FOLDER_MAX = 107 - len("/ray/session_2026-01-31_23-59-59_123456_4194304/sock
 """A Unix socket's path has at most 107 bytes."""
 
 
-def engine_args(service: DisaggService, role: Role, model: str) -> tuple[str, ...]:
-    """Arguments of the server but for host and port. ``model`` is a hub id, or a path as the engine sees it.
+def engine_args(service: DisaggService, role: Role, model: str, shared: str = "") -> tuple[str, ...]:
+    """Arguments of the server but for host and port. ``model`` is a hub id, or a path as the engine sees it; ``shared``: a
+    folder that all engines of a host share.
 
     xpyd's own come first and the user's last; the user's are known not to touch them (``api.owned``).
     """
@@ -71,7 +72,7 @@ def engine_args(service: DisaggService, role: Role, model: str) -> tuple[str, ..
         args += ["--data-parallel-size", str(parallel.data)]
     if parallel.executor is not None:
         args += ["--distributed-executor-backend", parallel.executor]
-    config = kv_transfer_config(kv_options(service), spec.kv.on_load_failure)
+    config = kv_transfer_config(kv_options(service, shared), spec.kv.on_load_failure)
     args += ["--kv-transfer-config", msgspec.json.encode(config).decode()]
     args += ["--disable-access-log-for-endpoints", PROBED]
     return (*args, *spec.engine.args, *spec.role(role).args)
@@ -106,10 +107,10 @@ def executor_env(service: DisaggService, role: Role, folder: str) -> dict[str, s
     return RAY_ENV | {"RAY_TMPDIR": folder}
 
 
-def kv_options(service: DisaggService) -> KvOptions:
+def kv_options(service: DisaggService, shared: str = "") -> KvOptions:
     """The connector's settings."""
     kv = service.spec.kv
-    return KvOptions(transport=kv.transport, mode=kv.mode, checksum=kv.checksum)
+    return KvOptions(transport=kv.transport, shared_folder=shared, mode=kv.mode, checksum=kv.checksum)
 
 
 def engine_revision(service: DisaggService, role: Role, model: str) -> Revision:

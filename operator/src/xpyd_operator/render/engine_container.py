@@ -51,7 +51,8 @@ def engine_container(service: DisaggService, role: Role, name: InstanceName) -> 
         Unsupported: as ``model_path``.
     """
     engine = service.spec.engine
-    args = [*engine_args(service, role, model_path(service)), *shutdown_args(service)]
+    shared = at.KV_SHARED if service.spec.kv.shared_memory is not None else ""
+    args = [*engine_args(service, role, model_path(service), shared), *shutdown_args(service)]
     args += ["--host", "0.0.0.0", "--port", str(at.ENGINE_PORT)]
     return {
         "name": labels.MAIN,
@@ -140,4 +141,6 @@ def _mounts(service: DisaggService) -> list[dict[str, Any]]:
     ]
     if isinstance(service.spec.model.origin, Claim):
         mounts.append(at.mount("model", at.CLAIM, read_only=True))
+    if service.spec.kv.shared_memory is not None:
+        mounts.append(at.mount("kv", at.KV_SHARED))
     return mounts

@@ -12,8 +12,8 @@ from xpyd_sidecar.contract.ids import Role
 def transport(service: DisaggService) -> Iterator[tuple[str, str]]:
     """Links."""
     name = service.spec.kv.transport
-    if name not in ("auto", "tcp"):
-        yield "spec.kv.transport", f"{name} is not built yet; write tcp or auto"
+    if name == "nccl":
+        yield "spec.kv.transport", f"{name} is not built yet; write auto, tcp or shm"
 
 
 def kv(service: DisaggService) -> Iterator[tuple[str, str]]:
@@ -25,8 +25,6 @@ def kv(service: DisaggService) -> Iterator[tuple[str, str]]:
         yield "spec.kv.bufferSize", "decode keeps no lookup buffer yet; leave it out"
     if given.host_pool_bytes:
         yield "spec.kv.hostPool", "there is no host pool yet; leave it out"
-    if given.shared_memory is not None:
-        yield "spec.kv.sharedMemory", "needs transport shm, which is not built yet; leave it out"
 
 
 def role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:

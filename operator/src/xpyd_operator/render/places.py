@@ -23,6 +23,9 @@ HOME: Final = "/home/xpyd"
 TMP: Final = "/tmp"  # noqa: S108  # a volume of the pod's own
 SHM: Final = "/dev/shm"  # noqa: S108  # likewise, in memory
 
+KV_SHARED: Final = "/run/xpyd-kv"
+"""The node's folder of ``kv.sharedMemory``."""
+
 SECRET_MODE: Final = 0o440
 MARGIN_S: Final = 30
 """What a pod gets beyond its drain, before it is killed."""

@@ -104,4 +104,7 @@ def _volumes(service: DisaggService) -> list[dict[str, Any]]:
     if isinstance(model.origin, Claim):
         claim = {"claimName": model.origin.claim, "readOnly": True}
         volumes.append({"name": "model", "persistentVolumeClaim": claim})
+    shared = service.spec.kv.shared_memory
+    if shared is not None:
+        volumes.append({"name": "kv", "hostPath": {"path": shared.host_path, "type": "Directory"}})
     return volumes

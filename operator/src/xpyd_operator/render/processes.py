@@ -5,6 +5,8 @@ Pure: paths and ports come as arguments.
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from xpyd_operator.api.service import DisaggService
@@ -61,6 +63,9 @@ def model_of(service: DisaggService) -> str:
             raise Unsupported("spec.model.source", reason)
 
 
+SHARED: Final = "/dev/shm"  # noqa: S108  # memory of this host; what lies there has no name after a handshake
+
+
 def engine_process(service: DisaggService, place: Place, binding: EngineBinding) -> Process:
     """The vLLM server of one instance, without its port: that is chosen when it is started (``port_args``).
 
@@ -71,7 +76,7 @@ def engine_process(service: DisaggService, place: Place, binding: EngineBinding)
         place.python,
         "-m",
         MODULE,
-        *engine_args(service, binding.role, model_of(service)),
+        *engine_args(service, binding.role, model_of(service), SHARED),
         *shutdown_args(service),
         "--host",
         place.host,
