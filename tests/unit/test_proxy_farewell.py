@@ -54,6 +54,15 @@ async def test_it_names_the_newest_attempt_that_prefill_was_asked_for() -> None:
         await f.wait_quiet()
 
 
+@pytest.mark.parametrize("status", [400, 422, 500])
+async def test_a_leg_that_the_engine_refuses_is_named_to_it(status: int) -> None:
+    async with fleet() as f:
+        f.d[0].default = Play(status=status)
+        assert (await f.complete(stream=True)).status == status
+        await f.wait(lambda: bool(f.d[0].refused), "farewell")
+        await f.wait_quiet()
+
+
 async def test_a_leg_that_has_begun_is_known_to_the_engine() -> None:
     async with fleet() as f:
         f.d[0].default = Play(chunks=9, hold_after=(1, asyncio.Event()))

@@ -2,7 +2,8 @@
 
 The router takes a decode leg back by closing its connection. An engine whose core has the request aborts it, and its
 connector lets go of what prefill sends. But the leg may not have got so far: the front end had not read it yet, or had not
-begun to generate. Then no connector knows that it was taken back, and prefill keeps its copies until ``claim_s`` is over.
+begun to generate, or it refused the body before vLLM looked at what it is for. Then no connector knows that it will not
+come, and prefill keeps its copies until ``claim_s`` is over.
 
 So such a leg is said farewell: a request with its ``kv_transfer_params`` that every vLLM refuses, since it asks for -1
 tokens. vLLM tells the connector of a decode leg that it refuses (``contract.legs.REMOTE``), which then drops the transfer.

@@ -150,6 +150,8 @@ class Serving:
             leg.record.first_at = leg.record.ended
             if status >= 500 or aborted:
                 self._dispatch.doubt(leg.send.target)
+            if status >= 400:
+                self._say_farewell(leg)
         self._answer = (call, body)
         self._on(mv.Answered(call.tag, status, aborted))
         self._answer = None
@@ -271,9 +273,13 @@ class Serving:
         if leg is None:
             return
         leg.call.cancel()
+        if math.isnan(leg.record.first_at):
+            self._say_farewell(leg)
+
+    def _say_farewell(self, leg: _Leg) -> None:
+        # The engine may not know this leg: its connector would wait for it. Prefill may have been asked again since.
         send = leg.send
-        if send.role is Role.DECODE and send.params is not None and not send.target.p2p and math.isnan(leg.record.first_at):
-            # It may not know this leg yet, and prefill legs with later attempts may have been sent to it since.
+        if send.role is Role.DECODE and send.params is not None and not send.target.p2p:
             attempt = Attempt(max(one.attempt for one in self.record.legs))
             self._dispatch.farewells.say(send.target, msgspec.structs.replace(send.params, attempt=attempt))
 
