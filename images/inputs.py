@@ -60,12 +60,14 @@ def files_of(kind: Kind) -> list[Path]:
     """Every file that goes into an image or decides how it is made."""
     files = [*RECIPE, HERE / f"Containerfile.{kind.name}"]
     for project in kind.projects:
-        files += [ROOT / project / "pyproject.toml", *sources(ROOT / project / "src")]
+        folder = ROOT / project
+        files += [folder / "pyproject.toml", *folder.glob("hatch_build.py"), *sources(folder / "src")]
     if kind.projects:
         files += [PIP, ROOT / "requirements" / f"{kind.name}-image.txt"]
     return files if kind.extras is None else [*files, kind.extras]
 
 
 def sources(folder: Path) -> list[Path]:
-    """Files of a package, without what Python leaves there."""
-    return [path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    """Files of a package, without what Python and the compiler leave there."""
+    return [path for path in folder.rglob("*")
+            if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"]

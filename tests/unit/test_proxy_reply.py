@@ -2,8 +2,20 @@ from __future__ import annotations
 
 import pytest
 
+from xpyd_sidecar.proxy.plain import Outlet
 from xpyd_sidecar.proxy.reply import Reply
 from xpyd_sidecar.routing.faults import bad_request
+
+
+class Paper(Outlet):
+    """An outlet that keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
 
 
 class Wire:
@@ -12,11 +24,12 @@ class Wire:
     def __init__(self, *, draining: bool = False) -> None:
         self.draining = draining
         self.date = b"now"
-        self.data = b""
+        self.outlet = Paper()
         self.closed: list[bool] = []
 
-    def send(self, data: bytes) -> None:
-        self.data += data
+    @property
+    def data(self) -> bytes:
+        return self.outlet.data
 
     def finished(self, *, close: bool) -> None:
         self.closed.append(close)

@@ -4,7 +4,6 @@ import random
 from collections.abc import Collection
 from typing import Any
 
-import msgspec
 import pytest
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, TransferId
@@ -33,8 +32,6 @@ from xpyd_sidecar.routing.moves import (
 )
 from xpyd_sidecar.routing.pick import Pair, Target
 
-RAW = msgspec.Raw(b"")
-
 
 def target(name: str) -> Target:
     return Target(InstanceName(name), Incarnation(f"i-{name}"), Fingerprint("f"), HostPort(f"{name}:1"),
@@ -48,15 +45,15 @@ class FakePicks:
         self.prefills = [f"p{i}" for i in range(prefills)]
         self.decodes = [f"d{i}" for i in range(decodes)]
 
-    def pair(self, prompt: msgspec.Raw, *, alone: bool, not_prefill: Collection[InstanceName] = (),
+    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
              not_decode: Collection[InstanceName] = ()) -> Pair | None:
         decodes = [name for name in self.decodes if name not in not_decode]
         if not decodes:
             return None
-        prefill = None if alone else self.prefill_for(prompt, target(decodes[0]), not_prefill)
+        prefill = None if alone else self.prefill_for(target(decodes[0]), not_prefill)
         return Pair(target(decodes[0]), prefill)
 
-    def prefill_for(self, prompt: msgspec.Raw, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+    def prefill_for(self, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
         return next((target(name) for name in self.prefills if name not in not_prefill), None)
 
     def why_not(self, role: Role) -> str:
@@ -94,7 +91,7 @@ class Drive:
         self.now = 0.0
         self.exchange = Exchange(TransferId("0" * 32), picks or FakePicks(),
                                  Limits(**({"request_s": 100.0, "pair_s": 10.0} | limits)),
-                                 prompt=RAW, skips=skips, now=0.0, course=course, budget=budget)
+                                 skips=skips, now=0.0, course=course, budget=budget)
         self.sent: list[Send] = []
         self.said = self._note(self.exchange.start(0.0))
 
@@ -472,7 +469,7 @@ def _simulate(dice: random.Random) -> None:
     picks = FakePicks(dice.randrange(4), dice.randrange(4))
     limits = Limits(request_s=100.0, pair_s=dice.choice([5.0, 500.0]), on_no_prefill=dice.choice(["decode", "reject"]),
                     prefill_legs=dice.randrange(1, 4), decode_legs=dice.randrange(1, 4), stream_legs=dice.randrange(1, 6))
-    exchange = Exchange(TransferId("0" * 32), picks, limits, prompt=RAW, skips=dice.choice(["", "", "n"]), now=0.0,
+    exchange = Exchange(TransferId("0" * 32), picks, limits, skips=dice.choice(["", "", "n"]), now=0.0,
                         course=dice.choice([None, FakeCourse()]), budget=FakeBudget(dice.choice([0, 1, 100])))
     now, attempt, terminal, over = 0.0, 0, 0, 0
     open_legs: dict[int, Role] = {}

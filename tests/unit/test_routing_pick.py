@@ -133,23 +133,23 @@ def test_a_prompt_that_decode_holds_goes_back_there_alone() -> None:
     pick = picker_with({"p0": {}}, {"d0": {}, "d1": {}, "d2": {}}, cached_share=0.7)
     first = pick.asked(prompt("x" * 2000))
     assert not first.cached()
-    _, home = both(first.pair(RAW, alone=False))
+    _, home = both(first.pair(alone=False))
     longer = pick.asked(prompt("x" * 2000 + "y" * 500))
     assert longer.cached(), "2,000 of 2,500 bytes are there"
-    assert both(longer.pair(RAW, alone=True)) == (None, home)
+    assert both(longer.pair(alone=True)) == (None, home)
     assert not pick.asked(prompt("x" * 2000 + "y" * 2000)).cached(), "half is too little"
 
 
 def test_a_holder_that_was_tried_or_is_overloaded_does_not_count() -> None:
     pick = picker_with({"p0": {}}, {"d0": {}, "d1": {}, "d2": {}}, cached_share=0.7)
-    _, home = both(pick.asked(prompt("x" * 2000)).pair(RAW, alone=False))
+    _, home = both(pick.asked(prompt("x" * 2000)).pair(alone=False))
     member = next(m for m in pick._roster.pickable(Role.DECODE) if m.name == home)
     member.in_flight = 9
     assert not pick.asked(prompt("x" * 2000)).cached()
     member.in_flight = 0
     asked = pick.asked(prompt("x" * 2000))
     assert asked.cached()
-    assert both(asked.pair(RAW, alone=True, not_decode={InstanceName(home)}))[1] != home
+    assert both(asked.pair(alone=True, not_decode={InstanceName(home)}))[1] != home
 
 
 def test_no_account_is_kept_that_nobody_looks_at() -> None:

@@ -10,6 +10,7 @@ replaces one of the first four.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import time
@@ -78,25 +79,54 @@ class JsonFormatter(logging.Formatter):
 
 
 class JsonHandler(logging.StreamHandler[TextIO]):
-    """Writes JSON lines, of records and without them."""
+    """Writes JSON lines, of records and without them. The latter leave together, at the end of the event loop's turn."""
 
     def __init__(self, stream: TextIO, fields: dict[str, str]) -> None:
         super().__init__(stream)
         self._fields = fields
+        self._lines: list[bytes] = []
         self.setFormatter(JsonFormatter(fields))
 
+    def emit(self, record: logging.LogRecord) -> None:
+        """A record, behind what was told before it."""
+        self._put_out()
+        super().emit(record)
+
+    def flush(self) -> None:
+        """Write everything."""
+        self._put_out()
+        super().flush()
+
     def tell(self, logger: str, message: str, fields: dict[str, object]) -> None:
-        """A line of level info."""
+        """A line of level info; not to be called by several threads."""
         now = time.time()
         own = {"time": _stamp(now), "level": "info", "logger": logger, "message": message, **self._fields, **fields}
+        self._lines.append(_encode(own))
+        if len(self._lines) == 1:
+            try:
+                asyncio.get_running_loop().call_soon(self._turn)
+            except RuntimeError:  # no loop runs
+                self._turn()
+
+    def _turn(self) -> None:
         self.acquire()
         try:
-            self.stream.write(_encode(own).decode() + "\n")
             self.flush()
         except OSError:  # as the library does: what is logged to is gone, and the router goes on
-            self.handleError(logging.LogRecord(logger, logging.INFO, "", 0, message, (), None))
+            self._lost()
         finally:
             self.release()
+
+    def _lost(self) -> None:
+        self.handleError(logging.LogRecord(__name__, logging.INFO, "", 0, "access lines", (), None))
+
+    def _put_out(self) -> None:
+        lines, self._lines = self._lines, []
+        if lines:
+            try:
+                self.stream.write((b"\n".join(lines) + b"\n").decode())
+            except OSError:
+                self._lost()
 
 
 class TextFormatter(logging.Formatter):

@@ -24,8 +24,10 @@ import httptools
 import msgspec
 
 from xpyd_sidecar.proxy import rules
+from xpyd_sidecar.proxy.fast import Outlet
 from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.upload import Upload
+from xpyd_sidecar.proxy.upstream import descriptor_of
 from xpyd_sidecar.routing.faults import Fault, bad_request, unavailable
 
 logger = logging.getLogger(__name__)
@@ -88,11 +90,13 @@ class Connection(asyncio.Protocol):
     __slots__ = ("_began", "_blocked_at", "_body", "_busy", "_closing", "_continue", "_deaf", "_declared",
                  "_due", "_fault", "_handler", "_head_size", "_headers", "_hosts", "_in_head",
                  "_known_size", "_parser", "_paused", "_queue", "_queued_bytes", "_raw", "_served", "_since", "_size",
-                 "_transport", "_upload", "_url", "server")
+                 "_transport", "_upload", "_url", "outlet", "server")
 
     def __init__(self, server: Home) -> None:
         self.server = server
         self._transport: asyncio.Transport | None = None
+        self.outlet = Outlet()
+        """What is written to a client that is gone goes nowhere."""
         self._parser: Any = httptools.HttpRequestParser(self)
         self._queue: deque[tuple[HttpRequest, bool, bool] | Fault] = deque()
         self._queued_bytes = 0
@@ -131,6 +135,7 @@ class Connection(asyncio.Protocol):
         """A client connected."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
+        self.outlet.open(transport, descriptor_of(transport))
         self.server.connections.add(self)
         if self.server.full:
             self._refuse(unavailable("too many connections are open"))
@@ -197,6 +202,7 @@ class Connection(asyncio.Protocol):
         self.server.connections.discard(self)
         self._closing = True
         self._transport = None
+        self.outlet.shut()
         self._queue.clear()
         handler, self._handler = self._handler, None
         if handler is not None:
@@ -333,13 +339,6 @@ class Connection(asyncio.Protocol):
         """Now, as HTTP writes it."""
         return self.server.date
 
-    def send(self, data: bytes) -> None:
-        """Write; goes nowhere when the client is gone."""
-        transport = self._transport
-        if transport is None:
-            return
-        transport.write(data)
-
     def finished(self, *, close: bool) -> None:
         """The answer to the current request is written."""
         self._handler = None
@@ -386,7 +385,7 @@ class Connection(asyncio.Protocol):
     def _tell_continue(self) -> None:
         if self._continue and not self._busy and not self._queue:
             self._continue = False
-            self.send(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def _throttle(self) -> None:
         if self._transport is None or self._closing:
@@ -410,6 +409,7 @@ class Connection(asyncio.Protocol):
             return
         self._closing = True
         self._since = self.server.loop.time()
+        self.outlet.shut()
         if self._deaf and self._transport.can_write_eof():
             # The client may still be sending. Closing now would reset the connection and lose the answer on its way.
             self._transport.write_eof()
@@ -423,6 +423,11 @@ class Connection(asyncio.Protocol):
         """Called every second: close what is overdue."""
         if self._transport is None:
             return
+        outlet = self.outlet
+        if not outlet.direct and outlet.fd >= 0:
+            # At the second look: uvloop's count leaves out what it has just been given.
+            outlet.direct = not (outlet.buffered or self._transport.get_write_buffer_size())
+            outlet.buffered = False
         if self._blocked_at and now - self._blocked_at > UNREAD_S:
             logger.info("a client left its answer unread", extra={"seconds": UNREAD_S})
             self.abort()
@@ -467,5 +472,6 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close now; what is written until the loop says so goes nowhere."""
         transport, self._transport = self._transport, None
+        self.outlet.shut()
         if transport is not None:
             transport.abort()

@@ -22,6 +22,7 @@ import re
 
 import msgspec
 
+from xpyd_sidecar.proxy.fast import CAREFUL, NOTED, PLAIN, Scanner
 from xpyd_sidecar.proxy.wire import Chunks, Malformed, chunk_of
 from xpyd_sidecar.routing.continuation import Going
 from xpyd_sidecar.routing.moves import Kind
@@ -45,18 +46,21 @@ _MAX_REST = 16
 _TEXT_AT = {"completions": b'"text":', "chat": b'"delta":'}
 
 
-class EventStream:
+class EventStream(Scanner):
     """A chunked event stream on its way to a client.
 
     ``feed`` returns what may be sent on: chunks as they came (``framed``), or their payload for clients that know no
     chunks. ``ended``: [DONE] came. ``failure``: the engine gave up, and why (``kind``); nothing is returned from then on.
-    ``done``: the HTTP body is over. The last chunk is never returned: whoever ends the answer writes it.
+    ``done``: the HTTP body is over. The last chunk is never returned: whoever ends the answer writes it. A read that
+    ``quick`` took is never fed.
     """
 
-    __slots__ = ("_chunks", "_clean", "_framed", "_held", "_open", "done", "ended", "failure", "kind")
+    __slots__ = ("_chunks", "_held", "_open", "done", "ended", "failure", "kind")
+    _simple = PLAIN
 
     def __init__(self, *, framed: bool) -> None:
         self._framed = framed
+        self._way = self._simple
         self._chunks = Chunks()
         self._held: list[bytes] = []
         self._open = b""
@@ -167,9 +171,9 @@ class NotedStream(EventStream):
     another one is spliced to it until it has caught up; then it is as any other, under the first one's name.
     """
 
-    __slots__ = ("_grows", "_last", "_lead", "_log", "_middle", "_position", "_prefix", "_shown", "_splicer",
-                 "_sure")
+    __slots__ = ("_grows", "_position", "_splicer", "_sure")
     _plain = False
+    _simple = NOTED
 
     def __init__(self, position: Position, splicer: Splicer | None = None, *, framed: bool) -> None:
         super().__init__(framed=framed)
@@ -310,6 +314,7 @@ class KeptStream(EventStream):
 
     __slots__ = ("_position",)
     _plain = False
+    _simple = CAREFUL
 
     def __init__(self, position: Position, *, framed: bool) -> None:
         super().__init__(framed=framed)
@@ -356,6 +361,7 @@ class FirstToken(EventStream):
 
     __slots__ = ("_before", "events", "prompt")
     _plain = False
+    _simple = CAREFUL
 
     def __init__(self, *, framed: bool) -> None:
         super().__init__(framed=framed)

@@ -33,10 +33,11 @@ CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 class Metrics:
     """The metrics of one router."""
 
-    def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
+    def __init__(self, members: Callable[[], Iterable[Member]], settle: Callable[[], None] = lambda: None) -> None:
         self.registry = registry = CollectorRegistry()
         self._pairs = _Pairs(members)
         self.in_flight = 0
+        self._settle = settle
         self.requests_total = 0
         self.requests_failed = 0
         self._requests = Counts(registry, "xpyd_router_requests", "Generation requests by outcome", ("api", "outcome"))
@@ -83,9 +84,15 @@ class Metrics:
         """A generation request is being served."""
         self.in_flight += 1
 
-    def closed(self, record: Record, told: Summary) -> None:
-        """It ended."""
+    def ended(self, outcome: str) -> None:
+        """It ended; what there is to know of it comes to ``closed``, perhaps later."""
         self.in_flight -= 1
+        self.requests_total += 1
+        if failed(outcome):
+            self.requests_failed += 1
+
+    def closed(self, record: Record, told: Summary) -> None:
+        """A request that ended."""
         api = (record.api,)
         self._seconds.add(told.seconds, api)
         self._queue.add(record.queued_s)
@@ -109,10 +116,10 @@ class Metrics:
         if record.tokens > 0:
             self._tokens.add(by=record.tokens)
         self._bytes.add(by=record.bytes)
-        self.counted(record.api, record.outcome)
+        self._requests.add((record.api, record.outcome))
 
     def counted(self, api: str, outcome: str) -> None:
-        """A request that ended with ``outcome``."""
+        """A request that was never served."""
         self._requests.add((api, outcome))
         self.requests_total += 1
         if failed(outcome):
@@ -132,6 +139,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """The exposition format."""
+        self._settle()
         return generate_latest(self.registry)
 
 

@@ -80,7 +80,7 @@ class _Caught(Reply):
         self._link = link
         self.request_id = ask.request_id
         self.started = self.done = False
-        self.status = self.sent = 0
+        self.status = self._sent = 0
 
     def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """A complete answer."""

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import msgspec
 
+from xpyd_sidecar.proxy.fast import Outlet
 from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing.faults import Fault
@@ -65,8 +66,9 @@ class Connection(Protocol):
     def date(self) -> bytes:
         """Now, as HTTP writes it."""
 
-    def send(self, data: bytes) -> None:
-        """Write."""
+    @property
+    def outlet(self) -> Outlet:
+        """Where to write."""
 
     def finished(self, *, close: bool) -> None:
         """The answer is written."""
@@ -75,12 +77,15 @@ class Connection(Protocol):
 class Reply:
     """The answer to one request. One head, ever: ``whole``, or ``begin`` … ``end`` or ``fail``."""
 
-    __slots__ = ("_close", "_connection", "_head_only", "_old", "_send", "_sized", "done", "request_id", "sent",
-                 "started", "status")
+    __slots__ = ("_close", "_connection", "_head_only", "_held", "_old", "_send", "_sent", "_sized", "done", "outlet",
+                 "request_id", "started", "status")
 
     def __init__(self, connection: Connection, request_id: str, *, close: bool, old: bool, head_only: bool) -> None:
         self._connection = connection
-        self._send = connection.send
+        self.outlet = connection.outlet
+        """For what goes to the client without this reply's help, between ``begin`` and the end."""
+        self._send = self.outlet.write
+        self._held = b""
         self._close = close
         self._old = old
         self._head_only = head_only
@@ -89,8 +94,12 @@ class Reply:
         self.started = False
         self.done = False
         self.status = 0
-        self.sent = 0
+        self._sent = 0
+
+    @property
+    def sent(self) -> int:
         """Bytes of the body, framing included."""
+        return self._sent if self.done else self._sent + self.outlet.relayed
 
     @property
     def framed(self) -> bool:
@@ -99,9 +108,10 @@ class Reply:
 
     def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """A complete answer."""
+        self.outlet.relayed = 0
         head = self._head(status, headers, b"content-length: %d\r\n" % len(body))
-        self._connection.send(head if self._head_only else head + body)
-        self.sent += len(body)
+        self._send(head if self._head_only else head + body)
+        self._sent += len(body)
         self._finish()
 
     def fault(self, fault: Fault) -> None:
@@ -122,23 +132,29 @@ class Reply:
             framing = b""
         else:
             framing = b"transfer-encoding: chunked\r\n"
-        self._connection.send(self._head(status, headers, framing) + first)
-        self.sent += len(first)
+        self.outlet.relayed = 0
+        self._send(self._head(status, headers, framing) + first)
+        self._sent += len(first)
 
     def write(self, data: bytes) -> None:
         """A part."""
-        self.sent += len(data)
+        self._sent += len(data)
         self._send(data)
+
+    def hold(self, data: bytes) -> None:
+        """The last part, which goes with the end."""
+        self._sent += len(data)
+        self._held += data
 
     def end(self) -> None:
         """The last part has been written."""
         if not self._old and not self._sized and not self._head_only:
-            self._connection.send(b"0\r\n\r\n")
+            self._held += b"0\r\n\r\n"
         self._finish()
 
     def fail(self, event: bytes) -> None:
         """End an answer that has begun with an error event, and close: a second head is never sent."""
-        self._connection.send(event if self._old else chunk_of(event) + b"0\r\n\r\n")
+        self._held += event if self._old else chunk_of(event) + b"0\r\n\r\n"
         self._close = True
         self._finish()
 
@@ -160,5 +176,8 @@ class Reply:
 
     def _finish(self) -> None:
         assert not self.done, "a second end"
+        if self._held:
+            self._send(self._held)
+        self._sent += self.outlet.relayed
         self.done = True
         self._connection.finished(close=self._close)

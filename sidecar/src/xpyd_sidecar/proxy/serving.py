@@ -89,8 +89,8 @@ class Serving:
         """Legs to older engines."""
         self._held: _Leg | None = None
         """Decode's leg to an older engine while prefill's is open."""
-        self._exchange = Exchange(transfer, picks, dispatch.limits, prompt=request.prompt, skips=request.skips,
-                                     now=now, course=self if self._position is not None else None, budget=dispatch.budget)
+        self._exchange = Exchange(transfer, picks, dispatch.limits, skips=request.skips, now=now,
+                                  course=self if self._position is not None else None, budget=dispatch.budget)
         self.trace: Trace | None = None
         """Set where spans are made, before ``start``."""
         self._legs: dict[int, _Leg] = {}
@@ -136,6 +136,8 @@ class Serving:
     def on_end(self, call: Call) -> None:
         """Decode's stream is whole."""
         self._shut(call.tag, "2xx")
+        if call.rest:
+            self._reply.hold(call.rest)
         self._on(mv.Ended(call.tag))
 
     def on_whole(self, call: Call, body: bytes) -> None:
@@ -358,7 +360,7 @@ class Serving:
             self._speak(call.events)
         else:
             self._relaying = call
-            call.relay = self._reply.write
+            call.relay_to(self._reply.write, self._reply.outlet)
         if self._reply.started:
             first, self._first = self._first, b""
             self._reply.write(first)

@@ -19,6 +19,7 @@ from typing import Protocol, cast
 
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.proxy.events import EventStream
+from xpyd_sidecar.proxy.fast import Leg, Outlet
 from xpyd_sidecar.proxy.wire import MAX_HEAD, Head, Malformed, WholeBody, parse_head
 from xpyd_sidecar.routing.moves import Kind
 
@@ -51,8 +52,8 @@ class Sink(Protocol):
 class Call:
     """One request to an engine."""
 
-    __slots__ = ("_connecting", "_connection", "_paused", "_pool", "address", "again", "events", "framed", "head",
-                 "last_at", "relay", "request", "sink", "streams", "tag")
+    __slots__ = ("_asked_at", "_connecting", "_connection", "_paused", "_pool", "address", "again", "events", "framed",
+                 "head", "relay", "request", "rest", "sink", "streams", "tag")
 
     def __init__(self, pool: Pool, address: HostPort, request: bytes, sink: Sink, *, streams: bool, framed: bool,
                  events: EventStream | None, tag: int) -> None:
@@ -72,9 +73,22 @@ class Call:
         self.head: Head | None = None
         self.relay: Callable[[bytes], None] | None = None
         """Who takes the events from now on, without the sink."""
+        self.rest = b""
+        """What came with the end of a stream that is relayed, for ``on_end``: the answer's end goes with it."""
         self.again = False
-        self.last_at = pool.loop.time()
-        """When bytes last came, or the call was made."""
+        self._asked_at = math.inf
+        """When the request was sent; while it is held nobody is asked, so nobody is silent."""
+
+    @property
+    def last_at(self) -> float:
+        """When bytes last came, or the request was sent."""
+        return self._asked_at if self._connection is None else max(self._asked_at, self._connection.last_at)
+
+    def relay_to(self, write: Callable[[bytes], None], outlet: Outlet) -> None:
+        """The rest of the stream goes there; what is simple straight to the outlet."""
+        self.relay = write
+        if self._connection is not None:
+            self._connection.relay_to(outlet)
 
     def cancel(self) -> None:
         """Close the connection; the sink hears nothing more."""
@@ -99,6 +113,10 @@ class Call:
             self._connection.resume()
 
     # ---- by pool and connection
+
+    def ask(self, request: bytes, now: float) -> None:
+        """The request, to be sent now."""
+        self.request, self._asked_at = request, now
 
     def begin(self, connection: _Connection) -> None:
         """Send the request on a connection."""
@@ -152,17 +170,19 @@ class Call:
         self.connect()
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(Leg, asyncio.Protocol):
     """One connection to an engine."""
 
-    __slots__ = ("_address", "_body", "_buffer", "_call", "_paused", "_pool", "_reused", "_seen", "_stream", "_time",
-                 "_transport", "idle_since")
+    __slots__ = ("_address", "_body", "_buffer", "_call", "_outlet", "_paused", "_pool", "_reused", "_seen", "_stream",
+                 "_time", "_transport", "idle_since")
 
     def __init__(self, pool: Pool, address: HostPort) -> None:
         self._pool = pool
         self._time = pool.loop.time
         self._address = address
         self._transport: asyncio.Transport | None = None
+        self._outlet = Outlet()
+        self.last_at = 0.0
         self._call: Call | None = None
         self._buffer = b""
         self._stream: EventStream | None = None
@@ -174,6 +194,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
+        self._outlet.open(transport, descriptor_of(transport))
         self._pool.connections.add(self)
 
     def serve(self, call: Call, request: bytes) -> None:
@@ -183,11 +204,18 @@ class _Connection(asyncio.Protocol):
         self._buffer = b""
         self._stream = self._body = None
         self._seen = False
-        self._transport.write(request)
+        self._outlet.write(request)
+
+    def relay_to(self, outlet: Outlet) -> None:
+        """Simple events of the stream go straight there."""
+        if self._stream is not None:
+            self.relay(self._stream, outlet)
 
     def drop(self) -> None:
         """Close at once; nothing is reported."""
         self._call = None
+        self.relay_no_more()
+        self._outlet.shut()
         if self._transport is not None:
             self._transport.abort()
 
@@ -203,12 +231,12 @@ class _Connection(asyncio.Protocol):
             self._paused = False
             self._transport.resume_reading()
 
-    def data_received(self, data: bytes) -> None:
+    def received(self, data: bytes) -> None:
         call = self._call
         if call is None:
             self.drop()  # bytes that nobody asked for
             return
-        call.last_at = self._time()
+        self.last_at = self._time()
         stream = self._stream
         try:
             if stream is not None:
@@ -228,10 +256,12 @@ class _Connection(asyncio.Protocol):
 
     def _on_out(self, call: Call, stream: EventStream, out: bytes) -> None:
         if out:
-            if call.relay is not None:
-                call.relay(out)
-            else:
+            if call.relay is None:
                 call.sink.on_events(call, out)
+            elif stream.done and stream.ended and not stream.failure:
+                call.rest = out
+            else:
+                call.relay(out)
             if self._call is not call:
                 return  # cancelled by what it caused
         if stream.failure:
@@ -274,6 +304,7 @@ class _Connection(asyncio.Protocol):
     def _finish(self, call: Call) -> None:
         stream, body = self._stream, self._body
         self._call = None
+        self.relay_no_more()
         assert call.head is not None
         if call.head.keep_alive:
             self._pool.release(self, self._address)
@@ -289,6 +320,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.forget(self, self._address)
         self._transport = None
+        self.relay_no_more()
+        self._outlet.shut()
         call, self._call = self._call, None
         if call is None:
             return
@@ -311,6 +344,14 @@ class _Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
 
+def descriptor_of(transport: asyncio.BaseTransport) -> int:
+    """The descriptor of a connection whose bytes may be written to it as they are, else -1."""
+    if transport.get_extra_info("sslcontext") is not None:
+        return -1
+    socket = transport.get_extra_info("socket")
+    return -1 if socket is None else int(socket.fileno())
+
+
 class Pool:
     """All connections to engines."""
 
@@ -331,13 +372,12 @@ class Pool:
              events: EventStream | None = None, tag: int = 0) -> Call:
         """A call whose request is made later: ``send`` it, or cancel the call."""
         call = Call(self, address, b"", sink, streams=streams, framed=framed, events=events, tag=tag)
-        call.last_at = math.inf  # nobody is asked yet, so nobody is silent
         self.calls.add(call)
         return call
 
     def send(self, call: Call, request: bytes) -> None:
         """Send the request of a call that was held."""
-        call.request, call.last_at = request, self.loop.time()
+        call.ask(request, self.loop.time())
         idle = self._idle.get(call.address)
         while idle:
             connection = idle.pop()

@@ -90,13 +90,13 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Picks(Protocol):
-    """What the exchange asks of a ``pick.Picker``."""
+    """What the exchange asks for its request (``pick.Asked``)."""
 
-    def pair(self, prompt: msgspec.Raw, *, alone: bool, not_prefill: Collection[InstanceName] = (),
+    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
              not_decode: Collection[InstanceName] = ()) -> Pair | None:
         """Decode and prefill."""
 
-    def prefill_for(self, prompt: msgspec.Raw, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+    def prefill_for(self, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
         """Another prefill for a waiting decode leg."""
 
     def why_not(self, role: Role) -> str:
@@ -144,10 +144,10 @@ class Exchange:
 
     __slots__ = ("_alone", "_answered", "_bad_decodes", "_bad_prefills", "_begun", "_budget", "_course", "_decode",
                  "_decode_tries", "_decodes_sent", "_detail", "_errors_retried", "_legs", "_limits", "_linger_at", "_over",
-                 "_pair_at", "_picks", "_prefill", "_prefill_tries", "_prefills_sent", "_prompt", "_refusals",
+                 "_pair_at", "_picks", "_prefill", "_prefill_tries", "_prefills_sent", "_refusals",
                  "_request_at", "_skips", "_spoken", "attempt", "continued", "transfer")
 
-    def __init__(self, transfer: TransferId, picks: Picks, limits: Limits, *, prompt: msgspec.Raw, skips: str = "",
+    def __init__(self, transfer: TransferId, picks: Picks, limits: Limits, *, skips: str = "",
                  now: float, course: Course | None = None, budget: Budget | None = None) -> None:
         """``course``: None where the stream cannot, or shall not, go on elsewhere."""
         self.transfer = transfer
@@ -155,7 +155,6 @@ class Exchange:
         self._budget = budget or Boundless()
         self._picks = picks
         self._limits = limits
-        self._prompt = prompt
         self._skips = self._alone = bool(skips)
         self._request_at = now + limits.request_s
         self._pair_at = math.inf
@@ -303,11 +302,10 @@ class Exchange:
 
     def _send_pair_elsewhere(self, now: float, last: InstanceName | None = None) -> list[Instruction] | None:
         # Prefill's KV went to the decode instance that failed: its leg is of no use any more.
-        pair = self._picks.pair(self._prompt, alone=self._alone, not_prefill=self._bad_prefills,
-                                not_decode=self._bad_decodes)
+        pair = self._picks.pair(alone=self._alone, not_prefill=self._bad_prefills, not_decode=self._bad_decodes)
         if pair is None and last is not None:
             # All have failed, some with a broken connection alone: rather any of those than nobody, but not the last one.
-            pair = self._picks.pair(self._prompt, alone=self._alone, not_prefill=self._bad_prefills, not_decode={last})
+            pair = self._picks.pair(alone=self._alone, not_prefill=self._bad_prefills, not_decode={last})
         if pair is None:
             return None
         cancelled = self._cancel_all()
@@ -326,7 +324,7 @@ class Exchange:
             return []
         if self._begun and (self._course is None or not self._course.goes_on or self._course.tail() is not None):
             return []
-        pair = self._picks.pair(self._prompt, alone=self._alone, not_prefill=self._bad_prefills,
+        pair = self._picks.pair(alone=self._alone, not_prefill=self._bad_prefills,
                                 not_decode={*self._bad_decodes, leg.target.instance})
         if pair is None or (pair.prefill is None and not self._alone and self._limits.on_no_prefill == "reject"):
             return []
@@ -367,7 +365,7 @@ class Exchange:
             return []  # decode has what it needs, or its own failure tells
         left = self._pair_at - now
         if self._prefill_tries < self._limits.prefill_legs and left > 0 and (gone or self._budget.may_retry(now)):
-            target = self._picks.prefill_for(self._prompt, self._decode.target, self._bad_prefills)
+            target = self._picks.prefill_for(self._decode.target, self._bad_prefills)
             if target is not None:
                 self.attempt += 1
                 return [self._send_prefill(target, self._decode.target, left)]
@@ -388,7 +386,7 @@ class Exchange:
     # ---- both
 
     def _send_pair(self, now: float) -> list[Instruction]:
-        pair = self._picks.pair(self._prompt, alone=self._alone)
+        pair = self._picks.pair(alone=self._alone)
         if pair is None:
             reason = self._picks.why_not(Role.DECODE)
             return self._answer("unavailable", [Refuse(unavailable(reason))], detail=reason)

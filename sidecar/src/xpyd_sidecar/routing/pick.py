@@ -92,11 +92,11 @@ class Picker:
     def pair(self, prompt: msgspec.Raw, *, alone: bool, not_prefill: Collection[InstanceName] = (),
              not_decode: Collection[InstanceName] = ()) -> Pair | None:
         """As ``Asked.pair``, of a request that belongs to nothing."""
-        return Asked(self, prompt, 0).pair(prompt, alone=alone, not_prefill=not_prefill, not_decode=not_decode)
+        return Asked(self, prompt, 0).pair(alone=alone, not_prefill=not_prefill, not_decode=not_decode)
 
     def prefill_for(self, prompt: msgspec.Raw, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
         """As ``Asked.prefill_for``."""
-        return Asked(self, prompt, 0).prefill_for(prompt, decode, not_prefill)
+        return Asked(self, prompt, 0).prefill_for(decode, not_prefill)
 
     def some_prefill_themselves(self) -> bool:
         """Whether a decode instance is there that can do without prefill."""
@@ -174,7 +174,7 @@ class Asked:
         self._stays = bool(picker._holders(self, picker._look().able))
         return self._stays
 
-    def pair(self, _: msgspec.Raw, *, alone: bool, not_prefill: Collection[InstanceName] = (),
+    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
              not_decode: Collection[InstanceName] = ()) -> Pair | None:
         """A decode instance, and unless ``alone`` a prefill instance of its fingerprint.
 
@@ -201,7 +201,7 @@ class Asked:
             decodes = picker._holders(self, decodes) or decodes
         return Pair(picker._target(picker._choose(self, decodes, 1)), None)
 
-    def prefill_for(self, _: msgspec.Raw, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+    def prefill_for(self, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
         """Another prefill instance for a request that waits on ``decode``."""
         picker = self._picker
         equal = _but(picker._look().partners.get(decode.fingerprint, ()), not_prefill) if decode.control else ()

@@ -1,0 +1,65 @@
+"""Compiles the router's shortcuts while the package is built (``pip install``, ``pip wheel``), beside their source.
+
+Where that fails (no compiler, no headers of Python) the package is built without, and its router takes plain Python's way.
+The module keeps to Python's stable interface, so the wheel stays one for every Python; on a machine of another kind it is
+not loaded.
+
+    python sidecar/hatch_build.py      compile in place; exit code 1 says that it cannot be done here
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # run by hand, without the build's tools
+    BuildHookInterface = object
+
+SOURCE = Path("src", "xpyd_sidecar", "proxy", "_fast.c")
+MADE = SOURCE.with_name("_fast.abi3.so")
+FLAGS = ("-O2", "-Wall", "-Wextra", "-Wno-cast-function-type", "-fPIC", "-fvisibility=hidden", "-shared", "-D_GNU_SOURCE")
+LIMIT_S = 120
+
+
+def compile_in(root: Path) -> str:
+    """Compile; what went wrong, or nothing. What was there before stays until the new one is whole, or goes."""
+    made = root / MADE
+    part = made.with_suffix(f".{os.getpid()}")
+    compiler = shlex.split(os.environ.get("CC") or "cc")
+    command = [*compiler, *FLAGS, f"-I{sysconfig.get_path('include')}", "-o", str(part), str(root / SOURCE)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        wrong = str(error)
+    else:
+        wrong = done.stderr.strip()[-2000:] or f"exit code {done.returncode}" if done.returncode else ""
+    if wrong:
+        part.unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
+    else:
+        part.chmod(0o755)
+        part.rename(made)
+    return wrong
+
+
+class CustomBuildHook(BuildHookInterface):  # type: ignore[misc]
+    """What hatchling calls."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 (hatchling's name)
+        """Before the files of the wheel are gathered."""
+        wrong = compile_in(Path(self.root))
+        if wrong:
+            self.app.display_warning(f"the router's shortcuts were not compiled: {wrong}")
+        else:
+            build_data["artifacts"].append(f"/{MADE}")
+
+
+if __name__ == "__main__":
+    sys.exit(compile_in(Path(__file__).parent))

@@ -1,0 +1,503 @@
+/* What a router does for every token, compiled: find whole events in what an engine sent, and pass them on.
+ *
+ *     uvloop ──bytes──▶ Leg.data_received ── all of it is events that the stream knows ──▶ Outlet ──▶ the client's socket
+ *                              └─ anything else ──▶ Leg.received, in Python
+ *
+ * Belongs here: shortcuts alone. Each takes a read whole, or leaves no trace and lets Python do all of it, so what the
+ * router does is written in Python (events, upstream), and `plain` has the same classes without shortcuts. Python's
+ * stable interface: one build serves every later version.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <structmember.h>
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#define MAX_DIGITS 16
+#define MAX_SIZE_LINE 9 /* of a chunk: up to seven digits and the line's end */
+
+#define REVISION 1 /* the same as in plain.py: one that was built for other files is not loaded */
+
+enum { CAREFUL, PLAIN, NOTED };
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *transport; /* None: what is written goes nowhere */
+    int fd;
+    char direct;   /* nothing lies in the transport's buffer, so the socket may be written */
+    char buffered; /* something was put there since the flag was last cleared */
+    Py_ssize_t relayed;
+} Outlet;
+
+typedef struct {
+    PyObject_HEAD
+    char clean;  /* nothing is held, neither part of a chunk nor of an event */
+    char framed; /* the client gets chunks */
+    int way;
+    PyObject *prefix, *middle, *last, *lead, *shown, *log;
+} Scanner;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *stream, *outlet; /* set while a stream is relayed */
+    double last_at;
+} Leg;
+
+typedef struct {
+    char *data;
+    size_t size, room;
+} Bytes;
+
+static PyTypeObject *outlet_type, *scanner_type, *leg_type;
+static PyObject *name_write, *name_received;
+static Bytes out, lines; /* used within one call, under the interpreter's lock */
+
+static int reserve(Bytes *bytes, size_t more)
+{
+    if (bytes->room - bytes->size >= more)
+        return 0;
+    size_t room = (bytes->size + more) * 2;
+    char *data = PyMem_Realloc(bytes->data, room);
+    if (data == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    bytes->data = data;
+    bytes->room = room;
+    return 0;
+}
+
+static void put(Bytes *bytes, const char *data, size_t size)
+{
+    memcpy(bytes->data + bytes->size, data, size);
+    bytes->size += size;
+}
+
+/* The size line of a chunk; for at most MAX_DIGITS. */
+static void put_size(Bytes *bytes, size_t size)
+{
+    char digits[MAX_DIGITS];
+    int count = 0;
+    do
+        digits[count++] = "0123456789abcdef"[size & 15];
+    while (size >>= 4);
+    while (count)
+        bytes->data[bytes->size++] = digits[--count];
+    put(bytes, "\r\n", 2);
+}
+
+/* ---- Outlet */
+
+static int outlet_put(Outlet *self, const char *data, Py_ssize_t size)
+{
+    Py_ssize_t sent = 0;
+    if (self->transport == NULL || self->transport == Py_None || size == 0)
+        return 0;
+    if (self->direct) {
+        do
+            sent = send(self->fd, data, (size_t)size, MSG_NOSIGNAL | MSG_DONTWAIT);
+        while (sent < 0 && errno == EINTR);
+        if (sent == size)
+            return 0;
+        if (sent < 0)
+            sent = 0; /* full; or broken, which the transport finds out */
+        self->direct = 0;
+    }
+    self->buffered = 1;
+    PyObject *rest = PyBytes_FromStringAndSize(data + sent, size - sent);
+    if (rest == NULL)
+        return -1;
+    PyObject *transport = self->transport;
+    Py_INCREF(transport);
+    PyObject *done = PyObject_CallMethodObjArgs(transport, name_write, rest, NULL);
+    Py_DECREF(transport);
+    Py_DECREF(rest);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static PyObject *outlet_write(Outlet *self, PyObject *data)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    int wrong = outlet_put(self, view.buf, view.len);
+    PyBuffer_Release(&view);
+    if (wrong)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *outlet_open(Outlet *self, PyObject *args)
+{
+    PyObject *transport;
+    int fd;
+    if (!PyArg_ParseTuple(args, "Oi", &transport, &fd))
+        return NULL;
+    PyObject *old = self->transport;
+    Py_INCREF(transport);
+    self->transport = transport;
+    Py_XDECREF(old);
+    self->fd = fd;
+    self->direct = fd >= 0;
+    self->buffered = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *outlet_shut(Outlet *self, PyObject *ignored)
+{
+    (void)ignored;
+    PyObject *old = self->transport;
+    self->transport = NULL;
+    self->direct = 0;
+    self->fd = -1;
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+static int outlet_traverse(Outlet *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->transport);
+    return 0;
+}
+
+static int outlet_clear(Outlet *self)
+{
+    Py_CLEAR(self->transport);
+    return 0;
+}
+
+/* ---- Scanner */
+
+static int bytes_of(PyObject *object, const char **data, Py_ssize_t *size)
+{
+    if (object == NULL || !PyBytes_CheckExact(object))
+        return 0;
+    *data = PyBytes_AsString(object);
+    *size = PyBytes_Size(object);
+    return 1;
+}
+
+/* The payload of a chunk that begins at `at`: where it starts, and its size from the size line; NULL: not such a one. */
+static const char *payload_of(const char *at, const char *end, size_t *size)
+{
+    const char *limit = end - at < MAX_SIZE_LINE ? end : at + MAX_SIZE_LINE;
+    size_t found = 0;
+    const char *digit = at;
+    for (; digit < limit && *digit != '\r'; digit++) {
+        char c = *digit;
+        int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        if (value < 0)
+            return NULL;
+        found = found * 16 + (size_t)value;
+    }
+    if (digit == at || digit + 1 >= limit || digit[1] != '\n' || found == 0)
+        return NULL;
+    *size = found;
+    return digit + 2;
+}
+
+/* Whether all of it is whole chunks of one event each, none of which says that the engine gave up. */
+static int plain(const char *data, Py_ssize_t size)
+{
+    static const char event[] = "data: {\"", error[] = "data: {\"error\"", abort[] = "\"finish_reason\":\"abort\"";
+    const char *at = data, *end = data + size;
+    while (at < end) {
+        size_t length;
+        const char *start = payload_of(at, end, &length);
+        if (start == NULL || (size_t)(end - start) < length + 2 || length < sizeof error
+                || memcmp(start, event, sizeof event - 1) != 0 || memcmp(start, error, sizeof error - 1) == 0
+                || memcmp(start + length - 2, "\n\n\r\n", 4) != 0
+                || memchr(start, '\n', length) != start + length - 2)
+            return 0;
+        at = start + length + 2;
+    }
+    return size > 0 && memmem(data, (size_t)size, abort, sizeof abort - 1) == NULL;
+}
+
+/* Whether all of it is events as they were learned; `out` is what the client gets then, `lines` what is noted. -1: error. */
+static int noted(Scanner *self, const char *data, Py_ssize_t size)
+{
+    const char *prefix, *middle, *last, *lead, *shown;
+    Py_ssize_t prefix_size, middle_size, last_size, lead_size, shown_size;
+    if (!bytes_of(self->prefix, &prefix, &prefix_size) || !bytes_of(self->middle, &middle, &middle_size)
+            || !bytes_of(self->last, &last, &last_size) || !bytes_of(self->lead, &lead, &lead_size)
+            || !bytes_of(self->shown, &shown, &shown_size) || prefix_size == 0 || middle_size == 0 || last_size < 3 || size == 0)
+        return 0;
+    const char *at = data, *end = data + size;
+    out.size = lines.size = 0;
+    while (at < end) {
+        size_t length;
+        const char *start = payload_of(at, end, &length);
+        if (start == NULL || (size_t)(end - start) < length + 2 || length < (size_t)(prefix_size + middle_size + last_size)
+                || memcmp(start, prefix, (size_t)prefix_size) != 0)
+            return 0;
+        const char *next = start + length + 2, *text = start + prefix_size, *close = next - last_size;
+        const char *stop = memmem(text, (size_t)(close - text), middle, (size_t)middle_size);
+        if (stop == NULL || memcmp(close, last, (size_t)last_size) != 0)
+            return 0;
+        const char *ids = stop + middle_size;
+        if (memchr(ids, ']', (size_t)(next - ids)) != close || close == ids || memchr(text, '\n', (size_t)(stop - text)) != NULL)
+            return 0;
+        size_t text_size = (size_t)(stop - text), ids_size = (size_t)(close - ids);
+        if (reserve(&lines, text_size + ids_size + 2) < 0
+                || reserve(&out, text_size + (size_t)(lead_size + shown_size) + 32) < 0)
+            return -1;
+        put(&lines, text, text_size);
+        lines.data[lines.size++] = '\t';
+        for (const char *id = ids; id < close; id++)
+            lines.data[lines.size++] = *id == ',' ? '\t' : *id;
+        lines.data[lines.size++] = '\n';
+        if (text_size != 2 || text[0] != '{' || text[1] != '}') { /* {}: made for the ids alone */
+            put_size(&out, (size_t)(lead_size + shown_size) + text_size);
+            put(&out, lead, (size_t)lead_size);
+            put(&out, text, text_size);
+            put(&out, shown, (size_t)shown_size);
+            put(&out, "\r\n", 2);
+        }
+        at = next;
+    }
+    return 1;
+}
+
+/* 1: `send` of `sending` bytes is what the client gets of a read, and the stream has noted it; 0: a case for Python; -1: error. */
+static int scan(Scanner *self, PyObject *data, const char **sent, Py_ssize_t *sending)
+{
+    if (!self->clean || !self->framed || self->way == CAREFUL || !bytes_of(data, sent, sending))
+        return 0;
+    if (self->way == PLAIN)
+        return plain(*sent, *sending);
+    if (self->log == NULL || !PyByteArray_CheckExact(self->log))
+        return 0;
+    int found = noted(self, *sent, *sending);
+    if (found <= 0)
+        return found;
+    Py_ssize_t before = PyByteArray_Size(self->log);
+    if (PyByteArray_Resize(self->log, before + (Py_ssize_t)lines.size) < 0)
+        return -1;
+    memcpy(PyByteArray_AsString(self->log) + before, lines.data, lines.size);
+    *sent = out.data;
+    *sending = (Py_ssize_t)out.size;
+    return 1;
+}
+
+static PyObject *scanner_quick(Scanner *self, PyObject *data)
+{
+    const char *sent;
+    Py_ssize_t sending;
+    int found = scan(self, data, &sent, &sending);
+    if (found < 0)
+        return NULL;
+    if (found == 0)
+        Py_RETURN_NONE;
+    return PyBytes_FromStringAndSize(sent, sending);
+}
+
+static int scanner_traverse(Scanner *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->prefix);
+    Py_VISIT(self->middle);
+    Py_VISIT(self->last);
+    Py_VISIT(self->lead);
+    Py_VISIT(self->shown);
+    Py_VISIT(self->log);
+    return 0;
+}
+
+static int scanner_clear(Scanner *self)
+{
+    Py_CLEAR(self->prefix);
+    Py_CLEAR(self->middle);
+    Py_CLEAR(self->last);
+    Py_CLEAR(self->lead);
+    Py_CLEAR(self->shown);
+    Py_CLEAR(self->log);
+    return 0;
+}
+
+/* ---- Leg */
+
+static PyObject *leg_data_received(Leg *self, PyObject *data)
+{
+    if (self->stream != NULL) {
+        const char *sent;
+        Py_ssize_t sending;
+        int found = scan((Scanner *)self->stream, data, &sent, &sending);
+        if (found < 0)
+            return NULL;
+        if (found) {
+            struct timespec now;
+            clock_gettime(CLOCK_MONOTONIC_COARSE, &now); /* some milliseconds late, and far cheaper */
+            self->last_at = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+            PyObject *outlet = self->outlet;
+            Py_INCREF(outlet);
+            ((Outlet *)outlet)->relayed += sending;
+            int wrong = outlet_put((Outlet *)outlet, sent, sending);
+            Py_DECREF(outlet);
+            if (wrong)
+                return NULL;
+            Py_RETURN_NONE;
+        }
+    }
+    return PyObject_CallMethodObjArgs((PyObject *)self, name_received, data, NULL);
+}
+
+static PyObject *leg_relay(Leg *self, PyObject *args)
+{
+    PyObject *stream, *outlet;
+    if (!PyArg_ParseTuple(args, "O!O!", scanner_type, &stream, outlet_type, &outlet))
+        return NULL;
+    Py_INCREF(stream);
+    Py_INCREF(outlet);
+    PyObject *old_stream = self->stream, *old_outlet = self->outlet;
+    self->stream = stream;
+    self->outlet = outlet;
+    Py_XDECREF(old_stream);
+    Py_XDECREF(old_outlet);
+    Py_RETURN_NONE;
+}
+
+static int leg_clear(Leg *self)
+{
+    Py_CLEAR(self->stream);
+    Py_CLEAR(self->outlet);
+    return 0;
+}
+
+static PyObject *leg_relay_no_more(Leg *self, PyObject *ignored)
+{
+    (void)ignored;
+    leg_clear(self);
+    Py_RETURN_NONE;
+}
+
+static int leg_traverse(Leg *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->stream);
+    Py_VISIT(self->outlet);
+    return 0;
+}
+
+/* ---- the module */
+
+static void dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    /* Of ours, not of a class that was made of it in Python: that one has cleared what is its own. */
+    PyTypeObject *ours = PyType_IsSubtype(type, outlet_type) ? outlet_type
+        : PyType_IsSubtype(type, scanner_type) ? scanner_type : leg_type;
+    inquiry clear = (inquiry)PyType_GetSlot(ours, Py_tp_clear);
+    clear(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef outlet_methods[] = {
+    {"open", (PyCFunction)outlet_open, METH_VARARGS, "open(transport, fd): write there; fd is -1 where bytes are encrypted."},
+    {"shut", (PyCFunction)outlet_shut, METH_NOARGS, "What is written from now on goes nowhere."},
+    {"write", (PyCFunction)outlet_write, METH_O, "write(data): to the socket as far as it takes it, the rest to the transport."},
+    {NULL, NULL, 0, NULL},
+};
+static PyMemberDef outlet_members[] = {
+    {"direct", T_BOOL, offsetof(Outlet, direct), 0, "Nothing lies in the transport's buffer."},
+    {"buffered", T_BOOL, offsetof(Outlet, buffered), 0, "Something was put there since this was last cleared."},
+    {"fd", T_INT, offsetof(Outlet, fd), READONLY, "-1: none."},
+    {"relayed", T_PYSSIZET, offsetof(Outlet, relayed), 0, "Bytes that legs wrote since this was last cleared."},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot outlet_slots[] = {
+    {Py_tp_doc, "Where bytes for a peer are written."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_traverse, outlet_traverse},
+    {Py_tp_clear, outlet_clear},
+    {Py_tp_methods, outlet_methods},
+    {Py_tp_members, outlet_members},
+    {0, NULL},
+};
+static PyType_Spec outlet_spec = {"xpyd_sidecar.proxy._fast.Outlet", sizeof(Outlet), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, outlet_slots};
+
+static PyMethodDef scanner_methods[] = {
+    {"quick", (PyCFunction)scanner_quick, METH_O, "quick(data): what may be relayed; None: nothing was done, it is no simple case."},
+    {NULL, NULL, 0, NULL},
+};
+static PyMemberDef scanner_members[] = {
+    {"_clean", T_BOOL, offsetof(Scanner, clean), 0, NULL},
+    {"_framed", T_BOOL, offsetof(Scanner, framed), 0, NULL},
+    {"_way", T_INT, offsetof(Scanner, way), 0, NULL},
+    {"_prefix", T_OBJECT_EX, offsetof(Scanner, prefix), 0, NULL},
+    {"_middle", T_OBJECT_EX, offsetof(Scanner, middle), 0, NULL},
+    {"_last", T_OBJECT_EX, offsetof(Scanner, last), 0, NULL},
+    {"_lead", T_OBJECT_EX, offsetof(Scanner, lead), 0, NULL},
+    {"_shown", T_OBJECT_EX, offsetof(Scanner, shown), 0, NULL},
+    {"_log", T_OBJECT_EX, offsetof(Scanner, log), 0, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot scanner_slots[] = {
+    {Py_tp_doc, "What a stream of events knows of its events."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_traverse, scanner_traverse},
+    {Py_tp_clear, scanner_clear},
+    {Py_tp_methods, scanner_methods},
+    {Py_tp_members, scanner_members},
+    {0, NULL},
+};
+static PyType_Spec scanner_spec = {"xpyd_sidecar.proxy._fast.Scanner", sizeof(Scanner), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, scanner_slots};
+
+static PyMethodDef leg_methods[] = {
+    {"data_received", (PyCFunction)leg_data_received, METH_O, "data_received(data): relayed at once, or a matter of `received`."},
+    {"relay", (PyCFunction)leg_relay, METH_VARARGS, "relay(stream, outlet): events go there from now on."},
+    {"relay_no_more", (PyCFunction)leg_relay_no_more, METH_NOARGS, "Everything is a matter of `received` again."},
+    {NULL, NULL, 0, NULL},
+};
+static PyMemberDef leg_members[] = {
+    {"last_at", T_DOUBLE, offsetof(Leg, last_at), 0, "When bytes last came, monotonic seconds."},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot leg_slots[] = {
+    {Py_tp_doc, "The receiving side of a connection to an engine."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_dealloc, dealloc},
+    {Py_tp_traverse, leg_traverse},
+    {Py_tp_clear, leg_clear},
+    {Py_tp_methods, leg_methods},
+    {Py_tp_members, leg_members},
+    {0, NULL},
+};
+static PyType_Spec leg_spec = {"xpyd_sidecar.proxy._fast.Leg", sizeof(Leg), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, leg_slots};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", "Shortcuts for every token.", -1, NULL, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__fast(void)
+{
+    PyObject *made = PyModule_Create(&module);
+    if (made == NULL)
+        return NULL;
+    outlet_type = (PyTypeObject *)PyType_FromSpec(&outlet_spec);
+    scanner_type = (PyTypeObject *)PyType_FromSpec(&scanner_spec);
+    leg_type = (PyTypeObject *)PyType_FromSpec(&leg_spec);
+    name_write = PyUnicode_InternFromString("write");
+    name_received = PyUnicode_InternFromString("received");
+    if (outlet_type == NULL || scanner_type == NULL || leg_type == NULL || name_write == NULL || name_received == NULL
+            || PyModule_AddIntConstant(made, "REVISION", REVISION) < 0
+            || PyModule_AddObjectRef(made, "Outlet", (PyObject *)outlet_type) < 0
+            || PyModule_AddObjectRef(made, "Scanner", (PyObject *)scanner_type) < 0
+            || PyModule_AddObjectRef(made, "Leg", (PyObject *)leg_type) < 0) {
+        Py_DECREF(made);
+        return NULL;
+    }
+    return made;
+}

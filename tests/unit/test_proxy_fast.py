@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xpyd_sidecar.proxy import fast, plain
+from xpyd_sidecar.proxy.events import EventStream, stream_of
+from xpyd_sidecar.proxy.wire import chunk_of
+from xpyd_sidecar.routing.position import Position
+from xpyd_sidecar.routing.ways import Way
+
+ROOT = Path(__file__).resolve().parents[2]
+OUTLETS = [plain.Outlet, fast.Outlet]
+compiled = pytest.mark.skipif(not fast.COMPILED, reason="nothing was compiled here")
+END = b"0\r\n\r\n"
+DONE = chunk_of(b"data: [DONE]\n\n")
+
+
+class Paper:
+    """A transport that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        self.data += data
+
+
+@pytest.mark.parametrize("kind", OUTLETS)
+def test_what_the_socket_does_not_take_goes_to_the_transport_and_so_does_all_that_follows(kind: type[plain.Outlet]) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        near.setblocking(False)
+        transport, outlet = Paper(), kind()
+        outlet.open(transport, near.fileno())
+        outlet.write(b"first")
+        assert (far.recv(99), transport.data, outlet.direct, outlet.buffered) == (b"first", b"", True, False)
+        much = random.Random(1).randbytes(4 << 20)
+        outlet.write(much)
+        outlet.write(b"behind it")
+        assert (outlet.direct, outlet.buffered) == (False, True)
+        near.close()
+        taken = b"".join(iter(lambda: far.recv(1 << 20), b""))
+    assert taken
+    assert taken + transport.data == much + b"behind it"
+
+
+@pytest.mark.parametrize("kind", OUTLETS)
+def test_nothing_is_written_to_a_descriptor_after_the_outlet_was_shut(kind: type[plain.Outlet]) -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        transport, outlet = Paper(), kind()
+        outlet.write(b"before there is a peer")
+        outlet.open(transport, near.fileno())
+        outlet.shut()
+        outlet.write(b"too late")
+        far.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            far.recv(1)
+    assert (transport.data, outlet.fd, outlet.direct) == (b"", -1, False)
+
+
+@pytest.mark.parametrize("kind", OUTLETS)
+def test_a_broken_connection_is_the_transports_to_find_out_and_encrypted_bytes_always_are(kind: type[plain.Outlet]) -> None:
+    near, far = socket.socketpair()
+    with near:
+        far.close()
+        transport, outlet = Paper(), kind()
+        outlet.open(transport, near.fileno())
+        outlet.write(b"lost")
+        assert (transport.data, outlet.direct) == (b"lost", False)
+        outlet.open(transport, -1)
+        outlet.write(b", secret")
+        assert transport.data == b"lost, secret"
+
+
+def event(delta: str, ids: str, *, reason: str = "null", more: str = "", behind: str = "") -> bytes:
+    choice = f'{{"index":0,"delta":{delta},"logprobs":null,"finish_reason":{reason}{more},"token_ids":{ids}}}'
+    return chunk_of(f'data: {{"id":"c","created":1,"model":"m","choices":[{choice}]{behind}}}\n\n'.encode())
+
+
+def made_up(dice: random.Random) -> bytes:
+    """A stream as engines write it, with now and then an event that is unlike the others."""
+    more = dice.choice(["", ',"stop_reason":null'])
+    parts = [event('{"role":"assistant","content":""}', "null", more=more, behind=',"prompt_token_ids":[7,8]')]
+    for number in range(dice.randrange(12)):
+        word = dice.choice(["a", "\\n\\n", '\\"finish_reason\\":\\"abort\\"', "ü", "]", "data: [DONE]", "x" * 300, "}"])
+        parts.append(dice.choices([
+            event(f'{{"content":"{word}{number}"}}', f"[{number}]", more=more),
+            event(f'{{"content":"{word}"}}', f"[{number},{number}]", more=more),
+            event("{}", f"[{number}]", more=more),
+            event(f'{{"content":"{word}"}}', "null", more=more),
+            event(f'{{"content":"{word}"}}', "[]", more=more),
+            event(f'{{"reasoning":"{word}"}}', f"[{number}]"),
+            chunk_of(b": a comment\n\n"),
+            event(f'{{"content":"{word}"}}', f"[{number}]", more=more, behind=',"usage":{"total_tokens":3}'),
+            event("{}", "null", reason='"abort"'),
+            chunk_of(b'data: {"error":{"message":"dead","code":500}}\n\n'),
+            event(f'{{"content":"{word}"}}', f"[{number}]", more=more).replace(b"\r\n", b";x=1\r\n", 1),
+            b"zz\r\n",
+        ], [30, 4, 3, 2, 1, 2, 1, 1, 1, 1, 1, 1])[0])
+    return b"".join([*parts, event('{"content":"."}', "[9]", reason='"stop"'), DONE, END])
+
+
+def reads(raw: bytes, dice: random.Random) -> list[bytes]:
+    """Mostly whole chunks, sometimes several, sometimes cut anywhere."""
+    found, rest = [], raw
+    while rest:
+        at = rest.find(b"\n\n\r\n") + 4
+        two = max(at, rest.find(b"\n\n\r\n", at) + 4)
+        size = dice.choice([at, at, at, at, two, dice.randrange(1, 40)]) if at > 3 else len(rest)
+        found.append(rest[:size])
+        rest = rest[size:]
+    return found
+
+
+@compiled
+@pytest.mark.parametrize("way", [Way.CONTINUE, Way.REPLAY, None])
+def test_a_stream_read_by_shortcuts_reads_as_without_them(way: Way | None) -> None:
+    """Same bytes to the client, same log, same end, whatever comes and however it is cut."""
+    dice, taken = random.Random(7), 0
+    for number in range(400):
+        raw = made_up(dice)
+        positions = [None if way is None else Position("chat", way) for _ in range(2)]
+        quick, slow = (stream_of(position, framed=number % 5 != 0) for position in positions)
+        for read in reads(raw, dice):
+            if slow.failure or slow.done:
+                break
+            short = quick.quick(read)
+            taken += short is not None
+            out = quick.feed(read) if short is None else short
+            assert out == slow.feed(read), read
+        assert (quick.ended, quick.done, quick.failure, quick.kind) == (slow.ended, slow.done, slow.failure, slow.kind)
+        if positions[0] is not None and positions[1] is not None:
+            assert positions[0].log == positions[1].log
+            assert positions[0].have() == positions[1].have()
+    assert (taken > 500) == (way is not Way.REPLAY)
+
+
+class Engine(fast.Leg):
+    """A leg that writes down what no shortcut took."""
+
+    def __init__(self) -> None:
+        self.last_at = 0.0
+        self.seen: list[bytes] = []
+
+    def received(self, data: bytes) -> None:
+        self.seen.append(data)
+
+
+@compiled
+def test_simple_events_go_from_a_leg_to_the_client_without_python_until_that_ends() -> None:
+    near, far = socket.socketpair()
+    good = chunk_of(b'data: {"id":"c"}\n\n')
+    with near, far:
+        far.settimeout(5)
+        outlet, leg = fast.Outlet(), Engine()
+        outlet.open(Paper(), near.fileno())
+        leg.data_received(good)
+        leg.relay(EventStream(framed=True), outlet)
+        leg.data_received(good * 2)
+        assert (far.recv(999), outlet.relayed, leg.last_at > 0) == (good * 2, 2 * len(good), True)
+        leg.data_received(good[:-1])
+        leg.data_received(good + DONE)
+        leg.relay_no_more()
+        leg.data_received(good)
+        far.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            far.recv(1)
+    assert leg.seen == [good, good[:-1], good + DONE, good]
+
+
+def build_hook() -> Any:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "sidecar" / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_without_a_compiler_the_package_is_built_without_shortcuts_and_says_so(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = build_hook()
+    made = tmp_path / hook.MADE
+    made.parent.mkdir(parents=True)
+    made.write_bytes(b"of an older source")
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert "no-such-compiler" in hook.compile_in(tmp_path)
+    assert list(made.parent.iterdir()) == [], "an old one would not fit"
+
+
+def test_streams_are_served_and_go_on_elsewhere_without_shortcuts_too() -> None:
+    """The tests of relaying, over Python's classes alone."""
+    files = [f"tests/unit/test_proxy_{part}.py" for part in ("failover", "upstream")]
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files], cwd=ROOT, check=False,
+                          capture_output=True, text=True, env=os.environ | {"XPYD_PLAIN": "1"}, timeout=110)
+    assert done.returncode == 0, done.stdout[-3000:]
