@@ -1,0 +1,123 @@
+"""What an instance can do, learned from what it did.
+
+Prefill: tokens per second of an instance that works. Sums of both decay, so that full instances count more than those that
+are mostly idle, and a change of traffic is followed within some ten minutes. Cached tokens count as done, so hits raise it.
+
+Decode: a step takes a + b n with n requests in the batch (weights are read once, KV once per request). Decaying sums
+give the line of least squares; while the batches seen differ too little to tell a from b, half of what is seen is taken
+for a.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from xpyd_operator.plan.planner.figures import Figures
+
+HALF_LIFE_S = 600.0
+NO_ROOM_S = 1.0
+"""A hand-over that takes so long waits for room at decode."""
+_FLAT = 0.02
+"""Squared relative spread of batches below which a line tells nothing."""
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """Decaying sums."""
+
+    tokens: float = 0.0
+    busy_s: float = 0.0
+    prompts: float = 0.0
+    squares: float = 0.0
+    outputs: float = 0.0
+    ended: float = 0.0
+    weight: float = 0.0
+    n: float = 0.0
+    nn: float = 0.0
+    t: float = 0.0
+    nt: float = 0.0
+    full: float = 0.0
+    """Requests per decode instance with which there was no room for more, lately; 0: that was not seen."""
+    kv: float = 0.0
+    """Share of KV that one running request takes, lately."""
+
+    def seen(self, figures: Figures, done: float) -> Capacity:
+        """With one more interval, in which prefill instances read ``done`` tokens."""
+        keep = 0.5 ** (figures.over_s / HALF_LIFE_S)
+        quick = keep**4  # lengths change faster than engines do
+        decode = figures.decode
+        batch = decode.batch
+        use = figures.output_tokens if batch > 0 and figures.tpot_mean > 0 else 0.0
+        taken = decode.kv_usage / batch if batch >= 1 else 0.0
+        full = self.full / quick  # forgotten by and by: what filled an instance may have been longer
+        if figures.handover_s > NO_ROOM_S and batch >= 1:
+            full = max(batch, 0.5 * self.full)
+        return Capacity(
+            tokens=keep * self.tokens + done,
+            busy_s=keep * self.busy_s + figures.prefill.busy * figures.over_s,
+            prompts=quick * self.prompts + figures.prompt_tokens,
+            squares=quick * self.squares + figures.prompt_squares,
+            outputs=quick * self.outputs + figures.output_tokens,
+            ended=quick * self.ended + figures.ended,
+            weight=keep * self.weight + use,
+            n=keep * self.n + use * batch,
+            nn=keep * self.nn + use * batch * batch,
+            t=keep * self.t + use * figures.tpot_mean,
+            nt=keep * self.nt + use * batch * figures.tpot_mean,
+            full=full,
+            kv=quick * self.kv + (1 - quick) * taken if self.kv and taken else taken or self.kv,
+        )
+
+    @property
+    def prefill_rate(self) -> float:
+        """Tokens a second of one instance that works; 0: not known."""
+        return self.tokens / self.busy_s if self.busy_s > 0 else 0.0
+
+    @property
+    def prompt(self) -> float:
+        """Mean prompt length; 0: not known."""
+        return self.prompts / self.ended if self.ended else 0.0
+
+    @property
+    def output(self) -> float:
+        """Mean answer length."""
+        return self.outputs / self.ended if self.ended else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Squared coefficient of variation of prompt lengths."""
+        return max(0.0, self.squares / self.ended / self.prompt**2 - 1) if self.prompt else 1.0
+
+    @property
+    def line(self) -> tuple[float, float]:
+        """A and b of a decode step, seconds; zeros: not known."""
+        if self.weight <= 0 or self.n <= 0:
+            return 0.0, 0.0
+        n, t = self.n / self.weight, self.t / self.weight
+        varied = self.nn / self.weight - n * n
+        if varied > _FLAT * n * n:
+            slope = (self.nt / self.weight - n * t) / varied
+            slope = min(t / n, max(0.1 * t / n, slope))
+        else:
+            slope = 0.5 * t / n
+        return t - slope * n, slope
+
+    def batch(self, tpot_s: float | None, kv_share: float = 0.9) -> float:
+        """Requests of one decode instance with which a step takes ``tpot_s`` and KV has room; 0: not known."""
+        base, slope = self.line
+        if slope <= 0:
+            return 0.0
+        seen = self.n / self.weight
+        most = (tpot_s - base) / slope if tpot_s is not None else math.inf
+        if self.kv > 0:
+            most = min(most, kv_share / self.kv)
+        if self.full > 0:
+            most = min(most, self.full)
+        # Beyond twice what was ever typical the line is a guess.
+        return max(1.0, min(most, 4.0 * seen + 8.0))
+
+    def step(self, batch: float) -> float:
+        """Seconds of a decode step with so many requests."""
+        base, slope = self.line
+        return base + slope * batch

@@ -1,0 +1,76 @@
+"""What was observed within one interval, and what is aimed for. Times in seconds, lengths in tokens."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class RoleFigures(msgspec.Struct, frozen=True):
+    """One role, averaged over the interval."""
+
+    ready: int = 0
+    """Instances that serve, at its end."""
+    busy: float = 0.0
+    """Instances that had work."""
+    running: float = 0.0
+    """Requests in the engines' batches."""
+    waiting: float = 0.0
+    """Requests queued in the engines."""
+    kv_usage: float = 0.0
+    """Share of KV in use, 0 to 1, mean of the instances that had work."""
+
+    @property
+    def batch(self) -> float:
+        """Requests in the batch of an instance that has work; 0 where none has."""
+        return self.running / self.busy if self.busy > 0 else 0.0
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """One interval."""
+
+    over_s: float
+    arrivals: int = 0
+    arrived_tokens: float = 0.0
+    """Prompt tokens of those that arrived, as their size tells; the exact lengths are known when requests end."""
+    ended: int = 0
+    """Requests that ended well, of which lengths are known."""
+    prompt_tokens: int = 0
+    """Of those that ended."""
+    prompt_squares: float = 0.0
+    """Sum of the squared prompt lengths."""
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed anew, where engines tell."""
+    queued: int = 0
+    """Requests that wait for a prefill instance at the end of the interval, in routers and engines."""
+    handover_s: float = 0.0
+    """Mean from the end of the prefill until decode's first event: it grows when decode has no room."""
+    ttft_p95: float = 0.0
+    """0: nothing was measured."""
+    tpot_p95: float = 0.0
+    tpot_mean: float = 0.0
+    prefill: RoleFigures = RoleFigures()
+    decode: RoleFigures = RoleFigures()
+
+
+class Goals(msgspec.Struct, frozen=True):
+    """What is aimed for, and what a change takes."""
+
+    ttft_s: float | None = None
+    """95th percentile; None: no goal."""
+    tpot_s: float | None = None
+    interval_s: float = 30.0
+    scale_down_s: float = 300.0
+    """How long fewer must have been enough before some are taken away."""
+    cold_start_s: float = 180.0
+    """From the wish for an instance until it serves, as seen before."""
+    switching: bool = True
+    """An instance can take the other role."""
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Which counts may be chosen."""
+
+    prefill: tuple[int, int] = (1, 1000)
+    decode: tuple[int, int] = (1, 1000)
+    total: int | None = None

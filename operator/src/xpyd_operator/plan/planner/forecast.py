@@ -1,0 +1,90 @@
+"""The demand some minutes ahead: Holt's linear trend, damped, which heeds what chance does not explain.
+
+    error = x - (level + f trend)
+    level' = level + f trend + a error         a = max(a0, error² / (error² + (3 noise)²))
+    trend' = b (level' - level) + (1 - b) f trend
+    ahead(n) = level + trend (f + f² + … + fⁿ)     Holt 1957; damping: Gardner and McKenzie 1985
+
+``noise`` is the standard deviation that Poisson arrivals alone give an interval. An error of that size moves the level
+as slowly as half of a minute's memory says; one of three times the size is half believed at once (a Kalman gain with the
+error for the variance of the state). a0, b and f are given as times, so a forecast does not depend on how often it is
+asked.
+
+Forecasts are wrong, the more the less steady the load. What was forecast a cold start ago is held against what came; by
+how much that fell short, as a root mean square of the last half hour, is the reserve that a forecast is raised by.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+LEVEL_S, TREND_S, DAMPING_S = 60.0, 120.0, 150.0
+MISS_S = 1200.0
+"""Half-life of the memory for wrong forecasts."""
+FIRST_MISS = 0.1
+"""Before any forecast could be held against what came."""
+REACH = 1.0
+"""So many times the usual shortfall is kept in reserve."""
+MOST_PENDING = 1000
+DOUBT = 3.0
+"""Standard deviations that are half believed."""
+
+
+class Holt(msgspec.Struct, frozen=True):
+    """What is remembered of one series."""
+
+    level: float = 0.0
+    trend: float = 0.0
+    """Per second."""
+    begun: bool = False
+
+    def seen(self, value: float, noise: float, over_s: float) -> Holt:
+        """With one more interval of so many seconds."""
+        if not self.begun:
+            return Holt(value, 0.0, True)
+        a, b, f = 1 - 0.5 ** (over_s / LEVEL_S), 1 - 0.5 ** (over_s / TREND_S), 0.5 ** (over_s / DAMPING_S)
+        expected = self.level + f * self.trend * over_s
+        error = value - expected
+        if error:
+            a = max(a, error * error / (error * error + (DOUBT * noise) ** 2))
+        level = max(0.0, expected + a * error)
+        trend = b * (level - self.level) / over_s + (1 - b) * f * self.trend
+        return Holt(level, trend, True)
+
+    def ahead(self, seconds: float) -> float:
+        """The value so many seconds ahead, at least 0."""
+        goes_on = DAMPING_S / math.log(2) * (1.0 - math.exp2(-seconds / DAMPING_S))
+        return max(0.0, self.level + self.trend * goes_on)
+
+
+class Series(msgspec.Struct, frozen=True):
+    """A demand, its forecasts, and how far they fell short."""
+
+    now: Holt = Holt()
+    pending: tuple[float, ...] = ()
+    """Forecasts whose time has not come, the oldest first."""
+    shortfall: float = FIRST_MISS**2
+    """Mean square, relative to the forecast."""
+
+    def seen(self, value: float, noise: float, over_s: float, ahead_s: float) -> Series:
+        """With one more interval; forecasts look ``ahead_s`` ahead."""
+        now = self.now.seen(value, noise, over_s)
+        steps = min(MOST_PENDING, max(1, round(ahead_s / over_s)))
+        pending, square = self.pending, self.shortfall
+        if len(pending) >= steps:
+            due = pending[-steps]
+            miss = min(1.0, max(0.0, now.level / due - 1)) if due > 0 else 0.0
+            keep = 0.5 ** (over_s / MISS_S)
+            square = keep * square + (1 - keep) * miss * miss
+        return Series(now, (*pending[-steps:], now.ahead(ahead_s)), square)
+
+    @property
+    def reserve(self) -> float:
+        """What a forecast is raised by, as a share of it."""
+        return REACH * math.sqrt(self.shortfall)
+
+    def ahead(self, seconds: float) -> float:
+        """The demand so far ahead, reserve included. That it falls is believed when it has fallen."""
+        return max(self.now.ahead(seconds), self.now.level) * (1 + self.reserve)

@@ -1,0 +1,367 @@
+"""A fleet under a trace, event by event.
+
+    arrival ─▶ router's queue ─▶ prefill instance ─▶ hand-over ─▶ decode instance ─▶ end
+                    (FIFO, first free)                              (fewest requests, then its own queue)
+
+A controller is asked every interval what counts it wants. Instances cost from their creation to their end, cold start
+and drain included. Nothing is random: the same trace gives the same outcome.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from typing import NamedTuple, Protocol
+
+from xpyd_operator.plan.planner.figures import Figures, RoleFigures
+from xpyd_operator.simulation.engine import EngineModel
+from xpyd_operator.simulation.instance import AHEAD_S, DECODE, DRAINING, GONE, PREFILL, READY, STARTING, Instance
+from xpyd_operator.simulation.trace import Trace
+
+SAMPLE_S = 5.0
+"""Between two looks at what instances do, as the operator asks routers."""
+TAIL_S = 900.0
+"""After the last arrival the fleet runs on so long at most; what is not answered then counts as missed."""
+_HANDED, _END, _BORN, _SAMPLE, _ASK = 0, 1, 2, 3, 4
+Pair = tuple[int, int]
+
+
+class Look(NamedTuple):
+    """What a controller sees."""
+
+    now: float
+    figures: Figures
+    """Since it was asked last."""
+    counts: Pair
+    """Wanted now."""
+    queues: tuple[int, int]
+    """Requests that wait for or are in prefill and decode instances."""
+
+
+class Controller(Protocol):
+    """Who decides on the counts."""
+
+    interval_s: float
+    switching: bool
+
+    def want(self, look: Look) -> Pair:
+        """Wanted counts."""
+
+
+class Mark(NamedTuple):
+    """The fleet at one time."""
+
+    at: float
+    prefill: int
+    """Wanted."""
+    decode: int
+    ready_prefill: int
+    ready_decode: int
+    queued: int
+    """Requests that wait for prefill."""
+
+
+class Run:
+    """What came out."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.ttft = [math.inf] * len(trace)
+        self.tpot = [math.inf] * len(trace)
+        self.marks: list[Mark] = []
+        self.instance_s = 0.0
+        self.switches = self.added = self.removed = 0
+        self.changes: list[tuple[float, Pair, Pair]] = []
+        self.ends_at = 0.0
+
+    def attained(self, ttft_s: float, tpot_s: float) -> float:
+        """Share of requests that met both goals."""
+        met = sum(a <= ttft_s and b <= tpot_s for a, b in zip(self.ttft, self.tpot, strict=True))
+        return met / max(1, len(self.ttft))
+
+    @property
+    def hours(self) -> float:
+        """Instance-hours until the last arrival."""
+        return self.instance_s / 3600
+
+
+class World:
+    """One replay."""
+
+    def __init__(self, trace: Trace, model: EngineModel, start: Pair, controller: Controller) -> None:
+        self.run = Run(trace)
+        self._trace, self._model, self._controller = trace, model, controller
+        self._events: list[tuple[float, int, int, int, int]] = []
+        self._order = 0
+        self._fleet: list[Instance] = []
+        self._live: list[Instance] = []
+        self._ready: tuple[list[Instance], list[Instance]] = ([], [])
+        self._queue: deque[int] = deque()
+        self._parked: deque[int] = deque()
+        """Requests whose KV is there while no decode instance serves."""
+        self._first = [0.0] * len(trace)
+        self.wanted = start
+        self._window = _Window()
+        for role in (PREFILL, DECODE):
+            for _ in range(start[role]):
+                made = self._make(role, 0.0)
+                made.state = READY
+                self._ready[role].append(made)
+
+    def play(self) -> Run:
+        """From the first arrival until all is answered, or the tail is over."""
+        trace, events, run = self._trace, self._events, self.run
+        last = trace[-1].at if trace else 0.0
+        self._at(SAMPLE_S, _SAMPLE)
+        self._at(self._controller.interval_s, _ASK)
+        index, count = 0, len(trace)
+        end = last + TAIL_S
+        while index < count or events:
+            if index < count and trace[index].at <= events[0][0]:
+                now = trace[index].at
+                self._window.arrivals += 1
+                self._window.arrived += trace[index].prompt
+                self._queue.append(index)
+                index += 1
+                self._dispatch(now)
+                continue
+            now, _, kind, what, version = heapq.heappop(events)
+            if now > end:
+                break
+            if now > last and kind in (_SAMPLE, _ASK):
+                continue
+            if kind == _HANDED:
+                self._handed(now, what, version)
+            elif kind == _END:
+                self._end(now, self._fleet[what], version)
+            elif kind == _BORN:
+                self._born(now, self._fleet[what], version)
+            elif kind == _SAMPLE:
+                self._sample()
+                self._at(now + SAMPLE_S, _SAMPLE)
+            else:
+                self._ask(now)
+                self._at(now + self._controller.interval_s, _ASK)
+        run.instance_s = sum(max(0.0, min(each.gone, last) - each.born) for each in self._fleet)
+        run.ends_at = last
+        return run
+
+    # ---- requests
+
+    def _dispatch(self, now: float) -> None:
+        queue, ready = self._queue, self._ready[PREFILL]
+        if not ready:
+            if self.wanted[0] == 0 and not any(PREFILL in (each.role, each.to) for each in self._live):
+                while queue:  # decode alone
+                    self._to_decode(now, queue.popleft())
+            return
+        while queue:
+            best = ready[0]
+            for each in ready:
+                if each.free_at < best.free_at:
+                    best = each
+            if best.free_at - now > AHEAD_S:
+                return
+            request = queue.popleft()
+            done = best.prefill(now, self._trace[request].prompt)
+            self._at(done, _HANDED, request, best.number)
+
+    def _handed(self, now: float, request: int, index: int) -> None:
+        instance = self._fleet[index]
+        instance.count -= 1
+        self._first[request] = now
+        if instance.state == DRAINING and not instance.count:
+            self._leave(now, instance)
+        self._to_decode(now, request)
+        self._dispatch(now)
+
+    def _to_decode(self, now: float, request: int) -> None:
+        ready = self._ready[DECODE]
+        if not ready:
+            self._parked.append(request)
+            return
+        best = ready[0]
+        for each in ready:
+            if each.count < best.count:
+                best = each
+        _, prompt, output = self._trace[request]
+        self._note_first(best.admit(now, request, prompt, output))
+        self._plan_end(best)
+
+    def _note_first(self, entered: list[tuple[int, float]]) -> None:
+        for request, at in entered:
+            self._window.handover += at - self._first[request]
+            self._first[request] = at
+            self.run.ttft[request] = ttft = at - self._trace[request].at
+            self._window.ttft.append(ttft)
+
+    def _plan_end(self, instance: Instance) -> None:
+        instance.version += 1
+        at = instance.next_end()
+        if at < math.inf:
+            self._at(at, _END, instance.number, instance.version)
+
+    def _end(self, now: float, instance: Instance, version: int) -> None:
+        if version != instance.version or instance.role != DECODE:
+            return
+        over, entered = instance.ends(now)
+        for request in over:
+            _, prompt, output = self._trace[request]
+            tpot = (now - self._first[request]) / (output - 1) if output > 1 else 0.0
+            self.run.tpot[request] = tpot = max(0.0, tpot)
+            self._window.over(prompt, output, tpot)
+        self._note_first(entered)
+        self._plan_end(instance)
+        if instance.state == DRAINING and not instance.count:
+            self._leave(now, instance)
+
+    # ---- instances
+
+    def _make(self, role: int, now: float) -> Instance:
+        made = Instance(self._model, role, now, len(self._fleet))
+        self._fleet.append(made)
+        self._live.append(made)
+        return made
+
+    def _born(self, now: float, instance: Instance, role: int) -> None:
+        if instance.state != STARTING:
+            return
+        instance.begin(role, READY, now)
+        self._ready[role].append(instance)
+        if role == DECODE:
+            while self._parked:
+                self._to_decode(now, self._parked.popleft())
+        else:
+            self._dispatch(now)
+
+    def _leave(self, now: float, instance: Instance) -> None:
+        if instance.to >= 0:
+            instance.state, instance.role = STARTING, instance.to
+            instance.version += 1
+            self._at(now + self._model.switch, _BORN, instance.number, instance.to)
+        else:
+            instance.state, instance.gone = GONE, now
+            self._live.remove(instance)
+
+    def scale(self, now: float, wanted: Pair) -> None:
+        """Make what is there what is wanted: switch, then add and remove."""
+        have = [0, 0]
+        for each in self._live:
+            if each.state != DRAINING:
+                have[each.role] += 1
+            elif each.to >= 0:
+                have[each.to] += 1
+        more = [wanted[role] - have[role] for role in (0, 1)]
+        if self._controller.switching:
+            for to in (0, 1):
+                while more[to] > 0 and more[1 - to] < 0 and self._switch(now, 1 - to, to):
+                    more[to] -= 1
+                    more[1 - to] += 1
+        for role in (0, 1):
+            for _ in range(more[role]):
+                made = self._make(role, now)
+                self._at(now + self._model.cold_start, _BORN, made.number, role)
+                self.run.added += 1
+            for _ in range(-more[role]):
+                self._remove(now, role)
+        if wanted != self.wanted:
+            self.run.changes.append((now, self.wanted, wanted))
+        self.wanted = wanted
+
+    def _switch(self, now: float, role: int, to: int) -> bool:
+        ready = self._ready[role]
+        if not ready:
+            return False
+        one = min(ready, key=lambda each: each.count)
+        self.run.switches += 1
+        self._drain(now, one, to)
+        return True
+
+    def _remove(self, now: float, role: int) -> None:
+        starting = [each for each in self._live if each.state == STARTING and each.role == role]
+        ready = self._ready[role]
+        if not starting and not ready:
+            return
+        self.run.removed += 1
+        if starting:
+            starting[-1].state, starting[-1].gone = GONE, now
+            self._live.remove(starting[-1])
+            return
+        self._drain(now, min(ready, key=lambda each: each.count), -1)
+
+    def _drain(self, now: float, instance: Instance, to: int) -> None:
+        self._ready[instance.role].remove(instance)
+        instance.state, instance.to = DRAINING, to
+        if not instance.count:
+            self._leave(now, instance)
+
+    # ---- what is observed
+
+    def _sample(self) -> None:
+        window = self._window
+        window.samples += 1
+        for each in self._live:
+            if each.count:
+                window.busy[each.role] += 1
+            if each.role == DECODE:
+                window.running += len(each.batch)
+                window.waiting += len(each.waiting)
+                window.kv += each.kv / self._model.kv_tokens
+            else:
+                window.prefilling += each.count
+
+    def _ask(self, now: float) -> None:
+        ready = (len(self._ready[PREFILL]), len(self._ready[DECODE]))
+        in_prefill = len(self._queue) + sum(each.count for each in self._live if each.role == PREFILL)
+        in_decode = len(self._parked) + sum(each.count for each in self._live if each.role == DECODE)
+        waits = len(self._queue) + sum(max(0, each.count - 1) for each in self._live if each.role == PREFILL)
+        figures = self._window.figures(self._controller.interval_s, ready, waits)
+        self._window = _Window()
+        wanted = self._controller.want(Look(now, figures, self.wanted, (in_prefill, in_decode)))
+        if wanted != self.wanted:
+            self.scale(now, wanted)
+        self.run.marks.append(Mark(now, *wanted, *ready, waits))
+
+    def _at(self, at: float, kind: int, what: int = 0, version: int = 0) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (at, self._order, kind, what, version))
+
+
+class _Window:
+    """What is counted between two questions."""
+
+    def __init__(self) -> None:
+        self.arrivals = self.ended = self.prompts = self.outputs = self.samples = 0
+        self.arrived = self.handover = 0.0
+        self.squares = self.running = self.waiting = self.prefilling = self.kv = 0.0
+        self.busy = [0.0, 0.0]
+        self.ttft: list[float] = []
+        self.tpot: list[float] = []
+
+    def over(self, prompt: int, output: int, tpot: float) -> None:
+        """A request ended."""
+        self.ended += 1
+        self.prompts += prompt
+        self.squares += prompt * prompt
+        self.outputs += output
+        if output > 1:
+            self.tpot.append(tpot)
+
+    def figures(self, over_s: float, ready: Pair, queued: int) -> Figures:
+        """As the operator would put them together."""
+        many = max(1, self.samples)
+        return Figures(
+            over_s=over_s, arrivals=self.arrivals, arrived_tokens=self.arrived,
+            handover_s=self.handover / max(1, len(self.ttft)), ended=self.ended, prompt_tokens=self.prompts,
+            prompt_squares=float(self.squares), output_tokens=self.outputs, queued=queued, ttft_p95=p95(self.ttft),
+            tpot_p95=p95(self.tpot), tpot_mean=sum(self.tpot) / len(self.tpot) if self.tpot else 0.0,
+            prefill=RoleFigures(ready=ready[0], busy=self.busy[0] / many, running=self.prefilling / many),
+            decode=RoleFigures(ready=ready[1], busy=self.busy[1] / many, running=self.running / many,
+                               waiting=self.waiting / many, kv_usage=self.kv / self.busy[1] if self.busy[1] else 0.0),
+        )
+
+
+def p95(values: list[float]) -> float:
+    """The 95th percentile; 0 without values."""
+    return sorted(values)[min(len(values) - 1, math.ceil(0.95 * len(values)) - 1)] if values else 0.0

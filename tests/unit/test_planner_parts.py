@@ -1,0 +1,108 @@
+"""Forecast, capacity and need, each by itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xpyd_operator.plan.planner import need
+from xpyd_operator.plan.planner.capacity import Capacity
+from xpyd_operator.plan.planner.figures import Figures, RoleFigures
+from xpyd_operator.plan.planner.forecast import Holt, Series
+
+
+def learned(batches: list[float], *, base: float = 0.01, slope: float = 0.0005, rate: float = 8000.0) -> Capacity:
+    known = Capacity()
+    for batch in batches:
+        step = base + slope * batch
+        figures = Figures(
+            over_s=30.0, arrivals=60,
+            ended=60, prompt_tokens=120_000, prompt_squares=60 * 2000.0**2 * 2, output_tokens=6000,
+            tpot_mean=step, prefill=RoleFigures(ready=2, busy=0.5),
+            decode=RoleFigures(ready=1, busy=1, running=batch, kv_usage=0.001 * batch),
+        )
+        known = known.seen(figures, rate * 0.5 * 30)
+    return known
+
+
+def test_a_ramp_is_seen_ahead() -> None:
+    series = Holt()
+    for index in range(40):
+        series = series.seen(100.0 + 10 * index, 1.0, 30.0)
+    now = 100.0 + 10 * 39
+    assert series.level == pytest.approx(now, rel=0.1)
+    assert series.ahead(180) > now * 1.03
+
+
+def test_what_chance_explains_moves_the_level_little_and_what_it_does_not_moves_it_much() -> None:
+    calm, startled = Holt(100.0, 0.0, True), Holt(100.0, 0.0, True)
+    assert calm.seen(130.0, 30.0, 30.0).level < 112
+    assert startled.seen(130.0, 2.0, 30.0).level > 125
+
+
+@given(st.lists(st.floats(0, 1e7), min_size=1, max_size=60), st.floats(1, 120), st.floats(0, 600))
+def test_a_forecast_is_a_number_from_zero_on(values: list[float], over_s: float, ahead_s: float) -> None:
+    series = Series()
+    for value in values:
+        series = series.seen(value, math.sqrt(value), over_s, ahead_s)
+    assert 0 <= series.ahead(ahead_s) < math.inf
+    assert len(series.pending) <= 1001
+
+
+def test_forecasts_that_fell_short_raise_the_reserve() -> None:
+    steady, jumpy = Series(), Series()
+    for index in range(120):
+        steady = steady.seen(100.0, 1.0, 30.0, 180.0)
+        jumpy = jumpy.seen(100.0 if index // 10 % 2 else 200.0, 1.0, 30.0, 180.0)
+    assert steady.reserve < 0.05 < jumpy.reserve
+
+
+def test_capacity_is_learned_from_what_instances_did() -> None:
+    known = learned([4, 8, 16, 24, 12, 20] * 4)
+    assert known.prefill_rate == pytest.approx(8000, rel=0.01)
+    base, slope = known.line
+    assert base == pytest.approx(0.01, rel=0.05)
+    assert slope == pytest.approx(0.0005, rel=0.05)
+    assert known.batch(0.03) == pytest.approx(40, rel=0.05)
+    assert known.prompt == pytest.approx(2000)
+
+
+def test_where_batches_differ_too_little_the_line_is_cautious() -> None:
+    known = learned([10.0] * 10)
+    assert known.batch(0.06) <= 4 * 10 + 8
+    assert known.step(10.0) == pytest.approx(0.015, rel=0.01)
+
+
+def test_an_instance_without_room_bounds_the_batch() -> None:
+    known = learned([30.0] * 5)
+    full = known.seen(
+        Figures(over_s=30.0, ended=1, output_tokens=100, tpot_mean=0.025, handover_s=5.0,
+                decode=RoleFigures(ready=1, busy=1, running=20.0)), 0.0)
+    assert full.batch(0.06) == pytest.approx(20.0)
+
+
+@given(st.floats(100, 1e6), st.floats(1, 1e6))
+def test_more_demand_never_needs_fewer(rate: float, more: float) -> None:
+    known = learned([4, 8, 16, 24])
+    assert need.prefill(rate + more, 0.0, 30.0, known, 3.0) >= need.prefill(rate, 0.0, 30.0, known, 3.0)
+    assert need.prefill(rate, more, 30.0, known, 3.0) >= need.prefill(rate, 0.0, 30.0, known, 3.0)
+    assert need.decode(rate + more, known, 0.06) >= need.decode(rate, known, 0.06)
+
+
+def test_what_is_not_known_needs_nothing() -> None:
+    assert need.prefill(1000.0, 0.0, 30.0, Capacity(), 3.0) == 0
+    assert need.decode(1000.0, Capacity(), 0.06) == 0
+
+
+def test_a_tighter_goal_needs_more() -> None:
+    known = learned([4, 8, 16, 24])
+    assert need.prefill(40_000, 0.0, 30.0, known, 0.6) > need.prefill(40_000, 0.0, 30.0, known, None)
+    assert need.decode(5000, known, 0.02) > need.decode(5000, known, 0.06)
+
+
+@given(st.integers(1, 50), st.floats(0, 60), st.floats(0.01, 5), st.floats(0, 5), st.floats(0, 10))
+def test_the_late_share_is_a_share(count: int, load: float, service: float, spread: float, room: float) -> None:
+    assert 0 <= need.late(count, load, service, spread, room) <= 1
