@@ -4,6 +4,7 @@ A default random initialisation collapses to one repeated token and hides errors
 depend on every prompt token, so one wrong KV block changes the text.
 
     ensure_model()  →  $XPYD_TEST_CACHE/tiny-llama-1, by default .cache/models/tiny-llama-1 in the repository
+    ensure_moe()    →  …/tiny-moe-1: a mixture of four experts
 
 It is made once, in a process of its own (torch stays out of the tests), under a lock, and put in place by a rename: a
 reader sees a whole model or none.
@@ -20,6 +21,7 @@ import tempfile
 from pathlib import Path
 
 NAME = "tiny-llama-1"  # grows when the recipe changes
+MOE = "tiny-moe-1"
 VOCABULARY = 512
 CONTEXT = 4096
 MAKE_TIMEOUT_S = 300.0
@@ -35,18 +37,26 @@ def cache_root() -> Path:
 
 def ensure_model(root: Path | None = None) -> Path:
     """The model's folder; made at the first call (about 15 s)."""
-    root = root or cache_root()
-    target = root / NAME
+    return _ensure(root or cache_root(), NAME)
+
+
+def ensure_moe(root: Path | None = None) -> Path:
+    """The same for a mixture of experts."""
+    return _ensure(root or cache_root(), MOE)
+
+
+def _ensure(root: Path, name: str) -> Path:
+    target = root / name
     if target.is_dir():
         return target
     root.mkdir(parents=True, exist_ok=True)
-    with open(root / f"{NAME}.lock", "w", encoding="ascii") as lock:
+    with open(root / f"{name}.lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if target.is_dir():
             return target
-        temporary = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=root))
+        temporary = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=root))
         try:
-            subprocess.run([sys.executable, __file__, str(temporary)], check=True, timeout=MAKE_TIMEOUT_S,
+            subprocess.run([sys.executable, __file__, str(temporary), name], check=True, timeout=MAKE_TIMEOUT_S,
                            env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
             temporary.chmod(0o755)
             temporary.rename(target)
@@ -55,7 +65,7 @@ def ensure_model(root: Path | None = None) -> Path:
     return target
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, name: str = NAME) -> None:
     """Write tokenizer, configuration and weights into ``folder``."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -71,16 +81,37 @@ def make(folder: Path) -> None:
     fast.save_pretrained(folder)
 
     torch.manual_seed(1)
+    if name == MOE:
+        _make_moe(folder)
+        return
     config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT,
                          bos_token_id=0, eos_token_id=1, tie_word_embeddings=False)
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for weight, parameter in model.named_parameters():
             if parameter.ndim == 2:
+                parameter.normal_(0, STD.get(weight.split(".")[-2], OTHER_STD))
+    model.save_pretrained(folder)
+
+
+def _make_moe(folder: Path) -> None:
+    import torch
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
+                           num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT,
+                           num_local_experts=4, num_experts_per_tok=2, bos_token_id=0, eos_token_id=1,
+                           tie_word_embeddings=False, sliding_window=None)
+    model = MixtralForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "experts" in name:
+                parameter.normal_(0, STD["down_proj"])
+            elif parameter.ndim == 2:
                 parameter.normal_(0, STD.get(name.split(".")[-2], OTHER_STD))
     model.save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make(Path(sys.argv[1]), sys.argv[2])

@@ -40,7 +40,17 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: Literal["put_async", "put", "get"] = "put_async"
     checksum: Literal["xxh3", "none"] = "xxh3"
     keep_bytes: int = 256 << 20
-    """Bound on copies that a prefill sender holds while decode has not answered READY."""
+    """Bound on copies that a prefill sender holds while decode has not answered READY; ``host_pool_bytes`` come on top."""
+    buffer_bytes: int | None = None
+    """Of each rank's lookup buffer for KV that comes before decode has blocks for it. None: ``buffer_share``."""
+    buffer_share: float | None = None
+    """The same as a share of the rank's KV cache. Both None: a tenth of it, at most 1 GiB."""
+    host_pool_bytes: int = 0
+    """Of each rank, when the lookup buffer is full; and as much more for copies to send."""
+    put_wait_s: float = 0.25
+    """Mode put: a step waits so long at most for its KV to leave."""
+    window_bytes: int = 16 << 20
+    """Mode get: what a decode rank has asked a prefill rank for and not yet got, at most."""
     claim_s: float = 10.0
     """How long decode keeps an announcement whose own leg has not come. Both legs are sent at once, so one that is later
     than this was refused by its engine's front end, or is lost. Should it come after all, decode computes the prompt."""

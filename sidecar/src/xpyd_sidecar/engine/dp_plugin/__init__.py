@@ -1,0 +1,31 @@
+"""Data-parallel step sync inside vLLM, as a plugin (group ``vllm.general_plugins``). The rules are ``xpyd_sidecar.dp``.
+
+    register   what vLLM calls in each of its processes; nothing happens unless ``XPYD_DP_SYNC`` is set
+    settings   the environment, checked once
+    compat     what is used of vLLM, the sources it was written for, and what it cannot be combined with
+    patch      the methods of vLLM's engine core that give way to the rules
+    steps      one rank: the rules, its link and its engine core
+    meeting    how ranks find each other and agree that they run the same rules
+    links      what both links share; ``rpc`` a coordinator over ZMQ, ``shm`` one line per rank in shared memory
+    counters   what is counted, for ``/metrics``
+
+vLLM loads it by the entry point in the package's metadata, which lies beside the package wherever it is put on a path.
+"""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Install the rules if ``XPYD_DP_SYNC`` asks for them.
+
+    Raises:
+        ConfigError: a setting is wrong, or this vLLM is not the one that the rules were written for.
+    """
+    from xpyd_sidecar.engine.dp_plugin import settings  # noqa: PLC0415 (vLLM calls this in every process)
+
+    wanted = settings.read()
+    if wanted is None:
+        return
+    from xpyd_sidecar.engine.dp_plugin import patch  # noqa: PLC0415 (imports vLLM's engine core)
+
+    patch.prepare(wanted)

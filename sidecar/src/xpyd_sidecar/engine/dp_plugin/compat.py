@@ -1,0 +1,113 @@
+"""Everything that step sync uses of vLLM's engine core, and the sources it was written for.
+
+The rules replace methods of a class that is not meant for it. So the sources of these methods, and of those around them
+whose order matters, are pinned by hash: any other is refused at start, before a model is loaded.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import inspect
+from functools import cache
+from typing import Any, Final
+
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine import core as _core
+from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineCoreProc
+
+from xpyd_sidecar.engine import compat
+from xpyd_sidecar.errors import ConfigError
+
+__all__ = ["DPEngineCoreProc", "EngineCore", "EngineCoreProc", "EngineCoreRequestType", "check_sources", "refusal",
+           "sources", "unusable"]
+
+PINNED: Final[dict[str, str]] = {
+    "EngineCore.__init__": "cf8e963034c9c0cd",
+    "EngineCore._initialize_kv_caches": "2aed21a67e1d6cb9",
+    "EngineCore.step": "a4d753d3ba6a6d76",
+    "EngineCore.step_with_batch_queue": "c2a1f9e6af2f5855",
+    "EngineCore.execute_dummy_batch": "e2ef7706a119fb9f",
+    "EngineCore.resume_scheduler": "08c119d3298fd7f7",
+    "EngineCore.sleep": "0edf4705a69264c2",
+    "EngineCore.wake_up": "3c42d2d0f66ef6ba",
+    "EngineCoreProc.__init__": "680a07a7ed4a2aa1",
+    "EngineCoreProc.run_engine_core": "4bdeb1ad0102630b",
+    "EngineCoreProc.has_work": "738131600c84bbaa",
+    "EngineCoreProc.is_running": "391622db2a14b4ae",
+    "EngineCoreProc._process_input_queue": "877492857a426bb0",
+    "EngineCoreProc._process_engine_step": "f6ca3103209eb7d5",
+    "EngineCoreProc._notify_idle_state_callbacks": "c30730f44660d336",
+    "EngineCoreProc._handle_shutdown": "d3071648edaac775",
+    "EngineCoreProc._handle_client_request": "62d85392259ab99d",
+    "EngineCoreProc._send_engine_dead": "a971b4c4f80105c1",
+    "EngineCoreProc.pause_scheduler": "7121cb705f10d63d",
+    "EngineCoreProc._pause_complete": "4b2eabeb276424aa",
+    "EngineCoreProc._maybe_publish_request_counts": "f4ef1468574032c4",
+    "DPEngineCoreProc.__init__": "ca4123a2058430c5",
+    "DPEngineCoreProc._init_data_parallel": "47948f33547a8550",
+    "DPEngineCoreProc._pause_complete": "e62e7248116a0117",
+    "DPEngineCoreProc.add_request": "32f6ef1d99fb3443",
+    "DPEngineCoreProc.resume_scheduler": "5a6c5640cc0f82c8",
+    "DPEngineCoreProc._handle_client_request": "38afc3364fe52c75",
+    "DPEngineCoreProc._maybe_publish_request_counts": "fc640e2008ff8c36",
+    "DPEngineCoreProc._should_throttle_prefills": "8189e037708e13d8",
+    "DPEngineCoreProc.run_busy_loop": "721172524dbf4c15",
+    "DPEngineCoreProc._has_global_unfinished_reqs": "c89b708185aad16f",
+    "DPEngineCoreProc.reinitialize_distributed": "60f42e5eb7a9e008",
+}
+"""Of vLLM 0.32: hash of each method as it stands in ``vllm/v1/engine/core.py``."""
+
+
+def check_sources() -> None:
+    """Refuse another vLLM.
+
+    Raises:
+        ConfigError: names the version, or the methods that differ.
+    """
+    compat.check_version()
+    found = sources()
+    differ = [name for name, digest in PINNED.items() if found.get(name) != digest]
+    if differ:
+        raise ConfigError(f"XPYD_DP_SYNC: vLLM {compat.version()} is not the one that step sync was written for: "
+                          f"{', '.join(differ)} of vllm/v1/engine/core.py differ; leave spec.engine.dpStepSync off")
+
+
+@cache
+def sources() -> dict[str, str]:
+    """The hash of every method in the module of vLLM's engine core, by ``Class.method``."""
+    text = inspect.getsource(_core)
+    lines = text.splitlines()
+    return {f"{owner.name}.{method.name}": hashlib.sha256("\n".join(lines[method.lineno - 1:method.end_lineno]).encode())
+            .hexdigest()[:16]
+            for owner in ast.parse(text).body if isinstance(owner, ast.ClassDef)
+            for method in owner.body if isinstance(method, ast.FunctionDef)}
+
+
+def unusable(engine: Any, config: Any) -> str:
+    """Why there is nothing to keep in step in this engine; empty where there is."""
+    parallel = config.parallel_config
+    if isinstance(engine, DPEngineCoreProc):
+        return ""
+    if not config.model_config.is_moe:
+        return "the model is dense: its data-parallel ranks do not run in step"
+    return f"data_parallel_size is {parallel.data_parallel_size}: there is only one rank"
+
+
+def refusal(engine: Any, config: Any) -> str:
+    """Why the rules cannot be used with these settings of vLLM; empty where they can."""
+    parallel = config.parallel_config
+    transfer = config.ec_transfer_config
+    reasons = {
+        "enable_elastic_ep: ranks that come and go are not known to the rules": parallel.enable_elastic_ep,
+        "enable_fault_tolerance: a rank that starts its loop again would not be in step":
+            parallel.enable_fault_tolerance,
+        "distributed_executor_backend external_launcher: there is no engine core to keep in step":
+            parallel.distributed_executor_backend == "external_launcher",
+        "data_parallel_backend ray: its engine cores were never tried": parallel.data_parallel_backend == "ray",
+        "encoder-only engines run no forward of the model": config.is_mm_encoder_only,
+        "engines that only encode run no forward of the model": transfer is not None and transfer.is_encode_only,
+        "without vLLM's coordinator (offline, one front end per rank) ranks would not wait for each other's requests":
+            not engine.has_coordinator,
+    }
+    return "; ".join(reason for reason, holds in reasons.items() if holds)

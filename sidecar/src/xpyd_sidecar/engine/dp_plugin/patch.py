@@ -1,0 +1,206 @@
+"""vLLM's data-parallel engine core under the rules instead of waves.
+
+    waves                                        rules
+    all-reduce every 16 steps: anybody busy?     local < granted
+    front end starts a wave                      a rank that begins a forward says so; START_DP_WAVE is dropped
+    pause: all-reduce                            votes
+    resume: all-reduce                           each for itself
+
+The class stays vLLM's: it was chosen before plugins load. Its methods are replaced, once it is known that this engine can
+be kept in step. A forward is counted where the executor gets it, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any, Final
+
+from xpyd_sidecar.dp.rank import Rank
+from xpyd_sidecar.engine import compat as vllm_compat
+from xpyd_sidecar.engine.dp_plugin import compat, meeting
+from xpyd_sidecar.engine.dp_plugin.compat import DPEngineCoreProc, EngineCore, EngineCoreProc, EngineCoreRequestType
+from xpyd_sidecar.engine.dp_plugin.settings import Settings
+from xpyd_sidecar.engine.dp_plugin.steps import Steps
+from xpyd_sidecar.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+ASLEEP_S: Final = 0.001
+_PREPARED = "_xpyd_prepared"
+
+
+def prepare(settings: Settings) -> None:
+    """Have each engine core of this process decide, before it makes its KV cache, whether the rules are for it.
+
+    Raises:
+        ConfigError: this vLLM is not the one that the rules were written for.
+    """
+    if getattr(EngineCore, _PREPARED, False):
+        return
+    vllm_compat.log_like_vllm("xpyd_sidecar")
+    compat.check_sources()
+    stock = EngineCore._initialize_kv_caches
+
+    def initialize(self: Any, config: Any) -> Any:
+        if decide(self, config, settings):
+            install(settings)
+        return stock(self, config)
+
+    EngineCore._initialize_kv_caches = initialize
+    setattr(EngineCore, _PREPARED, True)
+
+
+def decide(engine: Any, config: Any, settings: Settings) -> bool:
+    """Whether the rules are used.
+
+    Raises:
+        ConfigError: they are asked for by name and cannot be used.
+    """
+    nothing, reason = compat.unusable(engine, config), ""
+    if not nothing:
+        reason = compat.refusal(engine, config)
+    if not nothing and not reason:
+        return True
+    if settings.mode != "auto":
+        raise ConfigError(f"XPYD_DP_SYNC={settings.mode}: {nothing or reason}; set it to auto or off")
+    log = logger.info if nothing else logger.warning
+    log("xpyd: no step sync: %s", nothing or reason)
+    return False
+
+
+def join(engine: Any, settings: Settings) -> Steps:
+    """Meet the other ranks and count this engine's forwards from now on."""
+    parallel = engine.vllm_config.parallel_config
+    site = meeting.Site(
+        engine.dp_store, engine.dp_rank, engine.dp_size, parallel.data_parallel_master_ip,
+        parallel.data_parallel_size_local == parallel.data_parallel_size,
+        (vllm_compat.version(), *compat.sources().values()))
+
+    def wake() -> None:
+        engine.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
+
+    def abandon(error: Exception) -> None:
+        logger.critical("xpyd: DP rank %d is stuck in a step and ends: %s", engine.dp_rank, error)
+        engine._send_engine_dead()
+        os._exit(1)
+
+    def make(rank: Rank) -> Steps:
+        return Steps(rank, wake, abandon, settings.timeout_s)
+
+    steps = meeting.meet(site, settings, make)
+    _count(engine, steps)
+    return steps
+
+
+def _count(engine: Any, steps: Steps) -> None:
+    executor = engine.model_executor
+    execute_model, execute_dummy_batch = executor.execute_model, executor.execute_dummy_batch
+
+    def counted_model(plan: Any, *args: Any, **kwargs: Any) -> Any:
+        if plan.total_num_scheduled_tokens > 0:
+            steps.begin(budget(engine.scheduler.running))
+        return execute_model(plan, *args, **kwargs)
+
+    def counted_dummy() -> Any:
+        steps.dummy()
+        return execute_dummy_batch()
+
+    executor.execute_model, executor.execute_dummy_batch = counted_model, counted_dummy
+
+
+def budget(running: Any) -> int:
+    """The most tokens that a running request may still make, those of the forward that begins included; at least 1."""
+    left = (request.max_tokens - request.num_output_tokens - request.num_output_placeholders for request in running)
+    return max(1, max(left, default=1))
+
+
+def install(settings: Settings) -> None:
+    """Replace the methods."""
+    stock_queue = DPEngineCoreProc._process_input_queue
+    stock_idle = EngineCoreProc._notify_idle_state_callbacks
+    stock_shutdown = EngineCoreProc._handle_shutdown
+    stock_resume = EngineCore.resume_scheduler
+
+    def engines_running(self: Any) -> bool:
+        steps: Steps | None = self.__dict__.get("_xpyd_steps")
+        return steps is not None and steps.busy()
+
+    def set_engines_running(self: Any, value: bool) -> None:
+        """What waves would write means nothing here."""
+
+    def run_busy_loop(self: Any) -> None:
+        steps = self._xpyd_steps = join(self, settings)
+        try:
+            while self._handle_shutdown():
+                self._process_input_queue()
+                steps.check()
+                self._maybe_publish_request_counts()
+                executed = self._process_engine_step()
+                self._maybe_publish_request_counts()
+                if not executed and steps.state.behind:
+                    if self.model_executor.is_sleeping:
+                        time.sleep(ASLEEP_S)  # the others wait until this rank is woken
+                    else:
+                        self.execute_dummy_batch()
+        finally:
+            steps.close()
+        raise SystemExit
+
+    def process_input_queue(self: Any) -> None:
+        if self.has_work():
+            stock_queue(self)
+            return
+        link = self._xpyd_steps.link
+        link.park(parked=True)
+        try:
+            stock_queue(self)
+        finally:
+            link.park(parked=False)
+
+    def notify_idle(self: Any) -> None:
+        if self._xpyd_steps.idle():
+            self.pending_pause = False
+            stock_idle(self)
+
+    def pause_complete(self: Any) -> bool:
+        self.pending_pause = True
+        self._xpyd_steps.pause()
+        return False
+
+    def resume_scheduler(self: Any) -> None:
+        if self._xpyd_steps.pausing:
+            raise RuntimeError("resume_scheduler called while a pause is under way; wait for it first")
+        stock_resume(self)
+
+    def handle_shutdown(self: Any) -> bool:
+        return bool(stock_shutdown(self)) or not self._xpyd_steps.may_leave()
+
+    def handle_client_request(self: Any, request_type: Any, request: Any) -> None:
+        if request_type != EngineCoreRequestType.START_DP_WAVE:
+            EngineCoreProc._handle_client_request(self, request_type, request)
+
+    def throttle_prefills(self: Any) -> bool:
+        interval = self.prefill_schedule_interval
+        return interval > 1 and self.engines_running and (self._xpyd_steps.state.local + 1) % interval != 0
+
+    def reinitialize(self: Any, request: Any) -> None:  # noqa: ARG001 (vLLM's signature)
+        raise ConfigError("elastic EP cannot be used with XPYD_DP_SYNC; set it to off")
+
+    patches: dict[str, Any] = {
+        "engines_running": property(engines_running, set_engines_running),
+        "run_busy_loop": run_busy_loop,
+        "_process_input_queue": process_input_queue,
+        "_notify_idle_state_callbacks": notify_idle,
+        "_pause_complete": pause_complete,
+        "resume_scheduler": resume_scheduler,
+        "_handle_shutdown": handle_shutdown,
+        "_handle_client_request": handle_client_request,
+        "_should_throttle_prefills": throttle_prefills,
+        "add_request": EngineCoreProc.add_request,
+        "_maybe_publish_request_counts": EngineCoreProc._maybe_publish_request_counts,
+        "reinitialize_distributed": reinitialize,
+    }
+    for name, value in patches.items():
+        setattr(DPEngineCoreProc, name, value)

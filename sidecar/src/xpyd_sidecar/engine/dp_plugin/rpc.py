@@ -1,0 +1,170 @@
+"""Steps over ZMQ: a coordinator in the engine core of rank 0, which every rank speaks to.
+
+    rank r   wants (DEALER "w<r>", core's thread)      ── Want ──▶  coordinator (ROUTER, a thread of its own in rank 0)
+             listener (DEALER "r<r>", its thread)      ── Want ──▶     every 200 ms
+                                                       ◀── Grant ──    at each change, and every 200 ms
+
+A frame that finds no room is dropped: the next heartbeat says the same. So no send ever blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any, Final
+
+import zmq
+
+from xpyd_sidecar.contract.ids import HostPort, join_host_port
+from xpyd_sidecar.dp import frames
+from xpyd_sidecar.dp.coordinator import Coordinator
+from xpyd_sidecar.dp.frames import Grant, Want
+from xpyd_sidecar.dp.watch import Watch
+from xpyd_sidecar.engine.dp_plugin.links import Listener, Rules
+from xpyd_sidecar.errors import ProtocolError
+
+logger = logging.getLogger(__name__)
+
+LINGER_MS: Final = 1000
+"""For the last word of a rank that leaves."""
+ROOM: Final = 1000
+"""Frames on the way to or from a peer."""
+
+
+def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
+    socket: zmq.Socket[Any] = context.socket(kind)
+    socket.setsockopt(zmq.IPV6, 1)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
+    socket.setsockopt(zmq.SNDHWM, ROOM)
+    socket.setsockopt(zmq.RCVHWM, ROOM)
+    socket.setsockopt(zmq.MAXMSGSIZE, frames.LIMIT)
+    return socket
+
+
+def _send(socket: zmq.Socket[Any], parts: list[bytes]) -> None:
+    try:
+        socket.send_multipart(parts, zmq.NOBLOCK)
+    except zmq.Again:
+        logger.debug("xpyd: no room for a step frame; the next heartbeat says the same")
+
+
+class CoordinatorThread(Listener):
+    """Hears all ranks, tells all ranks."""
+
+    def __init__(self, rules: Rules, epoch: int, size: int, host: str, timeout_s: float) -> None:
+        """Listen at once, on a port that the kernel chooses; speak after ``start``.
+
+        Raises:
+            OSError: ``host`` is no address of this machine.
+        """
+        super().__init__("xpyd-dp-coordinator", rules, Watch(range(size), time.monotonic(), timeout_s), "DP rank")
+        self._state = Coordinator.of(epoch, size)
+        self._ranks = [b"r%d" % rank for rank in range(size)]
+        self._complained: set[str] = set()
+        self._context = zmq.Context()
+        self._socket = _socket(self._context, zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        try:
+            port = self._socket.bind_to_random_port(f"tcp://{join_host_port(host, 0).removesuffix(':0')}")
+        except zmq.ZMQError as error:
+            self.ended()
+            raise OSError(error.errno, f"{host}: {error}") from None
+        self.address = join_host_port(host, port)
+
+    def beat(self) -> None:
+        """Tell all ranks."""
+        data = frames.encode(self._state.grant)
+        for rank in self._ranks:
+            _send(self._socket, [rank, data])
+
+    def round(self, seconds: float) -> None:
+        """Take in what has come, and tell all ranks once if it changes anything."""
+        if not self._socket.poll(round(1000 * seconds)):
+            return
+        before = self._state.grant
+        for _ in range(ROOM):
+            try:
+                parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            self._take(parts)
+        if self._state.grant != before:
+            self.beat()
+
+    def _take(self, parts: list[bytes]) -> None:
+        peer = parts[0].decode("ascii", "replace")
+        try:
+            want = frames.decode(b"".join(parts[1:]), Want, peer)
+            self._state = self._state.hear(want)
+            if want.epoch == self._state.epoch:
+                self.watch.heard(want.rank, time.monotonic())
+        except ProtocolError as error:
+            if len(self._complained) < 16 and peer not in self._complained:
+                self._complained.add(peer)
+                logger.warning("xpyd: step frame refused: %s", error)
+
+    def ended(self) -> None:
+        """Close the socket; what is on the way may still go."""
+        self._socket.close()
+        self._context.term()
+
+
+class RpcLink(Listener):
+    """A rank's side. ``steps`` uses ``say`` from the core's thread; the rest is the listener's."""
+
+    def __init__(self, rules: Rules, rank: int, address: HostPort, timeout_s: float,
+                 coordinator: CoordinatorThread | None) -> None:
+        """``coordinator``: where this is rank 0, which starts and ends it."""
+        super().__init__("xpyd-dp-listener", rules, Watch((0,), time.monotonic(), timeout_s), "coordinator in DP rank")
+        self._coordinator = coordinator
+        self._context = zmq.Context()
+        self._wants = self._connect(b"w%d" % rank, address)
+        self._socket = self._connect(b"r%d" % rank, address)
+
+    def _connect(self, name: bytes, address: HostPort) -> zmq.Socket[Any]:
+        socket = _socket(self._context, zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, name)
+        socket.connect(f"tcp://{address}")
+        return socket
+
+    def start(self) -> None:
+        """Both threads."""
+        if self._coordinator is not None:
+            self._coordinator.start()
+        super().start()
+
+    def say(self, want: Want) -> None:
+        """To the coordinator."""
+        _send(self._wants, [frames.encode(want)])
+
+    def look(self) -> Grant | None:
+        """Nothing: the listener tells the rules."""
+        return None
+
+    def park(self, *, parked: bool) -> None:
+        """Nothing: the listener wakes the core."""
+
+    def beat(self) -> None:
+        """Say it again."""
+        _send(self._socket, [frames.encode(self.rules.want())])
+
+    def round(self, seconds: float) -> None:
+        """Hear the coordinator."""
+        if not self._socket.poll(round(1000 * seconds)):
+            return
+        grant = frames.decode(self._socket.recv(), Grant, "coordinator")
+        self.watch.heard(0, time.monotonic())
+        self.rules.hear(grant)
+
+    def close(self) -> None:
+        """The listener first; then the coordinator, after it has said the last word."""
+        self.stop()
+        self._wants.close()
+        if self._coordinator is not None:
+            self._coordinator.stop()
+        if not self.is_alive():
+            self._context.term()
+
+    def ended(self) -> None:
+        """Close the listener's socket."""
+        self._socket.close()

@@ -1,0 +1,146 @@
+"""Steps through memory that all ranks of a host share. There is no coordinator: each rank reads all lines.
+
+One line of 64 bytes per rank, eight words of 8 bytes, stored by that rank alone:
+
+    | step | vote | leaving | local | beat | parked | free | free |
+      0      1      2         3       4      5        6      7
+
+``step`` is stored before ``vote`` and ``leaving``; a reader reads votes and leaving of all before any step. Words are
+aligned, so none is torn, and x86 makes stores visible in their order and keeps loads in theirs; other processors do not,
+and are refused. Between "I park" and "I look again" there is no fence in Python, so a datagram may be missed: the listener
+looks every 50 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import platform
+import socket
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from xpyd_sidecar.dp.coordinator import join
+from xpyd_sidecar.dp.frames import Grant, Want
+from xpyd_sidecar.dp.watch import Watch
+from xpyd_sidecar.engine.dp_plugin.links import Listener, Rules
+from xpyd_sidecar.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+LINE: Final = 64
+WORDS: Final = LINE // 8
+STEP, VOTE, LEAVING, LOCAL, BEAT, PARKED = range(6)
+FOLDER: Final = Path("/dev/shm")  # noqa: S108 (mkstemp makes the files)
+"""Memory, and emptied by a reboot."""
+MACHINES: Final = ("x86_64", "AMD64")
+
+
+def usable() -> bool:
+    """Whether this processor keeps stores in order."""
+    return platform.machine() in MACHINES
+
+
+def make(size: int) -> Path:
+    """A file of ``size`` empty lines; ``unlink`` it when all ranks have opened it."""
+    handle, name = tempfile.mkstemp(prefix="xpyd-dp-", dir=FOLDER)
+    try:
+        os.ftruncate(handle, LINE * size)
+    finally:
+        os.close(handle)
+    return Path(name)
+
+
+class ShmLink(Listener):
+    """A rank's side; the listener wakes the core's thread."""
+
+    def __init__(self, rules: Rules, rank: int, size: int, epoch: int, *, path: Path, timeout_s: float) -> None:
+        """Map the lines and listen for wake-ups.
+
+        Raises:
+            ConfigError: the file cannot be opened: the ranks are not on one host.
+        """
+        others = [one for one in range(size) if one != rank]
+        super().__init__("xpyd-dp-listener", rules, Watch(others, time.monotonic(), timeout_s), "DP rank")
+        self._rank, self._size, self._epoch, self._others = rank, size, epoch, others
+        try:
+            with path.open("r+b") as file:
+                self._memory = mmap.mmap(file.fileno(), LINE * size)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"XPYD_DP_SYNC=shm: DP rank {rank} cannot open {path} of rank 0 ({error}); "
+                              "all ranks must be on one host, or write rpc") from None
+        self._words = memoryview(self._memory).cast("q")
+        self._beats = dict.fromkeys(others, 0)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._socket.bind(self._address(rank))
+        self._caller = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+
+    def _address(self, rank: int) -> str:
+        return f"\0xpyd-dp-{self._epoch:x}.{rank}"
+
+    def _column(self, word: int) -> list[int]:
+        words = self._words
+        return [words[line * WORDS + word] for line in range(self._size)]
+
+    def _store(self, word: int, value: int) -> None:
+        self._words[self._rank * WORDS + word] = value
+
+    def say(self, want: Want) -> None:
+        """Store the line, wake who sleeps."""
+        self._write(want)
+        parked = self._column(PARKED)
+        self._wake(rank for rank in self._others if parked[rank])
+
+    def _write(self, want: Want) -> None:
+        self._store(LOCAL, want.local)
+        self._store(STEP, want.step)
+        self._store(VOTE, want.vote)
+        self._store(LEAVING, int(want.leaving))
+
+    def _wake(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            # A full socket wakes its rank anyway, and one that is not there any more is missed by the watch.
+            with contextlib.suppress(BlockingIOError, ConnectionRefusedError, FileNotFoundError):
+                self._caller.sendto(b"w", self._address(rank))
+
+    def look(self) -> Grant | None:
+        """The join of all lines."""
+        votes, leaving = self._column(VOTE), self._column(LEAVING)
+        return join(self._epoch, votes, self._column(STEP), [bool(one) for one in leaving])
+
+    def park(self, *, parked: bool) -> None:
+        """Say so in the line."""
+        self._store(PARKED, int(parked))
+
+    def beat(self) -> None:
+        """Show life."""
+        self._store(BEAT, self._words[self._rank * WORDS + BEAT] + 1)
+
+    def round(self, seconds: float) -> None:
+        """Wait for a wake-up, and look."""
+        self._socket.settimeout(seconds)
+        with contextlib.suppress(TimeoutError):
+            self._socket.recv(16)
+        now = time.monotonic()
+        beats = self._column(BEAT)
+        for rank in self._others:
+            if beats[rank] != self._beats[rank]:
+                self._beats[rank] = beats[rank]
+                self.watch.heard(rank, now)
+        grant = self.look()
+        assert grant is not None
+        self.rules.hear(grant)
+
+    def close(self) -> None:
+        """End the thread. Others may still read this line."""
+        self.stop()
+
+    def ended(self) -> None:
+        """Close the sockets."""
+        self._socket.close()
+        self._caller.close()

@@ -1,0 +1,114 @@
+"""Engines of data-parallel ranks that share experts, and what each rank ran.
+
+    with DpEngine("d", folder, "rpc") as engine:      off, rpc, shm or auto
+        engine.wait_ready()
+        engine.complete([5, 6, 7], 8, rank=1)
+        engine.steps(0)                               [Step(at_ns, real, number, tokens), …]
+        engine.wasted()                               steps in which no rank had tokens
+        engine.inject(1, [5, 6, 7], 8)                a request that no front end knows of
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from engines import Engine, post
+from make_model import ensure_moe
+
+from xpyd_sidecar.contract import launch
+
+PLUGIN = Path(__file__).parent / "moe_on_cpu"
+ARGS = ("--num-gpu-blocks-override", "64")
+
+
+class Step(NamedTuple):
+    """A forward of a rank."""
+
+    at_ns: int
+    real: bool
+    number: int
+    tokens: int
+
+
+class DpEngine(Engine):
+    """A vLLM server with ``ranks`` data-parallel ranks."""
+
+    def __init__(self, name: str, folder: Path, mode: str, *, ranks: int = 2, timeout_s: float = 20.0,
+                 look_ahead: str = "adaptive", args: Sequence[str] = (), env: Mapping[str, str] | None = None,
+                 connector: bool = False, **more: Any) -> None:
+        self.ranks = ranks
+        self.trace = folder / f"{name}-steps"
+        self.trace.mkdir()
+        environment = {
+            "PYTHONPATH": str(PLUGIN), "XPYD_TEST_STEPS": str(self.trace), "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_HOST_IP": "127.0.0.1", launch.ENV_DP_SYNC: mode, launch.ENV_DP_TIMEOUT_S: str(timeout_s),
+            launch.ENV_DP_LOOKAHEAD: look_ahead, **(env or {})}
+        super().__init__(name, folder, connector=connector, model=ensure_moe(), env=environment,
+                         args=("--data-parallel-size", str(ranks), *ARGS, *args), **more)
+
+    def ask(self, prompt: Sequence[int], max_tokens: int, rank: int, timeout_s: float = 60.0, **fields: Any) -> list[int]:
+        """The tokens of a greedy completion on one rank."""
+        body = {"model": "tiny", "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True,
+                "return_token_ids": True, **fields}
+        answer = post(f"{self.url}/v1/completions", body, timeout_s, {"X-data-parallel-rank": str(rank)})
+        tokens: list[int] = answer["choices"][0]["token_ids"]
+        return tokens
+
+    def pause(self, mode: str) -> None:
+        """Stop all ranks at one step."""
+        self._control(f"pause?mode={mode}&clear_cache=false")
+
+    def resume(self) -> None:
+        """Let them go on."""
+        self._control("resume")
+
+    def _control(self, path: str) -> None:
+        post(f"{self.url}/{path}", {}, 60.0)
+
+    def steps(self, rank: int) -> list[Step]:
+        """All forwards that a rank has begun."""
+        path = self.trace / f"rank-{rank}.steps"
+        if not path.exists():
+            return []
+        lines = [line.split() for line in path.read_text("ascii").splitlines(keepends=True) if line.endswith("\n")]
+        return [Step(int(at), kind == "real", int(number), int(tokens)) for at, kind, number, tokens in lines]
+
+    def wasted(self, after: int = 0) -> int:
+        """Steps beyond ``after`` in which every rank ran a dummy."""
+        dummies = [{step.number for step in self.steps(rank) if not step.real} for rank in range(self.ranks)]
+        return sum(number > after for number in set.intersection(*dummies))
+
+    def useful(self, after: int = 0) -> int:
+        """Steps beyond ``after`` in which a rank had tokens."""
+        real = [{step.number for step in self.steps(rank) if step.real} for rank in range(self.ranks)]
+        return sum(number > after for number in set.union(*real))
+
+    def settled(self, deadline_s: float = 20.0) -> int:
+        """Wait until no rank steps any more; the number of the last step, which must be the same everywhere."""
+        until = time.monotonic() + deadline_s
+        last, since = -1, time.monotonic()
+        while time.monotonic() < until:
+            counts = [len(self.steps(rank)) for rank in range(self.ranks)]
+            if min(counts) != max(counts) or counts[0] != last:
+                last, since = counts[0] if min(counts) == max(counts) else -1, time.monotonic()
+            elif time.monotonic() - since > 0.5:
+                return last
+            time.sleep(0.05)
+        raise AssertionError(f"ranks still step, or are apart: {counts}")
+
+    def inject(self, rank: int, prompt: Sequence[int], max_tokens: int) -> None:
+        """Put a request into a rank's queue, past the front end."""
+        new = self.trace / f"new-{rank}"
+        new.write_text(json.dumps({"prompt": list(prompt), "max_tokens": max_tokens}), "ascii")
+        new.rename(self.trace / f"inject-{rank}.json")
+
+    def core(self, rank: int) -> int:
+        """The process of a rank's engine core."""
+        found = re.search(rf"\(EngineCore_DP{rank} pid=(\d+)\)", self.log.read_text("utf-8", errors="replace"))
+        assert found is not None, f"no engine core of rank {rank} in {self.log}"
+        return int(found[1])

@@ -1,0 +1,157 @@
+"""Ranks over the real links, in threads of one process."""
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dp_ranks import Core, Lockstep, Store, wait_for
+
+from xpyd_sidecar.dp.look_ahead import LookAhead
+from xpyd_sidecar.engine.dp_plugin import meeting, shm, steps
+from xpyd_sidecar.engine.dp_plugin.settings import Mode, Settings
+from xpyd_sidecar.errors import ConfigError, PeerGone
+
+MODES: tuple[Mode, ...] = ("rpc", "shm")
+
+
+@pytest.fixture(params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    found: Mode = request.param
+    return found
+
+
+@pytest.fixture
+def cores(mode: Mode) -> Iterator[list[Core]]:
+    made = started(mode, 3)
+    yield made
+    for core in made:
+        core.stop()
+    for core in made:
+        core.join(20.0)
+        assert not core.is_alive()
+
+
+def started(mode: Mode, size: int, timeout_s: float = 20.0) -> list[Core]:
+    store, lockstep = Store(), Lockstep(size)
+    made = [Core(rank, size, store, Settings(mode, LookAhead(), timeout_s), lockstep) for rank in range(size)]
+    for core in made:
+        core.start()
+    wait_for(lambda: all(core.steps is not None or core.error is not None for core in made))
+    assert [core.error for core in made] == [None] * size
+    return made
+
+
+def locals_of(cores: list[Core]) -> list[int]:
+    return [core.steps.state.local if core.steps else -1 for core in cores]
+
+
+def settled(cores: list[Core]) -> bool:
+    return all(not core.left for core in cores) and all(core.steps and not core.steps.busy() for core in cores)
+
+
+def test_idle_ranks_run_a_dummy_for_each_forward_of_another(cores: list[Core]) -> None:
+    cores[1].ask(30)
+    wait_for(lambda: settled(cores) and locals_of(cores) == [30, 30, 30])
+    assert [core.real for core in cores] == [0, 30, 0]
+
+
+def test_random_work_ends_with_all_ranks_at_one_step(cores: list[Core]) -> None:
+    rng = random.Random(3)
+    total = 0
+    for _ in range(60):
+        tokens = rng.randint(1, 6)
+        total += tokens
+        cores[rng.randrange(3)].ask(tokens)
+        time.sleep(rng.choice((0.0, 0.0, 0.003)))
+    wait_for(lambda: sum(core.real for core in cores) == total)
+    wait_for(lambda: settled(cores) and len(set(locals_of(cores))) == 1)
+
+
+def test_a_pause_holds_at_one_step_on_all_ranks(cores: list[Core]) -> None:
+    cores[0].ask(5)
+    for core in cores:
+        core.pause()
+    wait_for(lambda: all(core.held == 1 for core in cores))
+    assert len(set(locals_of(cores))) == 1
+    cores[2].ask(3)
+    wait_for(lambda: cores[2].real == 3 and settled(cores) and len(set(locals_of(cores))) == 1)
+
+
+def test_ranks_leave_together(mode: Mode) -> None:
+    cores = started(mode, 2)
+    cores[0].stop()
+    time.sleep(0.1)
+    assert cores[0].is_alive()
+    cores[1].ask(4)
+    cores[1].stop()
+    for core in cores:
+        core.join(20.0)
+    assert [core.is_alive() for core in cores] == [False, False]
+    assert [core.error for core in cores] == [None, None]
+    assert cores[0].dummies == 4
+
+
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_silent_rank_ends_the_others_with_its_name(mode: Mode, dead: int) -> None:
+    cores = started(mode, 2, timeout_s=1.0)
+    lost = cores[dead].steps
+    assert lost is not None
+    lost.link.close()
+    wait_for(lambda: cores[1 - dead].error is not None)
+    error = cores[1 - dead].error
+    assert isinstance(error, PeerGone)
+    assert error.peer == ("coordinator in DP rank 0" if mode == "rpc" and dead == 0 else f"DP rank {dead}")
+
+
+def test_a_rank_stuck_in_a_step_is_abandoned(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "GRACE_S", 0.2)
+    cores = started(mode, 2, timeout_s=1.0)
+    other = cores[1].steps
+    assert other is not None
+    other.link.close()
+    cores[0].ask(1)  # its forward waits for rank 1 for 20 s
+    wait_for(lambda: cores[0].abandoned is not None)
+    assert isinstance(cores[0].abandoned, PeerGone)
+
+
+def test_nothing_is_left_in_shared_memory(mode: Mode) -> None:
+    before = set(Path("/dev/shm").glob("xpyd-dp-*"))
+    cores = started(mode, 2)
+    assert set(Path("/dev/shm").glob("xpyd-dp-*")) <= before
+    for core in cores:
+        core.stop()
+    for core in cores:
+        core.join(20.0)
+
+
+def test_other_settings_at_another_rank_are_refused_by_both() -> None:
+    store, lockstep = Store(), Lockstep(2)
+    cores = [Core(0, 2, store, Settings("rpc"), lockstep), Core(1, 2, store, Settings("rpc", LookAhead(24)), lockstep)]
+    for core in cores:
+        core.start()
+    for core in cores:
+        core.join(20.0)
+        assert isinstance(core.error, ConfigError)
+        assert f"DP rank {1 - cores.index(core)} runs with other settings" in str(core.error)
+
+
+def test_a_rank_without_the_rules_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "MEET_S", 0.2)
+    core = Core(0, 2, Store(), Settings("rpc"), Lockstep(2))
+    core.start()
+    core.join(20.0)
+    assert isinstance(core.error, ConfigError)
+    assert "DP rank 1 has not come to config/1" in str(core.error)
+
+
+def test_auto_takes_shared_memory_where_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert meeting.mode_of(Settings("auto"), one_host=True) == "shm"
+    assert meeting.mode_of(Settings("auto"), one_host=False) == "rpc"
+    monkeypatch.setattr(shm, "usable", lambda: False)
+    assert meeting.mode_of(Settings("auto"), one_host=True) == "rpc"
+    with pytest.raises(ConfigError, match="x86-64"):
+        meeting.mode_of(Settings("shm"), one_host=True)
+    with pytest.raises(ConfigError, match="several hosts"):
+        meeting.mode_of(Settings("shm"), one_host=False)
