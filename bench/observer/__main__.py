@@ -60,7 +60,7 @@ def measured() -> dict[str, float]:
     each = iter(records * (2 * ROUNDS))
 
     def one() -> None:
-        observer.opened()
+        observer.opened(1000)
         observer.closed(next(each))
 
     out = {"request_us": best_us(one, REQUESTS)}

@@ -44,10 +44,10 @@ def test_the_fleet_says_what_happened_within_the_window(clock: Clock) -> None:
     observer = observed()
     observer.watch_queue(lambda: 4)
     for number in range(10):
-        observer.opened()
+        observer.opened(100)
         observer.closed(record(*pair("p1", "d1", 0.1), outcome="ok" if number else "broken", detail="it broke", bytes=100,
                                retries=1, continued=2))
-    observer.opened()
+    observer.opened(100)
     observer.refused("chat", "q", "unavailable", 503, "nobody decodes")
     clock.now += 2
     seen = fleet(observer)
@@ -69,7 +69,7 @@ def test_the_fleet_says_what_happened_within_the_window(clock: Clock) -> None:
 
 def test_what_is_older_than_the_window_is_left_out(clock: Clock) -> None:
     observer = observed()
-    observer.opened()
+    observer.opened(100)
     observer.closed(record(*pair("p1", "d1")))
     clock.now += ob.WINDOW_S + 1
     seen = fleet(observer)

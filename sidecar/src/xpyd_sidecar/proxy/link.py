@@ -116,7 +116,8 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     """Events of the owner up to this index are applied."""
     legs: list[tuple[InstanceName, Incarnation, int]]
     """Open legs, of those whose number changed."""
-    opened: int
+    opened: list[int]
+    """About how many tokens the prompt of each has that came."""
     closed: list[Record]
     refused: list[Refusal]
     passed: list[tuple[str, str]]

@@ -332,8 +332,8 @@ class Owner(Router):
             member = roster.find(*key)
             if member is not None:
                 member.in_flight = self._legs(key)
-        for _ in range(report.opened):
-            observer.opened()
+        for tokens in report.opened:
+            observer.opened(tokens)
         for record in report.closed:
             observer.closed(record)
         for refusal in report.refused:

@@ -36,9 +36,10 @@ from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.watch import Watch
-from xpyd_sidecar.routing import faults, fields
+from xpyd_sidecar.routing import bodies, faults, fields, prompt
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing import roster as ro
+from xpyd_sidecar.routing.exchange import Picks
 from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.record import Record
 
@@ -63,7 +64,7 @@ class Reports:
         self._timer: asyncio.Handle | None = None
         self._open: dict[tuple[InstanceName, Incarnation], int] = {}
         self._changed: set[tuple[InstanceName, Incarnation]] = set()
-        self._opened = 0
+        self._opened: list[int] = []
         self._closed: list[Record] = []
         self._refused: list[li.Refusal] = []
         self._passed: list[tuple[str, str]] = []
@@ -79,9 +80,9 @@ class Reports:
         self._changed.add(key)
         self.soon()
 
-    def opened(self) -> None:
-        """A request is being served."""
-        self._opened += 1
+    def opened(self, tokens: int) -> None:
+        """A request is being served, whose prompt has about so many tokens."""
+        self._opened.append(tokens)
         self.soon()
 
     def closed(self, record: Record) -> None:
@@ -124,7 +125,7 @@ class Reports:
                 del self._open[name, incarnation]
         self._changed.clear()
         report = li.Report(self.applied, legs, self._opened, self._closed, self._refused, self._passed, *self.levels())
-        self._opened, self._closed, self._refused, self._passed = 0, [], [], []
+        self._opened, self._closed, self._refused, self._passed = [], [], [], []
         self._link.send(report)
 
 
@@ -163,10 +164,10 @@ class WorkerDispatch(Dispatch):
         self.watch = follower
         self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
 
-    def serve(self, request: HttpRequest, reply: Reply, parsed: object, picks: object, queued_s: float) -> Serving:
+    def serve(self, request: HttpRequest, reply: Reply, parsed: bodies.Request, picks: Picks, queued_s: float) -> Serving:
         """Begin to serve a request."""
-        self.reports.opened()
-        return super().serve(request, reply, parsed, picks, queued_s)  # type: ignore[arg-type]
+        self.reports.opened(prompt.tokens(parsed.prompt))
+        return super().serve(request, reply, parsed, picks, queued_s)
 
     def unserved(self, api: fields.Api, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
         """A request ended before it was served."""

@@ -7,12 +7,11 @@ Laws
     (those beyond it count as ``OTHER``), failures and changes up to ``MAX_NEWS``.
   * Every second is there once, in order, also one in which nothing happened. A pause longer than the ring leaves it empty.
 
-A bucket is 2^(1/8) wide, so a percentile is right within 4.5 %.
+Buckets are those of ``contract.totals``, so a percentile is right within 4.5 %.
 """
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
@@ -21,6 +20,7 @@ import msgspec
 
 from xpyd_sidecar.contract.fleet import FleetFailure, FleetNews, FleetPair, Quantiles
 from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.totals import Buckets, bucket_of, middle_of
 from xpyd_sidecar.routing import summary
 from xpyd_sidecar.routing.record import Record
 
@@ -30,25 +30,6 @@ MAX_NEWS = 64
 MAX_WORDS = 500
 """Characters kept of one reason."""
 OTHER = InstanceName("other")
-_SHORTEST = 1e-4
-_STEPS = 8
-_LAST = 200
-"""Bucket of everything from about 55 minutes on."""
-
-Buckets = dict[int, int]
-"""Durations: bucket → count."""
-
-
-def bucket_of(seconds: float) -> int:
-    """The bucket of a duration."""
-    if seconds <= _SHORTEST:
-        return 0
-    return min(_LAST, 1 + int(_STEPS * math.log2(seconds / _SHORTEST)))
-
-
-def middle_of(bucket: int) -> float:
-    """The duration that stands for a bucket, seconds."""
-    return _SHORTEST if bucket == 0 else float(_SHORTEST * 2.0 ** ((bucket - 0.5) / _STEPS))
 
 
 def quantiles(buckets: Iterable[Buckets]) -> Quantiles:

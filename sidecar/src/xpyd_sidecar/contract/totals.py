@@ -1,0 +1,53 @@
+"""What a router has counted since it started: two answers of one router give what happened between them.
+
+Belongs here: the form and the widths of the buckets. Does not belong here: counting (``routing.totals``).
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+Buckets = dict[int, int]
+"""Durations: bucket → count."""
+_SHORTEST = 1e-4
+_STEPS = 8
+_LAST = 200
+"""Bucket of everything from about 55 minutes on."""
+
+
+def bucket_of(seconds: float) -> int:
+    """The bucket of a duration; one is 2^(1/8) wide, so a percentile is right within 4.5 %."""
+    if seconds <= _SHORTEST:
+        return 0
+    return min(_LAST, 1 + int(_STEPS * math.log2(seconds / _SHORTEST)))
+
+
+def middle_of(bucket: int) -> float:
+    """The duration that stands for a bucket, seconds."""
+    return _SHORTEST if bucket == 0 else float(_SHORTEST * 2.0 ** ((bucket - 0.5) / _STEPS))
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Counters; they only grow. Lengths in tokens."""
+
+    since: float = 0.0
+    """When counting began, seconds since 1970: another value than before means that the router was started again."""
+    arrivals: int = 0
+    """Requests that were let in."""
+    arrived_tokens: int = 0
+    """Of their prompts, as their size tells (``routing.prompt.tokens``)."""
+    measured: int = 0
+    """Requests that ended well, with both lengths known."""
+    prompt_tokens: int = 0
+    """Of those."""
+    prompt_squares: int = 0
+    """Sum of their squared prompt lengths."""
+    output_tokens: int = 0
+    """Of those."""
+    handovers: int = 0
+    handover_s: float = 0.0
+    """Seconds of all hand-overs together."""
+    ttft: Buckets = {}
+    tpot: Buckets = {}
