@@ -53,7 +53,7 @@ class Pair:
         self.wire = Wire(port)
         self.pool = ThreadPoolExecutor(48)
         small = ("--num-gpu-blocks-override", "34", "--max-num-batched-tokens", "512")
-        common = {"peer_timeout_s": PEER_TIMEOUT_S, "load_timeout_s": 20.0, **options}
+        common = {"transport": "tcp", "peer_timeout_s": PEER_TIMEOUT_S, "load_timeout_s": 20.0, **options}
         self.p = Engine("p", folder, args=small, options=KvOptions(
             data_port=port, advertise_data=join_host_port("127.0.0.1", self.wire.port), **common))
         self.d = Engine("d", folder, args=small, on_load_failure=policy, options=KvOptions(**common))
