@@ -42,14 +42,15 @@ def start_sidecar(folder: Path, name: str, config: SidecarConfig) -> Group:
 class Instance:
     """An engine and the agent that speaks for it."""
 
-    def __init__(self, cluster: Cluster, ordinal: int, role: Role, **engine: Any) -> None:
+    def __init__(self, cluster: Cluster, ordinal: int, role: Role, *, data_parallel: int = 1, **engine: Any) -> None:
         self.name = InstanceName(f"{SERVICE}-e{ordinal}")
         self.role = role
         self._folder = cluster.folder
         self.engine = Engine(self.name, cluster.folder, service=SERVICE, key_file=cluster.key_file, **engine)
         address = HostPort(self.engine.address)
         agent = AgentConfig(role=role, engine=address, advertise_http=address, routers=(cluster.members_address,),
-                            heartbeat_s=HEARTBEAT_S, resolve_s=RESOLVE_S, drain_timeout_s=60.0)
+                            heartbeat_s=HEARTBEAT_S, resolve_s=RESOLVE_S, drain_timeout_s=60.0,
+                            data_parallel=data_parallel)
         self._config = SidecarConfig(service=SERVICE, instance=self.name, key_file=str(cluster.key_file),
                                      run_dir=str(self.engine.run_dir), agent=agent, log_format="text")
         self.agent: Group | None = None
@@ -115,9 +116,9 @@ class Cluster:
         """Instances that decode."""
         return [one for one in self.instances if one.role is Role.DECODE]
 
-    def add(self, role: Role) -> Instance:
-        """One more instance, not started."""
-        instance = Instance(self, self._next, role, **self._engine)
+    def add(self, role: Role, **other: Any) -> Instance:
+        """One more instance, not started. ``other``: what differs from the other instances' engines."""
+        instance = Instance(self, self._next, role, **{**self._engine, **other})
         self._next += 1
         self.instances.append(instance)
         return instance

@@ -35,6 +35,15 @@ class Step(NamedTuple):
     tokens: int
 
 
+def read_steps(trace: Path, rank: int) -> list[Step]:
+    """What a rank has written into the folder ``trace``."""
+    path = trace / f"rank-{rank}.steps"
+    if not path.exists():
+        return []
+    lines = [line.split() for line in path.read_text("ascii").splitlines(keepends=True) if line.endswith("\n")]
+    return [Step(int(at), kind == "real", int(number), int(tokens)) for at, kind, number, tokens in lines]
+
+
 class DpEngine(Engine):
     """A vLLM server with ``ranks`` data-parallel ranks."""
 
@@ -72,11 +81,7 @@ class DpEngine(Engine):
 
     def steps(self, rank: int) -> list[Step]:
         """All forwards that a rank has begun."""
-        path = self.trace / f"rank-{rank}.steps"
-        if not path.exists():
-            return []
-        lines = [line.split() for line in path.read_text("ascii").splitlines(keepends=True) if line.endswith("\n")]
-        return [Step(int(at), kind == "real", int(number), int(tokens)) for at, kind, number, tokens in lines]
+        return read_steps(self.trace, rank)
 
     def wasted(self, after: int = 0) -> int:
         """Steps beyond ``after`` in which every rank ran a dummy."""

@@ -14,6 +14,7 @@ import msgspec
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
+from xpyd_operator.render.data_parallel import dp_env
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import KvOptions, kv_transfer_config
 
@@ -118,4 +119,5 @@ def engine_revision(service: DisaggService, role: Role, model: str) -> Revision:
 
     The role itself is left out: engines run as ``kv_both``, so equal roles can switch.
     """
-    return revision_of({"args": engine_args(service, role, model), "env": engine_env(service)})
+    env = engine_env(service) | dp_env(service, role)
+    return revision_of({"args": engine_args(service, role, model), "env": env})

@@ -12,6 +12,7 @@ from xpyd_operator.api.source import Beside, Claim, Folder, Hub
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import labels
 from xpyd_operator.render import places as at
+from xpyd_operator.render.data_parallel import dp_env
 from xpyd_operator.render.engine import CPU_ENV, MODULE, engine_args, executor_env, shutdown_args
 from xpyd_operator.render.literal import literal
 from xpyd_sidecar.contract import launch
@@ -110,7 +111,7 @@ def engine_variables(service: DisaggService, role: Role, name: InstanceName) -> 
         "PYTHONPATH": at.PACKAGE,
         "VLLM_HOST_IP": HOST_VAR,
     }
-    everything = address | defaults | users | fixed | executor_env(service, role, at.TMP)
+    everything = address | defaults | users | fixed | executor_env(service, role, at.TMP) | dp_env(service, role)
     return [{"name": key, **(one if isinstance(one, dict) else {"value": one})} for key, one in everything.items()]
 
 

@@ -53,6 +53,7 @@ def agent_section(
         advertise_http=advertised,
         routers=routers,
         model=service.served_name,
+        data_parallel=service.spec.role(role).parallelism.data,
         heartbeat_s=service.spec.router.heartbeat_s,
         drain_timeout_s=service.spec.drain.timeout_s,
         startup_timeout_s=seconds(service.spec.engine.startup_timeout),

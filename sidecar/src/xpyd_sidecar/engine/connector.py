@@ -11,6 +11,7 @@ from xpyd_sidecar.engine.compat import CacheHitSource, KVConnectorBase_V1, KVCon
 from xpyd_sidecar.engine.reports import Orders, RankAddress, Report
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.stats import PromMetrics, Stats
+from xpyd_sidecar.engine.step_stats import AllMetrics, AllStats, with_steps
 from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.errors import OurFault
 
@@ -141,7 +142,7 @@ class XpydConnector(KVConnectorBase_V1):
 
     def get_kv_connector_stats(self) -> Stats | None:
         """What has been counted; only the scheduler side counts."""
-        return self._scheduler.take_stats() if self._scheduler is not None else None
+        return with_steps(self._scheduler.take_stats()) if self._scheduler is not None else None
 
     def shutdown(self) -> None:
         """End every thread and socket."""
@@ -153,13 +154,13 @@ class XpydConnector(KVConnectorBase_V1):
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
         """Statistics as they were on the other side of a pipe."""
-        return Stats(data=data or {})
+        return AllStats(data=data or {})
 
     @classmethod
     def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: list[str],
                            per_engine_labelvalues: dict[int, list[object]]) -> PromMetrics:
         """The Prometheus side."""
-        return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        return AllMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003 (vLLM's signature)

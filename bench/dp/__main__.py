@@ -1,0 +1,173 @@
+"""Steps in which no rank had tokens: vLLM's waves beside step sync over ZMQ and through shared memory. ``make bench-dp``.
+
+One engine after the other, each of two data-parallel ranks of a tiny mixture of experts on CPU with the connector, gets
+the same workloads. A step is wasted if every rank ran a dummy in it; what each rank ran is written down at its executor,
+the same way for all. The answers must be equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dp_engines import DpEngine
+
+from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+MODES = {"wave": "off", "rpc": "rpc", "shm": "shm"}
+KV_WAIT_S = 2.0
+Answers = list[list[int]]
+
+
+def _prompt(rng: random.Random) -> list[int]:
+    return [rng.randrange(2, 250) for _ in range(rng.randint(4, 40))]
+
+
+def single(engine: DpEngine) -> Answers:
+    """20 requests of one token, one after the other."""
+    rng = random.Random(1)
+    return [engine.ask(_prompt(rng), 1, index % 2) for index in range(20)]
+
+
+def one_rank(engine: DpEngine) -> Answers:
+    """10 requests of random lengths on rank 0, one after the other."""
+    rng = random.Random(2)
+    return [engine.ask(_prompt(rng), rng.randint(8, 60), 0) for _ in range(10)]
+
+
+def bursts(engine: DpEngine) -> Answers:
+    """5 bursts of 8 requests on both ranks."""
+    rng = random.Random(3)
+    out: Answers = []
+    for _ in range(5):
+        asked = [(_prompt(rng), rng.randint(4, 60), index % 2) for index in range(8)]
+        out += _at_once(engine, [(0.0, *one) for one in asked])
+        time.sleep(0.5)
+    return out
+
+
+def poisson(engine: DpEngine) -> Answers:
+    """60 requests that come at random, on ranks at random."""
+    rng, at, asked = random.Random(4), 0.0, []
+    for _ in range(60):
+        at += rng.expovariate(2.0)
+        asked.append((at, _prompt(rng), rng.randint(2, 60), rng.randrange(2)))
+    return _at_once(engine, asked)
+
+
+def early_stop(engine: DpEngine) -> Answers:
+    """3 requests that may make 400 tokens and stop at about 100."""
+    rng = random.Random(5)
+    out: Answers = []
+    for _ in range(3):
+        prompt = _prompt(rng)
+        first = engine.ask(prompt, 100, 0)
+        stop = next(token for token in reversed(first) if first.index(token) == len(first) - 1 - first[::-1].index(token))
+        out.append(engine.ask(prompt, 400, 0, stop_token_ids=[stop]))
+    return out
+
+
+def kv_wait(engine: DpEngine) -> Answers:
+    """A request of 8 tokens on rank 1 whose KV is waited for 2 s and does not come; it is computed then."""
+    leg = legs.Leg(legs.VERSION, Role.DECODE, TransferId(random.Random(6).randbytes(16).hex()), Attempt(1), KV_WAIT_S)
+    return [engine.ask([7, 8, 9] * 60, 8, 1, kv_transfer_params=legs.encode(leg))]
+
+
+WORKLOADS: dict[str, Callable[[DpEngine], Answers]] = {
+    "single": single, "one_rank": one_rank, "bursts": bursts, "poisson": poisson, "early_stop": early_stop,
+    "kv_wait": kv_wait}
+
+
+def _at_once(engine: DpEngine, asked: list[tuple[float, list[int], int, int]]) -> Answers:
+    out: Answers = [[] for _ in asked]
+
+    def client(index: int, at: float, prompt: list[int], tokens: int, rank: int) -> None:
+        time.sleep(at)
+        out[index] = engine.ask(prompt, tokens, rank)
+
+    threads = [threading.Thread(target=client, args=(index, *one)) for index, one in enumerate(asked)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return out
+
+
+def run(mode: str, folder: Path, figures: dict[str, Any]) -> dict[str, Answers]:
+    """All workloads on one engine."""
+    answers = {}
+    with DpEngine(mode, folder, MODES[mode], connector=True) as engine:
+        engine.wait_ready()
+        engine.ask([1, 2, 3], 4, 0)
+        for name, workload in WORKLOADS.items():
+            before, began = engine.settled(), time.monotonic()
+            answers[name] = workload(engine)
+            seconds = time.monotonic() - began
+            after = engine.settled()
+            figures[f"wasted_{name}_{mode}"] = engine.wasted(before)
+            figures[f"useful_{name}_{mode}"] = engine.useful(before)
+            figures[f"seconds_{name}_{mode}"] = round(seconds, 2)
+            wasted = engine.wasted(before)
+            sys.stdout.write(f"{mode:5} {name:11} {after - before:5} steps, {wasted:4} wasted, {seconds:.1f} s\n")
+            sys.stdout.flush()
+        if mode != "wave":
+            wakes = engine.metric("xpyd_dp_wakes_total")
+            figures[f"wake_ms_{mode}"] = round(1000 * engine.metric("xpyd_dp_wake_seconds_total") / max(1.0, wakes), 3)
+            figures[f"wakes_{mode}"] = wakes
+    return answers
+
+
+def plot(figures: dict[str, Any]) -> str:
+    """Bars as SVG."""
+    width, height, left, base = 760, 300, 50, 250
+    most = max(figures[f"wasted_{name}_{mode}"] for name in WORKLOADS for mode in MODES) or 1
+    colours = dict(zip(MODES, ("#57606a", "#1f6feb", "#2da44e"), strict=True))
+    size = f'width="{width}" height="{height}"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
+             f'<rect {size} fill="white"/>',
+             f'<text x="{left}" y="20" font-size="14">Steps in which no rank had tokens</text>']
+    for group, name in enumerate(WORKLOADS):
+        for index, mode in enumerate(MODES):
+            value = figures[f"wasted_{name}_{mode}"]
+            tall = 200 * value / most
+            x = left + group * 115 + index * 30
+            parts.append(f'<rect x="{x}" y="{base - tall:.1f}" width="26" height="{tall:.1f}" fill="{colours[mode]}"/>'
+                         f'<text x="{x + 13}" y="{base - tall - 4:.1f}" text-anchor="middle">{value}</text>')
+        parts.append(f'<text x="{left + group * 115 + 43}" y="{base + 18}" text-anchor="middle">{name}</text>')
+    for index, mode in enumerate(MODES):
+        parts.append(f'<rect x="{left + index * 90}" y="{base + 30}" width="12" height="12" fill="{colours[mode]}"/>'
+                     f'<text x="{left + index * 90 + 18}" y="{base + 41}">{mode}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main() -> int:
+    """The command; exit code 1 where answers differ or step sync wastes more than waves."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="into bench/results")
+    write = parser.parse_args().write
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="xpyd-bench-dp-") as folder:
+        answers = {mode: run(mode, Path(folder), figures) for mode in MODES}
+    same = all(answers[mode] == answers["wave"] for mode in MODES)
+    better = all(figures[f"wasted_{name}_{mode}"] <= figures[f"wasted_{name}_wave"] for name in WORKLOADS for mode in MODES)
+    figures["answers_equal"] = same
+    figures["never_above_waves"] = better
+    if write:
+        (RESULTS / "dp.json").write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", "ascii")
+        (RESULTS / "dp.svg").write_text(plot(figures), "utf-8")
+    sys.stdout.write(f"answers equal: {same}; never more wasted than by waves: {better}\n")
+    return 0 if same and better else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

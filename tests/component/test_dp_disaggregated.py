@@ -1,0 +1,53 @@
+"""A decode instance of two data-parallel ranks: KV reaches the rank that was asked, and the tokens are right."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from dp_engines import ARGS, PLUGIN, read_steps
+from engines import complete
+from make_model import ensure_moe
+
+from xpyd_sidecar.contract import launch
+from xpyd_sidecar.contract.ids import Role
+
+PROMPTS = [[3 + i, 40, 50 + i, 7] * (3 + 9 * i) for i in range(6)]
+TOKENS = 10
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dp")
+
+
+@pytest.fixture(scope="module")
+def cluster(folder: Path) -> Iterator[Cluster]:
+    (folder / "steps").mkdir()
+    made = Cluster(folder, prefill=1, decode=0, engine_args=ARGS, model=ensure_moe())
+    env = {"PYTHONPATH": str(PLUGIN), "XPYD_TEST_STEPS": str(folder / "steps"), "VLLM_HOST_IP": "127.0.0.1",
+           launch.ENV_DP_SYNC: "auto"}
+    made.add(Role.DECODE, data_parallel=2, args=("--data-parallel-size", "2", *ARGS), env=env)
+    with made:
+        made.wait_ready()
+        yield made
+
+
+def test_answers_are_those_of_one_engine_and_kv_reaches_both_ranks(cluster: Cluster, folder: Path) -> None:
+    plain, decode = cluster.prefill[0].engine, cluster.decode[0].engine
+    expected = [plain.complete(prompt, TOKENS)["token_ids"] for prompt in PROMPTS]
+    found = [complete(cluster.url, prompt, TOKENS)["token_ids"] for prompt in PROMPTS]
+    assert found == expected
+    loaded = {rank: decode.metric("xpyd_kv_loaded_tokens_total", engine=str(rank)) for rank in (0, 1)}
+    assert loaded == {rank: sum(len(prompt) for prompt in PROMPTS[rank::2]) for rank in (0, 1)} or \
+        loaded == {1 - rank: sum(len(prompt) for prompt in PROMPTS[rank::2]) for rank in (0, 1)}
+    # Each forward with tokens computed one: nothing of a prompt was computed again.
+    assert {step.tokens for rank in (0, 1) for step in read_steps(folder / "steps", rank) if step.real} == {1}
+
+
+def test_no_step_is_run_for_requests_that_wait_for_kv(cluster: Cluster, folder: Path) -> None:
+    """Steps on decode are those in which a rank had tokens: requests of equal length in turn leave nothing to waste."""
+    dummies = [{step.number for step in read_steps(folder / "steps", rank) if not step.real} for rank in (0, 1)]
+    assert dummies[0]
+    assert not dummies[0] & dummies[1]
+    assert "runs in step by shm" in cluster.decode[0].engine.log.read_text("utf-8")

@@ -1,0 +1,45 @@
+from typing import Any
+
+import pytest
+from render_service import service
+
+from xpyd_operator.render.data_parallel import dp_env, step_sync
+from xpyd_operator.render.engine import engine_args, engine_revision
+from xpyd_operator.render.engine_container import engine_variables
+from xpyd_operator.render.sections import agent_section
+from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
+
+RANKS: dict[str, Any] = {"decode": {"parallelism": {"data": 2}}}
+
+
+def test_ranks_are_kept_in_step_as_the_document_says() -> None:
+    assert dp_env(service(None, **RANKS), Role.DECODE) == {"XPYD_DP_SYNC": "auto"}
+    assert dp_env(service(None, **RANKS), Role.PREFILL) == {}
+    assert dp_env(service(None, **RANKS, engine={"dpStepSync": "rpc"}), Role.DECODE) == {"XPYD_DP_SYNC": "rpc"}
+
+
+def test_pods_get_the_ranks_and_the_variable() -> None:
+    asked = service(None, **RANKS, engine={"dpStepSync": "shm"})
+    args = engine_args(asked, Role.DECODE, "m")
+    assert args[args.index("--data-parallel-size") + 1] == "2"
+    variables = {one["name"]: one.get("value") for one in engine_variables(asked, Role.DECODE, InstanceName("s-e0"))}
+    assert variables["XPYD_DP_SYNC"] == "shm"
+    assert "XPYD_DP_SYNC" not in {one["name"] for one in engine_variables(asked, Role.PREFILL, InstanceName("s-e1"))}
+
+
+def test_the_agent_waits_for_the_record_of_each_rank() -> None:
+    engine = HostPort("127.0.0.1:8000")
+    assert agent_section(service(None, **RANKS), Role.DECODE, engine, engine, ()).data_parallel == 2
+    assert agent_section(service(None, **RANKS), Role.PREFILL, engine, engine, ()).data_parallel == 1
+
+
+def test_another_way_is_another_revision_but_only_of_roles_with_several_ranks() -> None:
+    one, other = service(None, **RANKS), service(None, **RANKS, engine={"dpStepSync": "rpc"})
+    assert engine_revision(one, Role.DECODE, "m") != engine_revision(other, Role.DECODE, "m")
+    assert engine_revision(one, Role.PREFILL, "m") == engine_revision(other, Role.PREFILL, "m")
+
+
+@pytest.mark.parametrize(("spec", "said"), [
+    ({}, None), (RANKS, "auto"), ({**RANKS, "engine": {"dpStepSync": "off"}}, "off")])
+def test_the_way_is_known_where_a_role_has_several_ranks(spec: dict[str, Any], said: str | None) -> None:
+    assert step_sync(service(None, **spec)) == said
