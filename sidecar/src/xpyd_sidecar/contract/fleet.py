@@ -10,6 +10,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.totals import Totals
 
 
 class FleetInstance(msgspec.Struct, frozen=True):
@@ -119,5 +120,7 @@ class Fleet(msgspec.Struct, frozen=True):
     pairs: tuple[FleetPair, ...] = ()
     failures: tuple[FleetFailure, ...] = ()
     """The latest, oldest first."""
+    totals: Totals = Totals()
+    """Since the start, for who asks now and then."""
     changes: tuple[FleetNews, ...] = ()
     """Of the roster, the latest, oldest first."""

@@ -23,7 +23,7 @@ from xpyd_sidecar.proxy.serving import Serving, access
 from xpyd_sidecar.proxy.upstream import Pool
 from xpyd_sidecar.proxy.waiting import Line
 from xpyd_sidecar.proxy.watch import Watch
-from xpyd_sidecar.routing import bodies, fields, policies
+from xpyd_sidecar.routing import bodies, fields, policies, prompt
 from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing.affinity import Affinity
 from xpyd_sidecar.routing.budget import RetryBudget
@@ -108,7 +108,7 @@ class Dispatch:
         if self.tracing is not None:
             serving.trace = self.tracing.begin(request.headers, serving.record)
         self.servings.add(serving)
-        self.observer.opened()
+        self.observer.opened(prompt.tokens(parsed.prompt))
         self.budget.on_request(self.loop.time())
         serving.start()
         return serving

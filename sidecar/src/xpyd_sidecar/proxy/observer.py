@@ -20,6 +20,7 @@ from xpyd_sidecar.routing import history as hi
 from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing import summary
 from xpyd_sidecar.routing.record import Record
+from xpyd_sidecar.routing.totals import Counting
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.spans import Tracing
@@ -39,6 +40,7 @@ class Observer:
         self._unsettled: list[Record] = []
         self.metrics = Metrics(roster.members, self.settle)
         self.history = hi.History(time())
+        self.counting = Counting(time())
 
     def watch_queue(self, queued: Callable[[], int]) -> None:
         """How many requests wait for a place, whenever it is asked."""
@@ -47,10 +49,11 @@ class Observer:
 
     # ---- requests
 
-    def opened(self) -> None:
-        """A request is being served."""
+    def opened(self, tokens: int) -> None:
+        """A request is being served, whose prompt has about so many tokens."""
         self.metrics.opened()
         self.history.opened()
+        self.counting.opened(tokens)
 
     def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request was refused before anything was sent."""
@@ -71,6 +74,7 @@ class Observer:
         for record in records:
             told = summary.of(record)
             self.metrics.closed(record, told)
+            self.counting.closed(record, told)
             self.history.closed(record.arrived_unix + record.last_at - record.arrived, record, told)
 
     # ---- instances (watch.Notes)
@@ -110,7 +114,8 @@ class Observer:
                 ("requests", "done"), ("failed", "failed"), ("retries", "retries"), ("continued", "continued"),
                 ("tokens", "tokens"), ("bytes", "bytes"))}),
             latencies={name: hi.quantiles(getattr(second, name) for second in seconds) for name in hi.MEASURES},
-            pairs=hi.pairs(seconds, over), failures=tuple(self.history.failures), changes=tuple(self.history.changes))
+            pairs=hi.pairs(seconds, over), failures=tuple(self.history.failures), totals=self.counting.told(),
+            changes=tuple(self.history.changes))
 
 
 def _with_rate(instance: FleetInstance, rate: float) -> FleetInstance:
