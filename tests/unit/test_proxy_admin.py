@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,38 @@ async def test_client_keys(tmp_path: Path) -> None:
             assert answer.status == 200
         for path in ("/health", "/metrics"):
             assert (await f.get(path)).status == 200
+
+
+async def test_client_keys_change_without_a_restart_or_a_lost_request(tmp_path: Path) -> None:
+    """As the kubelet changes a Secret: another file takes the old one's place. For a while both keys are good."""
+    file = tmp_path / "keys"
+    file.write_text("old\n")
+
+    def put(text: str) -> None:
+        (tmp_path / "next").write_text(text)
+        (tmp_path / "next").replace(file)
+
+    async with fleet(1, 1, api_key_file=str(file)) as f:
+        async def status(key: str) -> int:
+            answer = await f.post("/v1/completions", {"prompt": "x"}, headers={"authorization": f"Bearer {key}"})
+            return answer.status
+
+        async def wait(key: str, expected: int) -> None:
+            end = time.monotonic() + 20
+            while await status(key) != expected:
+                assert time.monotonic() < end, f"{key} does not get {expected}"
+                await asyncio.sleep(0.05)
+
+        assert (await status("old"), await status("new")) == (200, 401)
+        put("old\nnew\n")
+        await wait("new", 200)
+        assert await status("old") == 200
+        put("\n")  # a slip locks nobody out
+        await asyncio.sleep(1.5)
+        assert (await status("old"), await status("new")) == (200, 200)
+        put("new\n")
+        await wait("old", 401)
+        assert await status("new") == 200
 
 
 async def test_the_fleet_needs_the_admin_token() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.proxy.auth import bearer, read_keys, require
+from xpyd_sidecar.proxy.auth import ClientKeys, bearer, read_keys, require
 from xpyd_sidecar.routing.faults import Fault
 
 
@@ -29,6 +29,30 @@ def test_a_bad_key_file_is_told(tmp_path: Path, content: bytes, words: str) -> N
 def test_a_missing_key_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"router\.api_key_file: .*none"):
         read_keys(str(tmp_path / "none"))
+
+
+def test_keys_that_cannot_be_used_leave_the_old_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\n")
+    keys = ClientKeys(str(file))
+    for content in ("", "two words\n"):
+        file.write_text(content)
+        keys.look()
+        keys.look()
+        assert keys.keys == (b"one",)
+    file.unlink()
+    keys.look()
+    assert keys.keys == (b"one",)
+    assert len([each for each in caplog.records if "not used" in each.message]) == 3, "each is told once"
+    file.write_text("two\nthree\n")
+    keys.look()
+    assert keys.keys == (b"two", b"three")
+
+
+def test_no_file_asks_for_no_key() -> None:
+    keys = ClientKeys(None)
+    keys.look()
+    assert keys.keys == ()
 
 
 @pytest.mark.parametrize(("value", "token"), [

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.proxy.auth import require
+from xpyd_sidecar.proxy.auth import ClientKeys, require
 from xpyd_sidecar.proxy.dashboard import Dashboard
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.metrics import CONTENT_TYPE
@@ -35,7 +35,7 @@ GENERATION = {route.path: route.api for route in paths.TABLE if route.api is not
 class Paths:
     """The application behind the server."""
 
-    def __init__(self, dispatch: Dispatch, client_keys: tuple[bytes, ...], admin_token: str) -> None:
+    def __init__(self, dispatch: Dispatch, client_keys: ClientKeys, admin_token: str) -> None:
         self._dispatch = dispatch
         self._client_keys = client_keys
         self._admin = (admin_token.encode(),)
@@ -82,8 +82,8 @@ class Paths:
             raise Fault(405, words, code="method_not_allowed", allow=", ".join(methods))
 
     def _check_client(self, request: HttpRequest) -> None:
-        if self._client_keys:
-            require(request.headers, self._client_keys)
+        if self._client_keys.keys:
+            require(request.headers, self._client_keys.keys)
 
     def _health(self, _: HttpRequest, reply: Reply) -> None:
         reply.whole(200, _TEXT, b"ok\n")

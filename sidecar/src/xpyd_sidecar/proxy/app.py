@@ -11,8 +11,9 @@ from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.proxy import auth, fast
+from xpyd_sidecar.proxy import fast
 from xpyd_sidecar.proxy.admin import Paths
+from xpyd_sidecar.proxy.auth import ClientKeys
 from xpyd_sidecar.proxy.connection import Bounds
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.guests import PORT_AFTER_MEMBERS, GuestListener
@@ -36,9 +37,9 @@ class Router:
             raise OurFault("run_router without a router section")
         self._config = config.router
         self._key = key
-        client_keys = auth.read_keys(self._config.api_key_file) if self._config.api_key_file is not None else ()
+        self._client_keys = ClientKeys(self._config.api_key_file)
         self.dispatch = self._make_dispatch(config)
-        self.paths = self._make_paths(client_keys, keys.admin_token(key))
+        self.paths = self._make_paths(self._client_keys, keys.admin_token(key))
         bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds, STREAMED)
         self.members = Members(config.instance, self.dispatch.on_message, self.dispatch.observer.metrics.message)
@@ -55,7 +56,7 @@ class Router:
     def _make_dispatch(self, config: SidecarConfig) -> Dispatch:
         return Dispatch(config)
 
-    def _make_paths(self, client_keys: tuple[bytes, ...], admin_token: str) -> Paths:
+    def _make_paths(self, client_keys: ClientKeys, admin_token: str) -> Paths:
         return Paths(self.dispatch, client_keys, admin_token)
 
     async def start(self) -> None:
@@ -128,7 +129,7 @@ class Router:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(min(SWEEP_S, self._config.heartbeat_s / 2))
-            turns = [self.dispatch.sweep, self.server.sweep, self.members.look, self._turn]
+            turns = [self.dispatch.sweep, self.server.sweep, self.members.look, self._client_keys.look, self._turn]
             if self.guests is not None:
                 turns.append(self.guests.look)
             for turn in turns:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hmac
+import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.routing.faults import Fault
+
+logger = logging.getLogger(__name__)
 
 MAX_KEYS = 10_000
 
@@ -31,6 +35,47 @@ def read_keys(path: str) -> tuple[bytes, ...]:
         if not key.isascii() or not key.isprintable() or " " in key:
             raise ConfigError(f"router.api_key_file: {path}: key {number} has characters that a header cannot carry")
     return tuple(key.encode() for key in keys)
+
+
+class ClientKeys:
+    """The client keys of a router, read again when their file changes. ``keys`` is empty where none is asked for.
+
+    A file that cannot be used leaves the keys as they are, so that a slip while keys are changed locks nobody out.
+    """
+
+    def __init__(self, path: str | None) -> None:
+        """Read them.
+
+        Raises:
+            ConfigError: see ``read_keys``.
+        """
+        self._path = path
+        self._seen = self._look()
+        self.keys: tuple[bytes, ...] = () if path is None else read_keys(path)
+
+    def _look(self) -> tuple[int, int, int] | None:
+        if self._path is None:
+            return None
+        try:
+            stat = os.stat(self._path)
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+    def look(self) -> None:
+        """Take changed keys into service. What is wrong with them is logged, once."""
+        seen = self._look()
+        if self._path is None or seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            keys = read_keys(self._path)
+        except ConfigError as error:
+            logger.error("the new client keys are not used: %s", error)  # noqa: TRY400 (said in full)
+            return
+        if keys != self.keys:
+            self.keys = keys
+            logger.info("the client keys were changed", extra={"keys": len(keys)})
 
 
 def bearer(headers: Mapping[bytes, bytes]) -> bytes:

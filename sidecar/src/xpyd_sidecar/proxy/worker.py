@@ -32,6 +32,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy import link as li
 from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.app import GC_THRESHOLD, Router
+from xpyd_sidecar.proxy.auth import ClientKeys
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving
@@ -216,7 +217,7 @@ class WorkerPaths(Paths):
 
     link: li.Link[li.Down]
 
-    def __init__(self, dispatch: Dispatch, client_keys: tuple[bytes, ...], admin_token: str) -> None:
+    def __init__(self, dispatch: Dispatch, client_keys: ClientKeys, admin_token: str) -> None:
         super().__init__(dispatch, client_keys, admin_token)
         self._loop = dispatch.loop
         self._asked: dict[int, _Waiting] = {}
@@ -263,7 +264,7 @@ class Worker(Router):
         self.worker = WorkerDispatch(config, self._link, self._begin.started)
         return self.worker
 
-    def _make_paths(self, client_keys: tuple[bytes, ...], admin_token: str) -> Paths:
+    def _make_paths(self, client_keys: ClientKeys, admin_token: str) -> Paths:
         paths = WorkerPaths(self.dispatch, client_keys, admin_token)
         paths.link = self._link
         self._asking = paths
