@@ -171,6 +171,10 @@ campaign-queue: $(STAMP) ## A million messages through the broadcast queue, with
 .PHONY: campaign-buddy
 campaign-buddy: $(STAMP) ## A million random operations on the buddy allocator, into bench/results (a minute)
 	@$(BIN)/python tests/campaigns/buddy.py
+.PHONY: campaign-dp
+REQUESTS ?= 10000
+campaign-dp: $(STAMP) ## Step sync: larger models, 10,000 requests per variant, 15 kills, into bench/results (an hour; REQUESTS=, KILLS=)
+	@REQUESTS=$(REQUESTS) KILLS=15 $(BIN)/pytest -s tests/campaigns/test_dp.py --timeout 7200
 # --- end of campaigns ---
 
 .PHONY: dashboard-picture
@@ -194,6 +198,10 @@ bench-observer: $(STAMP) ## What metrics, history and the dashboard cost the rou
 .PHONY: bench-policies
 bench-policies: $(STAMP) ## The router's policies on a trace (TRACE=FILE), simulated, into bench/results (a minute)
 	@$(BIN)/python bench/policies $(if $(TRACE),'$(TRACE)')
+
+.PHONY: bench-dp
+bench-dp: $(STAMP) ## Steps that data-parallel ranks run for nothing: vLLM's waves beside step sync, into bench/results (6 minutes)
+	@PYTHONPATH=tests/support $(BIN)/python bench/dp --write
 
 # Other routers have an environment of their own: what they need must not decide what xpyd runs with.
 RIVALS := .cache/bench
