@@ -19,6 +19,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Literal, NamedTuple
 
+from msgspec.structs import replace
+
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.engine.ahead import RETRY_S, Ahead, Expecting, Slot
 from xpyd_sidecar.engine.bounds import Chunk, Staging
@@ -115,6 +117,8 @@ class Receiver:
                 if key != step.key:
                     gate.close()
             target = Target(gates.setdefault(step.key, Gate()), step.ready.first, step.ids, self._caches)
+            if all(self._caches):
+                step = step._replace(ready=replace(step.ready, frame=frames.DIRECT_BYTES))
         self._loop.post(partial(self._do, step, target))
 
     def close(self, request: str) -> None:
@@ -291,8 +295,6 @@ class Source:
         if not self._settled:
             raise ProtocolError(connection.peer, f"sent {header.kind.name} before the link was agreed")
         offer = header.kind is Kind.OFFER
-        if header.length > self._receiver.largest_frame and not offer:
-            raise ProtocolError(connection.peer, f"DATA of {header.length} bytes, over {self._receiver.largest_frame}")
         body = Place((memoryview(bytearray(header.length)),)) if offer else NOWHERE
         asked = self.asked.get(header.key)
         if asked is None:
@@ -356,8 +358,9 @@ class Source:
         if asked.have.find(1, slot, slot + header.blocks) >= 0:
             raise ProtocolError(self.link.peer, f"sent blocks {header.first}..{end - 1} of array {header.region} twice")
         size = header.blocks * self._receiver.block_bytes[header.region]
-        if size > self._receiver.largest_frame:
-            raise ProtocolError(self.link.peer, f"sent {size} bytes in one frame, over {self._receiver.largest_frame}")
+        most = max(self._receiver.largest_frame, ready.frame)
+        if size > most:
+            raise ProtocolError(self.link.peer, f"sent {size} bytes in one frame, over {most}")
         return size
 
     def frame(self, connection: Connection, header: Header, place: Place) -> None:

@@ -174,6 +174,7 @@ class Sender:
             peer.decided(messages.read_body(body, messages.LinkChoice))
         elif header.kind is not Kind.PING:
             self._carry_out(self.spilling.heard(number, peer.link.peer, header, body))
+            self._carry_out(self.spilling.relieve())
 
     def lost(self, peer: Peer, error: PeerError) -> None:
         """A connection has ended."""
@@ -220,7 +221,8 @@ class Sender:
         self._began.setdefault(step.key, time.monotonic())
         self._sent[step.key] = self._sent.get(step.key, 0) + size
         piece = Blocks(step.copy.region, step.first, step.blocks, view[offset:offset + size])
-        peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover)
+        most = min(step.frame, frames.DIRECT_BYTES) or frames.FRAME_BYTES
+        peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover, most=most)
 
     def _store(self, step: sending.Store[Kept]) -> None:
         """Push a copy ahead: as frames of the session, whatever the link, since nobody has said where it belongs."""

@@ -40,6 +40,8 @@ MAGIC: Final = b"xpyd"
 BODY_MAX: Final = 64 << 10
 FRAME_BYTES: Final = 1 << 20
 """What a data frame aims at; a single block may be larger."""
+DIRECT_BYTES: Final = 4 << 20
+"""The same where blocks are received right into their places: fewer frames for as many bytes."""
 PAYLOAD_MAX: Final = 256 << 20
 """No block of any model is larger."""
 COVERED: Final = 1

@@ -252,6 +252,8 @@ class Ready(msgspec.Struct, frozen=True):
     """How many decode ranks ask this prefill rank for this transfer."""
     window: int = 0
     """Decode pulls: send the first so many blocks, then what FETCH asks for. 0: send everything."""
+    frame: int = 0
+    """Bytes of the largest frame or offer that decode takes for this transfer, if more than usual."""
 
 
 class Reason(msgspec.Struct, frozen=True):

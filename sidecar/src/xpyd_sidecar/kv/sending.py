@@ -74,6 +74,8 @@ class Send(NamedTuple, Generic[C]):
     """Send so many heads of each block; None: whole blocks."""
     uses: Uses | None = None
     """Of a copy that is sent more than once: it may be freed when all are out."""
+    frame: int = 0
+    """As ``Ready.frame``."""
 
 
 class Offer(NamedTuple, Generic[C]):
@@ -315,6 +317,9 @@ class Sending(Generic[C]):
     def done(self, link: int, key: Key) -> list[Step[C]]:
         """Decode has everything that it wanted of this link."""
         transfer = self._open.get(key)
+        if transfer is None and link in (early := self._early.get(key, {})) and early[link].takers == 1:
+            del self._early[key]  # it had another try's in its buffer
+            return self._end(key, Outcome.OK, "", confirmed=True)
         if transfer is None or link not in transfer.takers or not transfer.sending:
             return []
         transfer.done.add(link)
@@ -369,7 +374,8 @@ class Sending(Generic[C]):
             wanted, cut = _wanted(ready, copy.region)
             first, count = overlap(copy.first, copy.blocks, ready.first, ready.count)
             if wanted and count:
-                sends.append(Send(link, key, copy, first, count, self._cover or ready.checksum, cut))
+                cover = self._cover or ready.checksum
+                sends.append(Send(link, key, copy, first, count, cover, cut, frame=ready.frame))
         if not sends:
             return [Free(copy)]
         if len(sends) == 1:
@@ -402,7 +408,8 @@ class Sending(Generic[C]):
                     held.uses.more()
                     held.left[link] = upto, end, cut
                 cover = self._cover or transfer.takers[link].checksum
-                yield Send(link, key, held.copy, first, upto - first, cover, cut, held.uses)
+                frame = transfer.takers[link].frame
+                yield Send(link, key, held.copy, first, upto - first, cover, cut, held.uses, frame)
         transfer.held = [held for held in transfer.held if held.left]
 
     @staticmethod

@@ -93,9 +93,10 @@ class ArenaLink:
             os.close(self._fd)
             self._fd = -1
 
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool) -> None:
+    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
+            most: int = frames.FRAME_BYTES) -> None:
         """Copy blocks into slots as these are free."""
-        for piece, last in pieces(blocks, self._slot):
+        for piece, last in pieces(blocks, min(most, self._slot)):
             self._waiting.append(Waiting(session, key, piece, sent if last else None, cover))
         self._pump()
 

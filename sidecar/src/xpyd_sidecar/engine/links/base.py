@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from xpyd_sidecar.kv.frames import FRAME_BYTES
 from xpyd_sidecar.kv.keys import Key
 
 
@@ -39,8 +40,12 @@ class Link(Protocol):
 
     name: str
 
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool) -> None:
-        """Begin to move blocks. Never waits; ``sent`` is called once, when ``data`` may be freed."""
+    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
+            most: int = FRAME_BYTES) -> None:
+        """Begin to move blocks, in pieces of ``most`` bytes or one block. Never waits.
+
+        ``sent`` is called once, when ``data`` may be freed.
+        """
 
     def taken(self, session: Session, *, read: bool) -> None:
         """The peer is done with the oldest offer.

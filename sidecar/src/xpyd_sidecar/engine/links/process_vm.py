@@ -61,12 +61,13 @@ class ProcessLink:
         """What the peer tries to read."""
         return messages.Near(os.getpid(), ctypes.addressof(self._cell), self._cell.raw)
 
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool) -> None:
+    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
+            most: int = frames.FRAME_BYTES) -> None:
         """Offer blocks; over TCP where the peer has once been unable to read."""
         if self._unreadable:
-            self._tcp.put(session, key, blocks, sent, cover=cover)
+            self._tcp.put(session, key, blocks, sent, cover=cover, most=most)
             return
-        for piece, last in pieces(blocks):
+        for piece, last in pieces(blocks, most):
             offer(session, key, piece, address_of(piece.data), cover=cover)
             self._offered.append(Offered(key, piece, sent if last else _nothing, cover))
 
@@ -79,7 +80,7 @@ class ProcessLink:
             one.sent()
             return
         self._unreadable = True
-        self._tcp.put(session, one.key, one.blocks, one.sent, cover=one.cover)
+        self._tcp.put(session, one.key, one.blocks, one.sent, cover=one.cover, most=len(one.blocks.data))
 
     @property
     def busy(self) -> bool:
@@ -155,7 +156,7 @@ class ProcessReader:
         """Nothing is held."""
 
 
-def pieces(blocks: Blocks, most: int = frames.FRAME_BYTES) -> Iterator[tuple[Blocks, bool]]:
+def pieces(blocks: Blocks, most: int) -> Iterator[tuple[Blocks, bool]]:
     """Blocks in pieces of ``most`` bytes, or one block, and whether a piece is the last."""
     each = len(blocks.data) // blocks.blocks
     end = blocks.first + blocks.blocks

@@ -33,6 +33,7 @@ SOCKET_BUFFER: Final = 1 << 20
 IO_AT_ONCE: Final = 4 << 20
 """Bytes moved for one connection before the others have their turn."""
 VIEWS_AT_ONCE: Final = 64
+LOW_WATER: Final = 256 << 10
 _WASTE: Final = memoryview(bytearray(256 << 10))
 """Where bytes go that nobody wants; never read."""
 _numbers = itertools.count(1)
@@ -87,6 +88,7 @@ class Connection:
         self._got = 0
         """Bytes of the next header."""
         self._spent = 0
+        self._low = 1
         self._late = False
         self.paused = False
         self.open = True
@@ -122,6 +124,8 @@ class Connection:
 
         Between two ticks the loop reads what has arrived: so a loop that was itself held up blames nobody for it.
         """
+        if self._low > 1 and now - self.last_in > timeout / 2 and self.open:
+            self._want(1)  # a slow peer's few bytes are heard, too
         late, self._late = self._late, now - self.last_in > timeout
         return late and self._late
 
@@ -248,6 +252,8 @@ class Connection:
         if size < self._missing:
             self._missing -= size
             self._fill(size)
+            if self._missing < 2 * LOW_WATER:
+                self._want(1)
             return
         header, place = self._header, self._place
         self._header, self._place, self._left, self._got = None, NOWHERE, [], size - self._missing
@@ -277,6 +283,14 @@ class Connection:
         self._place, self._left, self._missing, self._got = place, list(reversed(place.views)), self._header.length, 0
         if not self._missing:
             self._arrived(0)
+        elif self._missing > 2 * LOW_WATER:
+            self._want(LOW_WATER)
+
+    def _want(self, size: int) -> None:
+        """Be woken for no less than so many bytes: for each waking this thread must get the interpreter."""
+        if size != self._low:
+            self._low = size
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
 
 class TcpLink:
@@ -293,10 +307,11 @@ class TcpLink:
     def close(self) -> None:
         """Nothing waits here."""
 
-    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool) -> None:
+    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
+            most: int = frames.FRAME_BYTES) -> None:
         """Cut blocks into frames and queue them; the last one to leave frees the data."""
         each = len(blocks.data) // blocks.blocks
-        cuts = list(runs(blocks.first, blocks.blocks, each, frames.FRAME_BYTES))
+        cuts = list(runs(blocks.first, blocks.blocks, each, most))
         for at, (first, count) in enumerate(cuts):
             offset = (first - blocks.first) * each
             payload = blocks.data[offset:offset + count * each]
