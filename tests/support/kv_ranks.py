@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
+from xpyd_sidecar.engine.ahead import Expecting
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache
 from xpyd_sidecar.engine.links.near import Ways
@@ -50,10 +51,11 @@ class PrefillRank:
         self.incarnation = P_LIFE
         self.reports: list[Report] = []
 
-    def copy(self, which: Key, region: int, first: int, blocks: Sequence[bytes]) -> None:
+    def copy(self, which: Key, region: int, first: int, blocks: Sequence[bytes], *, holder: str = "",
+             gone: Callable[[], None] | None = None) -> None:
         data = b"".join(blocks)
-        assert self.sender.budget.reserve(len(data))
-        self.sender.push(which, Copy(region, first, len(blocks), Kept(memoryview(data), NOW)))
+        assert self.sender.budget.reserve(len(data), holder)
+        self.sender.push(which, Copy(region, first, len(blocks), Kept(memoryview(data), NOW, holder, gone)))
 
     def wait_reports(self, count: int = 1, deadline_s: float = 5.0) -> list[Report]:
         end = time.monotonic() + deadline_s
@@ -74,7 +76,8 @@ class DecodeRank:
     """A receiver, its machine, and a cache of bytes by (region, block id)."""
 
     def __init__(self, *, data_key: bytes = DATA_KEY, chunks: int = 8, cover: bool = True, load_s: float = 5.0,
-                 grace_s: float = 0.1, block: int = BLOCK, ways: Ways = TCP, direct: bool = False) -> None:
+                 grace_s: float = 0.1, block: int = BLOCK, ways: Ways = TCP, direct: bool = False,
+                 buffer_bytes: int = 0, pool_bytes: int = 0, claim_s: float = 5.0, window: int = 0) -> None:
         """``direct``: blocks are received right into ``memory`` (by region, 256 blocks each)."""
         self.block = block
         self.memory = [bytearray(256 * block) for _ in range(REGIONS)] if direct else []
@@ -83,16 +86,22 @@ class DecodeRank:
         most = max(block, 1 << 20)
         self.staging = Staging(lambda: Chunk(None, memoryview(bytearray(most))), chunks)
         self.receiver = Receiver(Me(InstanceName("d"), D_LIFE, 0, data_key), self.staging, block_bytes=[block] * REGIONS,
-                                 largest_frame=most, cover=cover, peer_timeout_s=TIMEOUT_S, ways=ways, caches=caches)
-        self.machine = Receiving(load_s=load_s, grace_s=grace_s, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
+                                 largest_frame=most, cover=cover, peer_timeout_s=TIMEOUT_S, ways=ways, caches=caches,
+                                 make=lambda size: Chunk(None, memoryview(bytearray(size))), buffer_bytes=buffer_bytes,
+                                 pool_bytes=pool_bytes, claim_s=claim_s)
+        self.machine = Receiving(load_s=load_s, grace_s=grace_s, regions=REGIONS, block_bytes=REGIONS * block, cover=cover,
+                                 window=window)
         self.cache: dict[tuple[int, int], bytes] = {}
         self.finished: list[Finished] = []
 
     def load(self, request: str, which: Key, source: PrefillRank | HostPort, *, first: int, count: int,
-             life: Incarnation = P_LIFE) -> None:
+             life: Incarnation = P_LIFE, identity: bytes = b"") -> None:
         address = source if isinstance(source, str) else source.address
         ids = tuple(range(100 + first, 100 + first + count))
-        self.carry_out(self.machine.load(Order(request, which, first, ids, address, life), time.monotonic()))
+        self.carry_out(self.machine.load(Order(request, which, first, ids, address, life, identity), time.monotonic()))
+
+    def expect(self, which: Key, source: PrefillRank, *, blocks: int, identity: bytes = b"") -> None:
+        self.receiver.carry_out(Expecting(source.address, P_LIFE, which, identity, blocks))
 
     def abandon(self, request: str) -> None:
         self.carry_out(self.machine.abandon(request))

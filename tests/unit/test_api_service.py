@@ -66,17 +66,17 @@ def test_a_device_is_a_gpu_unless_resources_say_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "prefill", "decode"),
+    ("kv", "size", "share"),
     [
-        (Kv(), 0, 100),
-        (Kv(mode="get"), 100, 100),
-        (Kv(buffer_size="20%"), 0, 200),
-        (Kv(mode="get", buffer_size="5%"), 50, 50),
-        (Kv(buffer_size=7), 0, 7),
+        (Kv(), None, None),
+        (Kv(buffer_size="20%"), None, 0.2),
+        (Kv(buffer_size="0%"), None, 0.0),
+        (Kv(buffer_size=7), 7, None),
+        (Kv(buffer_size="1Ki"), 1024, None),
     ],
 )
-def test_buffer(kv: Kv, prefill: int, decode: int) -> None:
-    assert (kv.buffer_bytes("prefill", 1000), kv.buffer_bytes("decode", 1000)) == (prefill, decode)
+def test_buffer(kv: Kv, size: int | None, share: float | None) -> None:
+    assert (kv.buffer_bytes, kv.buffer_share) == (size, share)
 
 
 def test_times_are_seconds_and_sizes_bytes() -> None:

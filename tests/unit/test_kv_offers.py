@@ -22,9 +22,9 @@ def opened(tokens: int = 300, ranks: int = 1) -> Offers:
 
 def test_chunks_are_pushed_in_whole_blocks_and_the_tail_comes_last() -> None:
     offers = opened()
-    assert offers.step("r", [7, 8], reset=True, computed=200) == [Push(KEY, 0, (7,))]
+    assert offers.step("r", [7, 8], reset=True, computed=200) == [Push(KEY, 0, (7,), D.instance)]
     assert offers.tracks("r")
-    assert offers.step("r", [9], reset=False, computed=300) == [Push(KEY, 1, (8, 9))]
+    assert offers.step("r", [9], reset=False, computed=300) == [Push(KEY, 1, (8, 9), D.instance)]
     assert not offers.tracks("r")
     assert offers.end("r") == []
     assert offers.open == 1
@@ -33,20 +33,20 @@ def test_chunks_are_pushed_in_whole_blocks_and_the_tail_comes_last() -> None:
 
 
 def test_blocks_found_in_the_prefix_cache_are_pushed_too() -> None:
-    assert opened().step("r", [1, 2, 3], reset=True, computed=300) == [Push(KEY, 0, (1, 2, 3))]
+    assert opened().step("r", [1, 2, 3], reset=True, computed=300) == [Push(KEY, 0, (1, 2, 3), D.instance)]
 
 
 def test_a_chunk_that_completes_no_block_pushes_nothing() -> None:
     offers = opened()
     assert offers.step("r", [1], reset=True, computed=127) == []
-    assert offers.step("r", (), reset=False, computed=128) == [Push(KEY, 0, (1,))]
+    assert offers.step("r", (), reset=False, computed=128) == [Push(KEY, 0, (1,), D.instance)]
 
 
 def test_after_a_preemption_only_what_was_not_pushed_follows_from_the_new_blocks() -> None:
     offers = opened()
     offers.step("r", [1, 2], reset=True, computed=256)
     assert offers.step("r", [11, 12], reset=True, computed=256) == []
-    assert offers.step("r", [13], reset=False, computed=300) == [Push(KEY, 2, (13,))]
+    assert offers.step("r", [13], reset=False, computed=300) == [Push(KEY, 2, (13,), D.instance)]
 
 
 def test_it_is_announced_once() -> None:

@@ -27,12 +27,15 @@ class Kv(Part, frozen=True):
     """Link for KV data: `tcp` works everywhere, `shm` on one host, `nccl` between GPUs (not built yet). `auto` takes `shm`
     where both sides can, else `tcp`."""
     mode: Literal["put_async", "put", "get"] = "put_async"
-    """Prefill pushes beside its next steps (`put_async`), pushes before its step ends (`put`), or decode pulls (`get`)."""
+    """Prefill pushes beside its next steps (`put_async`), pushes before its step ends (`put`: the step waits, a quarter of
+    a second at most), or decode pulls (`get`)."""
     buffer_size: SizeOrShare | None = None
-    """Device memory for KV that has no place in the cache yet: bytes (`2Gi`) or a share of the device (`10%`). Default: 10%
-    on decode, none on prefill; with mode `get` 10% on both."""
+    """Host memory of each rank for KV that has no place in decode's cache yet, used when prefill cannot keep it: bytes
+    (`2Gi`) or a share of the rank's KV cache (`10%`). 0: none. Default: 10%, 1 GiB at most. With mode `get` prefill may
+    keep as much more."""
     host_pool: Size = 0
-    """Host memory that takes over when `bufferSize` is full. 0: none."""
+    """Host memory of each rank that takes over when `bufferSize` is full; and as much more for KV that prefill keeps.
+    0: none."""
     checksum: Literal["xxh3", "none"] = "xxh3"
     """Checksum of every block that is sent."""
     on_load_failure: Literal["recompute", "fail"] = "recompute"
@@ -40,11 +43,16 @@ class Kv(Part, frozen=True):
     shared_memory: SharedMemory | None = None
     """Shared memory between pods of one node; transport `shm` needs it in Kubernetes."""
 
-    def buffer_bytes(self, role: Literal["prefill", "decode"], device_bytes: int) -> int:
-        """Bytes of the buffer on a device that has ``device_bytes``."""
-        if self.buffer_size is None:
-            return device_bytes // 10 if role == "decode" or self.mode == "get" else 0
-        return size_of_share(self.buffer_size, device_bytes) if role == "decode" or self.mode == "get" else 0
+    @property
+    def buffer_bytes(self) -> int | None:
+        """Bytes of the buffer, where they are stated."""
+        return None if self.buffer_size is None or self.buffer_share is not None else size(self.buffer_size)
+
+    @property
+    def buffer_share(self) -> float | None:
+        """Its share of a rank's KV cache, where that is stated."""
+        percent = str(self.buffer_size)
+        return size_of_share(percent, 100) / 100 if percent.endswith("%") else None
 
     @property
     def host_pool_bytes(self) -> int:

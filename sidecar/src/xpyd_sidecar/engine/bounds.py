@@ -75,6 +75,31 @@ class Staging:
             self._waiting = call
 
 
+class Tally:
+    """Things that have not left yet; safe across threads."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._changed = threading.Condition()
+
+    def up(self) -> None:
+        """One more."""
+        with self._changed:
+            self._count += 1
+
+    def down(self) -> None:
+        """One has left."""
+        with self._changed:
+            self._count -= 1
+            if not self._count:
+                self._changed.notify_all()
+
+    def wait_none(self, seconds: float) -> bool:
+        """Wait until none is left, that long at most. Whether none is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._count, seconds)
+
+
 class Budget:
     """A bound on bytes, safe across threads, which no single holder can take whole.
 

@@ -83,16 +83,21 @@ class Memory:
         index = torch.tensor(ids, dtype=torch.int64)
         return index if self._side is None else index.pin_memory().to(self.device, non_blocking=True)
 
-    def copy_out(self, region: int, index: torch.Tensor) -> Outgoing:
-        """Copy blocks out of one region, in the order of ``index``, packed."""
+    def copy_out(self, region: int, index: torch.Tensor, into: Chunk | None = None) -> Outgoing:
+        """Copy blocks out of one region, in the order of ``index``, packed; ``into`` memory of their size, if given."""
         source = self.regions[region]
+        shape = (len(index), *source.shape[1:])
+        place = into.tensor.view(source.dtype).view(shape) if into is not None else None
         if self._side is None:
-            return Outgoing(_bytes(source.index_select(0, index)), NOW)
+            if place is None:
+                return Outgoing(_bytes(source.index_select(0, index)), NOW)
+            torch.index_select(source, 0, index, out=place)
+            return Outgoing(_bytes(place), NOW)
         compute = torch.cuda.current_stream(self.device)
         with torch.cuda.stream(self._side):
             self._side.wait_stream(compute)
             packed = source.index_select(0, index)
-            host = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+            host = place if place is not None else torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
             host.copy_(packed, non_blocking=True)
             event = torch.cuda.Event()
             event.record(self._side)

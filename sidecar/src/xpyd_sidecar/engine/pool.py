@@ -47,6 +47,11 @@ class Pool:
         self._buddy = Buddy(size)
         self._lock = threading.Lock()
 
+    def prepare(self) -> None:
+        """Make the memory now, where that would hold up whoever comes first."""
+        with self._lock:
+            self._arena.at(0, 0)
+
     def take(self, size: int) -> Piece | None:
         """A piece of ``size`` bytes, or None where none is free in one part."""
         with self._lock:

@@ -29,6 +29,14 @@ class FailOrder(NamedTuple):
     reason: str
 
 
+class ExpectOrder(NamedTuple):
+    """A request waits for blocks while its source may have more to keep than it can: offer it the buffer."""
+
+    source: Announce
+    blocks: int
+    """Of the whole prompt."""
+
+
 @dataclass
 class Orders(KVConnectorMetadata):
     """Scheduler side to workers, with every step."""
@@ -38,6 +46,7 @@ class Orders(KVConnectorMetadata):
     loads: list[LoadOrder] = field(default_factory=list)
     fails: list[FailOrder] = field(default_factory=list)
     abandons: list[str] = field(default_factory=list)
+    expects: list[ExpectOrder] = field(default_factory=list)
 
 
 class SendReport(NamedTuple):
@@ -69,12 +78,17 @@ class Report(KVConnectorWorkerMetadata):
     loads: list[LoadReport] = field(default_factory=list)
     moved: dict[str, int] = field(default_factory=dict)
     """Bytes that have come in, by link."""
+    counts: dict[str, float] = field(default_factory=dict)
+    """What to add to counters of ``contract.metrics``."""
+    levels: dict[int, dict[str, int]] = field(default_factory=dict)
+    """By rank: values of gauges of ``contract.metrics``, where they have changed."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Both reports in one."""
         assert isinstance(other, Report)
         moved = {link: self.moved.get(link, 0) + other.moved.get(link, 0) for link in self.moved | other.moved}
-        return Report(self.sends + other.sends, self.loads + other.loads, moved)
+        counts = {name: self.counts.get(name, 0) + other.counts.get(name, 0) for name in self.counts | other.counts}
+        return Report(self.sends + other.sends, self.loads + other.loads, moved, counts, self.levels | other.levels)
 
 
 @dataclass

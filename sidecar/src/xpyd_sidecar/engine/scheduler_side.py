@@ -21,7 +21,7 @@ from xpyd_sidecar.contract.legs import Leg, Peer
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.engine import compat, fingerprint
 from xpyd_sidecar.engine.control import ControlThread
-from xpyd_sidecar.engine.reports import FailOrder, LoadOrder, LoadReport, Orders, RankAddress, Report
+from xpyd_sidecar.engine.reports import ExpectOrder, FailOrder, LoadOrder, LoadReport, Orders, RankAddress, Report
 from xpyd_sidecar.engine.settings import Settings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.kv import identity, messages, offers, pairing, peers
@@ -65,6 +65,8 @@ class SchedulerSide:
         self._expected: dict[str, list[LoadReport]] = {}
         self._stats = Stats()
         self._gauges: dict[str, int] = {}
+        self._levels: dict[int, dict[str, int]] = {}
+        self._invited: Recent[Key, None] = Recent()
         port = options.control_port + compat.dp_rank(config) if options.control_port else 0
         self._control = ControlThread(self, settings.key, host=settings.host, port=port,
                                       peer_timeout_s=options.peer_timeout_s)
@@ -144,6 +146,7 @@ class SchedulerSide:
         """What the workers are to do in this step."""
         with self._lock:
             self._pair(self._pairing.newer())
+            self._expect()
             for request in output.scheduled_new_reqs:
                 if self._offers.tracks(request.req_id):
                     self._offer(self._offers.step(
@@ -159,6 +162,16 @@ class SchedulerSide:
             orders, self._orders = self._orders, Orders()
         return orders
 
+    def _expect(self) -> None:
+        """Whose request has no blocks yet, although they were asked for, may have to be kept in the buffer.
+
+        Rank goes to rank: prefill offers nothing where the sizes of the two differ.
+        """
+        for source in self._pairing.without_blocks():
+            if source.key not in self._invited and len(source.data) == self._ranks:
+                self._invited.put(source.key, None)
+                self._orders.expects.append(ExpectOrder(source, -(-source.tokens // self._block_size)))
+
     def heard(self, output: Any) -> None:
         """Workers report. Ids that vLLM does not wait for are taken out: it would end over them."""
         report = output.kv_connector_worker_meta
@@ -168,6 +181,9 @@ class SchedulerSide:
                     self._offer(self._offers.rank_ended(*send))
                 for link, size in report.moved.items():
                     self._stats.moved(link, size)
+                for name, amount in report.counts.items():
+                    self._stats.add(name, amount)
+                self._levels |= report.levels
                 for load in report.loads:
                     if load.request in self._expected:
                         self._expected[load.request].append(load)
@@ -210,6 +226,8 @@ class SchedulerSide:
 
     def _gauges_moved(self) -> dict[str, int]:
         now = {metrics.SENDS_OPEN: self._offers.open, metrics.RECEIVES_OPEN: self._pairing.open}
+        for name in (metrics.KEPT_BYTES, metrics.BUFFER_USED, metrics.POOL_USED):
+            now[name] = sum(levels.get(name, 0) for levels in self._levels.values())
         return {name: value for name, value in now.items() if self._gauges.get(name) != value}
 
     # --- instructions of the machines; the lock is held ---

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,9 +63,13 @@ def _check(options: KvOptions, field: str) -> None:
         raise ConfigError(f"{field}.transport: {options.transport!r} is not supported yet (auto, tcp and shm are)")
     if options.shared_folder and not Path(options.shared_folder).is_dir():
         raise ConfigError(f"{field}.shared_folder: {options.shared_folder} is no folder")
-    if options.mode != "put_async":
-        raise ConfigError(f"{field}.mode: {options.mode!r} is not supported yet (put_async is)")
-    for name in ("keep_bytes", "claim_s", "keep_ttl_s", "load_timeout_s", "peer_timeout_s"):
+    if options.buffer_bytes is not None and options.buffer_share is not None:
+        raise ConfigError(f"{field}.buffer_share: give it or buffer_bytes, not both")
+    for name, value, most in (("buffer_bytes", options.buffer_bytes, math.inf), ("buffer_share", options.buffer_share, 1),
+                              ("host_pool_bytes", options.host_pool_bytes, math.inf)):
+        if value is not None and not 0 <= value <= most:
+            raise ConfigError(f"{field}.{name}: {value} must be at least 0 and at most {most}")
+    for name in ("keep_bytes", "claim_s", "keep_ttl_s", "load_timeout_s", "peer_timeout_s", "put_wait_s", "window_bytes"):
         if not getattr(options, name) > 0:
             raise ConfigError(f"{field}.{name}: {getattr(options, name)} must be above 0")
     for name in ("control_port", "data_port"):

@@ -49,13 +49,13 @@ class Spilling:
             self.counted.append((metrics.STORE_RETRIES, 1))
             return []
         elif header.kind is Kind.FETCH:
-            return self._machine.fetch(link, key, messages.read_body(body, Fetch).until)
+            steps = self._machine.fetch(link, key, messages.read_body(body, Fetch).until)
         else:
             raise ProtocolError(peer, f"sent {header.kind.name} where prefill listens")
-        return steps + self.relieve()
+        return steps
 
     def relieve(self) -> list[Step[Any]]:
-        """What to offer now."""
+        """What to offer now, when all earlier steps have been carried out."""
         over = self._budget.used - self._budget.bound // 2
         if over <= 0:
             return []

@@ -15,10 +15,21 @@ COUNTERS = {
     metrics.PUSHED_TOKENS: "Prompt tokens of the pushes that decode engines confirmed.",
     metrics.LOADED_BYTES: "KV payload bytes loaded from prefill engines.",
     metrics.LOADED_TOKENS: "Prompt tokens whose KV was loaded instead of computed.",
+    metrics.AHEAD_BYTES: "KV payload bytes pushed into decode's buffer before decode had blocks for them.",
+    metrics.STORE_RETRIES: "Times that decode's buffer was too full for a copy, which was kept to be offered again.",
+    metrics.PUT_WAIT_SECONDS: "Time in which prefill steps of mode put have waited for their KV to leave.",
+    metrics.PUT_LATE: "Transfers of mode put that went on as put_async.",
+    metrics.PUSH_SECONDS: "From the first bytes sent to confirmed, summed over pushes and ranks.",
+    metrics.BUFFERED_BYTES: "KV payload bytes that came into the lookup buffer or the host pool.",
+    metrics.BUFFER_BUSY: "Times that lookup buffer and host pool had no room for what prefill offered.",
+    metrics.UNCLAIMED: "Transfers in the lookup buffer that no request has claimed in time.",
 }
 GAUGES = {
     metrics.SENDS_OPEN: "Transfers whose KV this engine still holds or sends.",
     metrics.RECEIVES_OPEN: "Transfers this engine waits for.",
+    metrics.KEPT_BYTES: "Bytes of KV copies that this engine holds to send.",
+    metrics.BUFFER_USED: "Bytes in use of the lookup buffer.",
+    metrics.POOL_USED: "Bytes in use of the host pool behind the lookup buffer.",
 }
 LINK = "link:"
 
@@ -32,7 +43,7 @@ class Stats(KVConnectorStats):
         """Clear."""
         self.data.clear()
 
-    def add(self, name: str, amount: int) -> None:
+    def add(self, name: str, amount: float) -> None:
         """Increase a counter."""
         self.data[name] = self.data.get(name, 0) + amount
 

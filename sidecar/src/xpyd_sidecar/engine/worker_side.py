@@ -17,12 +17,16 @@ from typing import Final
 
 import torch
 
-from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract import keys, metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, join_host_port, split_host_port
+from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import memory
-from xpyd_sidecar.engine.bounds import Budget, Chunk, Mark, Staging
+from xpyd_sidecar.engine.ahead import Expecting
+from xpyd_sidecar.engine.bounds import Budget, Chunk, Mark, Staging, Tally
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.memory import Memory
+from xpyd_sidecar.engine.pool import Piece, Pool
+from xpyd_sidecar.engine.put import Put
 from xpyd_sidecar.engine.receiver import Arrived, Receiver
 from xpyd_sidecar.engine.reports import LoadReport, Orders, RankAddress, Report, SendReport
 from xpyd_sidecar.engine.sender import Kept, Me, Sender
@@ -38,6 +42,8 @@ from xpyd_sidecar.kv.sending import Copy, Sending
 logger = logging.getLogger(__name__)
 
 STAGING_BYTES: Final = 64 << 20
+BUFFER_MOST: Final = 1 << 30
+"""Of a lookup buffer whose size nobody has chosen."""
 RETRY_GRACE_S: Final = 1.0
 """How long a load whose source was lost waits for another try before decode computes the prompt itself."""
 
@@ -61,18 +67,30 @@ class WorkerSide:
         cover = options.checksum == "xxh3"
         send = Sending[Kept](keep_s=options.keep_ttl_s, send_s=options.load_timeout_s + options.peer_timeout_s,
                              regions=regions, block_bytes=block_bytes, cover=cover)
+        buffer = _buffer_bytes(options, block_bytes * num_blocks)
+        keep = options.keep_bytes + options.host_pool_bytes + (buffer if options.mode == "get" else 0)
         ways = Ways(options.transport, Path(options.shared_folder) if options.shared_folder else None)
         self._sender = Sender(me, send, host=settings.host, port=options.data_port + rank if options.data_port else 0,
-                              ways=ways, keep_bytes=options.keep_bytes, peer_timeout_s=options.peer_timeout_s,
+                              ways=ways, keep_bytes=keep, peer_timeout_s=options.peer_timeout_s,
                               largest_frame=self._memory.largest_frame)
         pinned = self._memory.device.type == "cuda"
+        make = partial(memory.chunk, pinned=pinned)
+        self._pool = Pool(make, keep)
+        if pinned:
+            self._pool.prepare()
         self._staging = Staging(partial(memory.chunk, self._memory.largest_frame, pinned=pinned),
                                 max(2, STAGING_BYTES // self._memory.largest_frame))
         self._receiver = Receiver(me, self._staging, block_bytes=self._memory.block_bytes,
                                   largest_frame=self._memory.largest_frame, cover=cover,
-                                  peer_timeout_s=options.peer_timeout_s, ways=ways, caches=self._memory.caches())
+                                  peer_timeout_s=options.peer_timeout_s, ways=ways, caches=self._memory.caches(),
+                                  make=make, buffer_bytes=buffer, pool_bytes=options.host_pool_bytes,
+                                  claim_s=options.keep_ttl_s)
+        window = max(2, options.window_bytes // block_bytes) if options.mode == "get" else 0
         self._loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
-                                regions=regions, block_bytes=block_bytes, cover=cover)
+                                regions=regions, block_bytes=block_bytes, cover=cover, window=window)
+        self._put = Put(options.put_wait_s, options.peer_timeout_s) if options.mode == "put" else None
+        self._counts: dict[str, float] = {}
+        self._levels: dict[str, int] = {}
         self._orders = Orders()
         self._saved: set[int] = set()
         self._indexes: list[torch.Tensor] = []
@@ -115,6 +133,9 @@ class WorkerSide:
             for region in range(len(self._memory.regions)):
                 self._save(region)
             self._memory.fence()
+        if self._put is not None:
+            for name, amount in self._put.wait_left(self._orders.pushes).items():
+                self._counts[name] = self._counts.get(name, 0) + amount
 
     def _save(self, region: int) -> None:
         if region in self._saved:
@@ -127,12 +148,24 @@ class WorkerSide:
         if push.key in self._overflowed:
             return
         size = self._memory.block_bytes[region] * len(push.ids)
-        if not self._sender.budget.reserve(size):
+        if not self._sender.budget.reserve(size, push.holder):
             self._overflowed[push.key] = None
-            self._sender.release(push.key, Outcome.OVERFLOW, f"more than keep_bytes ({self._sender.budget.bound}) to keep")
+            budget = self._sender.budget
+            reason = f"no room to keep {size} bytes more: {budget.used} of {budget.bound} are kept"
+            self._sender.release(push.key, Outcome.OVERFLOW, reason)
             return
-        out = self._memory.copy_out(region, index)
-        self._sender.push(push.key, Copy(region, push.first, len(push.ids), Kept(out.data, out.mark)))
+        piece = self._pool.take(size)  # None where what is free is in parts: then memory of its own, within the same bound
+        tally = self._put.tally(push.key) if self._put is not None else None
+        out = self._memory.copy_out(region, index, piece.chunk if piece is not None else None)
+        kept = Kept(out.data, out.mark, push.holder, partial(self._let_go, piece, tally))
+        self._sender.push(push.key, Copy(region, push.first, len(push.ids), kept))
+
+    def _let_go(self, piece: Piece | None, tally: Tally | None) -> None:
+        """A copy has left, or was dropped; on the sender's thread."""
+        if piece is not None:
+            self._pool.give(piece)
+        if tally is not None:
+            tally.down()
 
     def start_loads(self) -> None:
         """Begin the loads of this step."""
@@ -140,7 +173,12 @@ class WorkerSide:
         for order in self._orders.loads:
             self._carry_out(self._loads.load(Order(
                 order.request, order.source.key, order.first, order.ids, order.source.data[self._rank].address,
-                order.source.data[self._rank].incarnation), now))
+                order.source.data[self._rank].incarnation, order.source.identity), now))
+        for expect in self._orders.expects:
+            source = expect.source
+            place = source.data[self._rank]
+            self._receiver.carry_out(Expecting(place.address, place.incarnation, source.key, source.identity,
+                                               expect.blocks))
         for fail in self._orders.fails:
             self._carry_out(self._loads.fail(fail.request, fail.key, fail.outcome, fail.reason))
         for request in self._orders.abandons:
@@ -201,7 +239,29 @@ class WorkerSide:
         sends = [SendReport(self._rank, *one) for one in self._sender.take_reports()]
         loads, self._reports = self._reports, []
         moved, self._moved = self._moved, {}
-        return Report(sends, loads, moved) if sends or loads or moved else None
+        counts, levels = self._counted(), self._leveled()
+        if not (sends or loads or moved or counts or levels):
+            return None
+        return Report(sends, loads, moved, counts, {self._rank: levels} if levels else {})
+
+    def _counted(self) -> dict[str, float]:
+        counts, self._counts = self._counts, {}
+        assert self._receiver.ahead is not None
+        for counted in (self._sender.spilling.counted, self._receiver.ahead.counted):
+            while counted:
+                name, amount = counted.popleft()
+                counts[name] = counts.get(name, 0) + amount
+        return counts
+
+    def _leveled(self) -> dict[str, int]:
+        """Gauges, if one of them has changed."""
+        assert self._receiver.ahead is not None
+        buffer, pool = self._receiver.ahead.used
+        levels = {metrics.KEPT_BYTES: self._sender.budget.used, metrics.BUFFER_USED: buffer, metrics.POOL_USED: pool}
+        if levels == self._levels:
+            return {}
+        self._levels = levels
+        return levels
 
     def stop(self) -> None:
         """End the threads."""
@@ -215,6 +275,15 @@ class WorkerSide:
                 self._done.append(step)
             else:
                 self._receiver.carry_out(step)
+
+
+def _buffer_bytes(options: KvOptions, cache_bytes: int) -> int:
+    """Of the lookup buffer, next to a KV cache of so many bytes."""
+    if options.buffer_bytes is not None:
+        return options.buffer_bytes
+    if options.buffer_share is not None:
+        return int(options.buffer_share * cache_bytes)
+    return min(cache_bytes // 10, BUFFER_MOST)
 
 
 def _advertised(first: HostPort, rank: int) -> HostPort:

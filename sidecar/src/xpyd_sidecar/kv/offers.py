@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.kv.blocks import blocks_of, final_blocks
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
@@ -37,6 +38,8 @@ class Push(NamedTuple):
     key: Key
     first: int
     ids: tuple[int, ...]
+    holder: InstanceName = InstanceName("")
+    """The decode instance that they are for."""
 
 
 class Release(NamedTuple):
@@ -149,7 +152,7 @@ class Offers:
         final = min(final_blocks(computed, leg.tokens, self._block_size), len(leg.ids))
         if final <= leg.sent:
             return []
-        push = Push(leg.key, leg.sent, tuple(leg.ids[leg.sent:final]))
+        push = Push(leg.key, leg.sent, tuple(leg.ids[leg.sent:final]), leg.peer.instance)
         leg.sent = final
         if final == blocks_of(leg.tokens, self._block_size):
             leg.state = State.PUSHED

@@ -259,6 +259,10 @@ class Pairing:
                 out.append(Load(leg.request, leg.source))
         return out
 
+    def without_blocks(self) -> list[Announce]:
+        """Sources of requests that have no blocks yet: what they have may have to be kept elsewhere."""
+        return [leg.source for leg in self._active.values() if leg.state is State.PARKED and leg.source is not None]
+
     def finished(self, request: str, outcome: Outcome, reason: str, *, tries: int = 1) -> list[Instruction]:
         """All workers have reported the request's load, from so many different tries."""
         leg = self._legs.get(request)

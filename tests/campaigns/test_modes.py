@@ -1,0 +1,58 @@
+"""The modes and the lookup buffer with real engines: equal answers, nothing computed twice, nothing left behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from mode_engines import MODES, Trio, prompt_of
+
+from xpyd_sidecar.contract import metrics
+
+pytestmark = pytest.mark.timeout(500)
+LENGTHS = (1, 130, 700, 1900)
+OUTPUT = 12
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    """``a`` may keep less than one long prompt; ``c`` has room for two of them."""
+    folder = tmp_path_factory.mktemp("modes")
+    with Trio(folder, a={"keep_bytes": 1 << 20}, c_args=("--num-gpu-blocks-override", "34")) as trio:
+        trio.wait_ready()
+        yield trio
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_answers_are_equal_and_the_prompt_is_loaded(trio: Trio, mode: str) -> None:
+    draw = random.Random(mode)
+    _, d = trio.pair(mode)
+    for length in LENGTHS:
+        prompt = prompt_of(length, draw)
+        loaded = trio.total(d, metrics.LOADED_TOKENS)
+        answer = trio.send(mode, prompt, OUTPUT).result(120)
+        trio.wait_empty()
+        assert answer.tokens == trio.timed(trio.b if d is not trio.b else trio.a, prompt, OUTPUT)[0]
+        if length > 1:
+            assert trio.total(d, metrics.LOADED_TOKENS) - loaded >= length - 128
+    if mode == "put":
+        assert trio.b.metric(metrics.PUT_WAIT_SECONDS + "_total") > 0
+
+
+def test_what_prefill_cannot_keep_waits_in_decodes_buffer(trio: Trio) -> None:
+    draw = random.Random(5)
+    for _ in range(3):
+        busy = [trio.pool.submit(trio.timed, trio.c, prompt_of(1800, draw), 100) for _ in range(2)]
+        prompts = [prompt_of(1000, draw) for _ in range(3)]
+        buffered = trio.total(trio.c, metrics.BUFFERED_BYTES)
+        answers = [trio.send("get", prompt, OUTPUT) for prompt in prompts]
+        got = [answer.result(120).tokens for answer in answers]
+        for one in busy:
+            one.result(120)
+        trio.wait_empty()
+        assert got == [trio.timed(trio.b, prompt, OUTPUT)[0] for prompt in prompts]
+        assert trio.total(trio.c, metrics.BUFFERED_BYTES) > buffered
+    assert trio.total(trio.a, metrics.AHEAD_BYTES) == trio.total(trio.c, metrics.BUFFERED_BYTES)
+    print({name: trio.total(engine, name) for engine in (trio.a, trio.c) for name in (
+        metrics.AHEAD_BYTES, metrics.STORE_RETRIES, metrics.BUFFER_BUSY, metrics.UNCLAIMED)})

@@ -1,0 +1,192 @@
+"""Copies that prefill cannot keep go into decode's buffer before decode asks for them: real threads and sockets."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from kv_ranks import BLOCK, DecodeRank, PrefillRank, content, key
+
+from xpyd_sidecar.contract import metrics
+from xpyd_sidecar.kv.keys import Key, Outcome
+
+PAGE = 4096
+IDENTITY = b"i" * 32
+
+
+def wait(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def copy(p: PrefillRank, which: Key, blocks: int = 2) -> None:
+    for region in range(2):
+        p.copy(which, region, 0, [content(region, n) for n in range(blocks)])
+
+
+def whole(d: DecodeRank, blocks: int = 2) -> bool:
+    return all(d.cache[region, 100 + n] == content(region, n) for region in range(2) for n in range(blocks))
+
+
+@contextmanager
+def pair(*, keep: int = 2 * BLOCK, buffer: int = 16 * PAGE, pool: int = 0,
+         claim_s: float = 10, keep_s: float = 10, window: int = 0) -> Iterator[tuple[PrefillRank, DecodeRank]]:
+    """``keep``: what prefill may keep; it offers what is above half of it."""
+    with PrefillRank(keep_bytes=keep, keep_s=keep_s) as p, \
+            DecodeRank(buffer_bytes=buffer, pool_bytes=pool, claim_s=claim_s, window=window) as d:
+        yield p, d
+
+
+def counted(d: DecodeRank, name: str) -> float:
+    assert d.receiver.ahead is not None
+    return sum(amount for what, amount in d.receiver.ahead.counted if what == name)
+
+
+def test_what_prefill_cannot_keep_lies_in_the_buffer_until_a_load_claims_it() -> None:
+    with pair(keep=4 * BLOCK) as (p, d):
+        d.expect(key(), p, blocks=2)
+        copy(p, key())
+        wait(lambda: p.sender.budget.used <= 2 * BLOCK)
+        assert counted(d, metrics.BUFFERED_BYTES) in (0, 2 * BLOCK)
+        d.load("r", key(), p, first=0, count=2)
+        assert d.wait_outcomes() == [Outcome.OK]
+        assert whole(d)
+        assert d.moved["buffer"] == 2 * BLOCK
+        assert d.moved["tcp"] == 2 * BLOCK
+        assert p.wait_reports()[0].size == 4 * BLOCK
+        assert p.sender.budget.used == 0
+        assert d.receiver.ahead is not None
+        ahead = d.receiver.ahead
+        wait(lambda: ahead.used == (0, 0))
+
+
+def test_nothing_is_pushed_ahead_while_there_is_room_to_keep_it() -> None:
+    with pair(keep=64 * BLOCK) as (p, d):
+        d.expect(key(), p, blocks=2)
+        copy(p, key())
+        d.load("r", key(), p, first=0, count=2)
+        assert d.wait_outcomes() == [Outcome.OK]
+        assert d.moved == {"tcp": 4 * BLOCK}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_decode_takes_only_the_blocks_that_it_lacks(first: int) -> None:
+    with pair(keep=4 * BLOCK) as (p, d):
+        d.expect(key(), p, blocks=2)
+        copy(p, key())
+        wait(lambda: p.sender.budget.used <= 2 * BLOCK)
+        wait(lambda: counted(d, metrics.BUFFERED_BYTES) == 2 * BLOCK)
+        d.load("r", key(), p, first=first, count=2 - first)
+        assert d.wait_outcomes() == [Outcome.OK]
+        assert set(d.cache) == {(region, 100 + n) for region in range(2) for n in range(first, 2)}
+        assert d.moved["buffer"] == (2 - first) * BLOCK
+
+
+def test_where_buffer_and_pool_are_full_prefill_keeps_and_asks_again() -> None:
+    with pair(keep=4 * BLOCK, buffer=PAGE, pool=0) as (p, d):
+        d.expect(key("a"), p, blocks=2)
+        copy(p, key("a"))
+        wait(lambda: p.sender.budget.used == 2 * BLOCK)  # one copy is in the buffer, and that is full
+        d.expect(key("b"), p, blocks=2)
+        p.copy(key("b"), 0, 0, [content(0, n) for n in range(2)])
+        wait(lambda: counted(d, metrics.BUFFER_BUSY) >= 2)
+        assert p.sender.budget.used == 4 * BLOCK
+        d.load("ra", key("a"), p, first=0, count=2)
+        assert d.wait_outcomes() == [Outcome.OK]
+        p.copy(key("b"), 1, 0, [content(1, n) for n in range(2)])
+        wait(lambda: p.sender.budget.used == 2 * BLOCK)
+        d.load("rb", key("b"), p, first=0, count=2)
+        assert d.wait_outcomes(2) == [Outcome.OK, Outcome.OK]
+        assert whole(d)
+        assert any(name == metrics.STORE_RETRIES for name, _ in p.sender.spilling.counted)
+
+
+def test_the_host_pool_takes_over_when_the_buffer_is_full() -> None:
+    with pair(keep=BLOCK * 4, buffer=PAGE, pool=PAGE) as (p, d):
+        assert d.receiver.ahead is not None
+        ahead = d.receiver.ahead
+        for letter in "ab":
+            d.expect(key(letter), p, blocks=2)
+            copy(p, key(letter), 1)
+        p.sender.spilling._budget.bound = 1
+        wait(lambda: ahead.used == (PAGE, PAGE))
+
+
+def test_what_no_request_claims_is_dropped_and_prefill_is_told() -> None:
+    with pair(keep=4 * BLOCK, claim_s=0.3) as (p, d):
+        d.expect(key(), p, blocks=2)
+        copy(p, key())
+        report = p.wait_reports()[0]
+        assert (report.outcome, report.size) == (Outcome.DEADLINE, 0)
+        assert "no request has claimed it" in report.reason
+        assert d.receiver.ahead is not None
+        ahead = d.receiver.ahead
+        wait(lambda: ahead.used == (0, 0))
+        assert counted(d, metrics.UNCLAIMED) == 1
+        assert p.sender.budget.used == 0
+
+
+def test_what_prefill_gives_up_leaves_the_buffer() -> None:
+    with pair(keep=4 * BLOCK) as (p, d):
+        d.expect(key(), p, blocks=2)
+        copy(p, key())
+        wait(lambda: counted(d, metrics.BUFFERED_BYTES))
+        p.sender.release(key(), Outcome.ABORTED, "prefill's leg ended")
+        assert d.receiver.ahead is not None
+        ahead = d.receiver.ahead
+        wait(lambda: key() not in ahead and ahead.used == (0, 0))
+
+
+def test_a_prompt_that_is_whole_in_the_buffer_survives_its_prefill() -> None:
+    with pair(keep=1) as (_, d), PrefillRank(keep_bytes=4 * BLOCK) as p:
+        d.expect(key(), p, blocks=2, identity=IDENTITY)
+        copy(p, key())
+        wait(lambda: counted(d, metrics.BUFFERED_BYTES))
+        p.sender.spilling._budget.bound = 1  # all of it is too much now
+        wait(lambda: counted(d, metrics.BUFFERED_BYTES) == 4 * BLOCK)
+        p.sender.stop()
+        d.load("r", key(), p, first=0, count=2)
+        assert d.wait_outcomes() == [Outcome.OK]
+        assert whole(d)
+
+
+def test_the_same_prompt_of_another_try_is_found_by_its_content() -> None:
+    with pair(keep=1) as (_, d), PrefillRank(keep_bytes=4 * BLOCK) as p, PrefillRank() as other:
+        d.expect(key(attempt=1), p, blocks=2, identity=IDENTITY)
+        copy(p, key(attempt=1))
+        p.sender.spilling._budget.bound = 1
+        wait(lambda: counted(d, metrics.BUFFERED_BYTES) == 4 * BLOCK)
+        p.sender.stop()
+        d.load("r", key(attempt=2), other, first=0, count=2, identity=IDENTITY)
+        assert d.wait_outcomes() == [Outcome.OK]
+        assert whole(d)
+        copy(other, key(attempt=2))
+        assert other.wait_reports()[0].outcome is Outcome.OK
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_decode_may_pull_and_then_gets_no_more_than_its_window_at_once(window: int) -> None:
+    with pair(keep=64 * BLOCK, window=window) as (p, d):
+        copy(p, key(), 5)
+        d.load("r", key(), p, first=0, count=5)
+        time.sleep(0.1)
+        assert len(d.receiver.inbox) <= 2 * min(window, 5)
+        assert d.wait_outcomes() == [Outcome.OK]
+        assert whole(d, 5)
+        assert p.wait_reports()[0].size == 10 * BLOCK
+        assert p.sender.budget.used == 0
+
+
+def test_the_buffer_and_pulling_together() -> None:
+    with pair(keep=10 * BLOCK, window=1) as (p, d):
+        d.expect(key(), p, blocks=4)
+        copy(p, key(), 4)
+        wait(lambda: p.sender.budget.used <= 5 * BLOCK)
+        d.load("r", key(), p, first=1, count=3)
+        assert d.wait_outcomes() == [Outcome.OK]
+        assert all(d.cache[region, 101 + n] == content(region, 1 + n) for region in range(2) for n in range(3))
+        wait(lambda: p.sender.budget.used == 0)

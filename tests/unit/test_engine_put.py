@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from kv_ranks import DecodeRank, PrefillRank, content, key
+
+from xpyd_sidecar.contract import metrics
+from xpyd_sidecar.contract.ids import InstanceName
+from xpyd_sidecar.engine.put import Put
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.offers import Push
+
+
+def push(which: Key, holder: str = "d") -> Push:
+    return Push(which, 0, (1,), InstanceName(holder))
+
+
+def test_the_step_goes_on_when_all_copies_have_left() -> None:
+    put = Put(20, 60)
+    tally = put.tally(key("a"))
+    put.tally(key("a"))
+    left = threading.Timer(0.05, lambda: (tally.down(), tally.down()))
+    left.start()
+    counts = put.wait_left([push(key("a"))])
+    left.join()
+    assert metrics.PUT_LATE not in counts
+    assert 0.04 < counts[metrics.PUT_WAIT_SECONDS] < 20
+
+
+def test_a_late_transfer_goes_on_without_waiting_and_so_do_others_of_its_peer() -> None:
+    put = Put(0.05, 60)
+    put.tally(key("a"))
+    put.tally(key("b"))
+    counts = put.wait_left([push(key("a")), push(key("b"), "other")])
+    assert counts[metrics.PUT_LATE] == 2, "both have waited for the same time"
+    for which, holder in ((key("a"), "d"), (key("c"), "d"), (key("b"), "third")):
+        put.tally(which)
+        counts = put.wait_left([push(which, holder)])
+        assert metrics.PUT_LATE not in counts
+        assert counts[metrics.PUT_WAIT_SECONDS] < 0.05
+
+
+def test_after_a_while_a_late_peer_is_waited_for_again() -> None:
+    put = Put(0.01, 0.05)
+    put.tally(key("a"))
+    put.wait_left([push(key("a"))])
+    time.sleep(0.06)
+    put.tally(key("b"))
+    assert put.wait_left([push(key("b"))])[metrics.PUT_LATE] == 1
+
+
+def test_steps_without_copies_count_nothing() -> None:
+    assert Put(1, 1).wait_left([]) == {}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_copies_leave_with_ready_and_are_late_without(asked: bool) -> None:
+    with PrefillRank() as p, DecodeRank() as d:
+        if asked:
+            d.load("r", key(), p, first=0, count=2)
+        put = Put(10 if asked else 0.05, 60)
+        tally = put.tally(key())
+        put.tally(key())
+        for region in range(2):
+            p.copy(key(), region, 0, [content(region, 0), content(region, 1)], gone=tally.down)
+        counts = put.wait_left([push(key())])
+        assert counts.get(metrics.PUT_LATE, 0) == (0 if asked else 1)
+        if not asked:
+            d.load("r", key(), p, first=0, count=2)
+        assert d.wait_outcomes() == [Outcome.OK]
