@@ -27,7 +27,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"router": {"compat": "p2p"}}, "spec.router.compat"),
     ({"router": {"ports": {"http": 8000}}}, "spec.router.ports.http"),
     ({"router": {"ports": {"members": 8000}}}, "spec.router.ports.members"),
-    ({"planner": {"mode": "Observe", "slo": {"ttftP95": "1s"}}}, "spec.planner.mode"),
 ]
 
 

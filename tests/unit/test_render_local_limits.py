@@ -26,7 +26,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"router": {"apiKeySecret": SECRET}}, "spec.router.apiKeySecret"),
     ({"router": {"tls": {"secret": "cert"}}}, "spec.router.tls.secret"),
     ({"router": {"compat": "p2p", "ports": {"members": 65535}}}, "spec.router.ports.members"),
-    ({"planner": {"mode": "Observe", "slo": {"ttftP95": "1s"}}}, "spec.planner.mode"),
 ]
 
 

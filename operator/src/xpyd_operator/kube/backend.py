@@ -22,12 +22,15 @@ from xpyd_operator.kube.events import Events, now_text
 from xpyd_operator.kube.fleet import Fleets
 from xpyd_operator.kube.holds import Holds
 from xpyd_operator.kube.key import KeySecret
+from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Facts, Told, facts, front, instances
+from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.pods import Pods
 from xpyd_operator.kube.said import pool_status, service_status
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.status import StatusWriter, read
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove
+from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.news import news
 from xpyd_operator.plan.observed import Observed, Problem
@@ -47,6 +50,7 @@ class Shared(msgspec.Struct, frozen=True):
     session: aiohttp.ClientSession
     clock: Callable[[], float]
     """Unix seconds."""
+    metrics: Metrics = msgspec.field(default_factory=Metrics)
 
 
 class KubeBackend:
@@ -63,6 +67,8 @@ class KubeBackend:
         self._dry_run = DryRun(shared.api, shared.settings)
         self._blueprint = Blueprint(shared.cache, self._children, self._secret, self._dry_run)
         self._fleets = Fleets(shared.session, timeout_s=shared.settings.fleet_timeout_s)
+        self._planner = PoolPlanner(shared.api, shared.cache, events=shared.events, metrics=shared.metrics,
+                                    fleets=self._fleets, children=self._children)
         self._status = StatusWriter(shared.api, shared.cache)
         self._told = Told()
         self._named: list[str] = []
@@ -109,6 +115,7 @@ class KubeBackend:
         )
         name = ServiceName(service.name)
         found = instances(name, self.uid, pods, self._told, now, taken=self._pods.taken(now))
+        self._planner.look(self._told.fleet, found, [each for each in routers if each.usable], now)
         wanted = self._blueprint.counts
         prefill = wanted is None or wanted.prefill > 0
         self._named = self._children.taken
@@ -152,6 +159,8 @@ class KubeBackend:
         try:
             await self._secret.ensure(service, now, soon=making)
             await self._children.tend(service, wanted, now)
+            planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
+            await self._planner.tend(self._entry(), service, planned, self._secret.key, now=now)
         except ApiError as error:
             if not self.holds.excuses(error, "what goes with the service", now):
                 raise
@@ -189,6 +198,8 @@ class KubeBackend:
         if not any(isinstance(action, Create) for action in round_.plan.actions):
             self.holds.over(self._shared.clock())
         status = service_status(round_, service, self._settings, valid=blueprint.valid, holds=self.holds.words)
+        words = bounded("; ".join(part for part in (status.plan, self._planner.sentence) if part)) or None
+        status = msgspec.structs.replace(status, plan=words)
         self._status.put(entry, status, blueprint.generation, now)
         for role in Role:
             pool = self._children.pool(service, role)

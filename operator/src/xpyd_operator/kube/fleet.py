@@ -78,6 +78,17 @@ class Fleets:
         names = frozenset(each.name for each in every if each.uid in self._settled)
         return Told(self._fleet, names)
 
+    async def everyone(
+        self, routers: Sequence[Facts], port: int, key: ServiceKey, *, tls: bool = False
+    ) -> dict[str, Fleet]:
+        """What each settled router says now, by the uid of its pod: each counts its own requests."""
+        answers = await asyncio.gather(*(self._one(each, port, key, tls) for each in routers))
+        return {
+            each.uid: answer
+            for each, answer in zip(routers, answers, strict=True)
+            if answer is not None and answer.settled
+        }
+
     def close(self) -> None:
         """Wait for no answer any more."""
         if self._later is not None:

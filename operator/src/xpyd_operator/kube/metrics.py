@@ -41,6 +41,8 @@ class Metrics:
                                 registry=self.registry)
         self._dropped = Counter("xpyd_operator_events_dropped", "Kubernetes Events left unwritten, to keep within bounds",
                                 registry=self.registry)
+        self._planned = Counter("xpyd_operator_planner_decisions", "Decisions of the planner, by its mode and what it did",
+                                ["mode", "kind"], registry=self.registry)
         self.tasks = Gauge("xpyd_operator_tasks", "Services that are being looked after", registry=self.registry)
         self.waiting = Gauge("xpyd_operator_queue", "Services that were woken and whose round has not begun",
                              registry=self.registry)
@@ -68,6 +70,10 @@ class Metrics:
     def watched(self, kind: str, type_: str) -> None:
         """A watch brought an object. ``type_``: ``listed``, ``added``, ``modified`` or ``deleted``."""
         self._watched.labels(kind, type_).inc()
+
+    def planned(self, mode: str, kind: str) -> None:
+        """The planner decided. ``mode``: ``auto`` or ``observe``; ``kind``: ``switch``, ``add``, ``remove`` or ``stay``."""
+        self._planned.labels(mode, kind).inc()
 
     def event_dropped(self, count: int = 1) -> None:
         """Kubernetes Events were not written."""

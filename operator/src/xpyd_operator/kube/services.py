@@ -79,7 +79,7 @@ class Services:
         """Look after every service in the cache until cancelled or closed."""
         connector = aiohttp.TCPConnector(limit=256, limit_per_host=2)
         async with aiohttp.ClientSession(connector=connector) as session:
-            self._shared = Shared(self._api, self._cache, self._settings, self._events, session, time.time)
+            self._shared = Shared(self._api, self._cache, self._settings, self._events, session, time.time, self._metrics)
             sender = asyncio.create_task(self._events.run(), name="events")
             in_order = False
             try:

@@ -23,11 +23,12 @@ from xpyd_operator.local.instance import LocalInstance
 from xpyd_operator.local.observe import Observer, Picture, Work
 from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.router import LocalRouter
-from xpyd_operator.local.store import InstanceRecord, Settings
+from xpyd_operator.local.store import InstanceRecord, PlannedCounts, Settings
 from xpyd_operator.local.units import Unit
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Restart, StartRouter, StopRouter, Undrain
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.planner.run import Planning
 from xpyd_operator.plan.round import Round
 from xpyd_sidecar.contract.ids import InstanceName
 
@@ -54,6 +55,7 @@ class LocalBackend:
         self._instances: dict[InstanceName, LocalInstance] = {}
         self._tasks: dict[str, tuple[Work, asyncio.Task[None]]] = {}
         self._kept_at = float("-inf")
+        self._planning = Planning()
 
     async def desired(self) -> Desired:
         """From the document, and the wish to end."""
@@ -80,7 +82,24 @@ class LocalBackend:
             self._kept_at = now
             self._keep_house(working)
         self.picture = await self._look(working, now)
+        self._plan(self.picture, now)
         return self.picture.observed
+
+    def _plan(self, picture: Picture, now: float) -> None:
+        """Let the planner look, and decide when an interval is over; what it sets is in force from the next round on."""
+        fleet, service = picture.fleet, self.blueprint.service()
+        self._planning.look(fleet, picture.observed.instances, now)
+        if not self._planning.is_due(service, now):
+            return
+        before = self.blueprint.desired()
+        wanted = (before.prefill.replicas, before.decode.replicas)
+        fleets = {fleet.router: fleet} if fleet is not None and fleet.settled else {}
+        verdict = self._planning.conclude(service, fleets, wanted, now)
+        if verdict is not None:
+            if verdict.news:
+                logger.info("%s", self._planning.sentence)
+            counts = (verdict.prefill, verdict.decode) if verdict.acts else wanted
+            store.save(self.folder.planned, PlannedCounts(*counts, self._planning.sentence))
 
     async def view(self, now: float) -> Picture:
         """Look without writing anything down, for ``xpyd status``."""

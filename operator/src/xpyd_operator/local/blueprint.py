@@ -10,8 +10,9 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import LocalError
 from xpyd_operator.local import gpus, ports, store
 from xpyd_operator.local.paths import ServiceFolder, run_folder
-from xpyd_operator.local.store import InstanceRecord, Settings, StopRequest
+from xpyd_operator.local.store import InstanceRecord, PlannedCounts, Settings, StopRequest
 from xpyd_operator.plan.actions import Create
+from xpyd_operator.plan.counts import counts
 from xpyd_operator.plan.desired import Desired, RoleTarget
 from xpyd_operator.render.engine import engine_revision
 from xpyd_operator.render.processes import (
@@ -67,7 +68,8 @@ class Blueprint:
         service = self.service()
         spec = service.spec
         model = model_of(service)
-        targets = {role: RoleTarget(spec.replicas(role), engine_revision(service, role, model)) for role in Role}
+        found = counts(service, self._planned(service))
+        targets = {role: RoleTarget(found.of(role), engine_revision(service, role, model)) for role in Role}
         return Desired(
             service=ServiceName(service.name),
             prefill=targets[Role.PREFILL],
@@ -77,8 +79,21 @@ class Blueprint:
             max_unavailable=spec.rollout.max_unavailable,
             drain_timeout_s=spec.drain.timeout_s,
             startup_timeout_s=seconds(spec.engine.startup_timeout),
+            held=found.held,
             stopping=self.stop_request() is not None,
         )
+
+    def _planned(self, service: DisaggService) -> dict[Role, int | None]:
+        """What the planner set, in its mode Auto; without that a role with ``scaling`` has its least."""
+        planned = self.planned() if service.spec.planner.mode == "Auto" else None
+        return {} if planned is None else {Role.PREFILL: planned.prefill, Role.DECODE: planned.decode}
+
+    def planned(self) -> PlannedCounts | None:
+        """What the planner said last; None before that, or where it cannot be read."""
+        try:
+            return store.load(self.folder.planned, PlannedCounts)
+        except LocalError:
+            return None
 
     def instance(self, action: Create, others: Sequence[InstanceRecord], random: Random) -> InstanceRecord:
         """A new instance beside the others, with a port and GPUs of its own.

@@ -3,6 +3,7 @@
     $XPYD_HOME, or ${XDG_STATE_HOME:-~/.local/state}/xpyd
     └── <service>/                 0700
         ├── desired.yaml           the document, as given
+        ├── planned.json           what the planner decided last
         ├── settings.json          address of the host, folder of the document, run folder
         ├── key                    service key, 0600
         ├── stop                   while it is there, the service ends
@@ -54,6 +55,7 @@ class ServiceFolder:
         self.service = service
         self.path = (base or home()) / service
         self.desired = self.path / "desired.yaml"
+        self.planned = self.path / "planned.json"
         self.settings = self.path / "settings.json"
         self.key = self.path / "key"
         self.stop = self.path / "stop"

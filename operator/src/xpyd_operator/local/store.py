@@ -51,6 +51,14 @@ class InstanceRecord(msgspec.Struct, frozen=True):
     devices: tuple[int, ...] = ()
 
 
+class PlannedCounts(msgspec.Struct, frozen=True):
+    """What the planner decided last."""
+
+    prefill: int
+    decode: int
+    sentence: str
+
+
 class StopRequest(msgspec.Struct, frozen=True):
     """The service is to end."""
 

@@ -100,7 +100,9 @@ class Viewer:
         fleet = picture.fleet
         ours = {sight.record.name for sight in picture.sights}
         joined = [_joined(seen) for seen in fleet.instances if seen.instance not in ours] if fleet is not None else []
-        status = msgspec.structs.replace(thought.status, url=url, model=service.served_name)
+        planned = self._backend.blueprint.planned() if service.spec.planner.mode != "Off" else None
+        plan = "; ".join(part for part in (thought.status.plan, planned.sentence if planned else "") if part) or None
+        status = msgspec.structs.replace(thought.status, url=url, model=service.served_name, plan=plan)
         return Snapshot(
             service=service.name,
             model=service.served_name,

@@ -51,9 +51,6 @@ def refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     router = service.spec.router
     if router.compat == "p2p" and (router.placement != "Deployment" or router.replicas_or_default != 1):
         yield "spec.router.compat", "older engines beat to one router; write placement Deployment and replicas 1 with p2p"
-    if service.spec.planner.mode != "Off":
-        reason = "the planner is not built yet; write Off, and let an autoscaler scale the DisaggPool of the role"
-        yield "spec.planner.mode", reason
 
 
 def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:

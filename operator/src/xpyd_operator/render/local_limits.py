@@ -34,8 +34,6 @@ def refusals(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
         yield from not_built.executor(service, role, devices=gpus > 0)
     yield from not_built.sizes(service)
     yield from _router(service)
-    if service.spec.planner.mode != "Off":
-        yield "spec.planner.mode", "nothing sets the counts of local processes; write Off and change replicas"
 
 
 def _model(service: DisaggService) -> Iterator[tuple[str, str]]:

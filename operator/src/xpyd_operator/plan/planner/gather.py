@@ -1,0 +1,129 @@
+"""From what routers tell, answer by answer, to the figures of an interval.
+
+Counters only grow, so what happened is the difference of two answers of a router; one that was started again counts from
+zero, and one that went takes what it had not told with it. Loads are those of the instances' beats, averaged over all
+answers of the interval. All routers hear all beats, so any of them tells the loads; but each counts its own requests, so
+all are asked for totals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from xpyd_operator.plan.planner.figures import Figures, RoleFigures
+from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
+from xpyd_sidecar.contract.ids import Role, State
+from xpyd_sidecar.contract.totals import Buckets, Totals, middle_of
+
+
+class Gather:
+    """Of one service."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Totals] = {}
+        self._begun = 0.0
+        self._samples = 0
+        self._roles = {role: _Sums() for role in Role}
+
+    def sample(self, fleet: Fleet) -> None:
+        """One router's answer, for the loads."""
+        self._samples += 1
+        for role in Role:
+            self._roles[role].add([each for each in fleet.instances if each.role is role])
+
+    def figures(self, fleets: Mapping[str, Fleet], now: float) -> Figures | None:
+        """The interval until ``now`` (unix seconds), by the answers of all routers; None where there was none before it."""
+        before, begun, many = self._before, self._begun, max(1, self._samples)
+        self._before = {name: fleet.totals for name, fleet in fleets.items()}
+        self._begun = now
+        roles, self._roles = self._roles, {role: _Sums() for role in Role}
+        self._samples = 0
+        if not begun or now <= begun or not fleets:
+            return None
+        parts = [_since(before.get(name), fleet.totals, begun) for name, fleet in fleets.items()]
+        ttft, tpot = _together(part.ttft for part in parts), _together(part.tpot for part in parts)
+        handovers = sum(part.handovers for part in parts)
+        ended, prompts = sum(part.measured for part in parts), sum(part.prompt_tokens for part in parts)
+        latest = next(iter(fleets.values())).instances
+        waiting = sum(max(0, each.load.running + each.load.waiting - 1) for each in latest if _serves(each, Role.PREFILL))
+        return Figures(
+            over_s=now - begun,
+            arrivals=sum(part.arrivals for part in parts),
+            arrived_tokens=float(sum(part.arrived_tokens for part in parts)),
+            ended=ended,
+            prompt_tokens=prompts,
+            prompt_squares=float(sum(part.prompt_squares for part in parts)),
+            output_tokens=sum(part.output_tokens for part in parts),
+            queued=waiting + sum(fleet.queued for fleet in fleets.values()),
+            handover_s=sum(part.handover_s for part in parts) / handovers if handovers else 0.0,
+            ttft_p95=quantile(ttft, 0.95),
+            tpot_p95=quantile(tpot, 0.95),
+            tpot_mean=_mean(tpot),
+            prefill=roles[Role.PREFILL].figures(many, latest, Role.PREFILL),
+            decode=roles[Role.DECODE].figures(many, latest, Role.DECODE),
+        )
+
+
+class _Sums:
+    """Of one role, over the answers of an interval."""
+
+    def __init__(self) -> None:
+        self.busy = self.running = self.waiting = self.kv = 0.0
+
+    def add(self, instances: list[FleetInstance]) -> None:
+        for each in instances:
+            working = each.load.running + each.load.waiting > 0
+            self.busy += working
+            self.running += each.load.running
+            self.waiting += each.load.waiting
+            self.kv += each.load.kv_usage if working else 0.0
+
+    def figures(self, many: int, latest: Iterable[FleetInstance], role: Role) -> RoleFigures:
+        return RoleFigures(
+            ready=sum(_serves(each, role) for each in latest), busy=self.busy / many, running=self.running / many,
+            waiting=self.waiting / many, kv_usage=self.kv / self.busy if self.busy else 0.0,
+        )
+
+
+def _serves(each: FleetInstance, role: Role) -> bool:
+    return each.role is role and each.state is State.READY
+
+
+def _since(before: Totals | None, now: Totals, begun: float) -> Totals:
+    """What was added; nothing of a router that counted before and is new to us, since nobody knows when."""
+    if before is None or before.since != now.since:
+        return now if now.since >= begun else Totals(since=now.since)
+    return Totals(
+        since=now.since, arrivals=now.arrivals - before.arrivals, arrived_tokens=now.arrived_tokens - before.arrived_tokens,
+        measured=now.measured - before.measured, prompt_tokens=now.prompt_tokens - before.prompt_tokens,
+        prompt_squares=now.prompt_squares - before.prompt_squares, output_tokens=now.output_tokens - before.output_tokens,
+        handovers=now.handovers - before.handovers, handover_s=now.handover_s - before.handover_s,
+        ttft=_less(now.ttft, before.ttft), tpot=_less(now.tpot, before.tpot),
+    )
+
+
+def _less(now: Buckets, before: Buckets) -> Buckets:
+    return {bucket: count - before.get(bucket, 0) for bucket, count in now.items() if count > before.get(bucket, 0)}
+
+
+def _together(parts: Iterable[Buckets]) -> Buckets:
+    found: Buckets = {}
+    for part in parts:
+        for bucket, count in part.items():
+            found[bucket] = found.get(bucket, 0) + count
+    return found
+
+
+def quantile(buckets: Buckets, share: float) -> float:
+    """Of durations, seconds; 0 without any."""
+    need, seen = share * sum(buckets.values()), 0
+    for bucket, count in sorted(buckets.items()):
+        seen += count
+        if seen >= need:
+            return middle_of(bucket)
+    return 0.0
+
+
+def _mean(buckets: Buckets) -> float:
+    count = sum(buckets.values())
+    return sum(middle_of(bucket) * number for bucket, number in buckets.items()) / count if count else 0.0

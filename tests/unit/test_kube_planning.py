@@ -1,0 +1,185 @@
+"""The planner over the loop and a store in memory: a load step sets the pools within one interval, and says why."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from kube_documents import document
+from memory_api import MemoryApi
+
+from xpyd_operator.kube.backend import KubeBackend, Shared
+from xpyd_operator.kube.cache import OWNER_KIND, Cache
+from xpyd_operator.kube.events import Events
+from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.kube.observe import Facts, Told
+from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.loop import converge
+from xpyd_operator.plan.planner.run import Planning
+from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
+from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.totals import Totals, bucket_of
+
+INTERVAL_S = 30.0
+PROMPT, OUTPUT, RATE = 2000, 100, 10_000.0
+
+
+def instance(name: str, role: Role, running: int) -> FleetInstance:
+    return FleetInstance(
+        InstanceName(name), role, 1, State.READY, Incarnation("i"), Fingerprint("f"), (), (), "m",
+        Load(running=running, kv_usage=0.002 * running), drained=False, in_flight=0, beat_age_s=0.0)
+
+
+class Traffic:
+    """Stands for the routers: counters that grow with the time, by the rate that is set."""
+
+    hurried = False
+
+    def __init__(self) -> None:
+        self.rate, self.arrivals, self.now = 0.0, 0, 0.0
+
+    def go_on(self, now: float) -> None:
+        self.arrivals += round(self.rate * (now - self.now)) if self.now else 0
+        self.now = now
+
+    def fleet(self) -> Fleet:
+        busy = min(8, round(self.rate * PROMPT / RATE))
+        instances = [instance(f"p{index}", Role.PREFILL, int(index < busy)) for index in range(8)]
+        instances.append(instance("d0", Role.DECODE, round(self.rate * OUTPUT * 0.02)))
+        many = self.arrivals
+        totals = Totals(
+            since=1.0, arrivals=many, arrived_tokens=many * PROMPT, measured=many, prompt_tokens=many * PROMPT,
+            prompt_squares=2 * many * PROMPT**2, output_tokens=many * OUTPUT, handovers=many, handover_s=0.05 * many,
+            ttft={bucket_of(0.6): many}, tpot={bucket_of(0.02): many})
+        return Fleet(ServiceName("qwen"), "r0", 10.0, settled=True, instances=tuple(instances), totals=totals)
+
+    async def ask(self, *_: Any, **__: Any) -> Told:
+        return Told(self.fleet(), frozenset())
+
+    async def everyone(self, routers: Sequence[Facts], *_: Any, **__: Any) -> dict[str, Fleet]:
+        return {"r0": self.fleet()}
+
+    def close(self) -> None: ...
+
+
+class World:
+    def __init__(self, session: aiohttp.ClientSession, mode: str) -> None:
+        self.api, self.cache, self.now, self.metrics = MemoryApi(), Cache(), time.time(), Metrics()
+        settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2)
+        self.events = Events(self.api, self.metrics)  # type: ignore[arg-type]
+        self.said: list[tuple[str, str]] = []
+        self.events.say = lambda entry, kind, reason, words: self.said.append((reason, words))  # type: ignore[method-assign,assignment,misc]
+        shared = Shared(self.api, self.cache, settings, self.events, session, lambda: self.now, self.metrics)  # type: ignore[arg-type]
+        body = document(
+            prefill={"scaling": {"min": 1, "max": 8}}, decode={"scaling": {"min": 1, "max": 4}},
+            limits={"maxInstances": 9},
+            planner={"mode": mode, "slo": {"ttftP95": "3s", "tpotP95": "60ms"}, "interval": "30s"})
+        self.cache.seen(OWNER_KIND, self.api.put(OWNER_KIND, body))
+        entry = self.cache.get(OWNER_KIND, "team-a", "qwen")
+        assert entry is not None
+        self.backend = KubeBackend(shared, entry)
+        self.traffic = Traffic()
+        planner = self.backend._planner
+        self.backend._fleets = planner._fleets = self.traffic  # type: ignore[assignment]
+
+    async def interval(self) -> None:
+        for _ in range(6):
+            self.now += INTERVAL_S / 6
+            self.traffic.go_on(self.now)
+            last = self.backend.last.desired if self.backend.last else None
+            done = await converge(self.backend, self.now, last=last)
+            assert done.failures == ()
+            key = self.api.objects["Secret", "team-a", "qwen-key"]
+            if "stringData" in key:  # as the API server does
+                key["data"] = {"key": base64.b64encode(key.pop("stringData")["key"].encode()).decode()}
+        await self.backend.close()
+
+    def replicas(self, role: str) -> int:
+        return int(self.api.objects["DisaggPool", "team-a", f"qwen-{role}"]["spec"]["replicas"])
+
+    def plan(self) -> str:
+        return str(self.api.objects[OWNER_KIND, "team-a", "qwen"]["status"].get("plan", ""))
+
+    def decisions(self) -> str:
+        lines = self.metrics.text().decode().splitlines()
+        return " ".join(line for line in lines if line.startswith("xpyd_operator_planner_decisions_total{"))
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as made:
+        yield made
+
+
+async def test_auto_answers_a_step_within_one_interval_and_says_why(session: aiohttp.ClientSession) -> None:
+    world = World(session, "Auto")
+    world.traffic.rate = 3.0
+    for _ in range(6):
+        await world.interval()
+    before = world.replicas("prefill")
+    world.traffic.rate = 20.0
+    await world.interval()
+    assert world.replicas("prefill") > before
+    assert "planner (Auto): " in world.plan()
+    await world.interval()
+    assert "20.0 requests/s of 2000 prompt and 100 output tokens" in world.plan()
+    told = [words for reason, words in world.said if reason == "Planned"]
+    assert f"to {world.replicas('prefill')}P" in told[-1]
+    assert 'kind="add",mode="auto"' in world.decisions()
+    assert {each[2] for each in world.api.asked if each[:2] == ("patch", "DisaggPool")} >= {"qwen-prefill"}
+
+
+async def test_observe_says_what_it_would_do_once_and_writes_no_pool(session: aiohttp.ClientSession) -> None:
+    world = World(session, "Observe")
+    world.traffic.rate = 20.0
+    for _ in range(6):
+        await world.interval()
+    assert (world.replicas("prefill"), world.replicas("decode")) == (1, 1)
+    assert "planner (Observe): 1P1D to " in world.plan()
+    assert 1 <= len([words for reason, words in world.said if reason == "WouldPlan"]) <= 3
+    assert not [each for each in world.api.asked if each[:2] == ("patch", "DisaggPool")]
+
+
+async def test_off_says_and_does_nothing(session: aiohttp.ClientSession) -> None:
+    world = World(session, "Off")
+    world.traffic.rate = 20.0
+    await world.interval()
+    await world.interval()
+    assert "planner" not in world.plan()
+    assert world.decisions() == ""
+
+
+async def test_a_router_that_was_started_again_counts_from_zero_and_nothing_is_negative() -> None:
+    from xpyd_operator.plan.planner.gather import Gather
+
+    gather, traffic = Gather(), Traffic()
+    traffic.arrivals = 100
+    assert gather.figures({"r0": traffic.fleet()}, 10.0) is None
+    traffic.arrivals = 160
+    first = gather.figures({"r0": traffic.fleet()}, 40.0)
+    assert first is not None
+    assert (first.arrivals, first.ended, first.over_s) == (60, 60, 30.0)
+    assert first.ttft_p95 == pytest.approx(0.6, rel=0.05)
+    traffic.arrivals = 7
+    fresh = msgspec.structs.replace(traffic.fleet(), totals=msgspec.structs.replace(traffic.fleet().totals, since=50.0))
+    second = gather.figures({"r0": fresh}, 70.0)
+    assert second is not None
+    assert second.arrivals == 7
+    assert gather.figures({}, 100.0) is None
+
+
+def test_cold_starts_are_learned() -> None:
+    from xpyd_operator.plan.desired import Revision
+    from xpyd_operator.plan.observed import Instance, Phase
+
+    planning = Planning()
+    name = InstanceName("qwen-e0")
+    for at, phase in ((0.0, Phase.STARTING), (40.0, Phase.STARTING), (90.0, Phase.READY)):
+        planning.look(None, (Instance(name, 0, Role.DECODE, Revision("r"), phase),), at)
+    assert planning._cold_s == 90.0
