@@ -10,7 +10,7 @@ MODEL ?=
 ROOT := $(filter 0,$(shell id -u))
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes
 
-.PHONY: help setup demo test test-cluster test-unit test-browser test-component test-kube test-e2e lint requirements crds clean images images-push
+.PHONY: help setup demo test test-cluster test-unit test-browser test-component test-kube test-gitops test-e2e lint requirements crds clean images images-push
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -59,6 +59,11 @@ else
 	@echo "left out: tests/kube (it needs root)"
 endif
 
+test-gitops: $(STAMP) ## Helm chart, Argo CD's and Flux's judgement, alerts by promtool (root; outside CI for its build)
+	@$(CLUSTER) build --profile light --gitops
+	@$(BIN)/python scripts/promtool.py
+	@$(BIN)/pytest tests/unit/test_chart.py tests/unit/test_observability.py tests/kube/test_gitops.py --timeout 600
+
 test-e2e: $(STAMP) ## A whole cluster with real engines in pods (root)
 ifeq ($(ROOT),0)
 	@$(CLUSTER) build --profile full --kwok
@@ -74,6 +79,7 @@ requirements: ## Pin again what the .in files ask for
 	$(COMPILE) --no-emit-index-url --no-emit-find-links \
 	  requirements/uv.in -o requirements/uv.txt
 	$(COMPILE) --no-emit-index-url --no-emit-find-links requirements/bench.in -o requirements/bench.txt
+	$(COMPILE) --no-emit-index-url --no-emit-find-links --no-deps requirements/bench-kv.in -o requirements/bench-kv.txt
 	for name in operator-image sidecar-image engine-image pip; do $(COMPILE_IMAGE) requirements/$$name.in -o requirements/$$name.txt; done
 
 crds: $(STAMP) ## Write crds/*.yaml and docs/reference.md from the API structs
@@ -171,10 +177,20 @@ campaign-queue: $(STAMP) ## A million messages through the broadcast queue, with
 .PHONY: campaign-buddy
 campaign-buddy: $(STAMP) ## A million random operations on the buddy allocator, into bench/results (a minute)
 	@$(BIN)/python tests/campaigns/buddy.py
+
+.PHONY: campaign-modes
+campaign-modes: $(STAMP) ## The modes and decode's buffer with three real engines (4 minutes)
+	@$(BIN)/pytest -s tests/campaigns/test_modes.py --timeout 600
 .PHONY: campaign-dp
 REQUESTS ?= 10000
 campaign-dp: $(STAMP) ## Step sync: larger models, 10,000 requests per variant, 15 kills, into bench/results (an hour; REQUESTS=, KILLS=)
 	@REQUESTS=$(REQUESTS) KILLS=15 $(BIN)/pytest -s tests/campaigns/test_dp.py --timeout 7200
+
+.PHONY: campaign-scale
+STEPS ?= 60
+SWITCHES ?= 100
+campaign-scale: $(STAMP) ## 1,000 simulated scale steps; STEPS= real ones, SWITCHES= of roles, into bench/results (an hour)
+	@$(BIN)/python tests/campaigns/scale.py --simulated --real --steps $(STEPS) --switches $(SWITCHES)
 # --- end of campaigns ---
 
 .PHONY: dashboard-picture
@@ -217,4 +233,25 @@ bench-router: $(RIVALS)/.installed ## The router beside nginx, vllm-router and s
 	@$(CC) -O2 -Wall -Wextra -Werror -o $(RIVALS)/engine bench/router/engine.c
 	@$(CC) -O2 -Wall -Wextra -Werror -o $(RIVALS)/load bench/router/load.c
 	@PYTHONPATH=tests/support $(BIN)/python bench/router --built $(RIVALS) --binaries $(RIVALS)/venv/bin --write
+
+.PHONY: bench-modes
+bench-modes: $(STAMP) ## put_async, put and get against each other with real engines, into bench/results (5 minutes)
+	@PYTHONPATH=tests/support $(BIN)/python bench/modes --write
+# The same for what else moves KV: NIXL and Mooncake, which use this environment's torch.
+KV_PEERS := .cache/bench/kv
+$(KV_PEERS)/.installed: $(STAMP) requirements/bench-kv.txt
+	@command -v $(CC) >/dev/null || apt-get install -y --no-install-recommends gcc libc6-dev
+	@dpkg -s libibverbs1 libnl-3-200 libnl-route-3-200 iproute2 >/dev/null 2>&1 || \
+	  apt-get install -y --no-install-recommends libibverbs1 libnl-3-200 libnl-route-3-200 iproute2
+	@mkdir -p $(KV_PEERS)
+	@test -x $(KV_PEERS)/venv/bin/python || $(BIN)/uv venv -q --python $(BIN)/python $(KV_PEERS)/venv
+	@$(BIN)/uv pip install -q --no-deps --require-hashes -r requirements/bench-kv.txt --python $(KV_PEERS)/venv/bin/python
+	@$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > $$(echo $(KV_PEERS)/venv/lib/python3.*/site-packages)/base.pth
+	@touch $@
+
+.PHONY: bench-kv
+bench-kv: $(KV_PEERS)/.installed ## The links beside memcpy, TCP in C, gloo, NIXL and Mooncake, into bench/results (root, 5 minutes)
+	@$(CC) -O2 -Wall -Wextra -Werror -o $(KV_PEERS)/raw bench/kv/raw.c -lpthread
+	@unshare --net bash -c 'ip link set lo up && sysctl -qw net.ipv4.tcp_congestion_control=reno && exec "$$@"' _ \
+	  $(BIN)/python bench/kv --raw $(CURDIR)/$(KV_PEERS)/raw --rivals $(CURDIR)/$(KV_PEERS)/venv/bin/python --write
 # --- end of benchmarks ---

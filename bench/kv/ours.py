@@ -1,0 +1,149 @@
+"""Our links: sender and receiver with their threads and machines, as in an engine; the main thread is the engine's.
+
+Names: ours_tcp, ours_process_vm, ours_arena. The cache has 16 arrays, as a model of so many layers would.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from peer import PARTS
+
+from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
+from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
+from xpyd_sidecar.engine.gates import Cache
+from xpyd_sidecar.engine.links import near
+from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.links.process_vm import ProcessReader
+from xpyd_sidecar.engine.receiver import Arrived, Receiver
+from xpyd_sidecar.engine.sender import Kept, Me, Sender
+from xpyd_sidecar.kv.frames import FRAME_BYTES
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.receiving import Finished, Order, Receiving
+from xpyd_sidecar.kv.sending import Copy, Sending
+
+STEP_S: Final = 0.0003
+"""Decode's engine looks for what has come so often; less often than this adds to the time that is measured."""
+PREFILL_STEP_S: Final = 0.002
+KEY: Final = bytes(32)
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def ways_of(name: str) -> Ways:
+    if name == "ours_tcp":
+        return Ways("tcp")
+    if name == "ours_arena":
+        ProcessReader.probe = lambda _: "not wanted here"  # type: ignore[method-assign]
+    return Ways("shm", Path("/dev/shm"))  # noqa: S108  # what arenas are made in
+
+
+def layout(size: int, block: int) -> tuple[int, int]:
+    """Arrays, and blocks of each."""
+    arrays = min(PARTS, size // block)
+    return arrays, size // block // arrays
+
+
+class Prefill:
+    """A new sender for each size and cover, since these belong to the machine."""
+
+    def __init__(self, name: str, memory: Bytes) -> None:
+        self._ways = ways_of(name)
+        self._memory = memory
+        self._senders: dict[tuple[int, bool], Sender] = {}
+        self._life = Incarnation(secrets.token_hex(16))
+        self._count = 0
+        for block in (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20):
+            for cover in (False, True):
+                arrays, _ = layout(len(memory), block)
+                machine = Sending[Kept](keep_s=600, send_s=600, regions=arrays, block_bytes=arrays * block, cover=cover)
+                self._senders[block, cover] = Sender(
+                    Me(InstanceName("p"), self._life, 0, KEY), machine, host="127.0.0.1", port=0, ways=self._ways,
+                    keep_bytes=2 * len(memory), peer_timeout_s=30, largest_frame=max(block, FRAME_BYTES))
+
+    def hello(self) -> dict[str, Any]:
+        at = {f"{block} {int(cover)}": sender.address for (block, cover), sender in self._senders.items()}
+        return {"life": self._life, "at": at}
+
+    def meet(self, other: dict[str, Any]) -> None:
+        del other
+
+    def ready(self, block: int, *, cover: bool) -> None:
+        self._sender = self._senders[block, cover]
+        arrays, blocks = layout(len(self._memory), block)
+        key = Key(TransferId(f"{self._count:032x}"), Attempt(1), 1)
+        self._count += 1
+        for array in range(arrays):
+            part = memoryview(self._memory)[array * blocks * block:(array + 1) * blocks * block]
+            if not self._sender.budget.reserve(len(part)):
+                raise RuntimeError("copies of the last transfer were not freed")
+            self._sender.push(key, Copy(array, 0, blocks, Kept(part, NOW)))
+        time.sleep(0.02)
+
+    def move(self, block: int) -> None:
+        while not (reports := self._sender.take_reports()):
+            time.sleep(PREFILL_STEP_S)
+        if reports[0].outcome is not Outcome.OK:
+            raise RuntimeError(reports[0].reason)
+        while self._sender.budget.used:
+            time.sleep(PREFILL_STEP_S)
+
+
+class Decode:
+    """A new receiver for each size and cover."""
+
+    def __init__(self, name: str, memory: Bytes) -> None:
+        self._ways = ways_of(name)
+        self._way = name.removeprefix("ours_")
+        self._memory = memory
+        self._made: dict[tuple[int, bool], tuple[Receiver, Receiving]] = {}
+        self._count = 0
+
+    def hello(self) -> dict[str, Any]:
+        return {"host": near.host()}
+
+    def meet(self, other: dict[str, Any]) -> None:
+        self._peer = other
+
+    def ready(self, block: int, *, cover: bool) -> None:
+        arrays, blocks = layout(len(self._memory), block)
+        if (block, cover) not in self._made:
+            view, base = memoryview(self._memory), self._memory.ctypes.data
+            each = blocks * block
+            caches = [Cache(view[n * each:(n + 1) * each], base + n * each, block) for n in range(arrays)]
+            largest = max(block, FRAME_BYTES)
+            receiver = Receiver(
+                Me(InstanceName("d"), Incarnation(secrets.token_hex(16)), 0, KEY),
+                Staging(lambda: Chunk(None, memoryview(bytearray(largest))), 64), block_bytes=[block] * arrays,
+                largest_frame=largest, cover=cover, peer_timeout_s=30, ways=self._ways, caches=caches)
+            machine = Receiving(load_s=600, grace_s=1, regions=arrays, block_bytes=arrays * block, cover=cover)
+            self._made[block, cover] = receiver, machine
+        self._receiver, self._machine = self._made[block, cover]
+        key = Key(TransferId(f"{self._count:032x}"), Attempt(1), 1)
+        address = HostPort(self._peer["at"][f"{block} {int(cover)}"])
+        ids = tuple(n * 7919 % blocks for n in range(blocks))
+        self._order = Order(str(self._count), key, 0, ids, address, Incarnation(self._peer["life"]))
+        self._count += 1
+
+    def move(self, block: int) -> None:
+        for step in self._machine.load(self._order, time.monotonic()):
+            self._receiver.carry_out(step)  # type: ignore[arg-type]
+        while True:
+            for _ in range(len(self._receiver.inbox)):
+                event = self._receiver.inbox.popleft()
+                if not isinstance(event, Arrived) or event.chunk is not None or event.way != self._way:
+                    raise RuntimeError(f"not what is measured: {event}")
+                if self._machine.arrived(event.key, event.region, event.first, event.blocks, event.size) is None:
+                    raise RuntimeError("blocks for no load")
+                for step in self._machine.placed(event.key):
+                    if not isinstance(step, Finished):
+                        self._receiver.carry_out(step)
+                        continue
+                    self._receiver.close(step.request)
+                    if not self._receiver.settled(step.request):
+                        raise RuntimeError("still being written")
+                    return
+            time.sleep(STEP_S)
