@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from xpyd_sidecar.proxy.events import EventStream, stream_of
+from xpyd_sidecar.proxy.events import EventStream
+from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.position import Position

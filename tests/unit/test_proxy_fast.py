@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from xpyd_sidecar.proxy import fast, plain
-from xpyd_sidecar.proxy.events import EventStream, stream_of
+from xpyd_sidecar.proxy.events import EventStream
+from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.ways import Way

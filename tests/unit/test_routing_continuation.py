@@ -16,7 +16,8 @@ import pytest
 from made_streams import MAX, MadeReplay, made_fields, made_line
 from recorded import Line, Seen, Step, seen_of
 
-from xpyd_sidecar.proxy.events import EventStream, spliced, stream_of
+from xpyd_sidecar.proxy.events import EventStream
+from xpyd_sidecar.proxy.streams import spliced, stream_of
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing import bodies
 from xpyd_sidecar.routing.continuation import Going, first_request, go_on, position_of

@@ -25,9 +25,9 @@ import msgspec
 
 from xpyd_sidecar.proxy import rules
 from xpyd_sidecar.proxy.fast import Outlet
+from xpyd_sidecar.proxy.leg import descriptor_of
 from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.upload import Upload
-from xpyd_sidecar.proxy.upstream import descriptor_of
 from xpyd_sidecar.routing.faults import Fault, bad_request, unavailable
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,11 @@ import msgspec
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
-from xpyd_sidecar.proxy.events import EventStream, FirstToken, NotedStream, spliced, stream_of
+from xpyd_sidecar.proxy.events import EventStream
+from xpyd_sidecar.proxy.kept import FirstToken
+from xpyd_sidecar.proxy.noted import NotedStream
 from xpyd_sidecar.proxy.reply import Reply
+from xpyd_sidecar.proxy.streams import spliced, stream_of
 from xpyd_sidecar.proxy.upstream import Call, request_bytes
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing import bodies, continuation, fields

@@ -1,6 +1,6 @@
 """Connections to engines: pooled, raw, one request at a time on each.
 
-Belongs here: opening, reusing and closing connections, and reading one answer. Does not belong here: what an answer means.
+Belongs here: opening, reusing and closing connections. Does not belong here: reading an answer (``leg``), what it means.
 
 A connection that the engine closed while it lay idle is found out when the next request gets no byte of an answer: the
 request is then sent once more on a fresh connection (the engine never saw it, or it would have begun to answer or
@@ -15,12 +15,13 @@ import math
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Protocol, cast
+from typing import Protocol
 
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.proxy.events import EventStream
-from xpyd_sidecar.proxy.fast import Leg, Outlet
-from xpyd_sidecar.proxy.wire import MAX_HEAD, Head, Malformed, WholeBody, parse_head
+from xpyd_sidecar.proxy.fast import Outlet
+from xpyd_sidecar.proxy.leg import Connection
+from xpyd_sidecar.proxy.wire import Head
 from xpyd_sidecar.routing.moves import Kind
 
 logger = logging.getLogger(__name__)
@@ -29,8 +30,6 @@ CONNECT_S = 5.0
 IDLE_S = 4.0
 IDLE_MAX = 512
 """Idle connections kept per address."""
-MAX_ANSWER = 256 << 20
-"""Bytes of an answer that is not streamed."""
 
 
 class Sink(Protocol):
@@ -59,7 +58,7 @@ class Call:
                  events: EventStream | None, tag: int) -> None:
         self._pool = pool
         self.request = request
-        self._connection: _Connection | None = None
+        self._connection: Connection | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._paused = False
         self.address = address
@@ -118,7 +117,7 @@ class Call:
         """The request, to be sent now."""
         self.request, self._asked_at = request, now
 
-    def begin(self, connection: _Connection) -> None:
+    def begin(self, connection: Connection) -> None:
         """Send the request on a connection."""
         self._connection = connection
         connection.serve(self, self.request)
@@ -134,7 +133,7 @@ class Call:
             host, port = split_host_port(self.address)
             async with asyncio.timeout(CONNECT_S):
                 _, connection = await self._pool.loop.create_connection(
-                    lambda: _Connection(self._pool, self.address), host, port)
+                    lambda: Connection(self._pool, self.address), host, port)
         except TimeoutError:
             self._connecting = None
             self.end_failed(Kind.REFUSED, f"no connection to {self.address} within {CONNECT_S:g} s")
@@ -170,196 +169,14 @@ class Call:
         self.connect()
 
 
-class _Connection(Leg, asyncio.Protocol):
-    """One connection to an engine."""
-
-    __slots__ = ("_address", "_body", "_buffer", "_call", "_outlet", "_paused", "_pool", "_reused", "_seen", "_stream",
-                 "_time", "_transport", "idle_since")
-
-    def __init__(self, pool: Pool, address: HostPort) -> None:
-        self._pool = pool
-        self._time = pool.loop.time
-        self._address = address
-        self._transport: asyncio.Transport | None = None
-        self._outlet = Outlet()
-        self.last_at = 0.0
-        self._call: Call | None = None
-        self._buffer = b""
-        self._stream: EventStream | None = None
-        self._body: WholeBody | None = None
-        self._reused = False
-        self._seen = False
-        self._paused = False
-        self.idle_since = 0.0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
-        self._outlet.open(transport, descriptor_of(transport))
-        self._pool.connections.add(self)
-
-    def serve(self, call: Call, request: bytes) -> None:
-        """Send a request; its answer goes to the call."""
-        assert self._transport is not None
-        self._call = call
-        self._buffer = b""
-        self._stream = self._body = None
-        self._seen = False
-        self._outlet.write(request)
-
-    def relay_to(self, outlet: Outlet) -> None:
-        """Simple events of the stream go straight there."""
-        if self._stream is not None:
-            self.relay(self._stream, outlet)
-
-    def drop(self) -> None:
-        """Close at once; nothing is reported."""
-        self._call = None
-        self.relay_no_more()
-        self._outlet.shut()
-        if self._transport is not None:
-            self._transport.abort()
-
-    def pause(self) -> None:
-        """Stop reading."""
-        if not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
-
-    def resume(self) -> None:
-        """Read on."""
-        if self._paused and self._transport is not None:
-            self._paused = False
-            self._transport.resume_reading()
-
-    def received(self, data: bytes) -> None:
-        call = self._call
-        if call is None:
-            self.drop()  # bytes that nobody asked for
-            return
-        self.last_at = self._time()
-        stream = self._stream
-        try:
-            if stream is not None:
-                out = stream.feed(data)
-                if call.relay is not None and out and not stream.done and not stream.failure:
-                    call.relay(out)
-                else:
-                    self._on_out(call, stream, out)
-            elif self._body is not None:
-                self._on_body(call, self._body, data)
-            else:
-                self._on_head(call, data)
-        except Malformed as error:
-            self._call = None
-            self.drop()
-            call.end_failed(Kind.BROKEN, f"{self._address} sent {error}")
-
-    def _on_out(self, call: Call, stream: EventStream, out: bytes) -> None:
-        if out:
-            if call.relay is None:
-                call.sink.on_events(call, out)
-            elif stream.done and stream.ended and not stream.failure:
-                call.rest = out
-            else:
-                call.relay(out)
-            if self._call is not call:
-                return  # cancelled by what it caused
-        if stream.failure:
-            self.drop()
-            call.end_failed(stream.kind, stream.failure)
-        elif stream.done:
-            self._finish(call)
-
-    def _on_body(self, call: Call, body: WholeBody, data: bytes) -> None:
-        body.feed(data)
-        if body.done:
-            self._finish(call)
-
-    def _on_head(self, call: Call, data: bytes) -> None:
-        self._seen = True
-        buffer = self._buffer + data if self._buffer else data
-        end = buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(buffer) > MAX_HEAD:
-                raise Malformed(f"a response head of more than {MAX_HEAD} bytes")
-            self._buffer = buffer
-            return
-        head = parse_head(buffer[:end])
-        rest, self._buffer = buffer[end + 4:], b""
-        if head.status < 200:  # an interim answer
-            if rest:
-                self._on_head(call, rest)
-            return
-        call.head = head
-        if call.streams and head.status == 200 and head.is_event_stream:
-            if not head.chunked:
-                raise Malformed("an event stream that is not chunked")
-            self._stream = call.events or EventStream(framed=call.framed)
-            if rest:
-                self._on_out(call, self._stream, self._stream.feed(rest))
-            return
-        self._body = WholeBody(head, MAX_ANSWER)
-        self._on_body(call, self._body, rest)
-
-    def _finish(self, call: Call) -> None:
-        stream, body = self._stream, self._body
-        self._call = None
-        self.relay_no_more()
-        assert call.head is not None
-        if call.head.keep_alive:
-            self._pool.release(self, self._address)
-        else:
-            self.drop()
-        if body is not None:
-            call.end_whole(body.take())
-        elif stream is not None and stream.ended:
-            call.end_stream()
-        else:
-            call.end_failed(Kind.LOST, "the stream ended without [DONE]")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._pool.forget(self, self._address)
-        self._transport = None
-        self.relay_no_more()
-        self._outlet.shut()
-        call, self._call = self._call, None
-        if call is None:
-            return
-        if not self._seen and self._reused and not call.again:
-            call.once_more()
-        elif self._body is not None and self._body.on_eof():
-            call.end_whole(self._body.take())
-        elif self._stream is not None and self._stream.ended:
-            call.end_stream()
-        else:
-            call.end_failed(Kind.LOST, f"{self._address} closed the connection{f': {exc}' if exc else ''}")
-
-    def reuse(self) -> None:
-        """It comes from the pool."""
-        self._reused = True
-
-    @property
-    def usable(self) -> bool:
-        """Whether it is still open."""
-        return self._transport is not None and not self._transport.is_closing()
-
-
-def descriptor_of(transport: asyncio.BaseTransport) -> int:
-    """The descriptor of a connection whose bytes may be written to it as they are, else -1."""
-    if transport.get_extra_info("sslcontext") is not None:
-        return -1
-    socket = transport.get_extra_info("socket")
-    return -1 if socket is None else int(socket.fileno())
-
-
 class Pool:
     """All connections to engines."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self.calls: set[Call] = set()
-        self.connections: set[_Connection] = set()
-        self._idle: dict[HostPort, deque[_Connection]] = {}
+        self.connections: set[Connection] = set()
+        self._idle: dict[HostPort, deque[Connection]] = {}
 
     def call(self, address: HostPort, request: bytes, sink: Sink, *, streams: bool = False, framed: bool = True,
              events: EventStream | None = None, tag: int = 0) -> Call:
@@ -387,9 +204,11 @@ class Pool:
                 return
         call.connect()
 
-    def release(self, connection: _Connection, address: HostPort) -> None:
+    def release(self, connection: Connection, address: HostPort) -> None:
         """A connection whose answer is complete."""
-        idle = self._idle.setdefault(address, deque())
+        idle = self._idle.get(address)
+        if idle is None:
+            idle = self._idle[address] = deque()
         if len(idle) >= IDLE_MAX or not connection.usable:
             connection.drop()
             return
@@ -397,7 +216,7 @@ class Pool:
         connection.idle_since = self.loop.time()
         idle.append(connection)
 
-    def forget(self, connection: _Connection, address: HostPort) -> None:
+    def forget(self, connection: Connection, address: HostPort) -> None:
         """A connection that is closed."""
         self.connections.discard(connection)
         idle = self._idle.get(address)

@@ -1,0 +1,207 @@
+"""One connection to an engine, and the answer that is read on it.
+
+Belongs here: reading heads, bodies and streams of one connection, one request at a time. Does not belong here: opening and
+reusing connections (``upstream``), what an answer means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from xpyd_sidecar.contract.ids import HostPort
+from xpyd_sidecar.proxy.events import EventStream
+from xpyd_sidecar.proxy.fast import Leg, Outlet
+from xpyd_sidecar.proxy.wire import MAX_HEAD, Malformed, WholeBody, parse_head
+from xpyd_sidecar.routing.moves import Kind
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.proxy.upstream import Call, Pool
+
+MAX_ANSWER = 256 << 20
+"""Bytes of an answer that is not streamed."""
+
+
+def descriptor_of(transport: asyncio.BaseTransport) -> int:
+    """The descriptor of a connection whose bytes may be written to it as they are, else -1."""
+    if transport.get_extra_info("sslcontext") is not None:
+        return -1
+    socket = transport.get_extra_info("socket")
+    return -1 if socket is None else int(socket.fileno())
+
+
+class Connection(Leg, asyncio.Protocol):
+    """One connection to an engine."""
+
+    __slots__ = ("_address", "_body", "_buffer", "_call", "_outlet", "_paused", "_pool", "_reused", "_seen", "_stream",
+                 "_time", "_transport", "idle_since")
+
+    def __init__(self, pool: Pool, address: HostPort) -> None:
+        self._pool = pool
+        self._time = pool.loop.time
+        self._address = address
+        self._transport: asyncio.Transport | None = None
+        self._outlet = Outlet()
+        self.last_at = 0.0
+        self._call: Call | None = None
+        self._buffer = b""
+        self._stream: EventStream | None = None
+        self._body: WholeBody | None = None
+        self._reused = False
+        self._seen = False
+        self._paused = False
+        self.idle_since = 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It is open."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
+        self._outlet.open(transport, descriptor_of(transport))
+        self._pool.connections.add(self)
+
+    def serve(self, call: Call, request: bytes) -> None:
+        """Send a request; its answer goes to the call."""
+        assert self._transport is not None
+        self._call = call
+        self._buffer = b""
+        self._stream = self._body = None
+        self._seen = False
+        self._outlet.write(request)
+
+    def relay_to(self, outlet: Outlet) -> None:
+        """Simple events of the stream go straight there."""
+        if self._stream is not None:
+            self.relay(self._stream, outlet)
+
+    def drop(self) -> None:
+        """Close at once; nothing is reported."""
+        self._call = None
+        self.relay_no_more()
+        self._outlet.shut()
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause(self) -> None:
+        """Stop reading."""
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def received(self, data: bytes) -> None:
+        """Bytes that no shortcut took."""
+        call = self._call
+        if call is None:
+            self.drop()  # bytes that nobody asked for
+            return
+        self.last_at = self._time()
+        stream = self._stream
+        try:
+            if stream is not None:
+                out = stream.feed(data)
+                if call.relay is not None and out and not stream.done and not stream.failure:
+                    call.relay(out)
+                else:
+                    self._on_out(call, stream, out)
+            elif self._body is not None:
+                self._on_body(call, self._body, data)
+            else:
+                self._on_head(call, data)
+        except Malformed as error:
+            self._call = None
+            self.drop()
+            call.end_failed(Kind.BROKEN, f"{self._address} sent {error}")
+
+    def _on_out(self, call: Call, stream: EventStream, out: bytes) -> None:
+        if out:
+            if call.relay is None:
+                call.sink.on_events(call, out)
+            elif stream.done and stream.ended and not stream.failure:
+                call.rest = out
+            else:
+                call.relay(out)
+            if self._call is not call:
+                return  # cancelled by what it caused
+        if stream.failure:
+            self.drop()
+            call.end_failed(stream.kind, stream.failure)
+        elif stream.done:
+            self._finish(call)
+
+    def _on_body(self, call: Call, body: WholeBody, data: bytes) -> None:
+        body.feed(data)
+        if body.done:
+            self._finish(call)
+
+    def _on_head(self, call: Call, data: bytes) -> None:
+        self._seen = True
+        buffer = self._buffer + data if self._buffer else data
+        end = buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(buffer) > MAX_HEAD:
+                raise Malformed(f"a response head of more than {MAX_HEAD} bytes")
+            self._buffer = buffer
+            return
+        head = parse_head(buffer[:end])
+        rest, self._buffer = buffer[end + 4:], b""
+        if head.status < 200:  # an interim answer
+            if rest:
+                self._on_head(call, rest)
+            return
+        call.head = head
+        if call.streams and head.status == 200 and head.is_event_stream:
+            if not head.chunked:
+                raise Malformed("an event stream that is not chunked")
+            self._stream = call.events or EventStream(framed=call.framed)
+            if rest:
+                self._on_out(call, self._stream, self._stream.feed(rest))
+            return
+        self._body = WholeBody(head, MAX_ANSWER)
+        self._on_body(call, self._body, rest)
+
+    def _finish(self, call: Call) -> None:
+        stream, body = self._stream, self._body
+        self._call = None
+        self.relay_no_more()
+        assert call.head is not None
+        if call.head.keep_alive:
+            self._pool.release(self, self._address)
+        else:
+            self.drop()
+        if body is not None:
+            call.end_whole(body.take())
+        elif stream is not None and stream.ended:
+            call.end_stream()
+        else:
+            call.end_failed(Kind.LOST, "the stream ended without [DONE]")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone, whoever closed it."""
+        self._pool.forget(self, self._address)
+        self._transport = None
+        self.relay_no_more()
+        self._outlet.shut()
+        call, self._call = self._call, None
+        if call is None:
+            return
+        if not self._seen and self._reused and not call.again:
+            call.once_more()
+        elif self._body is not None and self._body.on_eof():
+            call.end_whole(self._body.take())
+        elif self._stream is not None and self._stream.ended:
+            call.end_stream()
+        else:
+            call.end_failed(Kind.LOST, f"{self._address} closed the connection{f': {exc}' if exc else ''}")
+
+    def reuse(self) -> None:
+        """It comes from the pool."""
+        self._reused = True
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is still open."""
+        return self._transport is not None and not self._transport.is_closing()

@@ -1,0 +1,182 @@
+"""Streams that can go on from token ids: text and ids are noted on their way, and ids hidden from the client.
+
+Belongs here: recognizing events that are like the one before, so that noting costs a few searches. Does not belong here:
+what is noted, and how it is read (``routing.position``).
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from xpyd_sidecar.proxy.events import ABORT, DONE, DONE_CHUNK, END, ERROR, EventStream, size_of
+from xpyd_sidecar.proxy.fast import NOTED
+from xpyd_sidecar.proxy.wire import chunk_of
+from xpyd_sidecar.routing.moves import Kind
+from xpyd_sidecar.routing.position import Event, Position, split_prompt
+from xpyd_sidecar.routing.splice import Differs, Ignored, Splicer
+from xpyd_sidecar.routing.ways import Way
+
+_IDS = b'"token_ids":['
+TOKEN_IDS = re.compile(rb'"token_ids":\[[0-9,]*\]')
+NO_IDS = b'"token_ids":null'
+_MAX_REST = 16
+"""Bytes behind the ids of an event that is like all others: no usage, say."""
+_TEXT_AT = {"completions": b'"text":', "chat": b'"delta":'}
+_guesses: dict[str, tuple[bytes, bytes]] = {}
+"""By API: what stood between text and ids, and behind them, in the latest stream that was learned from."""
+_encode = msgspec.json.Encoder().encode
+decode = msgspec.json.Decoder(Event).decode
+
+
+class NotedStream(EventStream):
+    """A stream that can go on from token ids: they are noted, and hidden from the client.
+
+    Engines write every event of a stream alike, so what stands around text and ids is learned from one of them:
+
+        data: {… ,"choices":[{"index":0,"text": "Hello" ,"logprobs":null,"finish_reason":null,…,"token_ids":[ 15496 ]}]}
+        └────────────── prefix ───────────────┘       └───────────────────── middle ────────────────────────┘     └last┘
+
+    A chat's first event says the role alone, so what stands behind its text is guessed from the stream before, and learned
+    where the guess is wrong. A chunk that has these around its text costs five searches; text and ids go to the log, and
+    the client's chunk is put together from what was learned. Every other event is decoded. A stream that goes on behind
+    another one is spliced to it until it has caught up; then it is as any other, under the first one's name.
+    """
+
+    __slots__ = ("_grows", "_position", "_splicer", "_sure")
+    _plain = False
+    _simple = NOTED
+
+    def __init__(self, position: Position, splicer: Splicer | None = None, *, framed: bool) -> None:
+        super().__init__(framed=framed)
+        self._position = position
+        self._splicer = splicer
+        self._log = position.log
+        self._prefix = self._middle = self._last = b""
+        self._sure = False
+        """They are of this stream, not guessed."""
+        self._lead = self._shown = b""
+        """What the client gets before and behind the text."""
+        self._grows = 0
+        """Bytes of a client's chunk, without its text."""
+
+    def splice(self, splicer: Splicer) -> None:
+        """The client has got something meanwhile. To be called before anything of this stream went to it."""
+        self._splicer = splicer
+        self._prefix, self._sure = b"", False
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be relayed of the bytes read."""
+        prefix, middle, last = self._prefix, self._middle, self._last
+        if not prefix or not self._clean:
+            return self._feed_alone(data)
+        at, size = 0, len(data)
+        before = b""
+        while True:
+            start = data.find(b"\r\n", at, at + 9) + 2
+            text = start + len(prefix)
+            stop = data.find(middle, text) if start > 2 and data.startswith(prefix, start) else -1
+            ids = stop + len(middle)
+            close = data.find(b"]", ids)
+            shown = data[text:stop]
+            if stop < 0 or close <= ids or not data.startswith(last, close) or shown.find(b"\n") >= 0:
+                return before + self._feed_alone(data[at:])
+            self._log += b"%b\t%b\n" % (shown, data[ids:close].replace(b",", b"\t"))
+            if shown == b"{}":  # made for the ids alone
+                out = before
+            elif self._framed:
+                out = b"%b%x\r\n%b%b%b\r\n" % (before, self._grows + len(shown), self._lead, shown, self._shown)
+            else:
+                out = b"%b%b%b%b" % (before, self._lead, shown, self._shown)
+            at = close + len(last)
+            if at >= size:
+                return out
+            before = out
+
+    def _feed_alone(self, data: bytes) -> bytes:
+        """The same of a read that is not learned: mostly a single event, or the end."""
+        if self.ended or data in (DONE_CHUNK, END):
+            return self._feed_end(data) if self._splicer is None else self._feed_carefully(data)
+        if data.endswith(END) and self._clean:
+            return self.feed(data[:-len(END)]) + self._feed_alone(END)
+        start = data.find(b"\r\n", 1, 9) + 2
+        end = len(data) - 2
+        if (not self._clean or start <= 2 or data.find(b"\n", start) != end - 2 or not data.endswith(b"\n\n\r\n")
+                or start + size_of(data[:start - 2]) != end or not data.startswith(b'data: {"', start)
+                or data.startswith(ERROR, start) or data.find(ABORT, start) >= 0):
+            return self._feed_carefully(data)
+        payload = self._seen(data[start:end])
+        self._clean = not self.failure
+        return chunk_of(payload) if payload and self._framed else payload
+
+    def _learn(self, event: bytes, mine: Event) -> None:
+        api = self._position.api
+        key = _TEXT_AT[api]
+        text = event.find(key) + len(key)
+        stop = event.find(b',"logprobs":null,"finish_reason":null,', text)
+        ids = event.find(_IDS, stop) + len(_IDS)
+        close = event.find(b"]", ids)
+        middle, rest = event[stop:ids], event[close + 1:]
+        if text < len(key) or stop < 0 or ids < len(_IDS) or middle.count(b"[") > 1 or len(rest) > _MAX_REST:
+            if text < len(key) or self._prefix or api not in _guesses:
+                return
+            middle, rest = _guesses[api]
+        else:
+            self._sure = True
+            _guesses[api] = middle, rest
+        self._prefix, self._middle, self._last = event[:text], middle, b"]" + rest + b"\r\n"
+        self._lead, first = self._prefix, self._position
+        if (mine.id, mine.created) != (first.id, first.created):  # it goes on behind another stream
+            lead = self._prefix.replace(b'"id":%b' % _encode(mine.id), b'"id":%b' % _encode(first.id), 1)
+            self._lead = lead.replace(b'"created":%d' % mine.created, b'"created":%d' % first.created, 1)
+        self._shown = middle[:-1] + b"null" + rest
+        self._grows = len(self._lead) + len(self._shown)
+
+    def _seen(self, event: bytes) -> bytes:
+        if self._splicer is not None:
+            return self._spliced(event, self._splicer)
+        if not event.startswith(b"data: {"):
+            return event
+        prompt, bare = split_prompt(event)
+        try:
+            noted = decode(bare[6:])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")
+            return b""
+        position = self._position
+        position.prompt = position.prompt or prompt
+        position.note(noted)
+        if position.asked_ids:
+            return event
+        event = bare
+        if event.find(b'"delta":{}') >= 0 and all(choice.finish_reason is None and choice.logprobs is None
+                                                  for choice in noted.choices):
+            return b""  # made for the ids alone
+        self._may_learn(event, noted)
+        return TOKEN_IDS.sub(NO_IDS, event) if event.find(_IDS) >= 0 else event
+
+    def _spliced(self, event: bytes, splicer: Splicer) -> bytes:
+        try:
+            if event.startswith(b"data: {"):
+                left = splicer.take(event)
+                if splicer.caught_up and not self._sure:
+                    bare = split_prompt(event)[1]
+                    self._may_learn(bare, decode(bare[6:]))
+                return left
+            if event.startswith(DONE):
+                splicer.end()
+        except Differs as error:
+            self._fail(Kind.DIFFERS, f"the stream cannot go on as it began: {error}")
+        except Ignored as error:
+            self._position.replays = True
+            self._fail(Kind.BROKEN, str(error))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")
+        return b"" if self.failure else event
+
+    def _may_learn(self, event: bytes, noted: Event) -> None:
+        position = self._position
+        odd = position.shows_logprobs or position.asked_ids or position.way is not Way.CONTINUE
+        if position.prompt and not odd and not self._sure:
+            self._learn(event, noted)
