@@ -42,7 +42,7 @@ def test_a_stopped_peer_leaves_others_their_share_and_their_speed() -> None:
         held = p.sender.budget.used
         assert KEEP // 2 < held < KEEP
         for number in range(6):
-            which = key("bcdefg"[number])
+            which = key("bcdef0"[number])
             name = f"r{number}"
             other.load(name, which, p, first=0, count=2)
             for region in range(2):

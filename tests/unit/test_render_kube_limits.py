@@ -13,12 +13,17 @@ from xpyd_operator.render.kube_limits import STAGING_BYTES, check_kube, refusals
 
 SECRET = {"name": "s", "key": "k"}
 GPUS = {"nvidia.com/gpu": 2}
+
+
+def limit(memory: str) -> dict[str, Any]:
+    return {"resources": {"limits": {"memory": memory}}}
+
+
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"model": {"source": "./weights"}}, "spec.model.source"),
     ({"kv": {"transport": "nccl"}}, "spec.kv.transport"),
-    ({"kv": {"mode": "get"}}, "spec.kv.mode"),
-    ({"kv": {"bufferSize": "1Gi"}}, "spec.kv.bufferSize"),
-    ({"kv": {"hostPool": "1Gi"}}, "spec.kv.hostPool"),
+    ({"kv": {"bufferSize": "1Gi"}, "decode": limit("1Gi")}, "spec.decode.resources.limits.memory"),
+    ({"kv": {"hostPool": "1Gi"}, "decode": limit("2Gi")}, "spec.decode.resources.limits.memory"),
     ({"decode": {"parallelism": {"data": 2}}}, "spec.decode.parallelism.data"),
     ({"decode": {"parallelism": {"tensor": 2}}}, "spec.decode.parallelism.tensor"),
     ({"decode": {"parallelism": {"executor": "ray"}, "resources": {}}}, "spec.decode.parallelism.executor"),
@@ -76,5 +81,5 @@ def test_the_figure_is_that_of_the_connector() -> None:
 
 def test_every_refusal_is_found_not_only_the_first() -> None:
     template = {"spec": {"hostNetwork": True, "restartPolicy": "Never"}}
-    found = [path for path, _ in refusals(service(None, kv={"mode": "get"}, decode={"template": template}))]
-    assert found == ["spec.kv.mode", "spec.decode.template.spec.restartPolicy", "spec.decode.template.spec.hostNetwork"]
+    found = [path for path, _ in refusals(service(None, kv={"transport": "nccl"}, decode={"template": template}))]
+    assert found == ["spec.kv.transport", "spec.decode.template.spec.restartPolicy", "spec.decode.template.spec.hostNetwork"]

@@ -13,10 +13,6 @@ from xpyd_operator.render.local_limits import check_local, refusals
 SECRET = {"name": "s", "key": "k"}
 CASES: list[tuple[dict[str, Any], str]] = [
     ({"kv": {"transport": "nccl"}}, "spec.kv.transport"),
-    ({"kv": {"mode": "get"}}, "spec.kv.mode"),
-    ({"kv": {"mode": "put"}}, "spec.kv.mode"),
-    ({"kv": {"bufferSize": "1Gi"}}, "spec.kv.bufferSize"),
-    ({"kv": {"hostPool": "1Gi"}}, "spec.kv.hostPool"),
     ({"model": {"source": "a/b", "cache": {"size": "1Gi"}}}, "spec.model.cache"),
     ({"model": {"source": "a/b", "tokenSecret": SECRET}}, "spec.model.tokenSecret"),
     ({"decode": {"parallelism": {"data": 2}}}, "spec.decode.parallelism.data"),
@@ -72,8 +68,13 @@ def test_variables_of_ray_are_refused_only_with_ray() -> None:
 
 
 def test_every_refusal_is_found_not_only_the_first() -> None:
-    found = [path for path, _ in refusals(service(kv={"mode": "get", "hostPool": "1Gi", "bufferSize": "1Gi"}), 0)]
-    assert found == ["spec.kv.mode", "spec.kv.bufferSize", "spec.kv.hostPool"]
+    one = service(kv={"transport": "nccl"}, prefill={"parallelism": {"executor": "ray"}})
+    assert {path for path, _ in refusals(one, 0)} == {"spec.kv.transport", "spec.prefill.parallelism.executor"}
+
+
+def test_every_mode_and_every_buffer_is_possible() -> None:
+    for mode in ("put_async", "put", "get"):
+        assert list(refusals(service(kv={"mode": mode, "hostPool": "1Gi", "bufferSize": "20%"}), 0)) == []
 
 
 def test_older_engines_need_the_port_after_that_of_membership() -> None:

@@ -37,7 +37,6 @@ def refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
         reason = f"{service.spec.model.source} lies beside the document, where no pod reads it; write a hub id, a path or pvc://"
         yield "spec.model.source", reason
     yield from not_built.transport(service)
-    yield from not_built.kv(service)
     for role in Role:
         yield from not_built.role(service, role)
         yield from not_built.executor(service, role, devices=has_devices(service.spec.role(role)))
@@ -58,11 +57,13 @@ def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
     limit = service.spec.role(role).limits.get("memory")
     ranks = service.spec.role(role).parallelism.devices
     keep = kv_options(service).keep_bytes
-    needed = ranks * (keep + STAGING_BYTES)
+    buffers = (service.spec.kv.buffer_bytes or 0) + 2 * service.spec.kv.host_pool_bytes
+    needed = ranks * (keep + STAGING_BYTES + buffers)
     if limit is not None and size(limit) < needed:
         reason = (
             f"must be above {needed >> 20}Mi, not {limit}: each of {ranks} ranks keeps up to {keep >> 20}Mi of KV to send "
-            f"and {STAGING_BYTES >> 20}Mi to receive, beside what vLLM itself takes"
+            f"and {STAGING_BYTES >> 20}Mi to receive{', and its buffers, ' if buffers else ', '}"
+            f"beside what vLLM itself takes"
         )
         yield f"spec.{role}.resources.limits.memory", reason
 

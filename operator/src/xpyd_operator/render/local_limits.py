@@ -50,7 +50,6 @@ def _kv(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
         yield "spec.kv.transport", "nccl needs GPUs and this host has none; write tcp or auto"
     else:
         yield from not_built.transport(service)
-    yield from not_built.kv(service)
 
 
 def _router(service: DisaggService) -> Iterator[tuple[str, str]]:

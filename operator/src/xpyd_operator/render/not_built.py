@@ -16,17 +16,6 @@ def transport(service: DisaggService) -> Iterator[tuple[str, str]]:
         yield "spec.kv.transport", f"{name} is not built yet; write auto, tcp or shm"
 
 
-def kv(service: DisaggService) -> Iterator[tuple[str, str]]:
-    """The rest of ``spec.kv``."""
-    given = service.spec.kv
-    if given.mode != "put_async":
-        yield "spec.kv.mode", f"{given.mode} is not built yet; write put_async"
-    if given.buffer_size is not None:
-        yield "spec.kv.bufferSize", "decode keeps no lookup buffer yet; leave it out"
-    if given.host_pool_bytes:
-        yield "spec.kv.hostPool", "there is no host pool yet; leave it out"
-
-
 def role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
     """One role."""
     if service.spec.role(which).parallelism.data > 1:
