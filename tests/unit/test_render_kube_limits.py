@@ -82,4 +82,5 @@ def test_the_figure_is_that_of_the_connector() -> None:
 def test_every_refusal_is_found_not_only_the_first() -> None:
     template = {"spec": {"hostNetwork": True, "restartPolicy": "Never"}}
     found = [path for path, _ in refusals(service(None, kv={"transport": "nccl"}, decode={"template": template}))]
-    assert found == ["spec.kv.transport", "spec.decode.template.spec.restartPolicy", "spec.decode.template.spec.hostNetwork"]
+    pod = "spec.decode.template.spec"
+    assert found == ["spec.kv.transport", f"{pod}.restartPolicy", f"{pod}.hostNetwork"]
