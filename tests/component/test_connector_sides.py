@@ -46,7 +46,8 @@ def vllm_config(tensor: int = 1, **model: Any) -> Any:
                                         data_parallel_index=0, rank=0),
         model_config=SimpleNamespace(dtype="torch.float32", model="org/tiny", revision="r1", max_model_len=512,
                                      quantization=None, hf_config=SimpleNamespace(to_dict=lambda: hf, _commit_hash="c1")),
-        device_config=SimpleNamespace(device_type="cuda"), speculative_config=None)
+        device_config=SimpleNamespace(device_type="cuda"), speculative_config=None,
+        kv_transfer_config=SimpleNamespace(engine_id="e1"))
 
 
 class Engine:

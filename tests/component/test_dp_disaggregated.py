@@ -50,4 +50,6 @@ def test_no_step_is_run_for_requests_that_wait_for_kv(cluster: Cluster, folder: 
     dummies = [{step.number for step in read_steps(folder / "steps", rank) if not step.real} for rank in (0, 1)]
     assert dummies[0]
     assert not dummies[0] & dummies[1]
+    assert cluster.decode[0].engine.metric("xpyd_dp_dummies_total") > 0
+    assert cluster.decode[0].engine.metric("xpyd_dp_local_step") > 0
     assert "runs in step by shm" in cluster.decode[0].engine.log.read_text("utf-8")

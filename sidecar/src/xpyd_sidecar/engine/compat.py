@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from typing import Any, Final
@@ -25,7 +26,7 @@ from xpyd_sidecar.errors import ConfigError
 __all__ = [
     "CacheHitSource", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata",
     "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
-    "KVConnectorWorkerMetadata", "check_model", "check_version", "create_metric_per_engine", "dp_rank",
+    "KVConnectorWorkerMetadata", "check_model", "check_version", "common_id", "create_metric_per_engine", "dp_rank",
     "instruction_set", "kv_layout", "log_like_vllm", "max_model_len", "model_files", "model_text", "rank_of", "sizes",
     "version",
 ]
@@ -94,6 +95,17 @@ def rank_of(config: Any) -> int:
 def dp_rank(config: Any) -> int:
     """The data parallel rank of this engine."""
     return int(config.parallel_config.data_parallel_index)
+
+
+def common_id(config: Any) -> str:
+    """What all data-parallel ranks of this start of an engine know and no other one does: 32 hex digits.
+
+    Empty where there is one rank. vLLM mints an engine id when its server starts and gives each rank one with a suffix,
+    also where ranks are independent of each other. Routers hear one incarnation for an engine and its control addresses by
+    rank, so all ranks answer to the same one.
+    """
+    minted, suffix, _ = str(config.kv_transfer_config.engine_id).rpartition("_dp")
+    return hashlib.sha256(minted.encode()).hexdigest()[:32] if suffix else ""
 
 
 def max_model_len(config: Any) -> int:

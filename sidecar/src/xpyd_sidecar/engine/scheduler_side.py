@@ -48,7 +48,7 @@ class SchedulerSide:
         """
         self._config = config
         self._settings = settings
-        self._incarnation = Incarnation(secrets.token_hex(16))
+        self._incarnation = Incarnation(compat.common_id(config) or secrets.token_hex(16))
         self._block_size = int(config.cache_config.block_size)
         tensor, pipeline, data = compat.sizes(config)
         self._parallel = Parallel(tensor, pipeline, data)

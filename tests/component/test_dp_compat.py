@@ -1,0 +1,87 @@
+"""Which vLLM step sync is for, and what it refuses; with vLLM's own classes, without an engine."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from xpyd_sidecar.engine.compat import common_id
+from xpyd_sidecar.engine.dp_plugin import compat, patch
+from xpyd_sidecar.engine.dp_plugin.settings import Mode, Settings
+from xpyd_sidecar.errors import ConfigError
+
+
+def config(*, moe: bool = True, transfer: Any = None, encoder: bool = False, **parallel: Any) -> Any:
+    usual = {"data_parallel_size": 2, "data_parallel_backend": "mp", "enable_elastic_ep": False,
+             "enable_fault_tolerance": False, "distributed_executor_backend": "mp"}
+    return SimpleNamespace(parallel_config=SimpleNamespace(**{**usual, **parallel}), ec_transfer_config=transfer,
+                           is_mm_encoder_only=encoder, model_config=SimpleNamespace(is_moe=moe))
+
+
+def engine(*, ranks: bool = True, coordinator: bool = True) -> Any:
+    kind = compat.DPEngineCoreProc if ranks else compat.EngineCoreProc
+    made = kind.__new__(kind)
+    made.has_coordinator = coordinator
+    return made
+
+
+def test_this_vllm_is_the_one_that_the_rules_were_written_for() -> None:
+    compat.check_sources()
+    assert len(compat.PINNED) > 25
+
+
+def test_other_sources_are_refused_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compat.PINNED, "EngineCore.step", "0" * 16)
+    monkeypatch.setitem(compat.PINNED, "EngineCore.gone", "0" * 16)
+    with pytest.raises(ConfigError, match=r"EngineCore\.step, EngineCore\.gone of vllm/v1/engine/core\.py differ"):
+        compat.check_sources()
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compat.compat, "version", lambda: "0.33.0")
+    with pytest.raises(ConfigError, match=r"vLLM 0\.33\.0 is not supported"):
+        compat.check_sources()
+
+
+@pytest.mark.parametrize("mode", ["auto", "rpc", "shm"])
+def test_ranks_that_share_experts_are_kept_in_step(mode: Mode) -> None:
+    assert patch.decide(engine(), config(), Settings(mode))
+
+
+REFUSED = {
+    "dense": (engine(ranks=False), config(moe=False)),
+    "only one rank": (engine(ranks=False), config(data_parallel_size=1)),
+    "elastic_ep": (engine(), config(enable_elastic_ep=True)),
+    "fault_tolerance": (engine(), config(enable_fault_tolerance=True)),
+    "external_launcher": (engine(), config(distributed_executor_backend="external_launcher")),
+    "ray": (engine(), config(data_parallel_backend="ray")),
+    "encoder-only": (engine(), config(encoder=True)),
+    "only encode": (engine(), config(transfer=SimpleNamespace(is_encode_only=True))),
+    "coordinator": (engine(coordinator=False), config()),
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_what_cannot_be_kept_in_step_is_refused_with_its_reason_and_left_alone_by_auto(said: str) -> None:
+    one, settings = REFUSED[said]
+    with pytest.raises(ConfigError, match=said):
+        patch.decide(one, settings, Settings("rpc"))
+    assert not patch.decide(one, settings, Settings("auto"))
+
+
+def request(most: int, made: int, coming: int = 0) -> Any:
+    return SimpleNamespace(max_tokens=most, num_output_tokens=made, num_output_placeholders=coming)
+
+
+def test_ranks_of_one_start_of_an_engine_share_an_id() -> None:
+    ids = [common_id(SimpleNamespace(kv_transfer_config=SimpleNamespace(engine_id=one)))
+           for one in ("0b5c-77_dp0", "0b5c-77_dp1", "9d-12_dp0", "0b5c-77")]
+    assert ids[0] == ids[1] != ids[2]
+    assert (len(ids[0]), ids[3]) == (32, "")
+
+
+def test_the_budget_is_that_of_the_request_that_may_make_most() -> None:
+    assert patch.budget([]) == 1
+    assert patch.budget([request(1, 0)]) == 1
+    assert patch.budget([request(10, 4), request(20, 19)]) == 6
+    assert patch.budget([request(10, 9, 1)]) == 1
