@@ -26,7 +26,7 @@ LOCAL = ROOT / "docs/guide.md"
 
 NOT_REASONS = frozenset({
     # statuses and types of conditions and Events; Degraded, Ready, Compatible and Valid are reasons too
-    "True", "False", "Normal", "Warning", "Progressing", "Limited", "Not",
+    "True", "False", "Normal", "Warning", "Progressing", "Limited", "Stalled", "Not",
     # what pods, containers and the API server say themselves
     "Completed", "ContainersReady", "CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError",
     "DisruptionTarget", "ErrImageNeverPull", "ErrImagePull", "Error", "ImageInspectError", "ImagePullBackOff",

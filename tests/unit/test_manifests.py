@@ -78,6 +78,11 @@ def test_drift_is_noticed() -> None:
     assert "make manifests" in done.stderr
 
 
+def test_the_prometheus_rule_holds_the_alerts() -> None:
+    rule = yaml.safe_load((ROOT / "manifests/observability/prometheusrule.yaml").read_text())
+    assert rule["spec"] == yaml.safe_load((ROOT / "manifests/observability/alerts.yaml").read_text())
+
+
 def test_images_carry_the_version_of_the_packages() -> None:
     version = importlib.metadata.version("xpyd-operator")
     container = operator_container(installed())

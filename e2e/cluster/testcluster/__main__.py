@@ -29,6 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
             command.add_argument("--dir", type=Path, help="the cluster's folder (default: one per profile)")
         if name in ("up", "build"):
             command.add_argument("--kwok", action="store_true", help="fake nodes; with it comes the scheduler")
+        if name == "build":
+            command.add_argument("--gitops", action="store_true", help="Helm, and what Argo CD and Flux think of objects")
         if name == "up":
             command.add_argument("--scheduler", action="store_true", help="with the light profile: bind pods to nodes")
     given = parser.parse_args(arguments)
@@ -76,7 +78,8 @@ def _status(given: argparse.Namespace) -> int:
 
 
 def _build(given: argparse.Namespace) -> int:
-    names = (*build.PROFILES[given.profile], *(("kwok",) if given.kwok else ()))
+    more = [name for name in ("kwok", "gitops") if getattr(given, name)]
+    names = (*build.PROFILES[given.profile], *more)
     for name, path in build.ensure(names).items():
         print(f"{name}: {path}")
     return 0

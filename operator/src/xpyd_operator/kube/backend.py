@@ -26,7 +26,7 @@ from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Facts, Told, facts, front, instances
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.pods import Pods
-from xpyd_operator.kube.said import pool_status, service_status
+from xpyd_operator.kube.said import pool_status, service_status, stalled
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.status import StatusWriter, read
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove
@@ -219,10 +219,10 @@ class KubeBackend:
             if "Valid" in there:
                 return  # it could not be told at present, and will be
             valid = Condition(type="Valid", status="Unknown", reason="NotReached", message=str(error))
-        conditions = [each for each in before.conditions if each.type != "Valid"]
+        conditions = [each for each in before.conditions if each.type not in ("Valid", "Stalled")]
         if "Ready" not in there:
             conditions.append(Condition(type="Ready", status="False", reason=valid.reason, message=valid.message))
-        status = msgspec.structs.replace(before, conditions=(*conditions, valid))
+        status = msgspec.structs.replace(before, conditions=(*conditions, valid, *stalled(conditions, valid)))
         self._status.put(entry, status, entry.body["metadata"].get("generation"), now_text())
         if valid.status == "False":
             self._shared.events.say(entry, "Warning", valid.reason, valid.message)

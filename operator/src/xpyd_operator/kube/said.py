@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from xpyd_operator.api.service import DisaggService
@@ -28,13 +30,25 @@ def service_status(
     said = round_.status
     host = f"{service.name}.{service.metadata.namespace}.svc.{settings.cluster_domain}"
     scheme = "http" if service.spec.router.tls.secret is None else "https"
+    conditions = tuple(_with(each, holds, round_.failures) for each in said.conditions)
     return msgspec.structs.replace(
         said,
-        conditions=(*(_with(each, holds, round_.failures) for each in said.conditions), valid),
+        conditions=(*conditions, valid, *stalled(conditions, valid)),
         model=service.served_name,
         url=f"{scheme}://{host}:{service.spec.router.ports.http}",
         plan=bounded("; ".join(part for part in (said.plan, holds) if part)) or None,
     )
+
+
+def stalled(conditions: Iterable[Condition], valid: Condition) -> tuple[Condition, ...]:
+    """The condition ``Stalled`` while it holds, and nothing otherwise.
+
+    It is what programs that wait for a document to take effect look at (kstatus, so Flux): the newest one is refused, or
+    nothing will move before a person does something. ``Ready`` does not say that, as what ran before serves on.
+    """
+    stuck = next((each for each in conditions if each.type == "Progressing" and each.reason == "Stuck"), None)
+    cause = valid if valid.status == "False" else stuck
+    return () if cause is None else (Condition(type="Stalled", status="True", reason=cause.reason, message=cause.message),)
 
 
 def pool_status(round_: Round, service: DisaggService, role: Role) -> PoolStatus:
