@@ -144,6 +144,7 @@ def controllers(place: Place) -> Component:
         f"--cluster-signing-cert-file={pki.certificate('ca')}", f"--cluster-signing-key-file={pki.key('ca')}",
         "--use-service-account-credentials=false", "--controllers=*", "--allocate-node-cidrs=false",
         "--concurrent-deployment-syncs=20", "--concurrent-replicaset-syncs=20", "--concurrent-gc-syncs=40",
+        "--horizontal-pod-autoscaler-sync-period=1s",
     )  # fmt: skip
     work = probes.MadeAgain(f"{place.server}{KEPT_OBJECT}", pki, "admin")
     return Component(CONTROLLERS, command, lambda: _health(place, CONTROLLERS) or work())
