@@ -33,6 +33,7 @@ SOCKET_BUFFER: Final = 1 << 20
 IO_AT_ONCE: Final = 4 << 20
 """Bytes moved for one connection before the others have their turn."""
 VIEWS_AT_ONCE: Final = 64
+BYTES_AT_ONCE: Final = 2 << 20
 LOW_WATER: Final = 256 << 10
 _WASTE: Final = memoryview(bytearray(256 << 10))
 """Where bytes go that nobody wants; never read."""
@@ -89,6 +90,7 @@ class Connection:
         """Bytes of the next header."""
         self._spent = 0
         self._low = 1
+        self._watched = 0
         self._late = False
         self.paused = False
         self.open = True
@@ -153,7 +155,9 @@ class Connection:
         if self.open:
             reading = 0 if self.paused or self.connecting else selectors.EVENT_READ
             writing = selectors.EVENT_WRITE if self._out or self.connecting else 0
-            self._loop.watch(self._sock, reading | writing, self._ready)
+            if self._watched != reading | writing:
+                self._watched = reading | writing
+                self._loop.watch(self._sock, self._watched, self._ready)
 
     def _ready(self, events: int) -> None:
         if self.connecting:
@@ -186,11 +190,19 @@ class Connection:
         try:
             moved = 0
             while self._out and moved < IO_AT_ONCE:
-                views = [view for view, _ in itertools.islice(self._out, VIEWS_AT_ONCE)]
+                views: list[memoryview] = []
+                size = 0
+                for view, _ in itertools.islice(self._out, VIEWS_AT_ONCE):
+                    views.append(view)
+                    size += len(view)
+                    if size >= BYTES_AT_ONCE:
+                        break
                 sent = self._sock.sendmsg(views)
                 self.last_out = time.monotonic()
                 moved += sent
                 self._sent(sent)
+                if sent < size:
+                    return  # the socket is full: asking again would only say so
         except BlockingIOError:
             return
         except OSError as error:
@@ -220,7 +232,10 @@ class Connection:
                     raise PeerGone(self.peer, "closed the connection")
                 self.last_in = time.monotonic()
                 moved += got
+                drained = self._header is not None and got < self._missing
                 self._arrived(got)
+                if drained and len(self._left) < RUNS_MAX:
+                    break  # the socket is empty: asking again would only say so
         self._spent = 0
 
     def _receive(self) -> int:
