@@ -86,6 +86,8 @@ class ServiceStatus(Part, frozen=True):
     """Revisions that run, newest first; one when no rollout is going on."""
     fingerprints: Revisions = ()
     """KV fingerprints of the running engines; pairs are made only within one."""
+    step_sync: str | None = None
+    """How data-parallel ranks are kept in step: auto, rpc, shm or off; absent where no role has several."""
     plan: str | None = None
     """What happens next, in words."""
 

@@ -11,6 +11,7 @@ from xpyd_operator.api.status import Condition, PoolStatus, ServiceStatus
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
+from xpyd_operator.render.data_parallel import step_sync
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
 
@@ -36,6 +37,7 @@ def service_status(
         conditions=(*conditions, valid, *stalled(conditions, valid)),
         model=service.served_name,
         url=f"{scheme}://{host}:{service.spec.router.ports.http}",
+        step_sync=step_sync(service),
         plan=bounded("; ".join(part for part in (said.plan, holds) if part)) or None,
     )
 

@@ -16,6 +16,7 @@ from xpyd_operator.local.progress import latest
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.plan.round import Round, think
 from xpyd_operator.plan.status import complete, is_true
+from xpyd_operator.render.data_parallel import step_sync
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.membership import Load
@@ -102,7 +103,8 @@ class Viewer:
         joined = [_joined(seen) for seen in fleet.instances if seen.instance not in ours] if fleet is not None else []
         planned = self._backend.blueprint.planned() if service.spec.planner.mode != "Off" else None
         plan = "; ".join(part for part in (thought.status.plan, planned.sentence if planned else "") if part) or None
-        status = msgspec.structs.replace(thought.status, url=url, model=service.served_name, plan=plan)
+        ours_only = {"url": url, "model": service.served_name, "step_sync": step_sync(service)}
+        status = msgspec.structs.replace(thought.status, plan=plan, **ours_only)
         return Snapshot(
             service=service.name,
             model=service.served_name,
