@@ -211,6 +211,12 @@ bench-queue: $(STAMP) ## The broadcast queue beside vLLM's, multiprocessing's an
 bench-observer: $(STAMP) ## What metrics, history and the dashboard cost the router, into bench/results (a minute)
 	@PYTHONPATH=tests/support $(BIN)/python bench/observer --write
 
+.PHONY: bench-planner
+TRACES ?=
+bench-planner: $(STAMP) ## The planner beside HPA, static counts and foresight (TRACES=FOLDER), and the simulation beside real engines (15 minutes)
+	@$(if $(TRACES),,$(error give the folder with azure_conv_2023.csv.gz and mooncake_conversation.jsonl.gz: make bench-planner TRACES=FOLDER))
+	@$(BIN)/python bench/planner '$(TRACES)' --write
+
 .PHONY: bench-policies
 bench-policies: $(STAMP) ## The router's policies on a trace (TRACE=FILE), simulated, into bench/results (a minute)
 	@$(BIN)/python bench/policies $(if $(TRACE),'$(TRACE)')

@@ -27,6 +27,8 @@ COMMANDS: dict[str, str] = {
     "logs": "print logs of a service of this host",
     "down": "drain and stop a service of this host",
     "join": "add an engine of this host to a service on another one",
+    "bench": "drive an OpenAI endpoint and measure it",
+    "simulate": "replay a trace: what planner, HPA and fixed counts would make of it",
     "check": "say what is wrong with documents, without a cluster",
     "render": "print what is made of a document, the CRDs or the reference",
 }

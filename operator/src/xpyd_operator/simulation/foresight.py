@@ -22,10 +22,12 @@ from xpyd_operator.simulation.trace import Trace, cut
 from xpyd_operator.simulation.world import Run, World
 
 WINDOW_S = 120.0
-WARM_S = (60.0, 240.0)
+WARM_S = (60.0, 180.0)
 """Before a window, by role: answers take longer than prompts."""
 EARLY_S = 60.0
 """A change of role begins so early: the old work ends first."""
+HOPELESS = 0.3
+"""From so many misses on, still fewer instances are not tried: they would miss everything."""
 STEP = 3
 """Most instances of a role that come or go between two windows."""
 CHANGE = 0.05
@@ -54,9 +56,10 @@ def tables(
             piece = cut(trace, begin, (index + 1) * WINDOW_S - begin)
             first = index * WINDOW_S - begin
             row: list[int] = []
-            for number in range(ranges[role][0], ranges[role][1] + 1):
-                if row and row[-1] == 0:
-                    row.append(0)
+            arrived = sum(each.at >= first for each in piece)
+            for number in range(ranges[role][1], ranges[role][0] - 1, -1):
+                if row and row[-1] > HOPELESS * arrived:
+                    row.append(arrived)
                     continue
                 counts = (number, ample[1]) if role == 0 else (ample[0], number)
                 run = World(piece, model, counts, Static()).play() if piece else Run([])
@@ -64,7 +67,7 @@ def tables(
                     each.at >= first and (ttft > ttft_s or tpot > tpot_s)
                     for each, ttft, tpot in zip(piece, run.ttft, run.tpot, strict=True)
                 ))
-            found[role].append(tuple(row))
+            found[role].append(tuple(reversed(row)))
     return Table(ranges[0][0], tuple(found[0])), Table(ranges[1][0], tuple(found[1]))
 
 

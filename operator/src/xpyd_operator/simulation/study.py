@@ -7,7 +7,7 @@ planner.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,10 +18,10 @@ from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.trace import Trace
 from xpyd_operator.simulation.world import Run, World, p95
 
-PREFILL_TARGETS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-DECODE_SHARES = (0.15, 0.25, 0.35, 0.5, 0.65, 0.8, 1.0)
+PREFILL_TARGETS = (0.5, 1.0, 1.5, 2.0, 3.0)
+DECODE_SHARES = (0.2, 0.35, 0.5, 0.7, 1.0)
 """HPA's targets for decode, as shares of the batch with which a step just meets the goal."""
-PRICES = (0.5, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)
+PRICES = (1.0, 10.0, 40.0, 160.0, 640.0)
 SAME = 1.0 + 1e-9
 ENOUGH = 0.95
 """The 95th percentile of a goal."""
@@ -110,12 +110,12 @@ class Statics:
         (low, _), (least, _) = self._bounds.prefill, self._bounds.decode
         most = min(self._bounds.total or 10**6, self._bounds.prefill[1] + self._bounds.decode[1])
         start = load(self._trace, self._model)
-        total = max(low + least, math.ceil(0.8 * start))
+        total = max(low + least, math.ceil(start))
         near = (max(1, round(0.7 * total)), 1)
         found: Pair | None = None
         chosen: Pair | None = None
         idle, last = 0, -1.0
-        while total <= most and idle < 3:
+        while total <= most and idle < 2:
             split = self.best(total, near)
             total += 1
             if split is None:
@@ -169,9 +169,13 @@ def study(
     tell("planner")
     run, controller = planned(trace, model, goals, bounds, start)
     hpas = []
+    batch = batch_of(trace, model, limits(goals)[1])
+    targets = [(prefill, max(1.0, share * batch)) for prefill in PREFILL_TARGETS for share in DECODE_SHARES]
     for switching in (False, True):
-        tell(f"HPA, {len(PREFILL_TARGETS) * len(DECODE_SHARES)} targets{', with switching' if switching else ''}")
-        hpas.append(list(_hpas(trace, model, goals, bounds, start, switching=switching)))
+        tell(f"HPA, {len(targets)} targets{', with switching' if switching else ''}")
+        found = [(pair, *_hpa(trace, model, goals, bounds, pair, start=start, switching=switching)) for pair in targets]
+        hpas.append([(each, run) for _, each, run in found])
+        targets = [pair for pair, each, _ in found if _worth(each, [other for _, other, _ in found])]
     tell("perfect foresight")
     seen = [(mark.prefill, mark.decode) for mark in run.marks] + [start]
     ranges = (
@@ -196,13 +200,15 @@ def _around(counts: list[int], bounds: Pair) -> Pair:
     return max(bounds[0], min(counts) - 1), min(bounds[1], max(counts) + 1)
 
 
-def _hpas(
-    trace: Trace, model: EngineModel, goals: Goals, bounds: Bounds, start: Pair, *, switching: bool
-) -> Iterator[tuple[Point, Run]]:
-    batch = batch_of(trace, model, limits(goals)[1])
+def _worth(point_: Point, others: list[Point]) -> bool:
+    """No other costs less and attains more."""
+    return not any(each.hours < point_.hours and each.attained > point_.attained for each in others)
+
+
+def _hpa(
+    trace: Trace, model: EngineModel, goals: Goals, bounds: Bounds, targets: tuple[float, float], *, start: Pair,
+    switching: bool,
+) -> tuple[Point, Run]:
+    run = World(trace, model, start, Hpa(targets, bounds, switching=switching)).play()
     name = "hpa+switch" if switching else "hpa"
-    for prefill in PREFILL_TARGETS:
-        for share in DECODE_SHARES:
-            targets = (prefill, max(1.0, share * batch))
-            run = World(trace, model, start, Hpa(targets, bounds, switching=switching)).play()
-            yield point(name, run, goals, f"targets {targets[0]:g} and {targets[1]:.0f}"), run
+    return point(name, run, goals, f"targets {targets[0]:g} and {targets[1]:.0f}"), run

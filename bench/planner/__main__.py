@@ -1,0 +1,105 @@
+"""The planner beside HPA, static choices and perfect foresight on three loads, and how far the simulation is from real
+engines.
+
+    python bench/planner TRACES [--write] [--only sinusoid|azure|mooncake|calibration]
+
+TRACES is a folder with azure_conv_2023.csv.gz and mooncake_conversation.jsonl.gz. Results: bench/results/planner.json,
+pictures: docs/pictures/planner-*.svg. Seeds are fixed; only the calibration depends on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from calibrate import measure_real
+
+from xpyd_operator.cli import report
+from xpyd_operator.plan.planner.figures import Bounds, Goals
+from xpyd_operator.simulation import study
+from xpyd_operator.simulation.engine import EngineModel, preset
+from xpyd_operator.simulation.trace import Trace, read, scaled, sinusoid
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RESULTS = ROOT / "bench/results/planner.json"
+PICTURES = ROOT / "docs/pictures"
+TTFT_S, TPOT_S = 3.0, 0.06
+BOUNDS = Bounds((1, 16), (1, 12))
+
+
+def real(folder: Path, name: str, factor: float) -> Trace:
+    """A trace with ``factor`` times its requests."""
+    with gzip.open(folder / name, "rt") as lines:
+        return scaled(read(lines, name), factor, Random(1).random)
+
+
+def loads(folder: Path) -> dict[str, tuple[Callable[[], Trace], str]]:
+    """What is replayed, on which engine."""
+    return {
+        "sinusoid": (lambda: sinusoid(Random(1).random), "h200-32b"),
+        "azure": (partial(real, folder, "azure_conv_2023.csv.gz", 4.0), "h200-70b-fp8"),
+        "mooncake": (partial(real, folder, "mooncake_conversation.jsonl.gz", 2.0), "h200-8b"),
+    }
+
+
+def measure(name: str, trace: Trace, model: EngineModel, *, write: bool) -> dict[str, float | str]:
+    """One load: the figures of every choice at equal hours."""
+    goals = Goals(ttft_s=TTFT_S, tpot_s=TPOT_S, cold_start_s=model.cold_start)
+    begun = time.monotonic()
+    found = study.study(trace, model, goals, BOUNDS, tell=lambda words: _say(f"{name}: {words}"))
+    _say(report.table(found, TTFT_S, TPOT_S))
+    results: dict[str, float | str] = {f"requests_{name}": len(trace)}
+    for each in report.rivals(found):
+        choice = each.choice.replace("+", "_")
+        results |= {
+            f"attainment_{name}_{choice}": each.attained, f"hours_{name}_{choice}": each.hours,
+            f"changes_per_h_{name}_{choice}": each.changes_per_h, f"detail_{name}_{choice}": each.detail,
+        }
+    best = results[f"attainment_{name}_foresight"]
+    assert isinstance(best, float)
+    results[f"regret_{name}"] = round(max(0.0, best - found.planner.attained), 5)
+    results[f"switches_per_h_{name}"] = round(found.planner.switches / (found.planner_run.ends_at / 3600), 2)
+    results[f"recommended_{name}"] = found.recommended.choice
+    results[f"seconds_{name}"] = round(time.monotonic() - begun, 1)
+    if write:
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        (PICTURES / f"planner-{name}.svg").write_text(report.picture(f"{name}: the planner and its rivals", found, TTFT_S))
+    return results
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("traces", type=Path)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", choices=("sinusoid", "azure", "mooncake", "calibration"))
+    args = parser.parse_args()
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if args.only and RESULTS.exists() else {}
+    for name, (make, model) in loads(args.traces).items():
+        if args.only in (None, name):
+            results |= measure(name, make(), preset(model), write=args.write)
+            if name == "sinusoid":
+                results["goodput_sinusoid"] = results["attainment_sinusoid_planner"]
+    if args.only in (None, "calibration"):
+        results |= measure_real()
+    results["load_before"] = round(os.getloadavg()[0], 2)
+    if args.write:
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+
+
+def _say(words: str) -> None:
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
