@@ -11,6 +11,7 @@ import logging
 import os
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -20,6 +21,10 @@ from typing import Final
 logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
+SWITCH_S: Final = 0.0005
+"""How long a thread that computes in Python may keep the interpreter while this one wants it. Python's own 5 ms, at each of the
+hundreds of times that a transfer asks for it, made transfers beside such a thread several times slower (docs/decisions/0013).
+"""
 JOIN_S: Final = 5.0
 
 
@@ -39,7 +44,8 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread. Sets the switch interval of the whole process."""
+        sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
         self._thread.start()
 
     def post(self, call: Callable[[], None]) -> None:
