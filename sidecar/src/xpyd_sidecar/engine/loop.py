@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 TICK_S: Final = 0.1
 SWITCH_S: Final = 0.0005
-"""How long a thread that computes in Python may keep the interpreter while this one wants it. Python's own 5 ms, at each of the
-hundreds of times that a transfer asks for it, made transfers beside such a thread several times slower (docs/decisions/0013).
+"""How long a thread that computes in Python may keep the interpreter while this one wants it. Python's own 5 ms, at each
+of the hundreds of times that a transfer asks for it, made transfers beside such a thread several times slower (0013).
 """
 JOIN_S: Final = 5.0
 
