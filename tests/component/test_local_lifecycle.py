@@ -39,7 +39,7 @@ def states(answer: dict) -> dict[str, str]:
 
 
 def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.CaptureFixture[str]) -> None:
-    """1P1D → 1P3D → 2P1D, a killed engine, a killed supervisor, a second up that takes over, nothing left at the end."""
+    """1P1D → 1P3D → 2P1D by a switch, a killed engine, a killed supervisor, a second up that takes over, nothing left."""
     service.write(env={"STAND_IN_SHM": "xpyd_test_"})
     assert service.up("--detach") == 0
     assert f"http://127.0.0.1:{service.port}/v1" in capsys.readouterr().out
@@ -52,11 +52,14 @@ def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.Capture
     service.write(1, 3)
     assert service.up() == 0
     assert states(service.status(capsys)) == {f"tiny-e{n}": "ready" for n in range(4)}
+    switched = service.pid("instances", "tiny-e3", "engine"), service.pid("instances", "tiny-e3", "agent")
     service.write(2, 1)
     assert service.up() == 0
     answer = service.status(capsys)
     assert answer["status"]["ready"] == "2P1D"
-    assert set(states(answer)) == {"tiny-e0", "tiny-e1", "tiny-e4"}
+    assert set(states(answer)) == {"tiny-e0", "tiny-e1", "tiny-e3"}
+    assert next(view["role"] for view in answer["instances"] if view["name"] == "tiny-e3") == "prefill"
+    assert switched == (service.pid("instances", "tiny-e3", "engine"), service.pid("instances", "tiny-e3", "agent"))
     assert service.pid("instances", "tiny-e0", "engine") == first, "what need not be restarted is not"
 
     os.kill(first, signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,8 +15,15 @@ from service import NAME, Service, shared_memory, wait
 from traffic import References, Steady, plain_answers, send
 
 CASES = mixed(60, seed=3)
+SWITCHES = ((2, 2), (1, 3), (2, 2), (3, 1), (2, 2))
+"""Each from the one before, beginning at 1P3D."""
 SLOW_S = 240.0
 """An engine start beside others that serve, on two cores."""
+
+
+def _engines(service: Service) -> dict[str, int]:
+    """Process ids of engines and agents by name."""
+    return {name: pid for name, pid in service.processes().items() if name.endswith(("/engine", "/agent"))}
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +41,21 @@ def service(references: References, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 async def test_counts_change_under_load_without_a_failed_request(service: Service, references: References) -> None:
-    """1P1D → 1P3D → 2P1D; every answer equals the plain engine's."""
+    """Up, five switches of roles, down and up again; every answer equals the plain engine's.
+
+    A switch starts and ends no engine; an engine that is not wanted drains, and its streams end or move.
+    """
     async with Steady(service.url, CASES, references) as steady:
-        for prefill, decode in ((1, 3), (2, 1)):
-            before = steady.report.total
+        for number, (prefill, decode) in enumerate(((1, 3), *SWITCHES, (1, 2), (1, 1), (2, 1))):
+            before, engines = steady.report.total, _engines(service)
+            began = time.monotonic()
             await asyncio.to_thread(service.up, prefill, decode)
+            took_s = time.monotonic() - began
             assert await asyncio.to_thread(service.ready) == f"{prefill}P{decode}D"
-            assert steady.report.total > before, "the load goes on meanwhile"
+            if 1 <= number <= len(SWITCHES):
+                assert _engines(service) == engines, "the same engines run"
+                print(f"{prefill}P{decode}D by a switch after {took_s:.1f} s")
+            await steady.wait_total(before + 1)  # the load goes on meanwhile
     steady.report.check()
     wait(lambda: not service.idle(), 20, "idle")
 

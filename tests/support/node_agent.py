@@ -32,11 +32,14 @@ from kube_client import Kube, KubeError, Mirror, Object
 from kube_pods import MAIN, Exit, Facts, now_text, status_of
 from kube_routers import ScriptedRouter, read_token, router_port
 
+from xpyd_sidecar.contract import assignment
+from xpyd_sidecar.contract.assignment import FIRST_EPOCH
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Load
 
 SERVICE, ROLE, REVISION = "xpyd.dev/service", "xpyd.dev/role", "xpyd.dev/revision"
+ASSIGNMENT = "xpyd.dev/assignment"
 ROSTER, ROUTER = "xpyd.dev/roster", "xpyd.dev/router"
 LEASE_S = 10.0
 AGAIN_S = 0.2
@@ -129,6 +132,8 @@ class NodeAgent:
     def __init__(self, kube: Kube, namespace: str, *, devices: int | None = None) -> None:
         self.script: Callable[[Object], Script] = lambda _: Script()
         self.fingerprint: Callable[[Object], str] = same_for_all
+        self.shows_roles = True
+        """Agents and routers know what the annotation of a pod says of its role."""
         self.devices = devices
         """Engine pods that fit on the node; None: all."""
         self.lives: dict[str, Life] = {}
@@ -387,8 +392,13 @@ class NodeAgent:
         state = State.DRAINING if life.ending else State.READY if ready else State.STARTING
         incarnation = hashlib.sha256(f"{life.uid} {life.facts.restarts}".encode()).hexdigest()[:32]
         fingerprint = self.fingerprint(life.pod) if ready else ""
+        role, epoch = Role(life.labels[ROLE]), FIRST_EPOCH
+        shown = (life.pod["metadata"].get("annotations") or {}).get(ASSIGNMENT)
+        if shown and self.shows_roles:
+            told = assignment.decode(shown)
+            role, epoch = told.role, told.epoch
         return FleetInstance(
-            instance=InstanceName(life.name), role=Role(life.labels[ROLE]), epoch=1, state=state,
+            instance=InstanceName(life.name), role=role, epoch=epoch, state=state,
             incarnation=Incarnation(incarnation if ready else ""), fingerprint=Fingerprint(fingerprint),
             http=(HostPort(f"{life.ip}:8000"),), control=(HostPort(f"{life.ip}:7000"),), model="tiny",
             load=Load(running=life.load), drained=life.ending and not life.load, in_flight=0, beat_age_s=0.5)

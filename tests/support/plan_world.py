@@ -6,7 +6,18 @@ from dataclasses import dataclass, field
 from random import Random
 
 from xpyd_operator.plan import backoff
-from xpyd_operator.plan.actions import Action, Create, Drain, Plan, Remove, Restart, StartRouter, StopRouter, Undrain
+from xpyd_operator.plan.actions import (
+    Action,
+    Create,
+    Drain,
+    Plan,
+    Remove,
+    Restart,
+    StartRouter,
+    StopRouter,
+    Switch,
+    Undrain,
+)
 from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
 from xpyd_operator.plan.observed import Instance, Observed, Phase, Router, Unit
 from xpyd_operator.plan.step import step
@@ -34,6 +45,10 @@ class Engine:
     load: int = 0
     crashes: int = 0
     ended: float = 0.0
+    epoch: int = 1
+    switched: float = -1e9
+    deaf: bool = False
+    """Its agent does not hear of a new role."""
 
 
 @dataclass
@@ -44,6 +59,7 @@ class World:
     start_s: float = 10.0
     drain_s: float = 5.0
     stop_s: float = 2.0
+    switch_s: float = 0.5
     broken: set[str] = field(default_factory=set)
     engines: dict[str, Engine] = field(default_factory=dict)
     router: Router | None = None
@@ -62,6 +78,9 @@ class World:
                     since=engine.since,
                     load=engine.load,
                     units=(Unit("engine", engine.phase is not Phase.CRASHED, engine.crashes, engine.ended, "exit code 1"),),
+                    epoch=engine.epoch,
+                    switching=engine.epoch > 1 and (engine.deaf or self.now - engine.switched < self.switch_s),
+                    assigned=engine.switched,
                 )
                 for engine in self.engines.values()
             ),
@@ -84,6 +103,11 @@ class World:
                 self.enter(self.engines[action.instance], Phase.READY)
             case Remove():
                 self.enter(self.engines[action.instance], Phase.STOPPING)
+            case Switch():
+                engine = self.engines[action.instance]
+                assert engine.phase is Phase.READY, "only who serves can switch"
+                assert action.epoch == engine.epoch + 1
+                engine.role, engine.epoch, engine.switched = action.role, action.epoch, self.now
             case Restart():
                 self.enter(self.engines[action.instance], Phase.STARTING)
             case StartRouter():

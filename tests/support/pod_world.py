@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from xpyd_operator.plan import backoff
-from xpyd_operator.plan.actions import Action, Create, Drain, Label, Plan, Remove
+from xpyd_operator.plan.actions import Action, Create, Drain, Label, Plan, Remove, Switch
 from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
 from xpyd_operator.plan.observed import Front, Instance, Observed, Phase, Problem
 from xpyd_operator.plan.step import step
@@ -50,6 +50,9 @@ class Pod:
     router: bool = False
     hears: float = 0.0
     """Since when agents beat to it."""
+    epoch: int = 1
+    switched: float = -1e9
+    """When its role was changed last."""
 
 
 @dataclass
@@ -61,6 +64,8 @@ class PodWorld:
     drain_s: float = 5.0
     stop_s: float = 2.0
     settle_s: float = 4.0
+    switch_s: float = 0.5
+    """From a new role until everybody knows."""
     room: int = 1000
     """Pods that find a node."""
     broken: set[str] = field(default_factory=set)
@@ -98,6 +103,9 @@ class PodWorld:
             roster=pod.roster,
             router=pod.router,
             settled=self.answers and self.settled(pod),
+            epoch=pod.epoch,
+            switching=self.now - pod.switched < self.switch_s,
+            assigned=pod.switched,
         )
 
     def _problem(self, pod: Pod) -> Problem | None:
@@ -154,6 +162,12 @@ class PodWorld:
                 self._schedule()
             case Drain() | Remove():
                 self.delete(action.instance)
+            case Switch():
+                pod = self.pods[action.instance]
+                assert pod.phase is Phase.READY, "only who serves can switch"
+                assert action.epoch == pod.epoch + 1, "an epoch twice"
+                pod.role, pod.epoch, pod.switched = action.role, action.epoch, self.now
+                pod.roster = pod.router = False
             case Label():
                 pod = self.pods[action.instance]
                 if action.roster and not pod.roster:

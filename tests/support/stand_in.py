@@ -93,6 +93,7 @@ def sidecar(config: dict) -> None:
 def agent(config: dict, run_dir: Path, beats: Path) -> None:
     host, _, port = config["agent"]["engine"].rpartition(":")
     draining = threading.Event()
+    told = {"role": config["agent"]["role"], "epoch": config["agent"]["epoch"]}
 
     def status() -> dict:
         with socket.socket() as probe:
@@ -100,7 +101,7 @@ def agent(config: dict, run_dir: Path, beats: Path) -> None:
         busy = Path(os.environ.get("STAND_IN_BUSY", "/nowhere")).exists()
         state = "draining" if draining.is_set() else "ready" if up else "starting"
         return {
-            "state": state, "role": config["agent"]["role"], "drained": draining.is_set() and not busy,
+            "state": state, **told, "drained": draining.is_set() and not busy,
             "waits_for": "1 running" if busy and draining.is_set() else "",
             "load": {"running": int(busy)}, "problem": "" if up else "GET /health: refused",
         }
@@ -110,6 +111,11 @@ def agent(config: dict, run_dir: Path, beats: Path) -> None:
             self.answer(status())
 
         def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            if self.path == "/role":
+                told.update({key: json.loads(body)[key] for key in told})
+                self.answer(status())
+                return
             draining.set()
             self.answer(status(), 202)
 
@@ -119,7 +125,8 @@ def agent(config: dict, run_dir: Path, beats: Path) -> None:
         while True:
             said = status()
             body = {
-                "instance": config["instance"], "role": said["role"], "epoch": 1, "state": said["state"], "incarnation": "",
+                "instance": config["instance"], "role": said["role"], "epoch": said["epoch"], "state": said["state"],
+                "incarnation": "",
                 "fingerprint": "", "http": [config["agent"]["advertise_http"]], "control": [], "model": "",
                 "load": said["load"], "drained": said["drained"], "in_flight": 0, "beat_age_s": 0.0,
             }

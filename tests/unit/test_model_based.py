@@ -17,10 +17,11 @@ from pod_world import ROLES, PodWorld, wish
 
 from xpyd_operator.plan import balance, names, rollout, routers
 from xpyd_operator.plan import step as planning
-from xpyd_operator.plan.actions import Label
+from xpyd_operator.plan import switch as switching
+from xpyd_operator.plan.actions import Create, Drain, Label, Plan, Switch
 from xpyd_operator.plan.canary import Stage
 from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
-from xpyd_operator.plan.observed import Observed
+from xpyd_operator.plan.observed import Instance, Observed, Phase
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import Role
 
@@ -39,15 +40,19 @@ class History:
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
         self.world = PodWorld(
-            start_s=random.choice([1, 4, 10]), drain_s=random.choice([0, 5, 40]), stop_s=random.choice([0, 2])
+            start_s=random.choice([1, 4, 10]), drain_s=random.choice([0, 5, 40]), stop_s=random.choice([0, 2]),
+            switch_s=random.choice([0.1, 0.5, 4.0, 500.0]),
         )
         self.rough = random.choice([0.0, 0.3, 1.0])
         kinds = random.choice([("a",), ("a", "b"), ("a", "b", "c")])
         self.world.prints = {revision: random.choice(kinds) * 32 for revision in REVISIONS}
         surge, unavailable = random.choice([(1, 0), (1, 0), (2, 0), (1, 1), (0, 1), (3, 2)])
         self.want = wish(
-            1, 2, max_surge=surge, max_unavailable=unavailable, max_sidecars=random.choice([1, 2, 8])
+            1, 2, max_surge=surge, max_unavailable=unavailable, max_sidecars=random.choice([1, 2, 8]),
+            switches=random.random() < 0.7, switch_window_s=random.choice([0.0, 5.0, 30.0]),
         )
+        self.one_by_one = random.random() < 0.5
+        """Counts are set by pools, so that a surplus waits."""
 
     def run(self, steps: int) -> None:
         """So many steps, then peace."""
@@ -82,8 +87,10 @@ class History:
 
     def _edited(self) -> Desired:
         random, want = self.random, self.want
-        what = random.randrange(6)
+        what = random.randrange(7)
         prefill, decode = want.prefill, want.decode
+        if self.one_by_one:
+            want = msgspec.structs.replace(want, counts_since=self.world.now)
         if what == 0:
             prefill = RoleTarget(random.randrange(0, 4), prefill.revision)
         elif what == 1:
@@ -95,6 +102,10 @@ class History:
         elif what == 4:
             both = Revision(random.choice(REVISIONS))
             prefill, decode = RoleTarget(prefill.replicas, both), RoleTarget(decode.replicas, both)
+        elif what == 5:
+            shift = random.choice([-1, 1])
+            prefill = RoleTarget(max(0, prefill.replicas + shift), prefill.revision)
+            decode = RoleTarget(max(1, decode.replicas - shift), decode.revision)
         else:
             surge, unavailable = random.choice([(1, 0), (2, 1), (0, 1)])
             return msgspec.structs.replace(want, max_surge=surge, max_unavailable=unavailable)
@@ -106,6 +117,7 @@ class History:
         seen = world.observe()
         plan = step(want, seen, world.now)
         assert plan == step(want, seen, world.now), "two answers to one question"
+        check_switches(want, seen, plan)
         before = Sight(world)
         killed = random.randrange(len(plan.actions) + 1) if random.random() < 0.05 else len(plan.actions)
         failing = 0.3 if random.random() < 0.1 else 0.0
@@ -186,6 +198,30 @@ def check(world: PodWorld, want: Desired, before: Sight, after: Sight, *, whole:
         law(not paired or any(all(pair) for pair in after.groups.values()), "prefill and decode share no fingerprint")
 
 
+def check_switches(want: Desired, seen: Observed, plan: Plan) -> None:
+    """Running instances change their role where that serves, and only there."""
+    made = {action.instance: action for action in plan.actions if isinstance(action, Switch)}
+    there = {one.name: one for one in seen.instances}
+    law(not made or (want.switches and seen.fleet_known), "a switch that nobody may make")
+    law(all(there[name].ready and not there[name].switching for name in made), "a switch of who does not serve, or does")
+    law(all(there[name].revision == want.target(role.role).revision for name, role in made.items()), "another revision")
+    named = [action.instance for action in plan.actions]
+    law(all(named.count(name) == 1 or there[name].role is Role.PREFILL for name in made), "a switch and something else")
+    mixed = any(one.revision != want.target(one.role).revision for one in seen.instances if not one.leaving)
+    busy = any(one.switching for one in seen.instances if one.ready)
+    drained = {there[action.instance].role for action in plan.actions
+               if isinstance(action, Drain) and there[action.instance].ready and not there[action.instance].switching}
+    alike = want.switches and want.prefill.revision == want.decode.revision and seen.fleet_known
+    if alike and not mixed:
+        made_of = {action.role for action in plan.actions if isinstance(action, Create)}
+        for role in (Role.PREFILL, Role.DECODE):
+            idle = [one for one in seen.instances if one.role is role and one.ready and not one.switching]
+            spare = len([one for one in idle if one.name not in made]) - want.target(role).replicas
+            router = role is Role.DECODE  # the last one that clients reach may have to stay
+            law(spare <= router or not made_of - {role}, f"{spare} {role} too many and others made: a switch would do")
+    law(not (busy and drained), "a drain while an instance switches")
+
+
 def complaint(seed: int) -> str:
     """Which law a history breaks; empty when it breaks none."""
     try:
@@ -224,6 +260,15 @@ def _restless(_: object, observed: Observed, *__: object) -> list[Label]:
     return [Label(one.name, not one.roster, False) for one in observed.instances[:1] if not one.leaving]
 
 
+def _none(*_: object) -> int:
+    return 0
+
+
+def _anybody(candidates: tuple[Instance, ...]) -> list[Instance]:
+    worst = sorted(candidates, key=lambda one: one.ready)
+    return [msgspec.structs.replace(one, phase=Phase.READY, switching=False) for one in worst]
+
+
 def _any_ordinal(_: object) -> Iterator[int]:
     return itertools.count()
 
@@ -235,6 +280,11 @@ BREAKS: dict[str, tuple[tuple[tuple[object, str, Callable[..., object]], ...], s
     "takes every revision for the same KV": (((rollout, "stage", _same), (balance, "kept", _nothing)), r" of \("),
     "drains the last router": (((routers, "last_router", _nobody),), "last router"),
     "never rests": (((routers, "label", _restless),), "done twice|no rest|routes"),
+    "drains and makes what could switch": (
+        ((switching, "_deficit", _none), (switching, "waits", _nobody)),
+        "a switch would do",
+    ),
+    "switches what does not serve": (((switching, "victims", _anybody),), "only who serves|does not serve"),
     "takes ordinals that are in use": (((names, "free_ordinals", _any_ordinal),), "exists"),
 }
 

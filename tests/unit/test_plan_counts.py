@@ -33,7 +33,9 @@ def scaled(least: int, most: int) -> RoleSpec:
 
 
 def of(made: DisaggService, prefill: int | None = None, decode: int | None = None) -> Counts:
-    return counts(made, {Role.PREFILL: prefill, Role.DECODE: decode})
+    out = counts(made, {Role.PREFILL: prefill, Role.DECODE: decode})
+    assert bool(out.held) == any(out.limited)
+    return msgspec.structs.replace(out, limited=("", ""))
 
 
 def test_replicas_of_the_document_count_and_pools_do_not() -> None:
@@ -102,3 +104,26 @@ def test_bounds_of_the_roles_always_hold_and_limits_unless_it_says_so(data: st.D
 @pytest.mark.parametrize("role", list(Role))
 def test_counts_by_role(role: Role) -> None:
     assert Counts(1, 2).of(role) == (1 if role is Role.PREFILL else 2)
+
+
+def test_what_is_said_belongs_to_the_role_that_it_holds_back() -> None:
+    def limited(made: DisaggService, prefill: int, decode: int) -> tuple[str, str]:
+        return counts(made, {Role.PREFILL: prefill, Role.DECODE: decode}).limited
+
+    made = service(scaled(1, 4), scaled(1, 9), max_instances=6, min_ratio=Ratio(1, 3))
+    assert limited(made, 2, 3) == ("", "")
+    assert limited(made, 6, 2) == ("prefill.scaling.max 4 makes 6 4", "")
+    assert limited(made, 1, 7) == ("", "limits.maxInstances 6 makes 1P7D 1P5D; limits.minRatio 1:3 makes 1P5D 1P3D")
+    high = service(scaled(2, 4), scaled(2, 9), max_ratio=Ratio(1, 1))
+    assert limited(high, 4, 2) == ("limits.maxRatio 1:1 makes 4P2D 2P2D", "")
+    broken = limited(service(scaled(1, 1), scaled(4, 9), min_ratio=Ratio(1, 2)), 1, 4)
+    assert broken[0] == broken[1] == "limits.minRatio cannot be kept with 1P4D: the bounds of the roles leave no room"
+
+
+def test_the_two_ratios_are_mirror_images() -> None:
+    """Roles and ratio exchanged, the counts are exchanged."""
+    for prefill in range(8):
+        for decode in range(1, 8):
+            low = of(service(scaled(1, 6), scaled(1, 6), min_ratio=Ratio(2, 3)), prefill, decode)
+            high = of(service(scaled(1, 6), scaled(1, 6), max_ratio=Ratio(3, 2)), decode, prefill)
+            assert (low.prefill, low.decode) == (high.decode, high.prefill)

@@ -28,6 +28,15 @@ def test_crashed_then_youngest_start_then_least_loaded() -> None:
     assert [victim.ordinal for victim in order] == [6, 5, 4, 3, 2, 0, 1]
 
 
+def test_load_and_cached_prefixes_count_against_their_means() -> None:
+    def loaded(ordinal: int, load: int, cached: int) -> Instance:
+        return msgspec.structs.replace(instance(ordinal, Phase.READY, load=load), cached=cached)
+
+    # Means 4 and 100: costs 0.5 + 2.4, 1 + 0, 1.5 + 0.6.
+    assert [one.ordinal for one in victims([loaded(0, 2, 240), loaded(1, 4, 0), loaded(2, 6, 60)])] == [1, 2, 0]
+    assert [one.ordinal for one in victims([loaded(0, 0, 9), loaded(1, 0, 3)])] == [1, 0], "no load at all"
+
+
 def test_who_routes_for_clients_goes_last() -> None:
     routing = msgspec.structs.replace(instance(0, Phase.READY), router=True)
     assert [victim.ordinal for victim in victims([routing, instance(1, Phase.READY, load=9)])] == [1, 0]

@@ -110,7 +110,7 @@ def test_who_may_reach_the_pods() -> None:
     assert operator == {
         "from": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "ops"}},
                   "podSelector": {"matchLabels": {"app.kubernetes.io/name": "xpyd-operator"}}}],
-        "ports": [{"protocol": "TCP", "port": 10001}],
+        "ports": [{"protocol": "TCP", "port": 10001}, {"protocol": "TCP", "port": 8009}],
     }
     assert pods["egress"] == [
         {"to": [own]},

@@ -29,7 +29,8 @@ from xpyd_operator.kube.pods import Pods
 from xpyd_operator.kube.said import pool_status, service_status, stalled
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.status import StatusWriter, read
-from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove
+from xpyd_operator.kube.switches import Switches
+from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.news import news
@@ -65,7 +66,7 @@ class KubeBackend:
         self._children = Children(shared.api, shared.cache, shared.events, shared.settings)
         self._secret = KeySecret(shared.api, dry_run=shared.settings.dry_run)
         self._dry_run = DryRun(shared.api, shared.settings)
-        self._blueprint = Blueprint(shared.cache, self._children, self._secret, self._dry_run)
+        self._blueprint = Blueprint(shared.cache, self._children, self._secret, self._dry_run, shared.settings)
         self._fleets = Fleets(shared.session, timeout_s=shared.settings.fleet_timeout_s)
         self._planner = PoolPlanner(shared.api, shared.cache, events=shared.events, metrics=shared.metrics,
                                     fleets=self._fleets, children=self._children)
@@ -74,6 +75,11 @@ class KubeBackend:
         self._named: list[str] = []
         """Objects of others whose names we need, as the last round knew them."""
         self._pods = Pods(shared.api, shared.cache, entry, self.holds)
+        timeout_s = shared.settings.fleet_timeout_s
+        self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=timeout_s)
+        self._switching = False
+        self._waits_until = 0.0
+        """When a surplus has waited long enough for the other role to want it."""
 
     # What is wanted
 
@@ -111,10 +117,11 @@ class KubeBackend:
             now,
             limit=service.spec.router.max_sidecars + 1,
             tls=service.spec.router.tls.secret is not None,
-            picture=_picture(seen),
+            picture=_picture(seen, now),
         )
         name = ServiceName(service.name)
         found = instances(name, self.uid, pods, self._told, now, taken=self._pods.taken(now))
+        self._switching = any(each.switching for each in mine)
         self._planner.look(self._told.fleet, found, [each for each in routers if each.usable], now)
         wanted = self._blueprint.counts
         prefill = wanted is None or wanted.prefill > 0
@@ -130,7 +137,8 @@ class KubeBackend:
     @property
     def hurried(self) -> bool:
         """Something is on its way that no watch tells of: look again soon."""
-        return self._fleets.hurried or self._named != self._children.taken
+        waits = self._shared.clock() < self._waits_until
+        return self._fleets.hurried or self._switching or waits or self._named != self._children.taken
 
     def _troubles(self) -> tuple[Problem, ...]:
         """What is wrong with the service as a whole."""
@@ -156,8 +164,11 @@ class KubeBackend:
         service, now = self._blueprint.service, self._shared.clock()
         making = any(isinstance(action, Create) for action in round_.plan.actions)
         wanted = {role: round_.desired.target(role).replicas for role in Role}
+        desired = round_.desired
+        self._waits_until = desired.counts_since + desired.switch_window_s + 1.0 if desired.counts_since else 0.0
         try:
             await self._secret.ensure(service, now, soon=making)
+            await self._switches.tend(self._told.fleet, self._secret.key)
             await self._children.tend(service, wanted, now)
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
             await self._planner.tend(self._entry(), service, planned, self._secret.key, now=now)
@@ -182,6 +193,8 @@ class KubeBackend:
                 await self._pods.create(pod, self._shared.clock())
             case Drain() | Remove():
                 await self._pods.delete(action.instance)
+            case Switch():
+                await self._switches.assign(action, self._secret.key, self._shared.clock())
             case Label():
                 await self._pods.label(action)
             case _:
@@ -239,6 +252,8 @@ class KubeBackend:
         return entry
 
 
-def _picture(pods: list[Facts]) -> Hashable:
-    """Changes with everything that a router's answer may depend on."""
-    return hash(frozenset((each.uid, each.phase, bool(each.ends_by), each.roster, each.router, each.ip) for each in pods))
+def _picture(pods: list[Facts], now: float) -> Hashable:
+    """Changes with everything that a router's answer may depend on; every second while some pod takes another role."""
+    second = int(now) if any(each.switching for each in pods) else 0
+    return hash(frozenset(
+        (each.uid, each.phase, bool(each.ends_by), each.roster, each.router, each.ip, each.role, second) for each in pods))

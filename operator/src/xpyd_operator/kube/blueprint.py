@@ -30,6 +30,8 @@ from xpyd_operator.plan.counts import Counts, counts
 from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
 from xpyd_operator.render.kube_limits import check_kube
 from xpyd_operator.render.pods import pod_revision
+from xpyd_operator.render.settings import KubeSettings
+from xpyd_operator.render.switch import pods_difference
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
 logger = logging.getLogger(__name__)
@@ -70,8 +72,14 @@ def judge(body: Body) -> Judged:
 class Blueprint:
     """Of one service. ``service`` is the document in force, ``valid`` what is said of the newest one."""
 
-    def __init__(self, cache: Cache, children: Children, secret: KeySecret, dry_run: DryRun) -> None:
+    def __init__(
+        self, cache: Cache, children: Children, secret: KeySecret, dry_run: DryRun, settings: KubeSettings
+    ) -> None:
         self._cache = cache
+        self._settings = settings
+        self._no_switch = ""
+        self._counts_since = 0.0
+        """Since when the counts are what they are. After a start of the operator a surplus waits once more."""
         self._children = children
         self._secret = secret
         self._dry_run = dry_run
@@ -105,7 +113,10 @@ class Blueprint:
         service = self.service
         spec = service.spec
         found = counts(service, self._pools(service))
+        if self.counts is None or (self.counts.prefill, self.counts.decode) != (found.prefill, found.decode):
+            self._counts_since = now
         self.counts = found
+        one_by_one = spec.prefill.scaling is not None and spec.decode.scaling is not None
         targets = {role: RoleTarget(found.of(role), self.revisions[role]) for role in Role}
         return Desired(
             service=ServiceName(service.name),
@@ -118,7 +129,12 @@ class Blueprint:
             startup_timeout_s=seconds(spec.engine.startup_timeout),
             max_sidecars=spec.router.max_sidecars if spec.router.placement == "Sidecar" else 0,
             keep_terminating=False,
+            switches=not self._no_switch,
+            no_switch=self._no_switch,
+            switch_window_s=spec.rollout.switch_window_s,
+            counts_since=self._counts_since if one_by_one else 0.0,
             held=found.held,
+            limited=found.limited,
         )
 
     async def _consider(self, entry: Entry, now: float) -> None:
@@ -139,6 +155,8 @@ class Blueprint:
             if words := await self._tried(service, role, revisions[role], now):
                 self._refuse("TemplateRejected", f"the API server refuses a pod of {role}: {words}")
                 return
+        if service is not self._service:
+            self._no_switch = pods_difference(service, self._settings)
         self._service, self.revisions = service, revisions
         said = "the document is followed"
         reason = "UnknownFields" if judged.warnings else "Valid"

@@ -18,6 +18,8 @@ from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.names import ordinal_of
 from xpyd_operator.plan.observed import Front, Instance, Phase, Problem
 from xpyd_operator.render import labels
+from xpyd_sidecar.contract import assignment
+from xpyd_sidecar.contract.assignment import FIRST_EPOCH, Assignment
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role, ServiceName, State
 
@@ -35,6 +37,7 @@ class Facts(msgspec.Struct, frozen=True):
     """uid of the controller."""
     component: str
     role: Role | None
+    """The one that it was told last, which its label follows."""
     revision: Revision
     ip: str
     roster: bool
@@ -49,6 +52,12 @@ class Facts(msgspec.Struct, frozen=True):
     running_since: float
     """Since when ``main`` runs."""
     was_ready: bool
+    told: Assignment | None = None
+    """The role that it was told since it was made."""
+    switching: bool = False
+    """Its label does not say that role yet."""
+    can_switch: bool = False
+    """Its agent sees what it is told."""
 
     @property
     def usable(self) -> bool:
@@ -85,13 +94,14 @@ def facts(pod: Body) -> Facts:
     if phase is Phase.CRASHED:
         crashes = max(1, crashes)
     ends_by = unix(metadata.get("deletionTimestamp"))
-    role = label.get(labels.ROLE)
+    role = Role(label[labels.ROLE]) if label.get(labels.ROLE) in set(Role) else None
+    told = _told(metadata) if role is not None else None
     return Facts(
         name=metadata["name"],
         uid=metadata.get("uid", ""),
         owner=controller(metadata),
         component=label.get(labels.COMPONENT, ""),
-        role=Role(role) if role in set(Role) else None,
+        role=told.role if told is not None else role,
         revision=Revision(label.get(labels.REVISION, "")),
         ip=status.get("podIP") or "",
         roster=label.get(labels.ROSTER) == labels.YES,
@@ -103,7 +113,19 @@ def facts(pod: Body) -> Facts:
         crashes=crashes,
         running_since=unix((state.get("running") or {}).get("startedAt")),
         was_ready=phase is Phase.STARTING and bool(main.get("started")),
+        told=told,
+        switching=told is not None and told.role is not role,
+        can_switch=any("downwardAPI" in volume for volume in pod.get("spec", {}).get("volumes") or ()),
     )
+
+
+def _told(metadata: Body) -> Assignment | None:
+    """What its annotation says. One that is no assignment (a person's) is none."""
+    text = (metadata.get("annotations") or {}).get(labels.ASSIGNMENT, "")
+    try:
+        return assignment.decode(text) if text else None
+    except ValueError:
+        return None
 
 
 def controller(metadata: Body) -> str:
@@ -188,6 +210,11 @@ def _instance(
         roster=fact.roster,
         router=fact.router,
         settled=settled,
+        cached=heard.cached if heard is not None else 0,
+        epoch=fact.told.epoch if fact.told is not None else FIRST_EPOCH,
+        can_switch=fact.can_switch,
+        switching=fact.switching,
+        assigned=fact.told.at if fact.told is not None else 0.0,
     )
 
 

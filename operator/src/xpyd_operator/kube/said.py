@@ -62,7 +62,7 @@ def pool_status(round_: Round, service: DisaggService, role: Role) -> PoolStatus
     words = f"{ready} of {wanted} ready"
     conditions = [Condition(type="Ready", status="True" if enough else "False",
                             reason="AllReady" if enough else "NotReady", message=words)]
-    held = round_.desired.held
+    held = round_.desired.limited[role is Role.DECODE]
     conditions.append(Condition(type="Limited", status="True" if held else "False",
                                 reason="Limits" if held else "WithinLimits", message=held))
     selector = ",".join(f"{key}={value}" for key, value in sorted(labels.selector(service, role=role).items()))

@@ -8,6 +8,8 @@ import aiohttp
 import msgspec
 
 from xpyd_operator.errors import LocalError
+from xpyd_sidecar.contract import assignment
+from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role, State, join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey, admin_token
@@ -23,6 +25,7 @@ class AgentStatus(msgspec.Struct, frozen=True):
 
     state: State
     role: Role
+    epoch: int = 1
     drained: bool = False
     waits_for: str = ""
     """Why it is not drained yet."""
@@ -58,6 +61,15 @@ async def undrain(run_dir: Path) -> None:
     await _tell(run_dir, "/undrain")
 
 
+async def assign(run_dir: Path, told: Assignment) -> None:
+    """Tell an agent its role.
+
+    Raises:
+        LocalError: no agent answers, or it knows of a later one.
+    """
+    await _tell(run_dir, assignment.PATH, assignment.encode(told).encode())
+
+
 async def fleet(host: str, port: int, key: ServiceKey) -> Fleet | None:
     """What the router knows; None where none answers, or it is another service's."""
     url = f"http://{join_host_port(host, port)}/fleet"
@@ -72,19 +84,19 @@ async def fleet(host: str, port: int, key: ServiceKey) -> Fleet | None:
         return None
 
 
-async def _tell(run_dir: Path, path: str) -> None:
-    if await _ask(run_dir, "POST", path) is None:
-        raise LocalError(f"no agent answers at {run_dir / AGENT_SOCKET}")
+async def _tell(run_dir: Path, path: str, body: bytes | None = None) -> None:
+    if await _ask(run_dir, "POST", path, body) is None:
+        raise LocalError(f"no agent answers at {run_dir / AGENT_SOCKET}, or it refuses {path}")
 
 
-async def _ask(run_dir: Path, method: str, path: str) -> bytes | None:
+async def _ask(run_dir: Path, method: str, path: str, body: bytes | None = None) -> bytes | None:
     socket = run_dir / AGENT_SOCKET
     try:
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         connector = aiohttp.UnixConnector(str(socket))
         async with (
             aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
-            session.request(method, f"http://agent{path}") as answer,
+            session.request(method, f"http://agent{path}", data=body) as answer,
         ):
             return await answer.content.read(ANSWER_MAX) if answer.status < 300 else None
     except (aiohttp.ClientError, OSError, TimeoutError):

@@ -16,6 +16,8 @@ from collections.abc import Coroutine
 from random import Random
 from typing import Any
 
+import msgspec
+
 from xpyd_operator.errors import LocalError, NotFound
 from xpyd_operator.local import agents, procs, remains, store
 from xpyd_operator.local.blueprint import Blueprint
@@ -25,11 +27,23 @@ from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.router import LocalRouter
 from xpyd_operator.local.store import InstanceRecord, PlannedCounts, Settings
 from xpyd_operator.local.units import Unit
-from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Restart, StartRouter, StopRouter, Undrain
+from xpyd_operator.plan.actions import (
+    Action,
+    Create,
+    Drain,
+    Label,
+    Remove,
+    Restart,
+    StartRouter,
+    StopRouter,
+    Switch,
+    Undrain,
+)
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.planner.run import Planning
 from xpyd_operator.plan.round import Round
+from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import InstanceName
 
 logger = logging.getLogger(__name__)
@@ -161,7 +175,17 @@ class LocalBackend:
     """One action at a time: they share the host's devices and ports."""
 
     async def prepare(self, round_: Round) -> None:
-        """Nothing: a local service consists of its processes."""
+        """Tell the agents that do not know their role yet, or whose router does not, once more.
+
+        Raises:
+            LocalError: one does not answer.
+        """
+        for seen in round_.observed.instances:
+            if seen.switching and not seen.leaving and seen.name not in self._work():
+                instance = self.instance(seen.name)
+                told = instance.told()
+                if told is not None:
+                    await agents.assign(instance.run_dir, told)
 
     async def apply(self, action: Action) -> None:
         """Begin one action; a drain is asked for at once."""
@@ -178,6 +202,8 @@ class LocalBackend:
                 instance = self.instance(action.instance)
                 unit = next(unit for unit in instance.units if unit.name == action.unit)
                 self._begin(action.instance, Work.STARTING, self._start(instance, unit))
+            case Switch():
+                await self._switch(action)
             case Label():
                 raise LocalError("local instances do not route")
             case StartRouter():
@@ -233,6 +259,15 @@ class LocalBackend:
         instance.write(record, self.blueprint.agent(record))
         self._instances[action.instance] = instance
         self._begin(action.instance, Work.STARTING, self._start(instance, *instance.units))
+
+    async def _switch(self, action: Switch) -> None:
+        """Written down first: an agent that starts meanwhile, or a supervisor, goes on from there."""
+        instance = self.instance(action.instance)
+        record = instance.record()
+        assert record is not None, f"{action.instance} has not been written"
+        record = msgspec.structs.replace(record, role=action.role, epoch=action.epoch, assigned=time.time())
+        instance.write(record, self.blueprint.agent(record))
+        await agents.assign(instance.run_dir, Assignment(record.role, record.epoch, record.assigned))
 
     async def _start(self, instance: LocalInstance, *units: Unit) -> None:
         for unit in units:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+import msgspec
+
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import LocalError
@@ -24,6 +26,7 @@ from xpyd_operator.render.processes import (
     router_config,
     sidecar_revision,
 )
+from xpyd_operator.render.switch import local_difference
 from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName, join_host_port
 from xpyd_sidecar.contract.launch import SidecarConfig
 
@@ -70,6 +73,7 @@ class Blueprint:
         model = model_of(service)
         found = counts(service, self._planned(service))
         targets = {role: RoleTarget(found.of(role), engine_revision(service, role, model)) for role in Role}
+        no_switch = local_difference(service)
         return Desired(
             service=ServiceName(service.name),
             prefill=targets[Role.PREFILL],
@@ -79,6 +83,9 @@ class Blueprint:
             max_unavailable=spec.rollout.max_unavailable,
             drain_timeout_s=spec.drain.timeout_s,
             startup_timeout_s=seconds(spec.engine.startup_timeout),
+            switches=not no_switch,
+            no_switch=no_switch,
+            switch_window_s=spec.rollout.switch_window_s,
             held=found.held,
             stopping=self.stop_request() is not None,
         )
@@ -113,7 +120,9 @@ class Blueprint:
         service = self.service()
         binding = EngineBinding(record.name, record.role, record.devices)
         members = join_host_port(self.settings.host, service.spec.router.ports.members)
-        return agent_config(service, self._place(record.name), binding, record.port, (members,))
+        config = agent_config(service, self._place(record.name), binding, record.port, (members,))
+        assert config.agent is not None
+        return msgspec.structs.replace(config, agent=msgspec.structs.replace(config.agent, epoch=record.epoch))
 
     def agents(self, records: Sequence[InstanceRecord]) -> dict[InstanceName, SidecarConfig]:
         """Settings of the agents of instances that are of the wanted revision; the others keep theirs until they go."""

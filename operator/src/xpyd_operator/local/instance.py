@@ -15,6 +15,8 @@ from xpyd_operator.local.procs import Scan
 from xpyd_operator.local.store import InstanceRecord, Settings
 from xpyd_operator.local.units import Unit
 from xpyd_operator.render.processes import port_args, sidecar_process
+from xpyd_sidecar.contract import assignment
+from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import InstanceName, join_host_port
 from xpyd_sidecar.contract.launch import SidecarConfig
 
@@ -61,10 +63,21 @@ class LocalInstance:
         return store.load(self.agent_file, SidecarConfig)
 
     def write(self, record: InstanceRecord, agent: SidecarConfig) -> None:
-        """Write down what it is made from; from now on it exists."""
+        """Write down what it is made from; from now on it exists. The role of a former one of its name is forgotten."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self._record.exists():
+            (self.run_dir / assignment.KEPT).unlink(missing_ok=True)
         store.save(self.agent_file, agent)
         store.save(self._record, record)
+
+    def told(self) -> Assignment | None:
+        """Its role as it is written down; None where it was never made.
+
+        Raises:
+            LocalError: the record is damaged.
+        """
+        record = self.record()
+        return None if record is None else Assignment(record.role, record.epoch, record.assigned)
 
     async def start_engine(self, taken: Collection[int], random: Random) -> None:
         """Start the engine, at its port or at another one if that is taken by now; then the agent has to know.

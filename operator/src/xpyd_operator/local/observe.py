@@ -18,7 +18,7 @@ from xpyd_operator.local.router import LocalRouter
 from xpyd_operator.local.store import InstanceRecord, Settings
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import Instance, Observed, Phase, Router, Unit
-from xpyd_sidecar.contract.fleet import Fleet
+from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
@@ -71,6 +71,7 @@ class Observer:
         statuses, fleet = await asyncio.gather(
             asyncio.gather(*(agents.agent_status(instance.run_dir) for instance in instances.values())), self._fleet(config)
         )
+        heard = {each.instance: each for each in fleet.instances} if fleet is not None else {}
         sights = []
         for instance, status in zip(instances.values(), statuses, strict=True):
             try:
@@ -81,6 +82,7 @@ class Observer:
             if record is not None:
                 wanted = agents_wanted.get(instance.name)
                 seen = self._instance(instance, record, now, status=status, work=work.get(instance.name), wanted=wanted)
+                seen = _told(seen, record, status, heard.get(instance.name))
                 sights.append(Sight(record, seen, status))
         for name in self._phases.keys() - instances.keys():
             del self._phases[name]
@@ -144,6 +146,15 @@ class Observer:
         heard = {seen.instance for seen in fleet.instances if seen.state is State.READY} if fleet is not None else set()
         ready = fleet is not None and fleet.settled and all(i.name in heard for i in instances if i.ready)
         return Router(self._router.revision() or Revision(""), unit, ready, stopping=work is Work.REMOVING)
+
+
+def _told(seen: Instance, record: InstanceRecord, status: AgentStatus | None, heard: FleetInstance | None) -> Instance:
+    """With what agent and router know of it."""
+    late = any(known.epoch < record.epoch for known in (status, heard) if known is not None)
+    cached = heard.cached if heard is not None else 0
+    return msgspec.structs.replace(
+        seen, epoch=record.epoch, assigned=record.assigned, switching=late, cached=cached
+    )
 
 
 def _phase(engine: Unit, status: AgentStatus | None, work: Work | None) -> Phase:

@@ -49,6 +49,10 @@ class InstanceRecord(msgspec.Struct, frozen=True):
     process: Process
     port: int
     devices: tuple[int, ...] = ()
+    epoch: int = 1
+    """Of the role; grows by one with each change."""
+    assigned: float = 0.0
+    """When the role was changed last, unix seconds."""
 
 
 class PlannedCounts(msgspec.Struct, frozen=True):

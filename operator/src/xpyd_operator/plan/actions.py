@@ -50,6 +50,19 @@ class Remove(msgspec.Struct, frozen=True, tag="remove"):
         return f"remove {self.instance}: {self.reason}"
 
 
+class Switch(msgspec.Struct, frozen=True, tag="switch"):
+    """Give a running instance the other role. What it does in the old one goes on to its end; it routes no more."""
+
+    instance: InstanceName
+    role: Role
+    epoch: int
+    """Of the new role."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"switch {self.instance} to {self.role}: {self.reason}"
+
+
 class Restart(msgspec.Struct, frozen=True, tag="restart"):
     """Start one process of an instance again, of the revision that the instance has; end it first where it still runs."""
 
@@ -92,7 +105,7 @@ class StopRouter(msgspec.Struct, frozen=True, tag="stop_router"):
         return f"stop the router: {self.reason}"
 
 
-Action = Create | Drain | Undrain | Remove | Restart | Label | StartRouter | StopRouter
+Action = Create | Drain | Undrain | Remove | Switch | Restart | Label | StartRouter | StopRouter
 
 
 class Wait(msgspec.Struct, frozen=True):

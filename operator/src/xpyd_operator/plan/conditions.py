@@ -104,6 +104,7 @@ def _progressing(desired: Desired, observed: Observed, plan: Plan, held: str) ->
     away = [one for one in observed.instances if not one.ready and one.phase is not Phase.LOST]
     stuck = [instance for instance in away if not instance.leaving and hopeless(instance)]
     moving = [instance for instance in away if instance.leaving or not hopeless(instance)]
+    moving += [instance for instance in observed.instances if instance.ready and instance.switching]
     if desired.stopping:
         return _say("Progressing", "True", "Stopping", "the service ends")
     limit = f"; {desired.held}" if desired.held else ""

@@ -14,10 +14,11 @@ other, that other one is raised, within its own bounds and ``maxInstances``. Wha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
-from xpyd_operator.api.operation import Limits
+from xpyd_operator.api.operation import Limits, Ratio
 from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.service import DisaggService
 from xpyd_sidecar.contract.ids import Role
@@ -30,45 +31,77 @@ class Counts(msgspec.Struct, frozen=True):
     decode: int
     held: str = ""
     """Which limit keeps them from what was asked for, in words; empty where none does."""
+    limited: tuple[str, str] = ("", "")
+    """The part of it that is about prefill, and about decode."""
 
     def of(self, role: Role) -> int:
         """Wanted instances of one role."""
         return self.prefill if role is Role.PREFILL else self.decode
 
 
+Pair = tuple[int, int]
+"""Prefill and decode."""
+_PREFILL: Final = 0
+_DECODE: Final = 1
+
+
+class _Said:
+    """What is said, and of which role."""
+
+    def __init__(self) -> None:
+        self.words: list[tuple[str, bool, bool]] = []
+
+    def of(self, role: Role, words: str) -> None:
+        """Of one role alone."""
+        self.words.append((words, role is Role.PREFILL, role is Role.DECODE))
+
+    def change(self, limit: str, before: Pair, now: Pair) -> None:
+        """A limit on both together changed what was asked for; nothing where it did not."""
+        if before != now:
+            words = f"limits.{limit} makes {_shape(*before)} {_shape(*now)}"
+            self.words.append((words, before[0] != now[0], before[1] != now[1]))
+
+    def counts(self, prefill: int, decode: int) -> Counts:
+        """With everything that was said."""
+        ours, theirs = ("; ".join(each[0] for each in self.words if each[index]) for index in (1, 2))
+        return Counts(prefill, decode, "; ".join(each[0] for each in self.words), (ours, theirs))
+
+
 def counts(service: DisaggService, pools: Mapping[Role, int | None]) -> Counts:
     """What is wanted; ``pools`` has ``spec.replicas`` of each role's pool, None where there is none yet."""
-    said: list[str] = []
+    said = _Said()
     prefill_spec, decode_spec = service.spec.prefill, service.spec.decode
     prefill = _asked(Role.PREFILL, prefill_spec, pools.get(Role.PREFILL), said)
     decode = _asked(Role.DECODE, decode_spec, pools.get(Role.DECODE), said)
     limits = service.spec.limits
     floors = (prefill_spec.least, max(1, decode_spec.least))
-    prefill, decode = max(prefill, floors[0]), max(decode, floors[1])
-    total = _total(limits, (prefill, decode), floors)
-    if total != (prefill, decode):
-        said.append(f"limits.maxInstances {limits.max_instances} makes {_shape(prefill, decode)} {_shape(*total)}")
-    prefill, decode = _least_prefill(limits, total, floors, prefill_spec.most, said)
-    prefill, decode = _most_prefill(limits, (prefill, decode), floors, decode_spec.most, said)
-    said += _broken(limits, prefill, decode)
-    return Counts(prefill, decode, "; ".join(said))
+    tops = (prefill_spec.most, decode_spec.most)
+    asked = (max(prefill, floors[0]), max(decode, floors[1]))
+    if limits.max_instances is not None:
+        asked, before = _total(limits.max_instances, asked, floors), asked
+        said.change(f"maxInstances {limits.max_instances}", before, asked)
+    for name, ratio, short in _ratios(limits):
+        asked, before = _held(limits.max_instances, asked, floors, tops[short], (ratio, short)), asked
+        said.change(f"{name} {ratio.prefill}:{ratio.decode}", before, asked)
+    for words in _broken(limits, *asked):
+        said.words.append((words, True, True))
+    return said.counts(*asked)
 
 
-def _asked(role: Role, spec: RoleSpec, pool: int | None, said: list[str]) -> int:
+def _asked(role: Role, spec: RoleSpec, pool: int | None, said: _Said) -> int:
     """The count that the document or its pool asks for, within ``scaling``."""
     if spec.scaling is None or pool is None:
         return spec.least
     held = min(spec.most, max(spec.least, pool))
     if held != pool:
         bound = f"max {spec.most}" if held < pool else f"min {spec.least}"
-        said.append(f"{role}.scaling.{bound} makes {pool} {held}")
+        said.of(role, f"{role}.scaling.{bound} makes {pool} {held}")
     return held
 
 
-def _total(limits: Limits, asked: tuple[int, int], floors: tuple[int, int]) -> tuple[int, int]:
+def _total(most: int, asked: Pair, floors: Pair) -> Pair:
     prefill, decode = asked
-    most = limits.max_instances
-    while most is not None and prefill + decode > most:
+    while prefill + decode > most:
         spare = (prefill - floors[0], decode - floors[1])
         if max(spare) <= 0:
             break
@@ -79,52 +112,38 @@ def _total(limits: Limits, asked: tuple[int, int], floors: tuple[int, int]) -> t
     return prefill, decode
 
 
-def _least_prefill(
-    limits: Limits, asked: tuple[int, int], floors: tuple[int, int], most: int, said: list[str]
-) -> tuple[int, int]:
-    """``prefill / decode >= p / d``, in whole numbers: ``prefill * d >= decode * p``."""
-    prefill, decode = asked
-    low = limits.min_ratio
-    if low is None or prefill * low.decode >= decode * low.prefill:
-        return asked
-    raised = max(prefill, min(most, -(-floors[1] * low.prefill // low.decode)))
-    if limits.max_instances is not None:
-        raised = max(prefill, min(raised, limits.max_instances - floors[1]))
-        decode = max(floors[1], min(decode, limits.max_instances - raised))
-    decode = max(floors[1], min(decode, raised * low.decode // low.prefill))
-    if (raised, decode) != asked:
-        said.append(f"limits.minRatio {low.prefill}:{low.decode} makes {_shape(*asked)} {_shape(raised, decode)}")
-    return raised, decode
+def _ratios(limits: Limits) -> list[tuple[str, Ratio, int]]:
+    """The ratios that are set: name, ratio, and which role may not be too few against the other one."""
+    both = (("minRatio", limits.min_ratio, _PREFILL), ("maxRatio", limits.max_ratio, _DECODE))
+    return [(name, ratio, short) for name, ratio, short in both if ratio is not None]
 
 
-def _most_prefill(
-    limits: Limits, asked: tuple[int, int], floors: tuple[int, int], most: int, said: list[str]
-) -> tuple[int, int]:
-    """``prefill / decode <= p / d``, in whole numbers: ``prefill * d <= decode * p``."""
-    prefill, decode = asked
-    high = limits.max_ratio
-    if high is None or prefill * high.decode <= decode * high.prefill:
+def _kept(asked: Pair, ratio: Ratio, short: int) -> bool:
+    """``asked[short] / asked[long] >= share / against``, in whole numbers."""
+    parts = (ratio.prefill, ratio.decode)
+    return asked[short] * parts[1 - short] >= asked[1 - short] * parts[short]
+
+
+def _held(total: int | None, asked: Pair, floors: Pair, top: int, held: tuple[Ratio, int]) -> Pair:
+    """The role ``short`` rises (to ``top`` at most) as far as the least of the other needs it; the other one comes down."""
+    ratio, short = held
+    if _kept(asked, ratio, short):
         return asked
-    raised = max(decode, min(most, -(-floors[0] * high.decode // high.prefill)))
-    if limits.max_instances is not None:
-        raised = max(decode, min(raised, limits.max_instances - floors[0]))
-        prefill = max(floors[0], min(prefill, limits.max_instances - raised))
-    prefill = max(floors[0], min(prefill, raised * high.prefill // high.decode))
-    if (prefill, raised) != asked:
-        said.append(f"limits.maxRatio {high.prefill}:{high.decode} makes {_shape(*asked)} {_shape(prefill, raised)}")
-    return prefill, raised
+    long = 1 - short
+    share, against = (ratio.prefill, ratio.decode)[short], (ratio.prefill, ratio.decode)[long]
+    few, many = asked[short], asked[long]
+    raised = max(few, min(top, -(-floors[long] * share // against)))
+    if total is not None:
+        raised = max(few, min(raised, total - floors[long]))
+        many = max(floors[long], min(many, total - raised))
+    many = max(floors[long], min(many, raised * against // share))
+    return (raised, many) if short == _PREFILL else (many, raised)
 
 
 def _broken(limits: Limits, prefill: int, decode: int) -> list[str]:
     """The limits that these counts still break, since nothing may go below its least or above its most."""
-    low, high, most = limits.min_ratio, limits.max_ratio, limits.max_instances
-    names = []
-    if most is not None and prefill + decode > most:
-        names.append("maxInstances")
-    if low is not None and prefill * low.decode < decode * low.prefill:
-        names.append("minRatio")
-    if high is not None and prefill * high.decode > decode * high.prefill:
-        names.append("maxRatio")
+    names = [] if limits.max_instances is None or prefill + decode <= limits.max_instances else ["maxInstances"]
+    names += [name for name, ratio, short in _ratios(limits) if not _kept((prefill, decode), ratio, short)]
     why = f"cannot be kept with {_shape(prefill, decode)}: the bounds of the roles leave no room"
     return [f"limits.{name} {why}" for name in names]
 

@@ -40,8 +40,19 @@ class Desired(msgspec.Struct, frozen=True):
     """Most decode instances whose own router serves clients; 0: routers are elsewhere."""
     keep_terminating: bool = True
     """An instance that drains can be taken back (False: its removal has begun with the drain, as with pods)."""
+    switches: bool = False
+    """Instances of the two roles are equal but for the role: one can take the other role while it runs."""
+    no_switch: str = ""
+    """Why not, in words; empty where they can, or nobody asked."""
+    switch_window_s: float = 0.0
+    """How long a surplus of one role waits for the other to want it; instances that began to start so lately are not
+    worth waiting for when one that runs could switch."""
+    counts_since: float = 0.0
+    """Since when the counts are what they are, unix seconds, where each can change without the other; else 0."""
     held: str = ""
     """Which limit keeps the counts from what was asked for, in words; empty where none does."""
+    limited: tuple[str, str] = ("", "")
+    """The part of ``held`` that is about prefill, and about decode."""
     stopping: bool = False
     """The service is to end: router first, so that nothing new comes in, then the instances."""
 

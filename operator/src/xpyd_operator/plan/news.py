@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from xpyd_operator.api.status import Condition
-from xpyd_operator.plan.actions import Create, Drain, Remove
+from xpyd_operator.plan.actions import Create, Drain, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Instance, Observed, Phase
@@ -61,6 +61,8 @@ def _actions(after: Round) -> Iterator[News]:
                 yield News(NORMAL, "Created", f"as {action.role}, revision {action.revision}", action.instance)
             case Drain():
                 yield News(NORMAL, "Draining", action.reason, action.instance)
+            case Switch():
+                yield News(NORMAL, "Switched", f"to {action.role}: {action.reason}", action.instance)
             case Remove():
                 yield News(NORMAL, "Removed", action.reason, action.instance)
             case _:

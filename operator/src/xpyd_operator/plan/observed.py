@@ -90,6 +90,16 @@ class Instance(msgspec.Struct, frozen=True):
     """Clients reach the router beside it."""
     settled: bool = False
     """The router beside it answers and knows the roster."""
+    cached: int = 0
+    """Prompts that a router would rather send here, since their beginning is probably in its prefix cache."""
+    epoch: int = 1
+    """Of its role; grows by one with each change."""
+    can_switch: bool = True
+    """It takes another role while it runs."""
+    switching: bool = False
+    """Its role was changed, and not everybody who must know does yet."""
+    assigned: float = 0.0
+    """When its role was changed last, unix seconds; meaningful while ``switching``."""
 
     @property
     def leaving(self) -> bool:

@@ -34,7 +34,9 @@ UNKNOWN_LOAD = "no router tells the load of the instances"
 
 def returning(mine: RoleView) -> list[Instance]:
     """Instances whose drain is taken back, because they are wanted again; the lowest ordinals first."""
-    usable = [i for i in mine.everything if i.phase is Phase.DRAINING and i.revision == mine.target.revision]
+    usable = [
+        i for i in mine.everything if i.phase is Phase.DRAINING and i.revision == mine.target.revision and not i.switching
+    ]
     return sorted(usable, key=lambda instance: instance.ordinal)[: max(0, mine.wanted - len(mine.fresh))]
 
 
@@ -56,6 +58,11 @@ class Retire(msgspec.Struct, frozen=True):
         drain = tuple((instance, why) for instance, why in self.drain if instance.name not in stay)
         held = tuple((instance, stay[instance.name]) for instance, _ in self.drain if instance.name in stay)
         return Retire(self.remove, drain, (*self.held, *held))
+
+    def because(self, more: str) -> Retire:
+        """The same with more to say of why each one is drained, or will be."""
+        drain, held = (tuple((instance, f"{why}; {more}") for instance, why in those) for those in (self.drain, self.held))
+        return Retire(self.remove, drain, held)
 
 
 def retire(mine: RoleView, other: RoleView, *, max_surge: int, max_unavailable: int, fleet_known: bool) -> Retire:

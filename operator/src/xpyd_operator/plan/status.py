@@ -54,8 +54,8 @@ def _count(role: Role, desired: Desired, observed: Observed) -> RoleStatus:
     target = desired.target(role)
     return RoleStatus(
         wanted=target.replicas,
-        ready=sum(instance.ready for instance in mine),
-        starting=sum(instance.phase is Phase.STARTING for instance in mine),
+        ready=sum(instance.ready and not instance.switching for instance in mine),
+        starting=sum(instance.phase is Phase.STARTING or (instance.ready and instance.switching) for instance in mine),
         draining=sum(instance.leaving for instance in mine),
         failed=sum(instance.phase is Phase.CRASHED for instance in mine),
         updated=sum(_updated(instance, target.revision) for instance in mine),

@@ -10,6 +10,7 @@ Laws
     7. What serves with one fingerprint in both roles goes on doing so until the whole of it can go (``balance``).
     8. Clients always reach a router that knows the roster, as long as one can (``routers``).
     9. What the platform restarts by itself is left to it; what it never starts again is removed.
+   10. Where one role has too many and the other too few, a running instance takes the other role (``switch``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from xpyd_operator.plan import backoff, balance, names, routers
+from xpyd_operator.plan import backoff, balance, names, routers, switch
 from xpyd_operator.plan.actions import (
     Action,
     Create,
@@ -53,10 +54,21 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
     going = {action.instance for action in gone if action}
 
     there = tuple(_seen(instance, now) for instance in observed.instances)
-    views = (view(Role.PREFILL, desired.prefill, there), view(Role.DECODE, desired.decode, there))
-    outs, last = _retire(desired, observed, views, going)
     drains: list[Action] = []
-    for out in outs:
+    for instance in there:
+        if instance.name not in going and switch.overdue(instance, now, fleet_known=observed.fleet_known):
+            drains.append(Drain(instance.name, f"it did not become {instance.role} within {switch.TAKE_S:g} s"))
+            going.add(instance.name)
+    there = tuple(msgspec.structs.replace(one, phase=Phase.DRAINING) if one.name in going and not one.leaving else one
+                  for one in there)
+    made, stays = switch.switches(desired, observed, _views(desired, there), now)
+    actions += made
+    there = switch.after(there, made)
+    observed = msgspec.structs.replace(observed, instances=switch.after(observed.instances, made))
+    views = _views(desired, there)
+    outs, last = _retire(desired, observed, views, going)
+    last = last or stays
+    for out in _patient(desired, views, outs, now):
         actions += [Remove(instance.name, reason) for instance, reason in out.remove]
         drains += [Drain(instance.name, reason) for instance, reason in out.drain]
         waits += [Wait(f"draining {instance.name}", why) for instance, why in out.held]
@@ -73,6 +85,21 @@ def step(desired: Desired, observed: Observed, now: float) -> Plan:
             _revive(instance, desired, now, actions, waits)
     actions += routers.label(desired, observed, going, last)
     return Plan(tuple(actions), tuple(waits))
+
+
+def _views(desired: Desired, there: tuple[Instance, ...]) -> tuple[RoleView, RoleView]:
+    return (view(Role.PREFILL, desired.prefill, there), view(Role.DECODE, desired.decode, there))
+
+
+def _patient(
+    desired: Desired, views: tuple[RoleView, RoleView], outs: tuple[Retire, Retire], now: float
+) -> Iterator[Retire]:
+    """Who goes, but for those that the other role may want; and why they did not switch where it wants some."""
+    for mine, other, out in zip(views, views[::-1], outs, strict=True):
+        why = switch.waits(desired, views, mine.role, now)
+        held = out.without({instance.name: why for instance, _ in out.drain}) if why else out
+        short = len(other.fresh) < other.wanted and not mine.stale
+        yield held.because(f"it cannot become {other.role}: {desired.no_switch}") if short and desired.no_switch else held
 
 
 def _retire(

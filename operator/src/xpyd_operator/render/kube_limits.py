@@ -14,7 +14,7 @@ from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import not_built, overlay
 from xpyd_operator.render.engine import kv_options
 from xpyd_operator.render.engine_container import has_devices
-from xpyd_operator.render.places import ENGINE_PORT
+from xpyd_operator.render.places import AGENT_PORT, ENGINE_PORT
 from xpyd_sidecar.contract.ids import Role
 
 STAGING_BYTES = 64 << 20
@@ -72,5 +72,6 @@ def _ports(service: DisaggService) -> Iterator[tuple[str, str]]:
     if service.spec.router.placement == "Sidecar":
         ports = service.spec.router.ports
         for name, port in (("http", ports.http), ("members", ports.members)):
-            if port == ENGINE_PORT:
-                yield f"spec.router.ports.{name}", f"{port} is the engine's own port in the same pod; take another one"
+            whose = {ENGINE_PORT: "engine", AGENT_PORT: "agent"}.get(port)
+            if whose is not None:
+                yield f"spec.router.ports.{name}", f"{port} is the {whose}'s own port in the same pod; take another one"

@@ -25,6 +25,9 @@ ROSTER: Final = f"{GROUP}/roster"
 ROUTER: Final = f"{GROUP}/router"
 """``"true"`` on pods whose router is reached by clients."""
 YES: Final = "true"
+ASSIGNMENT: Final = f"{GROUP}/assignment"
+"""Annotation: the role that a pod was told to take since it was made, with its epoch (``contract.assignment``). The label
+``ROLE`` follows once the routers know."""
 APPLIED: Final = f"{GROUP}/applied"
 """Annotation: hash of what an applied object was rendered to."""
 

@@ -45,7 +45,7 @@ _LISTS: Final = {
 """Those of a pod's spec."""
 _SOURCES: Final = frozenset({"env", "volumes"})
 """Lists whose items have one source each: another one replaces it."""
-_NEEDED_VOLUMES: Final = frozenset({"xpyd", "run", "key", "clients", "model"})
+_NEEDED_VOLUMES: Final = frozenset({"xpyd", "run", "key", "clients", "model", "assignment"})
 _NEEDED_MOUNTS: Final = (at.PACKAGE, at.RUN, at.KEY_DIR, at.CLIENTS_DIR, at.CLAIM)
 _NEEDED_LABELS: Final = frozenset({labels.NAME, labels.INSTANCE, labels.COMPONENT, labels.MANAGED_BY})
 _POD: Final = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 ENGINE_PORT: Final = 8000
+AGENT_PORT: Final = 8009
+"""Where an agent takes a new role from the operator."""
 USER: Final = 65532
 """User and group; what the images of xpyd are made for."""
 
@@ -17,6 +19,8 @@ CLIENTS_FILE: Final = "keys"
 TLS_DIR: Final = "/etc/xpyd/tls"
 TLS_CERT: Final = "tls.crt"
 TLS_KEY: Final = "tls.key"
+ASSIGNMENT_DIR: Final = "/etc/xpyd/assignment"
+ASSIGNMENT_FILE: Final = "role"
 CLAIM: Final = "/models/claim"
 CACHE: Final = "/cache"
 HOME: Final = "/home/xpyd"
@@ -81,6 +85,12 @@ def secret_files(name: str, secret: str, files: dict[str, str]) -> dict[str, Any
     """A volume that holds keys of a Secret as files."""
     items = [{"key": key, "path": file} for key, file in files.items()]
     return {"name": name, "secret": {"secretName": secret, "items": items, "defaultMode": SECRET_MODE}}
+
+
+def annotation_volume(name: str, annotation: str, file: str) -> dict[str, Any]:
+    """A volume that shows an annotation of its pod as a file; empty while there is none."""
+    item = {"path": file, "fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}
+    return {"name": name, "downwardAPI": {"items": [item]}}
 
 
 def spread(labels: dict[str, str]) -> list[dict[str, Any]]:

@@ -94,6 +94,7 @@ def _volumes(service: DisaggService) -> list[dict[str, Any]]:
         {"name": "xpyd", "emptyDir": {}},
         {"name": "run", "emptyDir": {}},
         at.secret_volume("key", labels.key_name(service.name), labels.KEY, labels.KEY),
+        at.annotation_volume("assignment", labels.ASSIGNMENT, at.ASSIGNMENT_FILE),
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         {"name": "tmp", "emptyDir": {}},
         {"name": "home", "emptyDir": {}},

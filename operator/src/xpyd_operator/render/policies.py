@@ -7,17 +7,19 @@ from typing import Any
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import labels
 from xpyd_operator.render.owner import metadata
+from xpyd_operator.render.places import AGENT_PORT
 from xpyd_operator.render.settings import KubeSettings
 
 _DNS_PORT = 53
 _HTTPS_PORT = 443
+_AGENT_PORT = {"protocol": "TCP", "port": AGENT_PORT}
 
 
 def pods_policy(service: DisaggService, settings: KubeSettings) -> dict[str, Any]:
     """For all pods of the service.
 
-    In: everything among themselves (NCCL and torch choose their ports), and the operator to the routers. Out: to each
-    other, name resolution, HTTPS and what the user added.
+    In: everything among themselves (NCCL and torch choose their ports), and the operator to routers and agents. Out: to
+    each other, name resolution, HTTPS and what the user added.
     """
     own = {"podSelector": {"matchLabels": labels.selector(service)}}
     operator = {
@@ -30,7 +32,7 @@ def pods_policy(service: DisaggService, settings: KubeSettings) -> dict[str, Any
         {
             "podSelector": {"matchLabels": labels.selector(service)},
             "policyTypes": ["Ingress", "Egress"],
-            "ingress": [{"from": [own]}, {"from": [operator], "ports": [_router_port(service)]}],
+            "ingress": [{"from": [own]}, {"from": [operator], "ports": [_router_port(service), _AGENT_PORT]}],
             "egress": [
                 {"to": [own]},
                 {"ports": [{"protocol": protocol, "port": _DNS_PORT} for protocol in ("UDP", "TCP")]},

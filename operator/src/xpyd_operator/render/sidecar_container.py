@@ -42,6 +42,7 @@ def sidecar_container(service: DisaggService, role: Role, name: InstanceName, se
     own_router = service.spec.router.placement == "Sidecar"
     container = _container(service, labels.SIDECAR, settings, clients=own_router)
     container |= {"command": _command(_sidecar_config(service, role, name, settings)), "restartPolicy": "Always"}
+    container["volumeMounts"].append(at.mount("assignment", at.ASSIGNMENT_DIR, read_only=True))
     container["env"] = [_field(launch.ENV_HOST, "status.podIP"), {"name": launch.ENV_RUN_DIR, "value": at.RUN}]
     if own_router:
         container |= _router_probes(service)
@@ -87,7 +88,11 @@ def clients_volumes(service: DisaggService) -> list[dict[str, Any]]:
 
 def _sidecar_config(service: DisaggService, role: Role, name: InstanceName, settings: KubeSettings) -> SidecarConfig:
     engine = join_host_port("127.0.0.1", at.ENGINE_PORT)
-    agent = agent_section(service, role, engine, HostPort(""), (members_address(service, settings),))
+    agent = msgspec.structs.replace(
+        agent_section(service, role, engine, HostPort(""), (members_address(service, settings),)),
+        assignment_file=f"{at.ASSIGNMENT_DIR}/{at.ASSIGNMENT_FILE}",
+        listen=join_host_port("0.0.0.0", at.AGENT_PORT),
+    )
     return SidecarConfig(
         service=ServiceName(service.name),
         instance=name,

@@ -33,6 +33,9 @@ class FleetInstance(msgspec.Struct, frozen=True):
     """Seconds since the last beat."""
     suspended: str = ""
     """Not empty: not picked at present, and why."""
+    cached: int = 0
+    """Beginnings of prompts that this router takes to be in its prefix cache, about; 0 where it chooses without regard to
+    that."""
     served_s: float = 0.0
     """Legs a second that ended well there, of this router."""
 

@@ -68,6 +68,8 @@ class Dispatch:
         self.farewells = Farewells(self.loop, self.pool)
         self.observer = Observer(self.roster)
         self.observer.metrics.watch_budget(lambda: self.budget.left(self.loop.time()))
+        if self.picker.holdings is not None:
+            self.observer.cached = self.picker.holdings.count
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.access_log = router.access_log
         self.servings: set[Serving] = set()
@@ -108,7 +110,8 @@ class Dispatch:
         if self.tracing is not None:
             serving.trace = self.tracing.begin(request.headers, serving.record)
         self.servings.add(serving)
-        self.observer.opened(prompt.tokens(parsed.prompt))
+        record.prompt_size = prompt.tokens(parsed.prompt)
+        self.observer.opened(record.prompt_size)
         self.budget.on_request(self.loop.time())
         serving.start()
         return serving

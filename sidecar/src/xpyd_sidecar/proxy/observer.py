@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpyd_sidecar.contract.fleet import Fleet, FleetInstance, Rates
-from xpyd_sidecar.contract.ids import InstanceName, ServiceName
+from xpyd_sidecar.contract.fleet import Fleet, Rates
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, ServiceName
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy.metrics import Metrics
 from xpyd_sidecar.routing import history as hi
@@ -37,6 +37,8 @@ class Observer:
     def __init__(self, roster: ro.Roster) -> None:
         self._roster = roster
         self._queued: Callable[[], int] = lambda: 0
+        self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
+        """How many prefixes an instance is taken to hold."""
         self._unsettled: list[Record] = []
         self.metrics = Metrics(roster.members, self.settle)
         self.history = hi.History(time())
@@ -107,7 +109,9 @@ class Observer:
                 served[name] = served.get(name, 0) + count
         return Fleet(
             service=service, router=router, uptime_s=round(now - started, 3), settled=self._roster.settled(now),
-            instances=tuple(_with_rate(each, served.get(each.instance, 0) / over) for each in instances),
+            instances=tuple(msgspec.structs.replace(
+                each, served_s=round(served.get(each.instance, 0) / over, 4),
+                cached=self.cached(each.instance, each.incarnation)) for each in instances),
             requests_total=self.metrics.requests_total, requests_failed=self.metrics.requests_failed, draining=draining,
             in_flight=self.metrics.in_flight, queued=self._queued(), window_s=len(seconds),
             rates=Rates(**{field: round(sum(getattr(second, name) for second in seconds) / over, 4) for field, name in (
@@ -116,10 +120,6 @@ class Observer:
             latencies={name: hi.quantiles(getattr(second, name) for second in seconds) for name in hi.MEASURES},
             pairs=hi.pairs(seconds, over), failures=tuple(self.history.failures), totals=self.counting.told(),
             changes=tuple(self.history.changes))
-
-
-def _with_rate(instance: FleetInstance, rate: float) -> FleetInstance:
-    return msgspec.structs.replace(instance, served_s=round(rate, 4)) if rate else instance
 
 
 def tracing_of(endpoint: str, service: ServiceName, router: InstanceName) -> Tracing | None:

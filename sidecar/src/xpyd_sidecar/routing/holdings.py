@@ -27,6 +27,8 @@ class Holdings:
         self._half = max(1, most // 2)
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
+        self._counts: tuple[dict[int, int], dict[int, int]] = ({}, {})
+        """Nodes by bit, of the younger and the older generation."""
         self._bits: dict[tuple[InstanceName, Incarnation], int] = {}
         self._seen: dict[Role, tuple[Sequence[Member], int, dict[int, int]]] = {}
 
@@ -37,13 +39,23 @@ class Holdings:
     def add(self, member: Member, prefix: Prefix) -> None:
         """A prompt was sent to an instance."""
         bit = self._bit(member)
+        count = self._counts[0]
         for _, key in prefix.keys:
             held = self._young.get(key)
             if held is None:
                 held = self._old.get(key, 0)
                 if len(self._young) >= self._half:
                     self._old, self._young = self._young, {}
+                    count = {}
+                    self._counts = (count, self._counts[0])
+            if not held & bit:
+                count[bit] = count.get(bit, 0) + 1
             self._young[key] = held | bit
+
+    def count(self, name: InstanceName, incarnation: Incarnation) -> int:
+        """About how many prefixes an instance holds."""
+        bit = self._bits.get((name, incarnation), 0)
+        return sum(counts.get(bit, 0) for counts in self._counts)
 
     def holders(self, candidates: Sequence[Member], prefix: Prefix) -> tuple[list[tuple[int, int]], int]:
         """Who probably holds the most of a prompt: bytes and index of candidates, the longest first; and the common part.
@@ -113,5 +125,6 @@ class Holdings:
         if bit is None:
             if len(self._bits) >= MOST_INSTANCES:
                 self._bits, self._young, self._old, self._seen = {}, {}, {}, {}
+                self._counts = ({}, {})
             bit = self._bits[who] = 1 << len(self._bits)
         return bit

@@ -1,0 +1,133 @@
+"""Pods change their role: annotation first, then the agent hears of it, then the routers, and the label last.
+
+    assign    annotation with role and epoch, which the pod's volume shows to the agent sooner or later; routing ends
+    push      the same to the agent at once; tried again every round until the routers know, or the volume was faster
+    follow    the label, once a router has heard the agent say so
+
+Every step is found by looking (the annotation and the label of the pod, a router's fleet), so that an operator that begins
+in the middle goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+
+import aiohttp
+import msgspec
+
+from xpyd_operator.kube.api import Api, ApiError
+from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.observe import Facts, controller, facts
+from xpyd_operator.plan.actions import Switch
+from xpyd_operator.render import labels
+from xpyd_operator.render.places import AGENT_PORT
+from xpyd_sidecar.contract import assignment
+from xpyd_sidecar.contract.assignment import Assignment
+from xpyd_sidecar.contract.fleet import Fleet
+from xpyd_sidecar.contract.ids import InstanceName, join_host_port
+from xpyd_sidecar.contract.keys import ServiceKey, agent_token
+
+logger = logging.getLogger(__name__)
+PUSHES = 16
+"""Agents that are told side by side."""
+
+
+class Switches:
+    """The pods of one service that change their role."""
+
+    def __init__(
+        self, api: Api, cache: Cache, owner: Entry, session: aiohttp.ClientSession, *, timeout_s: float = 2.0
+    ) -> None:
+        self._api = api
+        self._cache = cache
+        self._namespace, self._service, self._uid = owner.namespace, owner.name, owner.uid
+        self._session = session
+        self._timeout_s = timeout_s
+        self._complained: dict[str, str] = {}
+        """uid of a pod → why its agent could not be told."""
+
+    async def assign(self, action: Switch, key: ServiceKey, now: float) -> None:
+        """Write the annotation, and tell the agent.
+
+        Raises:
+            ApiError: the API server refuses, or does not answer.
+        """
+        entry = self._pod(action.instance)
+        if entry is None or entry.deleting:
+            return
+        told = Assignment(action.role, action.epoch, round(now, 3))
+        metadata = {
+            "uid": entry.uid,
+            "resourceVersion": entry.body["metadata"]["resourceVersion"],  # nobody told it another one meanwhile
+            "annotations": {labels.ASSIGNMENT: assignment.encode(told)},
+            "labels": {labels.ROSTER: None, labels.ROUTER: None},
+        }
+        if await self._patch(entry, metadata):
+            await self._push([msgspec.structs.replace(entry.derived(facts), told=told)], key)
+
+    async def tend(self, fleet: Fleet | None, key: ServiceKey) -> None:
+        """Label those that the routers know in their new role, and tell the others once more.
+
+        Raises:
+            ApiError: a label could not be written.
+        """
+        pods = [pod for pod in self._cache.of_service("Pod", self._namespace, self._service)
+                if pod.derived(facts).switching and not pod.deleting and pod.derived(facts).owner == self._uid]
+        there = {pod.uid for pod in pods}
+        self._complained = {uid: why for uid, why in self._complained.items() if uid in there}
+        heard = {each.instance: each for each in fleet.instances} if fleet is not None else {}
+        deaf = []
+        for pod in pods:
+            told, known = pod.derived(facts).told, heard.get(InstanceName(pod.name))
+            if told is not None and known is not None and (known.role, known.epoch) == (told.role, told.epoch):
+                logger.info("pod %s/%s is %s now", self._namespace, pod.name, told.role)
+                await self._patch(pod, {"uid": pod.uid, "labels": {labels.ROLE: told.role.value}})
+            else:
+                deaf.append(pod.derived(facts))
+        await self._push(deaf, key)
+
+    async def _push(self, pods: Iterable[Facts], key: ServiceKey) -> None:
+        turns = asyncio.Semaphore(PUSHES)
+
+        async def tell(pod: Facts) -> None:
+            async with turns:
+                why = await self._tell(pod, key)
+            if why and self._complained.get(pod.uid) != why:
+                logger.warning("pod %s/%s was not told its role: %s; its volume will", self._namespace, pod.name, why)
+            self._complained[pod.uid] = why
+
+        await asyncio.gather(*(tell(pod) for pod in pods if pod.usable))
+
+    async def _tell(self, pod: Facts, key: ServiceKey) -> str:
+        """Empty where the agent took it, else why not."""
+        if pod.told is None:
+            return ""
+        url = f"http://{join_host_port(pod.ip, AGENT_PORT)}{assignment.PATH}"
+        headers = {"Authorization": f"Bearer {agent_token(key)}"}
+        timeout = aiohttp.ClientTimeout(total=self._timeout_s)
+        asked = self._session.post(
+            url, data=assignment.encode(pod.told), headers=headers, timeout=timeout, allow_redirects=False
+        )
+        try:
+            async with asked as answer:
+                return "" if answer.status == 200 else f"status {answer.status}"
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            return str(error) or type(error).__name__
+
+    def _pod(self, name: str) -> Entry | None:
+        entry = self._cache.get("Pod", self._namespace, name)
+        return entry if entry is not None and controller(entry.body["metadata"]) == self._uid else None
+
+    async def _patch(self, entry: Entry, metadata: dict[str, object]) -> bool:
+        """Whether it was written: a pod that has gone or changed is no error, since the watch tells."""
+        try:
+            self._cache.wrote("Pod", await self._api.patch("Pod", self._namespace, entry.name, {"metadata": metadata}))
+        except ApiError as error:
+            if error.missing:
+                self._cache.missing(entry)
+            elif not error.conflict:
+                raise
+            return False
+        return True
