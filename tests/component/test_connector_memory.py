@@ -10,6 +10,7 @@ import torch
 from xpyd_sidecar.engine import memory
 from xpyd_sidecar.engine.memory import Memory
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv.mapping import UNKNOWN, Kind
 
 BLOCKS = 16
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -62,7 +63,30 @@ def test_caches_of_keys_and_values_apart_are_two_regions_and_shared_caches_one()
     assert found.of_layer == {"l0": (0, 1), "l1": (2,), "l2": (0, 1)}
     assert found.block_bytes == (128, 128, 32)
     assert found.total_block_bytes == 288
-    assert found.geometry() == "3 arrays of 8x4 float32"
+    assert [one.name for one in found.arrays({})] == ["l0#0", "l0#1", "l1"]
+
+
+def test_arrays_are_told_with_what_they_may_be_cut_by() -> None:
+    found = Memory({"l0": cache("cpu", BLOCKS, 2, 8, 4), "l1": cache("cpu", BLOCKS, 8, 4, dtype=torch.uint8),
+                    "l2": cache("cpu", BLOCKS, 8)}, BLOCKS)
+    assert [one.kind for one in found.arrays({"l0": 4, "l1": 0})] == [
+        Kind("float32", 2, (8, 4), 128, 4), Kind("uint8", 1, (8, 4), 32, 0), Kind("float32", 1, (8,), 32, UNKNOWN)]
+    assert [one.kind.block_bytes for one in found.arrays({})] == list(found.block_bytes)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ids", [(3,), (2, 3, 4), (9, 0, 5)], ids=str)
+def test_heads_go_into_their_places_in_each_block_and_nowhere_else(device: str, ids: tuple[int, ...]) -> None:
+    target = Memory({"l0": torch.zeros(BLOCKS, 4, 8, 2, device=device)}, BLOCKS)
+    part = torch.arange(1, len(ids) * 2 * 8 * 2 + 1, dtype=torch.float32).reshape(len(ids), 2, 8, 2)
+    data = memory._bytes(part)
+    chunk = memory.chunk(target.largest_frame, pinned=device == "cuda")
+    chunk.view[:len(data)] = data
+    settled(target.place(0, ids, chunk, len(data), head=1, heads=2))
+    expected = torch.zeros(BLOCKS, 4, 8, 2)
+    for at, block in enumerate(ids):
+        expected[block, 1:3] = part[at]
+    assert torch.equal(target.regions[0].cpu(), expected)
 
 
 def test_a_cache_that_is_not_contiguous_keeps_its_logical_order() -> None:

@@ -237,14 +237,15 @@ def test_different_fingerprints_are_named_and_decode_does_not_wait(make: Callabl
     assert p.counts["send/incompatible"] == d.counts["receive/incompatible"] == 1
 
 
-def test_different_tensor_parallel_sizes_are_named(make: Callable[..., Engine], caplog: pytest.LogCaptureFixture) -> None:
+def test_different_tensor_sizes_of_caches_that_cannot_be_cut_are_named(make: Callable[..., Engine],
+                                                                       caplog: pytest.LogCaptureFixture) -> None:
     p, d = make("p", tensor=2), make("d")
     transfer = uuid.uuid4().hex
     ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
     d.scheduler.new_request(ours)
     prefill(p, theirs, [1, 2, 3])
     until(lambda: d.scheduler.matched(ours, 0) == (0, False), d, deadline_s=2)
-    assert "parallel.tensor: 1 here, 2 there" in caplog.text
+    assert "tensor sizes differ, and kv cache layer0 cannot be cut by heads" in caplog.text
 
 
 def test_more_copies_than_the_bound_are_not_made_and_decode_is_told(make: Callable[..., Engine]) -> None:

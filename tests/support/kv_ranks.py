@@ -23,7 +23,8 @@ from xpyd_sidecar.engine.links.process_vm import address_of
 from xpyd_sidecar.engine.receiver import Arrived, Receiver
 from xpyd_sidecar.engine.sender import Kept, Me, Report, Sender
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.receiving import Finished, Instruction, Order, Receiving
+from xpyd_sidecar.kv.mapping import Cut, Part
+from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
 from xpyd_sidecar.kv.sending import Copy, Sending
 
 DATA_KEY = bytes(range(32))
@@ -36,6 +37,11 @@ P_LIFE, D_LIFE = Incarnation("1" * 32), Incarnation("2" * 32)
 
 def key(letter: str = "a", attempt: int = 1) -> Key:
     return Key(TransferId(letter * 32), Attempt(attempt), 1)
+
+
+def whole(regions: int, block_bytes: int) -> tuple[Part, ...]:
+    """All of a source's arrays, as they are."""
+    return (Part(Cut(0, regions, 0, 0, block_bytes), 0, 0),)
 
 
 class PrefillRank:
@@ -89,8 +95,7 @@ class DecodeRank:
                                  largest_frame=most, cover=cover, peer_timeout_s=TIMEOUT_S, ways=ways, caches=caches,
                                  make=lambda size: Chunk(None, memoryview(bytearray(size))), buffer_bytes=buffer_bytes,
                                  pool_bytes=pool_bytes, claim_s=claim_s)
-        self.machine = Receiving(load_s=load_s, grace_s=grace_s, regions=REGIONS, block_bytes=REGIONS * block, cover=cover,
-                                 window=window)
+        self.machine = Receiving(load_s=load_s, grace_s=grace_s, regions=REGIONS, cover=cover, window=window)
         self.cache: dict[tuple[int, int], bytes] = {}
         self.finished: list[Finished] = []
 
@@ -98,7 +103,8 @@ class DecodeRank:
              life: Incarnation = P_LIFE, identity: bytes = b"") -> None:
         address = source if isinstance(source, str) else source.address
         ids = tuple(range(100 + first, 100 + first + count))
-        self.carry_out(self.machine.load(Order(request, which, first, ids, address, life, identity), time.monotonic()))
+        sources = (From(address, life, whole(REGIONS, self.block)),)
+        self.carry_out(self.machine.load(Order(request, which, first, ids, sources, identity), time.monotonic()))
 
     def expect(self, which: Key, source: PrefillRank, *, blocks: int, identity: bytes = b"") -> None:
         self.receiver.carry_out(Expecting(source.address, P_LIFE, which, identity, blocks))
@@ -111,7 +117,8 @@ class DecodeRank:
         for _ in range(len(self.receiver.inbox)):
             event = self.receiver.inbox.popleft()
             if isinstance(event, Arrived):
-                place = self.machine.arrived(event.key, event.region, event.first, event.blocks, event.size)
+                place = self.machine.arrived(event.key, event.source, event.region, (event.first, event.blocks),
+                                             event.size)
                 if place is not None:
                     self.moved[event.way] += event.size
                     for at, block in enumerate(place.ids):
@@ -121,7 +128,8 @@ class DecodeRank:
                 if event.chunk is not None:
                     self.staging.give(event.chunk)
             else:
-                self.carry_out(self.machine.broken(event.key, event.outcome, event.reason, now, final=event.final))
+                self.carry_out(self.machine.broken(event.key, event.source, (event.outcome, event.reason), now,
+                                                  final=event.final))
         self.carry_out(self.machine.tick(now))
 
     def wait(self, condition: Callable[[], object], deadline_s: float = 5.0) -> None:

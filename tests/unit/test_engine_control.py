@@ -21,6 +21,7 @@ from xpyd_sidecar.engine.control import ControlThread
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.kv.mapping import Array, Kind, geometry
 from xpyd_sidecar.kv.messages import Announce, Control, Drop, Hello, Ping, Pong, Prefix, Rank, Reject, Welcome
 
 KEY = keys.ServiceKey(bytes(range(32)))
@@ -28,6 +29,7 @@ LIFE, OTHER_LIFE = Incarnation("d" * 32), Incarnation("e" * 32)
 TIMEOUT_S = 0.8
 ANNOUNCE = Announce(TransferId("a" * 32), Attempt(1), 1, b"i" * 32, 5, (Rank(HostPort("127.0.0.1:1"), LIFE),))
 FIELDS = FingerprintFields("m", "f", "f", 128, "H", "", "0")
+SHAPE = geometry(1, [[Array("layer0", Kind("float32", 4, (8, 8), 256, 4))]])
 
 
 class Engine:
@@ -71,7 +73,7 @@ class Engine:
         return set(self.peers)
 
     def greeting(self, peer: Peer) -> Hello:
-        return Hello(InstanceName("p"), OTHER_LIFE, peer.incarnation, FIELDS, Parallel(), "g")
+        return Hello(InstanceName("p"), OTHER_LIFE, peer.incarnation, FIELDS, Parallel(), SHAPE)
 
     def tick(self, now: float) -> None:
         pass

@@ -10,6 +10,7 @@ from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceNa
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.mapping import Array, Cut, Kind, geometry
 from xpyd_sidecar.kv.messages import (
     Announce,
     Drop,
@@ -28,11 +29,12 @@ from xpyd_sidecar.kv.messages import (
 T = TransferId("ab" * 16)
 INC = Incarnation("c" * 32)
 FIELDS = FingerprintFields("m", "float32", "float32", 128, "HND", "vec", "0.32.0")
+SHAPE = geometry(1, [[Array("layer0", Kind("float32", 4, (8, 8), 256, 4))]])
 ANNOUNCE = Announce(T, Attempt(3), 1, b"i" * 32, 10, (Rank(HostPort("10.0.0.1:5"), INC),))
 
 
 @pytest.mark.parametrize("message", [
-    Hello(InstanceName("p"), INC, INC, FIELDS, Parallel(), "g"), Welcome(InstanceName("d"), INC),
+    Hello(InstanceName("p"), INC, INC, FIELDS, Parallel(), SHAPE), Welcome(InstanceName("d"), INC),
     Reject(Outcome.INCOMPATIBLE, "dtype"), ANNOUNCE, Gone(T, Attempt(1), 1, Outcome.ABORTED, "r", True),
     Drop(T, Attempt(1), 1, Outcome.UNUSED, "r"), Ping(1), Pong(1, INC)], ids=lambda m: type(m).__name__)
 def test_messages_come_back_as_they_were(message: messages.Control) -> None:
@@ -83,7 +85,7 @@ def test_keys_of_messages() -> None:
 
 
 def test_bodies_come_back_as_they_were_and_name_what_is_wrong() -> None:
-    ready = Ready(1, 2, 3, 4, True)
+    ready = Ready(1, 2, 3, 4, True, (Cut(0, 3, 1, 2, 64),), 2)
     assert messages.read_body(messages.body(ready), Ready) == ready
     with pytest.raises(MessageError, match=r"Ready: .*first"):
         messages.read_body(messages.body(Reason(Outcome.OK, "")), Ready)

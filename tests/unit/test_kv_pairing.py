@@ -164,7 +164,7 @@ def test_another_prompt_is_refused_and_the_leg_fails_at_once(changes: dict[str, 
 def test_another_number_of_ranks_is_refused_with_both_numbers() -> None:
     (drop,) = parked().announce(b"p1", source(), 0.0, ranks=2)
     assert isinstance(drop, DropPeer)
-    assert (drop.outcome, drop.reason) == (Outcome.INCOMPATIBLE, "parallel: 2 ranks here, 1 there")
+    assert (drop.outcome, drop.reason) == (Outcome.INCOMPATIBLE, "data: 1 addresses for 2 ranks")
 
 
 def test_a_refused_peer_fails_the_leg_fast_also_when_it_came_first() -> None:

@@ -11,10 +11,17 @@ from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.peers import Self, refusal
+from xpyd_sidecar.kv.mapping import Array, Geometry, Kind, geometry
+from xpyd_sidecar.kv.peers import Self, meet
 
 FIELDS = FingerprintFields("m", "float32", "float32", 128, "HND", "vec", "0.32.0")
-HERE = Self(InstanceName("d"), Incarnation("d" * 32), FIELDS, Parallel(2, 1, 1), "8 arrays")
+
+
+def shape(tensor: int, *, dtype: str = "float32") -> Geometry:
+    return geometry(tensor, [[Array("layer0", Kind(dtype, 4 // tensor, (8, 8), 256, 4))]] * tensor)
+
+
+HERE = Self(InstanceName("d"), Incarnation("d" * 32), FIELDS, Parallel(2, 1, 1), shape(2))
 
 
 def hello(**changes: Any) -> Any:
@@ -23,17 +30,22 @@ def hello(**changes: Any) -> Any:
 
 
 def test_an_equal_peer_is_welcome() -> None:
-    assert refusal(HERE, hello()) is None
+    met = meet(HERE, hello())
+    assert (met.refused, met.ranks) == (None, 2)
+    assert [[source.rank for source in sources] for sources in met.plan] == [[0], [1]]
 
 
-def test_data_parallel_sizes_may_differ() -> None:
-    assert refusal(HERE, hello(parallel=Parallel(2, 1, 4))) is None
+def test_parallel_sizes_may_differ() -> None:
+    assert meet(HERE, hello(parallel=Parallel(2, 1, 4))).refused is None
+    met = meet(HERE, hello(parallel=Parallel(4, 1, 1), geometry=shape(4)))
+    assert (met.refused, met.ranks) == (None, 4)
+    assert [[source.rank for source in sources] for sources in met.plan] == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("field", FingerprintFields.__struct_fields__)
 def test_every_field_of_the_fingerprint_counts_and_is_named(field: str) -> None:
     other = msgspec.structs.replace(FIELDS, **{field: 64 if field == "block_size" else "other"})
-    found = refusal(HERE, hello(fingerprint=other))
+    found = meet(HERE, hello(fingerprint=other)).refused
     assert found is not None
     assert found[0] is Outcome.INCOMPATIBLE
     assert f"{field}: {getattr(FIELDS, field)!r} here" in found[1]
@@ -41,12 +53,11 @@ def test_every_field_of_the_fingerprint_counts_and_is_named(field: str) -> None:
 
 @pytest.mark.parametrize(("changes", "outcome", "text"), [
     ({"expects": Incarnation("e" * 32)}, Outcome.INCARNATION, "d" * 32),
-    ({"parallel": Parallel(4, 1, 1)}, Outcome.INCOMPATIBLE, "parallel.tensor: 2 here, 4 there"),
-    ({"parallel": Parallel(2, 2, 1)}, Outcome.INCOMPATIBLE, "parallel.pipeline: 1 here, 2 there"),
-    ({"geometry": "9 arrays"}, Outcome.INCOMPATIBLE, "geometry: '8 arrays' here"),
+    ({"geometry": shape(4, dtype="uint8")}, Outcome.INCOMPATIBLE,
+     "kv cache layer0, dtype: float32 in decode, uint8 in prefill"),
 ])
 def test_other_differences_are_named_too(changes: dict[str, Any], outcome: Outcome, text: str) -> None:
-    found = refusal(HERE, hello(**changes))
+    found = meet(HERE, hello(**changes)).refused
     assert found is not None
     assert found[0] is outcome
     assert text in found[1]

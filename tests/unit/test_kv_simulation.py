@@ -17,14 +17,16 @@ from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceNa
 from xpyd_sidecar.kv import messages, offers, pairing, receiving, sending
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
+from xpyd_sidecar.kv.mapping import Cut, Part
 from xpyd_sidecar.kv.messages import Announce, Drop, Gone, Rank
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import Pairing, Verdict
-from xpyd_sidecar.kv.receiving import Order, Receiving
+from xpyd_sidecar.kv.receiving import From, Order, Receiving
 from xpyd_sidecar.kv.sending import Copy, Sending
 
 BLOCK = 4
 REGIONS = 2
+WHOLE = (Part(Cut(0, REGIONS, 0, 0, 4), 0, 0),)
 DECODE = legs.Peer(InstanceName("d"), Incarnation("d" * 32), HostPort("d:1"))
 
 
@@ -133,7 +135,7 @@ class Decode:
     def __init__(self, sim: Sim, *, recompute: bool) -> None:
         self.sim, self.recompute = sim, recompute
         self.pairing = Pairing(recompute=recompute, unclaimed_s=20)
-        self.receiving = Receiving(load_s=15, grace_s=1, regions=REGIONS, block_bytes=8, cover=True)
+        self.receiving = Receiving(load_s=15, grace_s=1, regions=REGIONS, cover=True)
         self.links: dict[str, Link] = {}
         self.of_key: dict[Key, Link] = {}
         self.waiting: dict[str, tuple[int, int, int]] = {}  # request → prompt, tokens, first missing block
@@ -188,8 +190,9 @@ class Decode:
             elif isinstance(one, pairing.Load):
                 known = self.sim.first_of.setdefault(one.request, self.order)
                 rank = one.source.data[0]
-                self.receive(self.receiving.load(Order(one.request, one.source.key, known[0], self.held[one.request],
-                                                       rank.address, rank.incarnation), self.sim.now))
+                self.receive(self.receiving.load(Order(
+                    one.request, one.source.key, known[0], self.held[one.request],
+                    (From(rank.address, rank.incarnation, WHOLE),)), self.sim.now))
             elif isinstance(one, pairing.FailLoad):
                 none = Key(TransferId("0" * 32), Attempt(1), 1)
                 self.receive(self.receiving.fail(one.request, none, Outcome.DEADLINE, ""))
@@ -201,7 +204,8 @@ class Decode:
             if isinstance(one, receiving.Ask):
                 link = self.connect(one.address)
                 if link is None:
-                    self.receive(self.receiving.broken(one.key, Outcome.PEER_LOST, "refused", self.sim.now, final=False))
+                    lost = Outcome.PEER_LOST, "refused"
+                    self.receive(self.receiving.broken(one.key, 0, lost, self.sim.now, final=False))
                     continue
                 self.of_key[one.key] = link
                 link.to_p.append(("ready", one.key, one.ready))
@@ -248,7 +252,7 @@ class Decode:
         if what == "gone":
             outcome, retry = body  # type: ignore[misc]
             del self.of_key[key]
-            self.receive(self.receiving.broken(key, outcome, "gone", self.sim.now, final=not retry))
+            self.receive(self.receiving.broken(key, 0, (outcome, "gone"), self.sim.now, final=not retry))
             return
         self.inbox.append((key, body))
 
@@ -259,7 +263,7 @@ class Decode:
 
     def place(self, key: Key, body: object) -> None:
         block, first, count = body  # type: ignore[misc]
-        place = self.receiving.arrived(key, block.region, first, count, count)
+        place = self.receiving.arrived(key, 0, block.region, (first, count), count)
         if place is None:
             return
         for at, slot in enumerate(place.ids):
@@ -276,7 +280,7 @@ class Decode:
         prefill.send(prefill.sending.lost(link.number, Outcome.PEER_LOST, "cut"))
         for key in [k for k, one in self.of_key.items() if one is link]:
             del self.of_key[key]
-            self.receive(self.receiving.broken(key, outcome, "cut", self.sim.now, final=outcome is Outcome.CHECKSUM))
+            self.receive(self.receiving.broken(key, 0, (outcome, "cut"), self.sim.now, final=outcome is Outcome.CHECKSUM))
 
 
 class Sim:

@@ -27,8 +27,8 @@ __all__ = [
     "CacheHitSource", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata",
     "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
     "KVConnectorWorkerMetadata", "check_model", "check_version", "common_id", "create_metric_per_engine", "dp_rank",
-    "instruction_set", "kv_layout", "log_like_vllm", "max_model_len", "model_files", "model_text", "rank_of", "sizes",
-    "version",
+    "instruction_set", "kv_heads", "kv_layout", "log_like_vllm", "max_model_len", "model_files", "model_text", "rank_of",
+    "sizes", "version",
 ]
 
 SUPPORTED: Final = "0.32."
@@ -79,6 +79,25 @@ def check_model(config: Any, kv_cache: Any) -> None:
             raise ConfigError(f"kv connector: {name} {getattr(parallel, name)} is not supported yet (1 is)")
     if config.speculative_config is not None:
         raise ConfigError("kv connector: speculative decoding is not supported yet (leave speculative_config out)")
+
+
+def kv_heads(config: Any, kv_cache: Any) -> dict[str, int]:
+    """KV heads over all tensor ranks, by layer; 0 where every rank has the same (MLA).
+
+    Left out are layers whose blocks do not have the KV heads of their rank outermost: they cannot be cut.
+    """
+    total = int(config.model_config.get_total_num_kv_heads())
+    mine = max(1, total // config.parallel_config.tensor_parallel_size)
+    out = {}
+    for group in kv_cache.kv_cache_groups:
+        spec = group.kv_cache_spec
+        parts = spec.kv_cache_specs if isinstance(spec, UniformTypeKVCacheSpecs) else dict.fromkeys(group.layer_names, spec)
+        for name, part in parts.items():
+            if isinstance(part, MLAAttentionSpec):
+                out[name] = 0
+            elif part.num_head_slots is None and part.num_kv_heads == mine:
+                out[name] = total
+    return out
 
 
 def sizes(config: Any) -> tuple[int, int, int]:

@@ -57,8 +57,9 @@ class XpydConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Start the worker side."""
+        heads = compat.kv_heads(self._vllm_config, self._kv_cache_config)
         self._worker = WorkerSide(self._settings, compat.rank_of(self._vllm_config), kv_caches,
-                                  self._kv_cache_config.num_blocks)
+                                  self._kv_cache_config.num_blocks, heads)
 
     def get_handshake_metadata(self) -> RankAddress:
         """Where this rank listens, on its way to the scheduler side."""

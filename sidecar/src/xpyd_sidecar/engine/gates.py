@@ -14,10 +14,11 @@ older try are in place before the newer one's can come (docs/decisions/0013).
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from xpyd_sidecar.kv.blocks import extents
+from xpyd_sidecar.kv.mapping import Unit
 
 RUNS_MAX: Final = 512
 """Pieces of one write; the kernel takes 1,024 at once."""
@@ -62,18 +63,25 @@ class Cache(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where the blocks of one try belong. ``caches``: by region; None where blocks cannot be written directly."""
+    """Where the blocks of one source of a try belong.
+
+    ``caches``: by array of this rank; None where blocks cannot be written directly. ``units``: by array of the source.
+    """
 
     gate: Gate
     first: int
     ids: tuple[int, ...]
     caches: Sequence[Cache | None]
+    units: Mapping[int, Unit]
 
     def extents(self, region: int, first: int, count: int) -> tuple[Cache, list[tuple[int, int]]] | None:
         """Blocks ``first``.. of a region as ``(offset, bytes)`` in its array; None: take staging memory."""
-        cache = self.caches[region] if region < len(self.caches) else None
+        unit = self.units[region]
+        cache = self.caches[unit.region] if unit.region < len(self.caches) else None
         if cache is None:
             return None
         at = first - self.first
+        if unit.heads:
+            return cache, [(block * cache.block_bytes + unit.offset, unit.size) for block in self.ids[at:at + count]]
         return cache, [(start * cache.block_bytes, many * cache.block_bytes)
                        for start, many in extents(self.ids[at:at + count])]

@@ -14,7 +14,7 @@ Nothing here needs vLLM, so that it can be tested with torch alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from xpyd_sidecar.engine.bounds import NOW, Chunk, Mark
 from xpyd_sidecar.engine.gates import Cache
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.frames import FRAME_BYTES
+from xpyd_sidecar.kv.mapping import UNKNOWN, Array, Kind
 
 
 class Outgoing(NamedTuple):
@@ -43,6 +44,7 @@ class Memory:
         """
         self.regions: list[torch.Tensor] = []
         self.of_layer: dict[str, tuple[int, ...]] = {}
+        self._names: list[str] = []
         known: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
         for name, cache in caches.items():
             identity = (cache.data_ptr(), tuple(cache.shape))
@@ -50,6 +52,7 @@ class Memory:
                 parts = _arrays(name, cache, num_blocks)
                 known[identity] = tuple(range(len(self.regions), len(self.regions) + len(parts)))
                 self.regions += parts
+                self._names += [name] if len(parts) == 1 else [f"{name}#{at}" for at in range(len(parts))]
             self.of_layer[name] = known[identity]
         if not self.regions:
             raise ConfigError("kv connector: the model has no KV cache to move")
@@ -68,11 +71,13 @@ class Memory:
         """Bytes of the largest payload that one data frame may carry."""
         return max(FRAME_BYTES, *self.block_bytes)
 
-    def geometry(self) -> str:
-        """What two ranks must have alike, in words."""
-        region = self.regions[0]
-        shape = "x".join(str(n) for n in region.shape[1:])
-        return f"{len(self.regions)} arrays of {shape} {str(region.dtype).removeprefix('torch.')}"
+    def arrays(self, heads: Mapping[str, int]) -> tuple[Array, ...]:
+        """What the regions are, in order. ``heads``: by layer, its KV heads over all ranks, 0 for none (MLA).
+
+        A layer that is missing there is ``UNKNOWN``: it goes between equal sizes only. Blocks have heads first.
+        """
+        return tuple(Array(name, _kind(region, heads.get(name.partition("#")[0], UNKNOWN)))
+                     for name, region in zip(self._names, self.regions, strict=True))
 
     def caches(self) -> list[Cache | None]:
         """Arrays whose blocks other threads may write as bytes, inside a gate; None on a device, or where strided."""
@@ -110,9 +115,14 @@ class Memory:
             torch.cuda.current_stream(self.device).wait_event(self._last)
             self._last = None
 
-    def place(self, region: int, ids: Sequence[int], chunk: Chunk, size: int) -> Mark:
-        """Write packed blocks into one region; the chunk is in use until the mark is done."""
+    def place(self, region: int, ids: Sequence[int], chunk: Chunk, size: int, *, head: int = 0, heads: int = 0) -> Mark:
+        """Write packed blocks into one region, or ``heads`` heads of each from ``head`` on.
+
+        The chunk is in use until the mark is done.
+        """
         target = self.regions[region]
+        if heads:
+            target = target.narrow(1, head, heads)
         packed = chunk.tensor[:size].view(target.dtype).view(len(ids), *target.shape[1:])
         if self._side is None:
             if ids[-1] - ids[0] == len(ids) - 1 and list(ids) == list(range(ids[0], ids[0] + len(ids))):
@@ -155,6 +165,14 @@ def _arrays(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tenso
         return [cache[0], cache[1]]
     raise ConfigError(f"kv connector: layer {name} has a KV cache of shape {tuple(cache.shape)}; "
                       f"the first or second dimension must be {num_blocks} blocks")
+
+
+def _kind(region: torch.Tensor, total: int) -> Kind:
+    dtype = str(region.dtype).removeprefix("torch.")
+    size = region[0].numel() * region.element_size()
+    if total <= 0 or region.dim() < 3:
+        return Kind(dtype, 1, tuple(region.shape[1:]), size, total if total <= 0 else UNKNOWN)
+    return Kind(dtype, region.shape[1], tuple(region.shape[2:]), size // region.shape[1], total)
 
 
 def _cache(region: torch.Tensor) -> Cache:

@@ -54,15 +54,17 @@ class Arrived(NamedTuple):
     chunk: Chunk | None
     size: int
     way: str
+    source: int
 
 
 class Broken(NamedTuple):
-    """A try will not come."""
+    """A source will not send a try."""
 
     key: Key
     outcome: Outcome
     reason: str
     final: bool
+    source: int
 
 
 class Asked(NamedTuple):
@@ -96,7 +98,8 @@ class Receiver:
         """By request and try; of the engine's thread alone."""
         self._timeout = peer_timeout_s
         self._sources: dict[tuple[HostPort, Incarnation], Source] = {}
-        self._of_key: dict[Key, Source] = {}
+        self._of_key: dict[tuple[Key, int], Source] = {}
+        """By try and place among its sources."""
         self._loop = Loop("xpyd-receiver", self._tick)
         self._loop.at_end(self._close_all)
         self.ahead: Ahead | None = None
@@ -116,7 +119,7 @@ class Receiver:
             for key, gate in gates.items():
                 if key != step.key:
                     gate.close()
-            target = Target(gates.setdefault(step.key, Gate()), step.ready.first, step.ids, self._caches)
+            target = Target(gates.setdefault(step.key, Gate()), step.ready.first, step.ids, self._caches, step.units)
             if all(self._caches):
                 step = step._replace(ready=replace(step.ready, frame=frames.DIRECT_BYTES))
         self._loop.post(partial(self._do, step, target))
@@ -148,10 +151,10 @@ class Receiver:
             self._expect(step)
             return
         if isinstance(step, Pull):
-            if (owes := self._of_key.get(step.key)) is not None:
+            if (owes := self._of_key.get((step.key, step.source))) is not None:
                 owes.tell(Kind.FETCH, step.key, Fetch(step.until))
             return
-        source = self._of_key.pop(step.key, None)
+        source = self._of_key.pop((step.key, step.source), None)
         if source is None:
             return
         source.asked.pop(step.key, None)
@@ -163,14 +166,15 @@ class Receiver:
     def _ask(self, step: Ask, target: Target | None) -> None:
         source = self._source(step.address, step.incarnation)
         if isinstance(source, Source):
-            self._of_key[step.key] = source
+            self._of_key[step.key, step.source] = source
             source.ask(step, target)
         else:
-            self.inbox.append(Broken(step.key, *source))
-        if self.ahead is None:
+            self.inbox.append(Broken(step.key, *source, step.source))
+        if self.ahead is None or not step.plain:
             return
         for one in self.ahead.claim(step.key, step.identity, step.ready.first, step.ready.count):
-            self.inbox.append(Arrived(step.key, one.region, one.first, one.blocks, one.chunk, one.size, "buffer"))
+            self.inbox.append(Arrived(step.key, one.region, one.first, one.blocks, one.chunk, one.size, "buffer",
+                                      step.source))
 
     def _source(self, address: HostPort, incarnation: Incarnation) -> Source | tuple[Outcome, str, bool]:
         """The connection to a prefill rank, or why there is none (and whether that is final)."""
@@ -204,10 +208,10 @@ class Receiver:
                     source.expected.discard(key)
                     source.tell(Kind.CANCEL, key, messages.Reason(Outcome.DEADLINE, reason))
 
-    def broken(self, key: Key, outcome: Outcome, reason: str, *, final: bool) -> None:
-        """A try will not come."""
-        self._of_key.pop(key, None)
-        self.inbox.append(Broken(key, outcome, reason, final))
+    def broken(self, step: Ask, outcome: Outcome, reason: str, *, final: bool) -> None:
+        """What was asked for will not come."""
+        self._of_key.pop((step.key, step.source), None)
+        self.inbox.append(Broken(step.key, outcome, reason, final, step.source))
 
     def lost(self, source: Source) -> None:
         """A connection has ended."""
@@ -337,27 +341,28 @@ class Source:
             return
         ready = asked.step.ready
         first, count = overlap(header.first, header.blocks, ready.first, ready.count)
-        if not count:
+        if not count or not asked.step.plain:
             self._receiver.staging.give(slot.chunk)
             return
         each = header.length // header.blocks
         skip, size = (first - header.first) * each, count * each
         tensor = slot.chunk.tensor[skip:skip + size] if slot.chunk.tensor is not None else None
         chunk = slot.chunk._replace(tensor=tensor, view=slot.chunk.view[skip:skip + size])
-        self._receiver.inbox.append(Arrived(header.key, header.region, first, count, chunk, size, "buffer"))
+        self._receiver.inbox.append(Arrived(header.key, header.region, first, count, chunk, size, "buffer",
+                                            asked.step.source))
 
     def _expected(self, asked: Asked, header: Header) -> int:
         """Bytes of the blocks that a header speaks of, which must have been asked for and not have come."""
         ready = asked.step.ready
         end = header.first + header.blocks
-        inside = ready.first <= header.first < end <= ready.first + ready.count
-        if not inside or header.region >= ready.regions:
+        unit = asked.step.units.get(header.region)
+        if unit is None or not ready.first <= header.first < end <= ready.first + ready.count:
             raise ProtocolError(self.link.peer, f"sent blocks {header.first}..{end - 1} of array {header.region}, "
                                                 f"not among those asked for")
-        slot = header.region * ready.count + header.first - ready.first
+        slot = unit.nth * ready.count + header.first - ready.first
         if asked.have.find(1, slot, slot + header.blocks) >= 0:
             raise ProtocolError(self.link.peer, f"sent blocks {header.first}..{end - 1} of array {header.region} twice")
-        size = header.blocks * self._receiver.block_bytes[header.region]
+        size = header.blocks * unit.size
         most = max(self._receiver.largest_frame, ready.frame)
         if size > most:
             raise ProtocolError(self.link.peer, f"sent {size} bytes in one frame, over {most}")
@@ -441,13 +446,15 @@ class Source:
             raise ChecksumError(self.link.peer, f"{header.kind.name} frame with a wrong checksum")
 
     def _came(self, asked: Asked, header: Header, size: int, staged: bool, way: str) -> None:
-        slot = header.region * asked.step.ready.count + header.first - asked.step.ready.first
+        unit = asked.step.units[header.region]
+        slot = unit.nth * asked.step.ready.count + header.first - asked.step.ready.first
         asked.have[slot:slot + header.blocks] = b"\1" * header.blocks
         chunk = None
         if staged:
             chunk, self._chunk = self._chunk, None
             assert chunk is not None
-        self._receiver.inbox.append(Arrived(header.key, header.region, header.first, header.blocks, chunk, size, way))
+        self._receiver.inbox.append(Arrived(header.key, header.region, header.first, header.blocks, chunk, size, way,
+                                            asked.step.source))
 
     def _said(self, header: Header, payload: memoryview) -> None:
         if header.kind is Kind.CHALLENGE and self._terms is None:
@@ -466,8 +473,9 @@ class Source:
         elif header.kind is Kind.GONE and self._settled:
             why = messages.read_body(payload, messages.Reason)
             self._drop(header.key)
-            if self.asked.pop(header.key, None) is not None:
-                self._receiver.broken(header.key, why.outcome, f"{self.link.peer}: {why.reason}", final=not why.retry)
+            gone = self.asked.pop(header.key, None)
+            if gone is not None:
+                self._receiver.broken(gone.step, why.outcome, f"{self.link.peer}: {why.reason}", final=not why.retry)
         elif header.kind is not Kind.PING:
             raise ProtocolError(self.link.peer, f"sent {header.kind.name} out of turn")
 
@@ -535,8 +543,8 @@ class Source:
         final = outcome not in {Outcome.PEER_LOST, Outcome.INCARNATION}
         if asked or not isinstance(error, PeerGone):
             logger.warning("xpyd: data link to prefill ended: %s", error)
-        for key in asked:
-            self._receiver.broken(key, outcome, str(error), final=final)
+        for one in asked.values():
+            self._receiver.broken(one.step, outcome, str(error), final=final)
 
     def tick(self, now: float, timeout: float) -> None:
         """Time passes: a source that does not accept, or is silent although it owes something, is given up."""

@@ -7,17 +7,20 @@ from typing import NamedTuple
 
 from xpyd_sidecar.engine.compat import KVConnectorHandshakeMetadata, KVConnectorMetadata, KVConnectorWorkerMetadata
 from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.mapping import Array, Plan
 from xpyd_sidecar.kv.messages import Announce, Rank
 from xpyd_sidecar.kv.offers import Push, Release
 
 
 class LoadOrder(NamedTuple):
-    """Load blocks ``first``.. of a request's prompt into ``ids``; each rank takes its own address of the source."""
+    """Load blocks ``first``.. of a request's prompt into ``ids``; each rank takes its own part of the plan."""
 
     request: str
     source: Announce
     first: int
     ids: tuple[int, ...]
+    plan: Plan = ()
+    """What each rank takes from which of the source's."""
 
 
 class FailOrder(NamedTuple):
@@ -93,8 +96,8 @@ class Report(KVConnectorWorkerMetadata):
 
 @dataclass
 class RankAddress(KVConnectorHandshakeMetadata):
-    """One rank's data address and the geometry of its KV."""
+    """One rank's data address and the arrays of its KV."""
 
     rank: int
     data: Rank
-    geometry: str
+    arrays: tuple[Array, ...]

@@ -24,7 +24,8 @@ from xpyd_sidecar.engine.control import ControlThread
 from xpyd_sidecar.engine.reports import ExpectOrder, FailOrder, LoadOrder, LoadReport, Orders, RankAddress, Report
 from xpyd_sidecar.engine.settings import Settings
 from xpyd_sidecar.engine.stats import Stats
-from xpyd_sidecar.kv import identity, messages, offers, pairing, peers
+from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv import identity, mapping, messages, offers, pairing, peers
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.messages import Announce, Control, Drop, Gone, Hello, Ping, Pong, Prefix, Reject, ToDecode, Welcome
@@ -59,7 +60,7 @@ class SchedulerSide:
         self._offers = Offers(block_size=self._block_size, ranks=self._ranks)
         self._data: tuple[messages.Rank, ...] = ()
         self._self: peers.Self | None = None
-        self._greeted: Recent[bytes, tuple[Outcome, str] | None] = Recent()
+        self._greeted: Recent[bytes, peers.Met] = Recent()
         self._orders = Orders()
         self._loading: dict[str, LoadOrder] = {}
         self._expected: dict[str, list[LoadReport]] = {}
@@ -74,13 +75,20 @@ class SchedulerSide:
     # --- start and end ---
 
     def workers_are(self, addresses: Iterable[RankAddress]) -> None:
-        """All workers have started: make this engine known and begin to listen."""
+        """All workers have started: make this engine known and begin to listen.
+
+        Raises:
+            ConfigError: ranks of one pipeline stage do not have the same arrays.
+        """
         ranks = sorted(addresses, key=lambda one: one.rank)
         assert [one.rank for one in ranks] == list(range(self._ranks)), f"ranks {[one.rank for one in ranks]}"
         fields = fingerprint.collect(self._config)
         self._data = tuple(one.data for one in ranks)
-        self._self = peers.Self(self._settings.instance, self._incarnation, fields, self._parallel,
-                                "; ".join(one.geometry for one in ranks))
+        try:
+            geometry = mapping.geometry(self._parallel.tensor, [one.arrays for one in ranks])
+        except mapping.Unmappable as error:
+            raise ConfigError(f"kv connector: {error}") from None
+        self._self = peers.Self(self._settings.instance, self._incarnation, fields, self._parallel, geometry)
         self._control.start()
         if self._settings.run_dir is not None:
             record.write(self._settings.run_dir, record.EngineRecord(
@@ -237,9 +245,7 @@ class SchedulerSide:
             if isinstance(step, pairing.DropPeer):
                 self._control.post(step.peer, Drop(*step.key, step.outcome, step.reason))
             elif isinstance(step, pairing.Load):
-                order = self._loading[step.request] = self._loading[step.request]._replace(source=step.source)
-                self._orders.loads.append(order)
-                self._expected.setdefault(step.request, [])
+                self._load(step)
             elif isinstance(step, pairing.FailLoad):
                 leg = self._pairing.leg(step.request)
                 assert leg is not None
@@ -250,6 +256,17 @@ class SchedulerSide:
                 self._orders.abandons.append(step.request)
             else:
                 self._received(step)
+
+    def _load(self, step: pairing.Load) -> None:
+        leg = self._pairing.leg(step.request)
+        met = self._greeted.get(leg.peer) if leg is not None else None
+        self._expected.setdefault(step.request, [])
+        if met is None:  # thousands of peers have greeted since
+            reason = "its HELLO is forgotten"
+            self._orders.fails.append(FailOrder(step.request, step.source.key, Outcome.INCARNATION, reason))
+            return
+        order = self._loading[step.request] = self._loading[step.request]._replace(source=step.source, plan=met.plan)
+        self._orders.loads.append(order)
 
     def _received(self, step: pairing.Ended) -> None:
         self._stats.ended("receive", step.outcome)
@@ -286,20 +303,20 @@ class SchedulerSide:
         assert ours is not None
         with self._lock:
             if isinstance(message, Hello):
-                refused = peers.refusal(ours, message)
-                self._greeted.put(peer, refused)
-                if refused:
-                    logger.warning("xpyd: refused prefill engine %s: %s", message.instance, refused[1])
-                    self._control.post(peer, Reject(*refused))
+                met = peers.meet(ours, message)
+                self._greeted.put(peer, met)
+                if met.refused:
+                    logger.warning("xpyd: refused prefill engine %s: %s", message.instance, met.refused[1])
+                    self._control.post(peer, Reject(*met.refused))
                 else:
                     self._control.post(peer, Welcome(ours.instance, ours.incarnation))
             elif isinstance(message, Ping):
                 self._control.post(peer, Pong(message.seq, ours.incarnation))
-            elif peer not in self._greeted:
+            elif (known := self._greeted.get(peer)) is None:
                 self._control.post(peer, Reject(Outcome.INCARNATION, "no HELLO on this connection"))
             elif isinstance(message, Announce):
-                self._pair(self._pairing.announce(peer, message, time.monotonic(), ranks=self._ranks,
-                                                  refused=self._greeted.get(peer)))
+                self._pair(self._pairing.announce(peer, message, time.monotonic(), ranks=known.ranks,
+                                                  refused=known.refused))
             elif isinstance(message, Gone):
                 self._pair(self._pairing.gone(message))
             else:

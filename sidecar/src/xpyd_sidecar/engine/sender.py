@@ -208,10 +208,8 @@ class Sender:
                 self._reports.append(Report(step.key, step.outcome, step.reason, size if step.confirmed else 0))
 
     def _send(self, step: sending.Send[Kept]) -> None:
-        view = step.copy.data.view
-        each = len(view) // step.copy.blocks
-        offset = (step.first - step.copy.first) * each
-        size = step.blocks * each
+        data = _cut(step)
+        size = len(data)
         self.spilling.leaving += size
         free = partial(self._left, step.copy.data, size, step.uses)
         peer = self._peers.get(step.link)
@@ -220,7 +218,7 @@ class Sender:
             return
         self._began.setdefault(step.key, time.monotonic())
         self._sent[step.key] = self._sent.get(step.key, 0) + size
-        piece = Blocks(step.copy.region, step.first, step.blocks, view[offset:offset + size])
+        piece = Blocks(step.copy.region, step.first, step.blocks, data)
         most = min(step.frame, frames.DIRECT_BYTES) or frames.FRAME_BYTES
         peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover, most=most)
 
@@ -346,10 +344,6 @@ class Peer:
             reason = f"incarnation {hello.expects} is gone, {me.incarnation} is here"
             self._reject(Outcome.INCARNATION, reason)
             raise Incompatible(self.link.peer, reason)
-        if hello.rank != me.rank:
-            reason = f"rank {me.rank} here, {hello.rank} there"
-            self._reject(Outcome.INCOMPATIBLE, reason)
-            raise Incompatible(self.link.peer, reason)
         try:
             near, reason = self.way.welcome(hello.host)
         except NoWay as error:
@@ -361,3 +355,14 @@ class Peer:
     def _reject(self, outcome: Outcome, reason: str) -> None:
         self.say(Kind.REJECT, NO_TRANSFER, messages.Reason(outcome, reason))
         self.link.flush()
+
+
+def _cut(step: sending.Send[Kept]) -> memoryview:
+    """The bytes to send: of the blocks that are wanted, the heads that are; a copy only where blocks are cut."""
+    view = step.copy.data.view
+    each = len(view) // step.copy.blocks
+    start = (step.first - step.copy.first) * each
+    if step.cut is None:
+        return view[start:start + step.blocks * each]
+    begin = start + step.cut.head * (step.cut.size // step.cut.heads)
+    return memoryview(b"".join(view[at:at + step.cut.size] for at in range(begin, begin + step.blocks * each, each)))

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -36,7 +37,7 @@ from xpyd_sidecar.kv import receiving
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.messages import Rank
 from xpyd_sidecar.kv.offers import Push
-from xpyd_sidecar.kv.receiving import Finished, Instruction, Order, Receiving
+from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
 from xpyd_sidecar.kv.sending import Copy, Sending
 
 logger = logging.getLogger(__name__)
@@ -51,8 +52,9 @@ RETRY_GRACE_S: Final = 1.0
 class WorkerSide:
     """One rank."""
 
-    def __init__(self, settings: Settings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int) -> None:
-        """Start sender and receiver.
+    def __init__(self, settings: Settings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int,
+                 heads: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Start sender and receiver. ``heads``: KV heads over all ranks by layer, 0 where all ranks have the same.
 
         Raises:
             ConfigError: a cache of unknown shape, or an address that cannot be bound.
@@ -63,10 +65,12 @@ class WorkerSide:
         self._memory = Memory(caches, num_blocks)
         me = Me(settings.instance, Incarnation(secrets.token_hex(16)), rank, keys.derive(settings.key, "data"))
         self._incarnation = me.incarnation
+        self._arrays = self._memory.arrays(heads)
         regions, block_bytes = len(self._memory.regions), self._memory.total_block_bytes
         cover = options.checksum == "xxh3"
         send = Sending[Kept](keep_s=options.keep_ttl_s, send_s=options.load_timeout_s + options.peer_timeout_s,
-                             regions=regions, block_bytes=block_bytes, cover=cover)
+                             regions=regions, block_bytes=block_bytes, cover=cover,
+                             kinds=[one.kind for one in self._arrays])
         buffer = _buffer_bytes(options, block_bytes * num_blocks)
         keep = options.keep_bytes + options.host_pool_bytes + (buffer if options.mode == "get" else 0)
         ways = Ways(options.transport, Path(options.shared_folder) if options.shared_folder else None)
@@ -87,7 +91,7 @@ class WorkerSide:
                                   claim_s=options.keep_ttl_s)
         window = max(2, options.window_bytes // block_bytes) if options.mode == "get" else 0
         self._loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
-                                regions=regions, block_bytes=block_bytes, cover=cover, window=window)
+                                regions=regions, cover=cover, window=window)
         self._put = Put(options.put_wait_s, options.peer_timeout_s) if options.mode == "put" else None
         self._counts: dict[str, float] = {}
         self._levels: dict[str, int] = {}
@@ -110,7 +114,7 @@ class WorkerSide:
     def address(self) -> RankAddress:
         """What the scheduler side needs to know of this rank."""
         return RankAddress(self._rank, Rank(self._advertised or self._sender.address, self._incarnation),
-                           self._memory.geometry())
+                           self._arrays)
 
     def begin(self, orders: Orders) -> None:
         """A step begins."""
@@ -171,14 +175,14 @@ class WorkerSide:
         """Begin the loads of this step."""
         now = time.monotonic()
         for order in self._orders.loads:
-            self._carry_out(self._loads.load(Order(
-                order.request, order.source.key, order.first, order.ids, order.source.data[self._rank].address,
-                order.source.data[self._rank].incarnation, order.source.identity), now))
+            sources = tuple(From(*_place(order.source.data[one.rank]), one.parts, one.takers)
+                            for one in order.plan[self._rank])
+            self._carry_out(self._loads.load(Order(order.request, order.source.key, order.first, order.ids, sources,
+                                                   order.source.identity), now))
         for expect in self._orders.expects:
             source = expect.source
             place = source.data[self._rank]
-            self._receiver.carry_out(Expecting(place.address, place.incarnation, source.key, source.identity,
-                                               expect.blocks))
+            self._receiver.carry_out(Expecting(*_place(place), source.key, source.identity, expect.blocks))
         for fail in self._orders.fails:
             self._carry_out(self._loads.fail(fail.request, fail.key, fail.outcome, fail.reason))
         for request in self._orders.abandons:
@@ -193,14 +197,15 @@ class WorkerSide:
             if isinstance(event, Arrived):
                 self._place(event)
             else:
-                self._carry_out(self._loads.broken(event.key, event.outcome, event.reason, now, final=event.final))
+                self._carry_out(self._loads.broken(event.key, event.source, (event.outcome, event.reason), now,
+                                                   final=event.final))
         self._carry_out(self._loads.tick(now))
         while self._placing and self._placing[0][0].done():
             self._staging.give(self._placing.pop(0)[1])
         return self._take_done()
 
     def _place(self, event: Arrived) -> None:
-        place = self._loads.arrived(event.key, event.region, event.first, event.blocks, event.size)
+        place = self._loads.arrived(event.key, event.source, event.region, (event.first, event.blocks), event.size)
         if place is None:
             if event.chunk is not None:
                 self._staging.give(event.chunk)
@@ -209,7 +214,7 @@ class WorkerSide:
         if event.chunk is None:  # it is in its blocks
             self._carry_out(self._loads.placed(event.key))
             return
-        mark = self._memory.place(place.region, place.ids, event.chunk, event.size)
+        mark = self._memory.place(place.region, place.ids, event.chunk, event.size, head=place.head, heads=place.heads)
         if mark.done():
             self._staging.give(event.chunk)
         else:
@@ -284,6 +289,10 @@ def _buffer_bytes(options: KvOptions, cache_bytes: int) -> int:
     if options.buffer_share is not None:
         return int(options.buffer_share * cache_bytes)
     return min(cache_bytes // 10, BUFFER_MOST)
+
+
+def _place(rank: Rank) -> tuple[HostPort, Incarnation]:
+    return rank.address, rank.incarnation
 
 
 def _advertised(first: HostPort, rank: int) -> HostPort:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -107,6 +108,22 @@ Plan = tuple[tuple[Source, ...], ...]
 """By decode rank."""
 
 
+class Unit(NamedTuple):
+    """One array of a source, as its taker sees it."""
+
+    nth: int
+    """Among those that are taken from this source."""
+    region: int
+    """The taker's array."""
+    offset: int
+    """Bytes into each of its blocks."""
+    head: int
+    heads: int
+    """0: whole blocks."""
+    size: int
+    """Bytes of one block's cut."""
+
+
 def geometry(tensor: int, ranks: Sequence[Sequence[Array]]) -> Geometry:
     """The geometry of an engine from the arrays of its ranks.
 
@@ -141,6 +158,17 @@ def plan(prefill: Geometry, decode: Geometry) -> Plan:
     takers = Counter(rank for one in taken for rank in one)
     return tuple(tuple(Source(rank, takers[rank], tuple(_runs(parts))) for rank, parts in sorted(one.items()))
                  for one in taken)
+
+
+@lru_cache(maxsize=256)
+def units(parts: tuple[Part, ...]) -> dict[int, Unit]:
+    """What is taken from one source, by its arrays. Shared: not to be changed."""
+    out: dict[int, Unit] = {}
+    for cut, into, at in parts:
+        offset = at * (cut.size // cut.heads) if cut.heads else 0
+        for nth in range(cut.count):
+            out[cut.region + nth] = Unit(len(out), into + nth, offset, at, cut.heads, cut.size)
+    return out
 
 
 def links(made: Plan) -> int:

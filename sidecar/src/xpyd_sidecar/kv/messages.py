@@ -30,7 +30,7 @@ from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.mapping import Cut
+from xpyd_sidecar.kv.mapping import Cut, Geometry
 from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
 
 WIRE_VERSION: Final = 1
@@ -66,8 +66,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", tag_field="t"):
     """The decode incarnation that the router named; another one answers REJECT."""
     fingerprint: FingerprintFields
     parallel: Parallel
-    geometry: str
-    """Arrays, bytes per block and block size of each rank."""
+    geometry: Geometry
+    """The arrays of its ranks, by which decode maps them to its own."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", tag_field="t"):

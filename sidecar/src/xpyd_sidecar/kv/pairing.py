@@ -158,9 +158,9 @@ class Pairing:
 
     def announce(self, peer: bytes, source: Announce, now: float, *, ranks: int,
                  refused: tuple[Outcome, str] | None = None) -> list[Instruction]:
-        """A try is announced; ``refused``: by a peer that this engine cannot take KV from."""
+        """A try is announced by a peer of ``ranks`` ranks; ``refused``: one that this engine cannot take KV from."""
         if refused is None and len(source.data) != ranks:
-            refused = Outcome.INCOMPATIBLE, f"parallel: {ranks} ranks here, {len(source.data)} there"
+            refused = Outcome.INCOMPATIBLE, f"data: {len(source.data)} addresses for {ranks} ranks"
         leg = self._by_transfer.get(source.transfer)
         if leg is not None:
             return self._offer(leg, peer, source, refused)

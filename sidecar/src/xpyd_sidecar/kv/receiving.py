@@ -5,7 +5,8 @@ before it reports a load as finished. So nothing is written into a block after i
 
 Laws
 1. Bytes are placed only for the current try of an open load, inside the blocks that it asked for.
-2. A load is committed when every (region, block) of its current try has been placed; other tries count for nothing.
+2. A load is committed when every (source, array, block) of its current try has been placed; other tries count for nothing.
+   Where one of several sources is lost or refuses, the try is lost, and the others are told.
 3. A request's load is reported once by a rank: committed, or failed with a reason. It is not opened again after that: vLLM
    counts reports until it has one of every rank, and then the blocks may be used or given away.
 4. Nobody waits beyond ``load_s`` from READY; one whose source was lost waits ``grace_s`` for a newer try.
@@ -17,24 +18,35 @@ Laws
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
+from xpyd_sidecar.kv.mapping import Part, Unit, units
 from xpyd_sidecar.kv.messages import Ready
 
 
+class From(NamedTuple):
+    """A prefill rank that a load comes from, and what of it."""
+
+    address: HostPort
+    incarnation: Incarnation
+    parts: tuple[Part, ...]
+    takers: int = 1
+    """How many decode ranks take from it."""
+
+
 class Order(NamedTuple):
-    """Load blocks ``first``.. of a request's prompt into ``ids`` from a prefill rank."""
+    """Load blocks ``first``.. of a request's prompt into ``ids``."""
 
     request: str
     key: Key
     first: int
     ids: tuple[int, ...]
-    address: HostPort
-    incarnation: Incarnation
+    sources: tuple[From, ...]
     identity: bytes = b""
     """Of the prompt, by which another try's KV may be known."""
 
@@ -48,36 +60,49 @@ class Ask(NamedTuple):
     ready: Ready
     request: str
     ids: tuple[int, ...]
+    source: int
+    units: Mapping[int, Unit]
+    """What it will send, by its own arrays."""
     identity: bytes = b""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the only source, and all that it has is taken as it is."""
+        return not self.ready.cuts and self.ready.takers == 1 and self.ready.regions > 0
 
 
 class Pull(NamedTuple):
-    """Ask for blocks of a try up to ``until``."""
+    """Ask a source for blocks of a try up to ``until``."""
 
     key: Key
+    source: int
     until: int
 
 
 class Confirm(NamedTuple):
-    """Tell the source that all is in place."""
+    """Tell a source that all is in place."""
 
     key: Key
+    source: int
 
 
 class Cancel(NamedTuple):
-    """Tell the source that a try is no longer wanted."""
+    """Tell a source that a try is no longer wanted."""
 
     key: Key
+    source: int
     outcome: Outcome
     reason: str
 
 
 class Place(NamedTuple):
-    """Write what arrived into these blocks of the cache, now."""
+    """Write what arrived into these blocks of the cache, now: whole, or ``heads`` heads of each from ``head`` on."""
 
     request: str
     region: int
     ids: tuple[int, ...]
+    head: int = 0
+    heads: int = 0
 
 
 class Finished(NamedTuple):
@@ -99,7 +124,8 @@ class Load:
 
     order: Order
     lease: Lease
-    have: bytearray
+    have: list[bytearray]
+    """By source: of each (array, block) that it owes, whether it is in place."""
     missing: int
     of_block: list[int]
     """Arrays that are missing, by block."""
@@ -107,19 +133,22 @@ class Load:
     """Leading blocks of which nothing is missing."""
     size: int = 0
     orphaned: tuple[Outcome, str] | None = None
+    told: set[int] = field(default_factory=set)
+    """Sources that know, or have said, that this try is over."""
 
 
 class Receiving:
     """The machine. Methods return instructions in the order in which they must be carried out."""
 
-    def __init__(self, *, load_s: float, grace_s: float, regions: int, block_bytes: int, cover: bool,
-                 window: int = 0) -> None:
-        """``window``: pull, with so many blocks asked for and not yet there at most; 0: have everything pushed."""
+    def __init__(self, *, load_s: float, grace_s: float, regions: int, cover: bool, window: int = 0) -> None:
+        """``regions``: arrays of this rank; a source with as many, taken as they are, is asked for them without cuts.
+
+        ``window``: pull, with so many blocks asked for and not yet there at most; 0: have everything pushed.
+        """
         self._window = window
         self._load_s = load_s
         self._grace_s = grace_s
         self._regions = regions
-        self._block_bytes = block_bytes
         self._cover = cover
         self._loads: dict[str, Load] = {}
         self._current: dict[Key, str] = {}
@@ -140,33 +169,45 @@ class Receiving:
             if order.key.order <= known.order.key.order:
                 return []
             del self._current[known.order.key]
-            if known.orphaned is None:
-                out.append(Cancel(known.order.key, Outcome.STALE, "a newer try has taken its place"))
+            out += _cancel(known, Outcome.STALE, "a newer try has taken its place")
             order = order._replace(first=known.order.first, ids=known.order.ids)
-        size = self._regions * len(order.ids)
         lease = Lease.of(now, self._load_s)
-        self._loads[order.request] = Load(order, lease, bytearray(size), size, [self._regions] * len(order.ids))
+        wanted = [units(one.parts) for one in order.sources]
+        have = [bytearray(len(one) * len(order.ids)) for one in wanted]
+        each = sum(map(len, wanted))
+        self._loads[order.request] = Load(order, lease, have, each * len(order.ids), [each] * len(order.ids))
         self._current[order.key] = order.request
-        ready = Ready(order.first, len(order.ids), self._regions, self._block_bytes, self._cover,
-                      window=min(self._window, len(order.ids)))
-        return [*out, Ask(order.address, order.incarnation, order.key, ready, order.request, order.ids, order.identity)]
+        return [*out, *(Ask(source.address, source.incarnation, order.key, self._ready(order, source), order.request,
+                            order.ids, at, wanted[at], order.identity) for at, source in enumerate(order.sources))]
 
-    def arrived(self, key: Key, region: int, first: int, count: int, size: int) -> Place | None:
-        """Intact blocks are here. None: not for any open load, forget them."""
+    def _ready(self, order: Order, source: From) -> Ready:
+        """What is asked of one source: all that it has as it is, or cuts."""
+        wanted = units(source.parts)
+        size = sum(unit.size for unit in wanted.values())
+        plain = source.takers == 1 and len(wanted) in {0, self._regions} and all(
+            unit.region == region and not unit.heads for region, unit in wanted.items())
+        cuts = () if plain else tuple(part.cut for part in source.parts)
+        return Ready(order.first, len(order.ids), len(wanted), size, self._cover, cuts, source.takers,
+                     min(self._window, len(order.ids)))
+
+    def arrived(self, key: Key, source: int, region: int, blocks: tuple[int, int], size: int) -> Place | None:
+        """Intact ``blocks`` (first, count) of a source's array are here. None: not for any open load, forget them."""
         load = self._loads.get(self._current.get(key, ""))
-        if load is None:
+        if load is None or not 0 <= source < len(load.order.sources):
             return None
-        order = load.order
+        order, (first, count) = load.order, blocks
+        unit = units(order.sources[source].parts).get(region)
         at = first - order.first
-        if not 0 <= region < self._regions or count < 1 or at < 0 or at + count > len(order.ids):
+        if unit is None or count < 1 or at < 0 or at + count > len(order.ids):
             return None
-        for slot in range(region * len(order.ids) + at, region * len(order.ids) + at + count):
-            if not load.have[slot]:
-                load.have[slot] = 1
+        have, start = load.have[source], unit.nth * len(order.ids)
+        for slot in range(at, at + count):
+            if not have[start + slot]:
+                have[start + slot] = 1
                 load.missing -= 1
-                load.of_block[slot % len(order.ids)] -= 1
+                load.of_block[slot] -= 1
         load.size += size
-        return Place(order.request, region, order.ids[at:at + count])
+        return Place(order.request, unit.region, order.ids[at:at + count], unit.head, unit.heads)
 
     def placed(self, key: Key) -> list[Instruction]:
         """What ``arrived`` returned has been written."""
@@ -175,9 +216,10 @@ class Receiving:
             return []
         if load.missing:
             return self._pull(load) if self._window else []
-        return [Confirm(key), *self._finish(load, Outcome.OK, "", load.size)]
+        confirms = [Confirm(key, source) for source in range(len(load.order.sources))]
+        return [*confirms, *self._finish(load, Outcome.OK, "", load.size)]
 
-    def broken(self, key: Key, outcome: Outcome, reason: str, now: float, *, final: bool) -> list[Instruction]:
+    def broken(self, key: Key, source: int, why: tuple[Outcome, str], now: float, *, final: bool) -> list[Instruction]:
         """The source of a try is lost or refuses; with ``final`` no newer try is to be expected.
 
         A source that was aborted was so by the router, which sends another try or aborts this side too: its load keeps the
@@ -186,13 +228,15 @@ class Receiving:
         load = self._loads.get(self._current.get(key, ""))
         if load is None:
             return []
+        load.told.add(source)
+        out = _cancel(load, *why)
         if final or self._grace_s <= 0:
-            return self._finish(load, outcome, reason, 0)
+            return out + self._finish(load, *why, 0)
         if load.orphaned is None:
-            load.orphaned = outcome, reason
-            if outcome is not Outcome.ABORTED:
+            load.orphaned = why
+            if why[0] is not Outcome.ABORTED:
                 load.lease = load.lease.shortened(now, self._grace_s)
-        return []
+        return out
 
     def fail(self, request: str, key: Key, outcome: Outcome, reason: str) -> list[Instruction]:
         """The scheduler side wants a load reported as failed, whether it was begun or not."""
@@ -227,14 +271,22 @@ class Receiving:
         count = len(load.order.ids)
         if load.whole == before or before + self._window >= count:
             return []
-        return [Pull(load.order.key, load.order.first + min(count, load.whole + self._window))]
+        until = load.order.first + min(count, load.whole + self._window)
+        return [Pull(load.order.key, source, until) for source in range(len(load.order.sources))]
 
     def _cancelled(self, load: Load, outcome: Outcome, reason: str) -> list[Instruction]:
-        cancel: list[Instruction] = [] if load.orphaned is not None else [Cancel(load.order.key, outcome, reason)]
-        return cancel + self._finish(load, outcome, reason, 0)
+        return _cancel(load, outcome, reason) + self._finish(load, outcome, reason, 0)
 
     def _finish(self, load: Load, outcome: Outcome, reason: str, size: int) -> list[Instruction]:
         del self._loads[load.order.request]
         del self._current[load.order.key]
         self._reported.put(load.order.request, None)
         return [Finished(load.order.request, load.order.key, outcome, reason, size)]
+
+
+def _cancel(load: Load, outcome: Outcome, reason: str) -> list[Instruction]:
+    """Tell every source that does not know it yet."""
+    out: list[Instruction] = [Cancel(load.order.key, at, outcome, reason)
+                              for at in range(len(load.order.sources)) if at not in load.told]
+    load.told.update(range(len(load.order.sources)))
+    return out
