@@ -11,11 +11,12 @@ from xpyd_sidecar.engine.dp_plugin.settings import Mode, Settings
 from xpyd_sidecar.errors import ConfigError
 
 
-def config(*, moe: bool = True, transfer: Any = None, encoder: bool = False, **parallel: Any) -> Any:
+def config(*, moe: bool = True, transfer: Any = None, encoder: bool = False, device: str = "cuda", **parallel: Any) -> Any:
     usual = {"data_parallel_size": 2, "data_parallel_backend": "mp", "enable_elastic_ep": False,
              "enable_fault_tolerance": False, "distributed_executor_backend": "mp"}
     return SimpleNamespace(parallel_config=SimpleNamespace(**{**usual, **parallel}), ec_transfer_config=transfer,
-                           is_mm_encoder_only=encoder, model_config=SimpleNamespace(is_moe=moe))
+                           is_mm_encoder_only=encoder, model_config=SimpleNamespace(is_moe=moe),
+                           device_config=SimpleNamespace(device_type=device))
 
 
 def engine(*, ranks: bool = True, coordinator: bool = True) -> Any:
@@ -67,6 +68,12 @@ def test_what_cannot_be_kept_in_step_is_refused_with_its_reason_and_left_alone_b
     with pytest.raises(ConfigError, match=said):
         patch.decide(one, settings, Settings("rpc"))
     assert not patch.decide(one, settings, Settings("auto"))
+
+
+@pytest.mark.parametrize("mode", ["auto", "rpc"])
+def test_a_cpu_build_that_lacks_the_collectives_is_refused_whatever_is_asked_for(mode: Mode) -> None:
+    with pytest.raises(ConfigError, match="data_parallel_size 2: vLLM for CPUs has no collectives"):
+        patch.decide(engine(), config(device="cpu"), Settings(mode))
 
 
 def request(most: int, made: int, coming: int = 0) -> Any:

@@ -12,6 +12,7 @@ import inspect
 from functools import cache
 from typing import Any, Final
 
+from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicator
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine import core as _core
 from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineCoreProc
@@ -19,8 +20,8 @@ from vllm.v1.engine.core import DPEngineCoreProc, EngineCore, EngineCoreProc
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.errors import ConfigError
 
-__all__ = ["DPEngineCoreProc", "EngineCore", "EngineCoreProc", "EngineCoreRequestType", "check_sources", "refusal",
-           "sources", "unusable"]
+__all__ = ["DPEngineCoreProc", "EngineCore", "EngineCoreProc", "EngineCoreRequestType", "check_sources",
+           "impossible", "refusal", "sources", "unusable"]
 
 PINNED: Final[dict[str, str]] = {
     "EngineCore.__init__": "cf8e963034c9c0cd",
@@ -92,6 +93,13 @@ def unusable(engine: Any, config: Any) -> str:
     if not config.model_config.is_moe:
         return "the model is dense: its data-parallel ranks do not run in step"
     return f"data_parallel_size is {parallel.data_parallel_size}: there is only one rank"
+
+
+def impossible(config: Any) -> str:
+    """Why this vLLM cannot run ranks that share experts at all, by whatever scheme; empty where it can."""
+    if config.device_config.device_type != "cpu" or "all_gatherv" in CpuCommunicator.__dict__:
+        return ""
+    return "vLLM for CPUs has no collectives for ranks that share experts (all_gatherv); use GPUs, or one rank"
 
 
 def refusal(engine: Any, config: Any) -> str:

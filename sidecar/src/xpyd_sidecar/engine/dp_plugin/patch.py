@@ -56,10 +56,12 @@ def decide(engine: Any, config: Any, settings: Settings) -> bool:
     """Whether the rules are used.
 
     Raises:
-        ConfigError: they are asked for by name and cannot be used.
+        ConfigError: they are asked for by name and cannot be used, or no scheme can work.
     """
     nothing, reason = compat.unusable(engine, config), ""
     if not nothing:
+        if never := compat.impossible(config):
+            raise ConfigError(f"data_parallel_size {config.parallel_config.data_parallel_size}: {never}")
         reason = compat.refusal(engine, config)
     if not nothing and not reason:
         return True
