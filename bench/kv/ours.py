@@ -23,7 +23,8 @@ from xpyd_sidecar.engine.receiver import Arrived, Receiver
 from xpyd_sidecar.engine.sender import Kept, Me, Sender
 from xpyd_sidecar.kv.frames import FRAME_BYTES
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.receiving import Finished, Order, Receiving
+from xpyd_sidecar.kv.mapping import Cut, Part
+from xpyd_sidecar.kv.receiving import Finished, From, Order, Receiving
 from xpyd_sidecar.kv.sending import Copy, Sending
 
 STEP_S: Final = 0.0003
@@ -119,13 +120,15 @@ class Decode:
                 Me(InstanceName("d"), Incarnation(secrets.token_hex(16)), 0, KEY),
                 Staging(lambda: Chunk(None, memoryview(bytearray(largest))), 64), block_bytes=[block] * arrays,
                 largest_frame=largest, cover=cover, peer_timeout_s=30, ways=self._ways, caches=caches)
-            machine = Receiving(load_s=600, grace_s=1, regions=arrays, block_bytes=arrays * block, cover=cover)
+            machine = Receiving(load_s=600, grace_s=1, regions=arrays, cover=cover)
             self._made[block, cover] = receiver, machine
         self._receiver, self._machine = self._made[block, cover]
         key = Key(TransferId(f"{self._count:032x}"), Attempt(1), 1)
         address = HostPort(self._peer["at"][f"{block} {int(cover)}"])
         ids = tuple(n * 7919 % blocks for n in range(blocks))
-        self._order = Order(str(self._count), key, 0, ids, address, Incarnation(self._peer["life"]))
+        whole = Part(Cut(0, arrays, 0, 0, block), 0, 0)
+        sources = (From(address, Incarnation(self._peer["life"]), (whole,)),)
+        self._order = Order(str(self._count), key, 0, ids, sources)
         self._count += 1
 
     def move(self, block: int) -> None:
@@ -136,7 +139,7 @@ class Decode:
                 event = self._receiver.inbox.popleft()
                 if not isinstance(event, Arrived) or event.chunk is not None or event.way != self._way:
                     raise RuntimeError(f"not what is measured: {event}")
-                if self._machine.arrived(event.key, event.region, event.first, event.blocks, event.size) is None:
+                if self._machine.arrived(event.key, event.source, event.region, (event.first, event.blocks), event.size) is None:
                     raise RuntimeError("blocks for no load")
                 for step in self._machine.placed(event.key):
                     if not isinstance(step, Finished):
