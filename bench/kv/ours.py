@@ -139,7 +139,8 @@ class Decode:
                 event = self._receiver.inbox.popleft()
                 if not isinstance(event, Arrived) or event.chunk is not None or event.way != self._way:
                     raise RuntimeError(f"not what is measured: {event}")
-                if self._machine.arrived(event.key, event.source, event.region, (event.first, event.blocks), event.size) is None:
+                blocks = event.first, event.blocks
+                if self._machine.arrived(event.key, event.source, event.region, blocks, event.size) is None:
                     raise RuntimeError("blocks for no load")
                 for step in self._machine.placed(event.key):
                     if not isinstance(step, Finished):
