@@ -14,7 +14,7 @@ from kube_documents import document
 from memory_api import MemoryApi
 
 from xpyd_operator.kube.backend import KubeBackend, Shared
-from xpyd_operator.kube.cache import OWNER_KIND, Cache
+from xpyd_operator.kube.cache import OWNER_KIND, Cache, Entry
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Facts, Told
@@ -54,7 +54,8 @@ class Traffic:
         instances.append(instance("d0", Role.DECODE, round(self.rate * OUTPUT * 0.02)))
         many = self.arrivals
         totals = Totals(
-            since=1.0, arrivals=many, arrived_tokens=many * PROMPT, measured=many, prompt_tokens=many * PROMPT,
+            since=1.0, arrivals=many, arrived_tokens=many * PROMPT // 2, measured=many, prompt_tokens=many * PROMPT,
+            measured_size=many * PROMPT // 2,
             prompt_squares=2 * many * PROMPT**2, output_tokens=many * OUTPUT, handovers=many, handover_s=0.05 * many,
             ttft={bucket_of(0.6): many}, tpot={bucket_of(0.02): many})
         return Fleet(ServiceName("qwen"), "r0", 10.0, settled=True, instances=tuple(instances), totals=totals)
@@ -74,8 +75,9 @@ class World:
         settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2)
         self.events = Events(self.api, self.metrics)  # type: ignore[arg-type]
         self.said: list[tuple[str, str]] = []
-        self.events.say = lambda entry, kind, reason, words: self.said.append((reason, words))  # type: ignore[method-assign,assignment,misc]
-        shared = Shared(self.api, self.cache, settings, self.events, session, lambda: self.now, self.metrics)  # type: ignore[arg-type]
+        self.events.say = self._say  # type: ignore[method-assign]
+        shared = Shared(
+            self.api, self.cache, settings, self.events, session, lambda: self.now, self.metrics)  # type: ignore[arg-type]
         body = document(
             prefill={"scaling": {"min": 1, "max": 8}}, decode={"scaling": {"min": 1, "max": 4}},
             limits={"maxInstances": 9},
@@ -87,6 +89,9 @@ class World:
         self.traffic = Traffic()
         planner = self.backend._planner
         self.backend._fleets = planner._fleets = self.traffic  # type: ignore[assignment]
+
+    def _say(self, about: Entry, severity: Any, reason: str, message: str) -> None:
+        self.said.append((reason, message))
 
     async def interval(self) -> None:
         for _ in range(6):
@@ -165,6 +170,7 @@ async def test_a_router_that_was_started_again_counts_from_zero_and_nothing_is_n
     first = gather.figures({"r0": traffic.fleet()}, 40.0)
     assert first is not None
     assert (first.arrivals, first.ended, first.over_s) == (60, 60, 30.0)
+    assert first.arrived_tokens == pytest.approx(60 * PROMPT)  # sizes say half of it
     assert first.ttft_p95 == pytest.approx(0.6, rel=0.05)
     traffic.arrivals = 7
     fresh = msgspec.structs.replace(traffic.fleet(), totals=msgspec.structs.replace(traffic.fleet().totals, since=50.0))

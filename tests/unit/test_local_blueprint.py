@@ -13,7 +13,7 @@ from xpyd_operator.errors import LocalError
 from xpyd_operator.local import store
 from xpyd_operator.local.blueprint import Blueprint
 from xpyd_operator.local.paths import ServiceFolder
-from xpyd_operator.local.store import StopRequest
+from xpyd_operator.local.store import PlannedCounts, StopRequest
 from xpyd_operator.plan.actions import Create
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
@@ -84,3 +84,17 @@ def test_agents_of_an_old_revision_keep_their_settings(blueprint: Blueprint) -> 
     write(blueprint.folder, 2, engine={"args": ["--enforce-eager"]})
     blueprint.desired()
     assert blueprint.agents([record]) == {}
+
+
+def test_the_planner_sets_counts_and_limits_hold_whoever_asks(blueprint: Blueprint) -> None:
+    scaling = {"scaling": {"min": 1, "max": 3}}
+    planner = {"mode": "Auto", "slo": {"ttftP95": "2s"}}
+    write(blueprint.folder, 2, prefill=scaling, decode=scaling, limits={"maxInstances": 4}, planner=planner)
+    assert blueprint.desired().shape == "1P1D"
+    store.save(blueprint.folder.planned, PlannedCounts(2, 2, "why"))
+    assert blueprint.desired().shape == "2P2D"
+    store.save(blueprint.folder.planned, PlannedCounts(3, 2, "why"))
+    assert blueprint.desired().shape == "2P2D"
+    assert "maxInstances" in blueprint.desired().held
+    blueprint.folder.planned.write_text("{")
+    assert blueprint.desired().shape == "1P1D"

@@ -15,11 +15,11 @@ def test_a_request_is_counted_by_its_size_when_it_comes_and_by_its_tokens_when_i
     counting.opened(90)
     counting.opened(10)
     assert (counting.told().arrivals, counting.told().arrived_tokens, counting.told().measured) == (2, 100, 0)
-    over = record(*pair("p1", "d1", 0.25), outcome="ok", prompt_tokens=100, tokens=11, stream=True)
+    over = record(*pair("p1", "d1", 0.25), outcome="ok", prompt_tokens=100, prompt_size=80, tokens=11, stream=True)
     counting.closed(over, summary.of(over))
     told = counting.told()
     assert (told.since, told.measured) == (5.0, 1)
-    assert (told.prompt_tokens, told.prompt_squares, told.output_tokens) == (100, 10_000, 11)
+    assert (told.prompt_tokens, told.measured_size, told.prompt_squares, told.output_tokens) == (100, 80, 10_000, 11)
     assert (told.handovers, round(told.handover_s, 3)) == (1, 0.25)
     assert sum(told.ttft.values()) == 1
     assert sum(told.tpot.values()) == 1

@@ -42,6 +42,8 @@ class Totals(msgspec.Struct, frozen=True):
     """Requests that ended well, with both lengths known."""
     prompt_tokens: int = 0
     """Of those."""
+    measured_size: int = 0
+    """Of those, as ``arrived_tokens`` counts."""
     prompt_squares: int = 0
     """Sum of their squared prompt lengths."""
     output_tokens: int = 0

@@ -56,6 +56,8 @@ class Record(msgspec.Struct):
     """Generated tokens that were relayed, counted by their ids; -1: not known."""
     prompt_tokens: int = -1
     """-1: not known."""
+    prompt_size: int = 0
+    """About how many tokens the prompt has, by its bytes."""
     skips: str = ""
     """The field, or the rule, that made it skip prefill; empty where it did not."""
     attempt: int = 0

@@ -17,7 +17,7 @@ class Counting:
     def __init__(self, since: float) -> None:
         self._since = since
         self._arrivals = self._arrived_tokens = self._measured = 0
-        self._prompts = self._squares = self._outputs = self._handovers = 0
+        self._prompts = self._sizes = self._squares = self._outputs = self._handovers = 0
         self._handover_s = 0.0
         self._ttft: Buckets = {}
         self._tpot: Buckets = {}
@@ -33,6 +33,7 @@ class Counting:
         if record.outcome == "ok" and prompt >= 0 and output >= 0:
             self._measured += 1
             self._prompts += prompt
+            self._sizes += record.prompt_size
             self._squares += prompt * prompt
             self._outputs += output
         if told.ttft is not None:
@@ -47,7 +48,8 @@ class Counting:
         """As it is now."""
         return Totals(
             since=self._since, arrivals=self._arrivals, arrived_tokens=self._arrived_tokens, measured=self._measured,
-            prompt_tokens=self._prompts, prompt_squares=self._squares, output_tokens=self._outputs,
+            prompt_tokens=self._prompts, measured_size=self._sizes,
+            prompt_squares=self._squares, output_tokens=self._outputs,
             handovers=self._handovers, handover_s=round(self._handover_s, 6), ttft=dict(self._ttft), tpot=dict(self._tpot),
         )
 

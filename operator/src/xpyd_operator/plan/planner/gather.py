@@ -15,12 +15,17 @@ from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Role, State
 from xpyd_sidecar.contract.totals import Buckets, Totals, middle_of
 
+SIZE_S = 600.0
+"""Half-life of what is known of tokens per size."""
+
 
 class Gather:
     """Of one service."""
 
     def __init__(self) -> None:
         self._before: dict[str, Totals] = {}
+        self._real = self._size = 0.0
+        """Prompt tokens of the last while, exactly and by their size."""
         self._begun = 0.0
         self._samples = 0
         self._roles = {role: _Sums() for role in Role}
@@ -44,12 +49,16 @@ class Gather:
         ttft, tpot = _together(part.ttft for part in parts), _together(part.tpot for part in parts)
         handovers = sum(part.handovers for part in parts)
         ended, prompts = sum(part.measured for part in parts), sum(part.prompt_tokens for part in parts)
+        keep = 0.5 ** ((now - begun) / SIZE_S)
+        self._real = keep * self._real + prompts
+        self._size = keep * self._size + sum(part.measured_size for part in parts)
+        exact = self._real / self._size if self._real and self._size else 1.0
         latest = next(iter(fleets.values())).instances
         waiting = sum(max(0, each.load.running + each.load.waiting - 1) for each in latest if _serves(each, Role.PREFILL))
         return Figures(
             over_s=now - begun,
             arrivals=sum(part.arrivals for part in parts),
-            arrived_tokens=float(sum(part.arrived_tokens for part in parts)),
+            arrived_tokens=exact * sum(part.arrived_tokens for part in parts),
             ended=ended,
             prompt_tokens=prompts,
             prompt_squares=float(sum(part.prompt_squares for part in parts)),
@@ -96,6 +105,7 @@ def _since(before: Totals | None, now: Totals, begun: float) -> Totals:
     return Totals(
         since=now.since, arrivals=now.arrivals - before.arrivals, arrived_tokens=now.arrived_tokens - before.arrived_tokens,
         measured=now.measured - before.measured, prompt_tokens=now.prompt_tokens - before.prompt_tokens,
+        measured_size=now.measured_size - before.measured_size,
         prompt_squares=now.prompt_squares - before.prompt_squares, output_tokens=now.output_tokens - before.output_tokens,
         handovers=now.handovers - before.handovers, handover_s=now.handover_s - before.handover_s,
         ttft=_less(now.ttft, before.ttft), tpot=_less(now.tpot, before.tpot),
