@@ -183,8 +183,9 @@ campaign-modes: $(STAMP) ## The modes and decode's buffer with three real engine
 	@$(BIN)/pytest -s tests/campaigns/test_modes.py --timeout 600
 .PHONY: campaign-dp
 REQUESTS ?= 10000
-campaign-dp: $(STAMP) ## Step sync: larger models, 10,000 requests per variant, 15 kills, into bench/results (an hour; REQUESTS=, KILLS=)
-	@REQUESTS=$(REQUESTS) KILLS=15 $(BIN)/pytest -s tests/campaigns/test_dp.py --timeout 7200
+DP_KILLS ?= 15
+campaign-dp: $(STAMP) ## Step sync: larger models, 10,000 requests per variant, 15 kills, into bench/results (an hour; REQUESTS=, DP_KILLS=)
+	@REQUESTS=$(REQUESTS) KILLS=$(DP_KILLS) $(BIN)/pytest -s tests/campaigns/test_dp.py --timeout 7200
 
 .PHONY: campaign-scale
 STEPS ?= 60

@@ -1,6 +1,6 @@
 """Step sync at length, outside CI: larger bounds of the model, a thousand deaths in it, 10,000 requests, 15 real kills.
 
-Figures go into bench/results/campaign_dp.json. ``REQUESTS=`` and ``KILLS=`` change the sizes.
+Figures go into bench/results/campaign_dp.json. ``REQUESTS=`` and ``DP_KILLS=`` of ``make campaign-dp`` change the sizes.
 """
 
 import json

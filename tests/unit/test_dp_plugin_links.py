@@ -95,7 +95,7 @@ def test_ranks_leave_together(mode: Mode) -> None:
 
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_silent_rank_ends_the_others_with_its_name(mode: Mode, dead: int) -> None:
-    cores = started(mode, 2, timeout_s=1.0)
+    cores = started(mode, 2, timeout_s=2.0)
     lost = cores[dead].steps
     assert lost is not None
     lost.link.close()
