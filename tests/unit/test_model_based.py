@@ -21,7 +21,7 @@ from xpyd_operator.plan import switch as switching
 from xpyd_operator.plan.actions import Create, Drain, Label, Plan, Switch
 from xpyd_operator.plan.canary import Stage
 from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
-from xpyd_operator.plan.observed import Instance, Observed, Phase
+from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import Role
 
@@ -264,11 +264,6 @@ def _none(*_: object) -> int:
     return 0
 
 
-def _anybody(candidates: tuple[Instance, ...]) -> list[Instance]:
-    worst = sorted(candidates, key=lambda one: one.ready)
-    return [msgspec.structs.replace(one, phase=Phase.READY, switching=False) for one in worst]
-
-
 def _any_ordinal(_: object) -> Iterator[int]:
     return itertools.count()
 
@@ -284,7 +279,6 @@ BREAKS: dict[str, tuple[tuple[tuple[object, str, Callable[..., object]], ...], s
         ((switching, "_deficit", _none), (switching, "waits", _nobody)),
         "a switch would do",
     ),
-    "switches what does not serve": (((switching, "victims", _anybody),), "only who serves|does not serve"),
     "takes ordinals that are in use": (((names, "free_ordinals", _any_ordinal),), "exists"),
 }
 

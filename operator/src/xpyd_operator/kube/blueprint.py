@@ -31,7 +31,7 @@ from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
 from xpyd_operator.render.kube_limits import check_kube
 from xpyd_operator.render.pods import pod_revision
 from xpyd_operator.render.settings import KubeSettings
-from xpyd_operator.render.switch import pods_difference
+from xpyd_operator.render.switch import NEVER, pods_difference
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class Blueprint:
             max_sidecars=spec.router.max_sidecars if spec.router.placement == "Sidecar" else 0,
             keep_terminating=False,
             switches=not self._no_switch,
-            no_switch=self._no_switch,
+            no_switch="" if self._no_switch == NEVER else self._no_switch,
             switch_window_s=spec.rollout.switch_window_s,
             counts_since=self._counts_since if one_by_one else 0.0,
             held=found.held,

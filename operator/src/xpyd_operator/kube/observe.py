@@ -115,7 +115,7 @@ def facts(pod: Body) -> Facts:
         was_ready=phase is Phase.STARTING and bool(main.get("started")),
         told=told,
         switching=told is not None and told.role is not role,
-        can_switch=any("downwardAPI" in volume for volume in pod.get("spec", {}).get("volumes") or ()),
+        can_switch=any(volume.get("name") == "assignment" for volume in pod.get("spec", {}).get("volumes") or ()),
     )
 
 

@@ -26,7 +26,7 @@ from xpyd_operator.render.processes import (
     router_config,
     sidecar_revision,
 )
-from xpyd_operator.render.switch import local_difference
+from xpyd_operator.render.switch import NEVER, local_difference
 from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName, join_host_port
 from xpyd_sidecar.contract.launch import SidecarConfig
 
@@ -84,7 +84,7 @@ class Blueprint:
             drain_timeout_s=spec.drain.timeout_s,
             startup_timeout_s=seconds(spec.engine.startup_timeout),
             switches=not no_switch,
-            no_switch=no_switch,
+            no_switch="" if no_switch == NEVER else no_switch,
             switch_window_s=spec.rollout.switch_window_s,
             held=found.held,
             stopping=self.stop_request() is not None,
