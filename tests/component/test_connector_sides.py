@@ -262,6 +262,45 @@ def test_more_copies_than_the_bound_are_not_made_and_decode_is_told(make: Callab
     assert d.counts["receive/overflow"] == 1
 
 
+@pytest.mark.parametrize("mode", ["put", "get"])
+def test_other_modes_bring_the_same_blocks(make: Callable[..., Engine], mode: str) -> None:
+    p, d = make("p", mode=mode), make("d", mode=mode, window_bytes=1)  # a window is two blocks at least
+    transfer = uuid.uuid4().hex
+    ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
+    d.scheduler.new_request(ours)
+    p.fill([5, 9, 3], prompt=7)
+    prefill(p, theirs, [5, 9, 3])
+    until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
+    d.scheduler.allocated(ours, [8, 7, 6], 40)
+    until(lambda: d.recved, p, d)
+    assert d.failed == []
+    assert d.holds([8, 7, 6], prompt=7, first=0)
+    until(lambda: idle(p) and idle(d), p, d)
+    if mode == "put":  # decode could not ask while prefill's step, on the same thread, was waiting: once, not twice
+        assert p.counts[metrics.PUT_LATE] == 1
+        assert p.counts[metrics.PUT_WAIT_SECONDS] > 0.2
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_what_prefill_cannot_keep_waits_in_decodes_buffer(make: Callable[..., Engine], tensor: int) -> None:
+    block = 2 * BLOCK * 4 * 4
+    p, d = make("p", tensor=tensor, keep_bytes=16 * block), make("d", tensor=tensor, buffer_bytes=1 << 20)
+    transfer = uuid.uuid4().hex
+    ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
+    d.scheduler.new_request(ours)
+    p.fill([5, 9, 3], prompt=7)
+    prefill(p, theirs, [5, 9, 3])  # 9 blocks a rank: one or more above half of what it may keep
+    until(lambda: d.counts.get(metrics.BUFFERED_BYTES, 0) >= tensor * block, p, d)
+    assert d.scheduler.matched(ours, 16) == (24, True)
+    d.scheduler.allocated(ours, [30, 7, 6], 24)
+    until(lambda: d.recved, p, d)
+    assert d.failed == []
+    assert d.holds([7, 6], prompt=7, first=1)
+    until(lambda: idle(p) and idle(d), p, d)
+    assert p.counts[metrics.AHEAD_BYTES] == d.counts[metrics.BUFFERED_BYTES]
+    assert (p.counts["send/ok"], d.counts["receive/ok"]) == (1, 1)
+
+
 def test_the_policy_fail_reports_the_smallest_load_as_failed(make: Callable[..., Engine]) -> None:
     d = make("d", recompute=False)
     ours = request(decode_leg(uuid.uuid4().hex, wait_s=0.1))

@@ -48,11 +48,11 @@ class PrefillRank:
     """A sender and what it has reported."""
 
     def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0, cover: bool = True,
-                 block: int = BLOCK, ways: Ways = TCP) -> None:
+                 block: int = BLOCK, ways: Ways = TCP, timeout_s: float = TIMEOUT_S) -> None:
         self.block = block
         machine = Sending[Kept](keep_s=keep_s, send_s=5, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
         self.sender = Sender(Me(InstanceName("p"), P_LIFE, 0, data_key), machine, host="127.0.0.1", port=0, ways=ways,
-                             keep_bytes=keep_bytes, peer_timeout_s=TIMEOUT_S, largest_frame=max(block, 1 << 20))
+                             keep_bytes=keep_bytes, peer_timeout_s=timeout_s, largest_frame=max(block, 1 << 20))
         self.address = self.sender.address
         self.incarnation = P_LIFE
         self.reports: list[Report] = []
@@ -83,7 +83,8 @@ class DecodeRank:
 
     def __init__(self, *, data_key: bytes = DATA_KEY, chunks: int = 8, cover: bool = True, load_s: float = 5.0,
                  grace_s: float = 0.1, block: int = BLOCK, ways: Ways = TCP, direct: bool = False,
-                 buffer_bytes: int = 0, pool_bytes: int = 0, claim_s: float = 5.0, window: int = 0) -> None:
+                 buffer_bytes: int = 0, pool_bytes: int = 0, claim_s: float = 5.0, window: int = 0,
+                 timeout_s: float = TIMEOUT_S) -> None:
         """``direct``: blocks are received right into ``memory`` (by region, 256 blocks each)."""
         self.block = block
         self.memory = [bytearray(256 * block) for _ in range(REGIONS)] if direct else []
@@ -92,7 +93,7 @@ class DecodeRank:
         most = max(block, 1 << 20)
         self.staging = Staging(lambda: Chunk(None, memoryview(bytearray(most))), chunks)
         self.receiver = Receiver(Me(InstanceName("d"), D_LIFE, 0, data_key), self.staging, block_bytes=[block] * REGIONS,
-                                 largest_frame=most, cover=cover, peer_timeout_s=TIMEOUT_S, ways=ways, caches=caches,
+                                 largest_frame=most, cover=cover, peer_timeout_s=timeout_s, ways=ways, caches=caches,
                                  make=lambda size: Chunk(None, memoryview(bytearray(size))), buffer_bytes=buffer_bytes,
                                  pool_bytes=pool_bytes, claim_s=claim_s)
         self.machine = Receiving(load_s=load_s, grace_s=grace_s, regions=REGIONS, cover=cover, window=window)

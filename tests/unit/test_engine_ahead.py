@@ -17,7 +17,7 @@ IDENTITY = b"i" * 32
 
 
 def wait(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 40
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)
@@ -34,11 +34,16 @@ def whole(d: DecodeRank, blocks: int = 2) -> bool:
 
 @contextmanager
 def pair(*, keep: int = 2 * BLOCK, buffer: int = 16 * PAGE, pool: int = 0,
-         claim_s: float = 10, keep_s: float = 10, window: int = 0) -> Iterator[tuple[PrefillRank, DecodeRank]]:
+         claim_s: float = 60, keep_s: float = 60, window: int = 0) -> Iterator[tuple[PrefillRank, DecodeRank]]:
     """``keep``: what prefill may keep; it offers what is above half of it."""
-    with PrefillRank(keep_bytes=keep, keep_s=keep_s) as p, \
-            DecodeRank(buffer_bytes=buffer, pool_bytes=pool, claim_s=claim_s, window=window) as d:
+    with PrefillRank(keep_bytes=keep, keep_s=keep_s, timeout_s=40) as p, \
+            DecodeRank(buffer_bytes=buffer, pool_bytes=pool, claim_s=claim_s, window=window, load_s=60, timeout_s=40) as d:
         yield p, d
+
+
+def outcomes(d: DecodeRank, count: int = 1) -> list[Outcome]:
+    d.wait(lambda: len(d.finished) >= count, deadline_s=40)
+    return [one.outcome for one in d.finished]
 
 
 def counted(d: DecodeRank, name: str) -> float:
@@ -53,11 +58,11 @@ def test_what_prefill_cannot_keep_lies_in_the_buffer_until_a_load_claims_it() ->
         wait(lambda: p.sender.budget.used <= 2 * BLOCK)
         assert counted(d, metrics.BUFFERED_BYTES) in (0, 2 * BLOCK)
         d.load("r", key(), p, first=0, count=2)
-        assert d.wait_outcomes() == [Outcome.OK]
+        assert outcomes(d) == [Outcome.OK]
         assert whole(d)
         assert d.moved["buffer"] == 2 * BLOCK
         assert d.moved["tcp"] == 2 * BLOCK
-        assert p.wait_reports()[0].size == 4 * BLOCK
+        assert p.wait_reports(deadline_s=40)[0].size == 4 * BLOCK
         assert p.sender.budget.used == 0
         assert d.receiver.ahead is not None
         ahead = d.receiver.ahead
@@ -69,7 +74,7 @@ def test_nothing_is_pushed_ahead_while_there_is_room_to_keep_it() -> None:
         d.expect(key(), p, blocks=2)
         copy(p, key())
         d.load("r", key(), p, first=0, count=2)
-        assert d.wait_outcomes() == [Outcome.OK]
+        assert outcomes(d) == [Outcome.OK]
         assert d.moved == {"tcp": 4 * BLOCK}
 
 
@@ -81,7 +86,7 @@ def test_decode_takes_only_the_blocks_that_it_lacks(first: int) -> None:
         wait(lambda: p.sender.budget.used <= 2 * BLOCK)
         wait(lambda: counted(d, metrics.BUFFERED_BYTES) == 2 * BLOCK)
         d.load("r", key(), p, first=first, count=2 - first)
-        assert d.wait_outcomes() == [Outcome.OK]
+        assert outcomes(d) == [Outcome.OK]
         assert set(d.cache) == {(region, 100 + n) for region in range(2) for n in range(first, 2)}
         assert d.moved["buffer"] == (2 - first) * BLOCK
 
@@ -96,11 +101,11 @@ def test_where_buffer_and_pool_are_full_prefill_keeps_and_asks_again() -> None:
         wait(lambda: counted(d, metrics.BUFFER_BUSY) >= 2)
         assert p.sender.budget.used == 4 * BLOCK
         d.load("ra", key("a"), p, first=0, count=2)
-        assert d.wait_outcomes() == [Outcome.OK]
+        assert outcomes(d) == [Outcome.OK]
         p.copy(key("b"), 1, 0, [content(1, n) for n in range(2)])
         wait(lambda: p.sender.budget.used == 2 * BLOCK)
         d.load("rb", key("b"), p, first=0, count=2)
-        assert d.wait_outcomes(2) == [Outcome.OK, Outcome.OK]
+        assert outcomes(d, 2) == [Outcome.OK, Outcome.OK]
         assert whole(d)
         assert any(name == metrics.STORE_RETRIES for name, _ in p.sender.spilling.counted)
 
@@ -120,7 +125,7 @@ def test_what_no_request_claims_is_dropped_and_prefill_is_told() -> None:
     with pair(keep=4 * BLOCK, claim_s=0.3) as (p, d):
         d.expect(key(), p, blocks=2)
         copy(p, key())
-        report = p.wait_reports()[0]
+        report = p.wait_reports(deadline_s=40)[0]
         assert (report.outcome, report.size) == (Outcome.DEADLINE, 0)
         assert "no request has claimed it" in report.reason
         assert d.receiver.ahead is not None
@@ -142,7 +147,7 @@ def test_what_prefill_gives_up_leaves_the_buffer() -> None:
 
 
 def test_a_prompt_that_is_whole_in_the_buffer_survives_its_prefill() -> None:
-    with pair(keep=1) as (_, d), PrefillRank(keep_bytes=4 * BLOCK) as p:
+    with pair(keep=1) as (_, d), PrefillRank(keep_bytes=4 * BLOCK, keep_s=60, timeout_s=40) as p:
         d.expect(key(), p, blocks=2, identity=IDENTITY)
         copy(p, key())
         wait(lambda: counted(d, metrics.BUFFERED_BYTES))
@@ -150,22 +155,23 @@ def test_a_prompt_that_is_whole_in_the_buffer_survives_its_prefill() -> None:
         wait(lambda: counted(d, metrics.BUFFERED_BYTES) == 4 * BLOCK)
         p.sender.stop()
         d.load("r", key(), p, first=0, count=2)
-        assert d.wait_outcomes() == [Outcome.OK]
+        assert outcomes(d) == [Outcome.OK]
         assert whole(d)
 
 
 def test_the_same_prompt_of_another_try_is_found_by_its_content() -> None:
-    with pair(keep=1) as (_, d), PrefillRank(keep_bytes=4 * BLOCK) as p, PrefillRank() as other:
+    with pair(keep=1) as (_, d), PrefillRank(keep_bytes=4 * BLOCK, keep_s=60, timeout_s=40) as p, \
+            PrefillRank(keep_s=60, timeout_s=40) as other:
         d.expect(key(attempt=1), p, blocks=2, identity=IDENTITY)
         copy(p, key(attempt=1))
         p.sender.spilling._budget.bound = 1
         wait(lambda: counted(d, metrics.BUFFERED_BYTES) == 4 * BLOCK)
         p.sender.stop()
         d.load("r", key(attempt=2), other, first=0, count=2, identity=IDENTITY)
-        assert d.wait_outcomes() == [Outcome.OK]
+        assert outcomes(d) == [Outcome.OK]
         assert whole(d)
         copy(other, key(attempt=2))
-        assert other.wait_reports()[0].outcome is Outcome.OK
+        assert other.wait_reports(deadline_s=40)[0].outcome is Outcome.OK
 
 
 @pytest.mark.parametrize("window", [1, 2, 5])
@@ -175,9 +181,9 @@ def test_decode_may_pull_and_then_gets_no_more_than_its_window_at_once(window: i
         d.load("r", key(), p, first=0, count=5)
         time.sleep(0.1)
         assert len(d.receiver.inbox) <= 2 * min(window, 5)
-        assert d.wait_outcomes() == [Outcome.OK]
+        assert outcomes(d) == [Outcome.OK]
         assert whole(d, 5)
-        assert p.wait_reports()[0].size == 10 * BLOCK
+        assert p.wait_reports(deadline_s=40)[0].size == 10 * BLOCK
         assert p.sender.budget.used == 0
 
 
@@ -187,6 +193,6 @@ def test_the_buffer_and_pulling_together() -> None:
         copy(p, key(), 4)
         wait(lambda: p.sender.budget.used <= 5 * BLOCK)
         d.load("r", key(), p, first=1, count=3)
-        assert d.wait_outcomes() == [Outcome.OK]
+        assert outcomes(d) == [Outcome.OK]
         assert all(d.cache[region, 101 + n] == content(region, 1 + n) for region in range(2) for n in range(3))
         wait(lambda: p.sender.budget.used == 0)

@@ -28,12 +28,13 @@ DATA = bytes(BLOCK)
 
 
 def test_a_stopped_peer_leaves_others_their_share_and_their_speed() -> None:
-    with PrefillRank(keep_bytes=KEEP, block=BLOCK) as p, DecodeRank(chunks=1, block=BLOCK) as stopped, \
-            DecodeRank(block=BLOCK) as other:
+    with PrefillRank(keep_bytes=KEEP, block=BLOCK, timeout_s=60) as p, \
+            DecodeRank(chunks=1, block=BLOCK, load_s=60, timeout_s=60) as stopped, \
+            DecodeRank(block=BLOCK, load_s=60, timeout_s=60) as other:
         blocks = KEEP // BLOCK
         stopped.load("s", key("a"), p, first=0, count=blocks)
         taken = sum(keep(p, key("a"), "stopped", region, first) for first in range(blocks // 2) for region in range(2))
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while not stopped.receiver.inbox:  # its only chunk is in use from here on: it reads no more
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -48,7 +49,7 @@ def test_a_stopped_peer_leaves_others_their_share_and_their_speed() -> None:
             for region in range(2):
                 for first in range(2):
                     assert keep(p, which, "other", region, first)
-            other.wait(partial(done, other, number + 1), deadline_s=20)
+            other.wait(partial(done, other, number + 1), deadline_s=60)
         assert {one.outcome for one in other.finished} == {Outcome.OK}
         assert not stopped.finished
         assert p.sender.budget.used >= held - 4 * BLOCK, "what was kept for the stopped one is still there"
