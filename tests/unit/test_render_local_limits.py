@@ -17,7 +17,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"model": {"source": "a/b", "tokenSecret": SECRET}}, "spec.model.tokenSecret"),
     ({"decode": {"parallelism": {"data": 2}}}, "spec.decode.parallelism.data"),
     ({"prefill": {"parallelism": {"executor": "ray"}}}, "spec.prefill.parallelism.executor"),
-    ({"prefill": {"parallelism": {"tensor": 2}}}, "spec.decode.parallelism.tensor"),
     ({"prefill": {"parallelism": {"pipeline": 2}}}, "spec.decode.parallelism.pipeline"),
     ({"router": {"apiKeySecret": SECRET}}, "spec.router.apiKeySecret"),
     ({"router": {"tls": {"secret": "cert"}}}, "spec.router.tls.secret"),
@@ -37,6 +36,7 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
     "spec",
     [
         {},
+        {"prefill": {"parallelism": {"tensor": 2}}},
         {"kv": {"transport": "tcp"}},
         {"kv": {"transport": "shm"}},
         {"kv": {"transport": "auto", "sharedMemory": {"hostPath": "/dev/shm"}}},

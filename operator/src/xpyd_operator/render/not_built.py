@@ -35,14 +35,10 @@ def executor(service: DisaggService, which: Role, *, devices: bool) -> Iterator[
 
 
 def sizes(service: DisaggService) -> Iterator[tuple[str, str]]:
-    """Both roles together: a transfer between unequal ones would be refused by decode, each time."""
-    if service.spec.prefill.most == 0:
-        return
-    ours, theirs = service.spec.decode.parallelism, service.spec.prefill.parallelism
-    for name, here, there in (("tensor", ours.tensor, theirs.tensor), ("pipeline", ours.pipeline, theirs.pipeline)):
-        if here != there:
-            reason = f"must be {there} as in prefill, not {here}: KV is not sliced by heads yet"
-            yield f"spec.decode.parallelism.{name}", reason
+    """Both roles together. KV is cut by heads; that stages may differ has not been seen with engines."""
+    here, there = service.spec.decode.parallelism.pipeline, service.spec.prefill.parallelism.pipeline
+    if service.spec.prefill.most > 0 and here != there:
+        yield "spec.decode.parallelism.pipeline", f"must be {there} as in prefill, not {here}; tensor sizes may differ"
 
 
 def router(service: DisaggService) -> Iterator[tuple[str, str]]:
