@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -12,61 +12,18 @@ import msgspec
 import pytest
 from kube_documents import document
 from memory_api import MemoryApi
+from planner_traffic import PROMPT, Traffic
 
 from xpyd_operator.kube.backend import KubeBackend, Shared
 from xpyd_operator.kube.cache import OWNER_KIND, Cache, Entry
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.metrics import Metrics
-from xpyd_operator.kube.observe import Facts, Told
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.loop import converge
 from xpyd_operator.plan.planner.run import Planning
-from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
-from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
-from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.contract.totals import Totals, bucket_of
+from xpyd_sidecar.contract.ids import InstanceName, Role
 
 INTERVAL_S = 30.0
-PROMPT, OUTPUT, RATE = 2000, 100, 10_000.0
-
-
-def instance(name: str, role: Role, running: int) -> FleetInstance:
-    return FleetInstance(
-        InstanceName(name), role, 1, State.READY, Incarnation("i"), Fingerprint("f"), (), (), "m",
-        Load(running=running, kv_usage=0.002 * running), drained=False, in_flight=0, beat_age_s=0.0)
-
-
-class Traffic:
-    """Stands for the routers: counters that grow with the time, by the rate that is set."""
-
-    hurried = False
-
-    def __init__(self) -> None:
-        self.rate, self.arrivals, self.now = 0.0, 0, 0.0
-
-    def go_on(self, now: float) -> None:
-        self.arrivals += round(self.rate * (now - self.now)) if self.now else 0
-        self.now = now
-
-    def fleet(self) -> Fleet:
-        busy = min(8, round(self.rate * PROMPT / RATE))
-        instances = [instance(f"p{index}", Role.PREFILL, int(index < busy)) for index in range(8)]
-        instances.append(instance("d0", Role.DECODE, round(self.rate * OUTPUT * 0.02)))
-        many = self.arrivals
-        totals = Totals(
-            since=1.0, arrivals=many, arrived_tokens=many * PROMPT // 2, measured=many, prompt_tokens=many * PROMPT,
-            measured_size=many * PROMPT // 2,
-            prompt_squares=2 * many * PROMPT**2, output_tokens=many * OUTPUT, handovers=many, handover_s=0.05 * many,
-            ttft={bucket_of(0.6): many}, tpot={bucket_of(0.02): many})
-        return Fleet(ServiceName("qwen"), "r0", 10.0, settled=True, instances=tuple(instances), totals=totals)
-
-    async def ask(self, *_: Any, **__: Any) -> Told:
-        return Told(self.fleet(), frozenset())
-
-    async def everyone(self, routers: Sequence[Facts], *_: Any, **__: Any) -> dict[str, Fleet]:
-        return {"r0": self.fleet()}
-
-    def close(self) -> None: ...
 
 
 class World:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from xpyd_operator.errors import LocalError, NotFound
+from xpyd_operator.errors import LocalError, NotFound, XpydError
 from xpyd_operator.local import agents, procs, remains, store
 from xpyd_operator.local.blueprint import Blueprint
 from xpyd_operator.local.instance import LocalInstance
@@ -101,11 +101,15 @@ class LocalBackend:
 
     def _plan(self, picture: Picture, now: float) -> None:
         """Let the planner look, and decide when an interval is over; what it sets is in force from the next round on."""
-        fleet, service = picture.fleet, self.blueprint.service()
+        fleet = picture.fleet
         self._planning.look(fleet, picture.observed.instances, now)
-        if not self._planning.is_due(service, now):
+        try:
+            service, before = self.blueprint.service(), self.blueprint.desired()
+        except XpydError as error:
+            logger.warning("the planner waits: %s", error)
             return
-        before = self.blueprint.desired()
+        if before.stopping or not self._planning.is_due(service, now):
+            return
         wanted = (before.prefill.replicas, before.decode.replicas)
         fleets = {fleet.router: fleet} if fleet is not None and fleet.settled else {}
         verdict = self._planning.conclude(service, fleets, wanted, now)

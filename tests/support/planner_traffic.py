@@ -1,0 +1,59 @@
+"""Routers whose counters grow with the time, by a rate that a test sets: what the planner sees of a load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from xpyd_operator.kube.observe import Facts, Told
+from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
+from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.totals import Totals, bucket_of
+
+PROMPT, OUTPUT, RATE = 2000, 100, 10_000.0
+
+
+def instance(name: str, role: Role, running: int) -> FleetInstance:
+    """One that serves."""
+    return FleetInstance(
+        InstanceName(name), role, 1, State.READY, Incarnation("i"), Fingerprint("f"), (), (), "m",
+        Load(running=running, kv_usage=0.002 * running), drained=False, in_flight=0, beat_age_s=0.0)
+
+
+class Traffic:
+    """Stands for the routers of a service, and for who asks them."""
+
+    hurried = False
+
+    def __init__(self) -> None:
+        self.rate, self.arrivals, self.now = 0.0, 0, 0.0
+
+    def go_on(self, now: float) -> None:
+        """Time has passed."""
+        self.arrivals += round(self.rate * (now - self.now)) if self.now else 0
+        self.now = now
+
+    def fleet(self) -> Fleet:
+        """What a router says now."""
+        busy = min(8, round(self.rate * PROMPT / RATE))
+        instances = [instance(f"p{index}", Role.PREFILL, int(index < busy)) for index in range(8)]
+        instances.append(instance("d0", Role.DECODE, round(self.rate * OUTPUT * 0.02)))
+        many = self.arrivals
+        totals = Totals(
+            since=1.0, arrivals=many, arrived_tokens=many * PROMPT // 2, measured=many, prompt_tokens=many * PROMPT,
+            measured_size=many * PROMPT // 2,
+            prompt_squares=2 * many * PROMPT**2, output_tokens=many * OUTPUT, handovers=many, handover_s=0.05 * many,
+            ttft={bucket_of(0.6): many}, tpot={bucket_of(0.02): many})
+        return Fleet(ServiceName("qwen"), "r0", 10.0, settled=True, instances=tuple(instances), totals=totals)
+
+    async def ask(self, *_: Any, **__: Any) -> Told:
+        """As ``Fleets``."""
+        return Told(self.fleet(), frozenset())
+
+    async def everyone(self, routers: Sequence[Facts], *_: Any, **__: Any) -> dict[str, Fleet]:
+        """As ``Fleets``."""
+        return {"r0": self.fleet()}
+
+    def close(self) -> None:
+        """As ``Fleets``."""
