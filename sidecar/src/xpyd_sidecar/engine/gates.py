@@ -14,7 +14,7 @@ older try are in place before the newer one's can come (docs/decisions/0013).
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from xpyd_sidecar.kv.blocks import extents
@@ -85,3 +85,21 @@ class Target(NamedTuple):
             return cache, [(block * cache.block_bytes + unit.offset, unit.size) for block in self.ids[at:at + count]]
         return cache, [(start * cache.block_bytes, many * cache.block_bytes)
                        for start, many in extents(self.ids[at:at + count])]
+
+
+def parts(pieces: Sequence[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
+    """Pieces ``(address, bytes)`` in groups of ``most`` bytes at most, as ``(which piece, offset in it, bytes)``."""
+    group: list[tuple[int, int, int]] = []
+    room = most
+    for at, (_, size) in enumerate(pieces):
+        offset = 0
+        while offset < size:
+            many = min(size - offset, room)
+            group.append((at, offset, many))
+            offset += many
+            room -= many
+            if not room:
+                yield group
+                group, room = [], most
+    if group:
+        yield group

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.engine.ahead import RETRY_S, Ahead, Expecting, Slot
 from xpyd_sidecar.engine.bounds import Chunk, Staging
-from xpyd_sidecar.engine.gates import Cache, Gate, Target
+from xpyd_sidecar.engine.gates import Cache, Gate, Target, parts
 from xpyd_sidecar.engine.links import near
 from xpyd_sidecar.engine.links.near import Reader, Ways
 from xpyd_sidecar.engine.links.process_vm import address_of
@@ -42,6 +42,8 @@ from xpyd_sidecar.kv.stores import Busy, Fetch
 logger = logging.getLogger(__name__)
 
 ADDRESSES_MAX: Final = 4096
+PART_BYTES: Final = 1 << 20
+"""Of an offer that are read at once where they are summed up; a fraction of a core's own cache."""
 
 
 class Arrived(NamedTuple):
@@ -392,7 +394,7 @@ class Source:
         asked = self.asked.get(header.key)
         if asked is None or not place.views:
             return  # a try that was cancelled; a chunk serves the next frame
-        self._check(header, place, header.checksum if header.covered else None)
+        self._check(header, place, header.checksum if header.covered else None, self.link.checksum())
         self._came(asked, header, header.length, place.gate is None, "tcp")
 
     def _offered(self, header: Header, offer: messages.Offer) -> None:
@@ -418,27 +420,44 @@ class Source:
             assert asked.target is not None
             cache, extents = direct
             gate = asked.target.gate
-            into = [(cache.address + at, many) for at, many in extents]
             place = Place([cache.view[at:at + many] for at, many in extents], gate)
+            into = [(cache.address + at, many) for at, many in extents]
         else:
             assert self._chunk is not None
-            into = [(address_of(self._chunk.view), offer.size)]
             place = Place((self._chunk.view[:offer.size],))
+            into = [(address_of(self._chunk.view), offer.size)]
         if gate is not None and not gate.enter():
             return True
         try:
-            if not self._reader.read(offer.address, offer.size, into):
-                return False
+            found = self._read_parts(offer, into, place.views)
         finally:
             if gate is not None:
                 gate.leave()
+        if found is None:
+            return False
         self.link.spend(offer.size)
-        self._check(header, place, offer.checksum)
+        self._check(header, place, offer.checksum, found.value())
         self._came(asked, header, offer.size, gate is None, self._reader.name)
         return True
 
-    def _check(self, header: Header, place: Place, checksum: int | None) -> None:
-        if checksum is None or frames.checksum(*place.views) == checksum:
+    def _read_parts(self, offer: messages.Offer, into: Sequence[tuple[int, int]],
+                    views: Sequence[memoryview]) -> frames.Sum | None:
+        """Read an offer in parts that are still in the processor's cache when they are summed up; None: unreadable."""
+        assert self._reader is not None
+        total = frames.Sum()
+        address = offer.address
+        for part in parts(into, offer.size if offer.checksum is None else PART_BYTES):
+            if not self._reader.read(address, sum(many for _, _, many in part),
+                                     [(into[at][0] + offset, many) for at, offset, many in part]):
+                return None
+            for at, offset, many in part:
+                address += many
+                if offer.checksum is not None:
+                    total.add(views[at][offset:offset + many])
+        return total
+
+    def _check(self, header: Header, place: Place, expected: int | None, found: int | None) -> None:
+        if expected is None or found == expected:
             return
         if place.gate is None or place.gate.enter():  # else the blocks may be another's by now
             if place.gate is not None:

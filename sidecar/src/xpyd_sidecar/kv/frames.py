@@ -118,6 +118,21 @@ class HeaderError(FrameError):
     """A header that is not what was sent."""
 
 
+class Sum:
+    """A checksum of bytes as they come."""
+
+    def __init__(self) -> None:
+        self._digest = xxhash.xxh3_64()
+
+    def add(self, part: memoryview) -> None:
+        """The next bytes."""
+        self._digest.update(part)
+
+    def value(self) -> int:
+        """Of all so far: as ``checksum``."""
+        return self._digest.intdigest()
+
+
 def checksum(*payload: bytes | bytearray | memoryview) -> int:
     """xxh3_64 over bytes that may lie in several places."""
     if len(payload) == 1:

@@ -22,8 +22,13 @@ class Session(Protocol):
     peer: str
     """Name and address, for messages."""
 
-    def queue(self, header: bytes, payload: memoryview | bytes, sent: Callable[[], None] | None = None) -> None:
-        """Send a frame after those queued before; ``sent`` is called once, when it has left or never will."""
+    def queue(self, header: bytes | Callable[[], bytes], payload: memoryview | bytes,
+              sent: Callable[[], None] | None = None) -> None:
+        """Send a frame after those queued before; ``sent`` is called once, when it has left or never will.
+
+        A header that has a checksum of much in it is best made when its turn comes: what was read for it then is still in
+        the processor's cache when it is copied out.
+        """
 
 
 class Blocks(NamedTuple):

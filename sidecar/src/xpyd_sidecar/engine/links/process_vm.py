@@ -34,11 +34,12 @@ from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Key
 
 TICKET_BYTES: Final = 32
+OFFERS_AHEAD: Final = 4
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 class Offered(NamedTuple):
-    """A piece that the peer has been told of. ``sent``: to be called when it is done with, if this is a put's last one."""
+    """A piece that the peer has been told of, or will be. ``sent``: to be called when it is done with."""
 
     key: Key
     blocks: Blocks
@@ -54,6 +55,7 @@ class ProcessLink:
     def __init__(self) -> None:
         self._cell = ctypes.create_string_buffer(secrets.token_bytes(TICKET_BYTES), TICKET_BYTES)
         self._offered: deque[Offered] = deque()
+        self._waiting: deque[Offered] = deque()
         self._tcp = TcpLink()
         self._unreadable = False
 
@@ -68,8 +70,15 @@ class ProcessLink:
             self._tcp.put(session, key, blocks, sent, cover=cover, most=most)
             return
         for piece, last in pieces(blocks, most):
-            offer(session, key, piece, address_of(piece.data), cover=cover)
-            self._offered.append(Offered(key, piece, sent if last else _nothing, cover))
+            self._waiting.append(Offered(key, piece, sent if last else _nothing, cover))
+        self._offer(session)
+
+    def _offer(self, session: Session) -> None:
+        """Keep so many offers before the peer: their checksums are made while it reads those before them."""
+        while self._waiting and len(self._offered) < OFFERS_AHEAD:
+            one = self._waiting.popleft()
+            self._offered.append(one)
+            offer(session, one.key, one.blocks, address_of(one.blocks.data), cover=one.cover)
 
     def taken(self, session: Session, *, read: bool) -> None:
         """The oldest offer was read, or goes over TCP."""
@@ -78,20 +87,25 @@ class ProcessLink:
         one = self._offered.popleft()
         if read:
             one.sent()
+            self._offer(session)
             return
         self._unreadable = True
-        self._tcp.put(session, one.key, one.blocks, one.sent, cover=one.cover, most=len(one.blocks.data))
+        waiting, self._waiting = self._waiting, deque()
+        for each in (one, *waiting):
+            self._tcp.put(session, each.key, each.blocks, each.sent, cover=each.cover, most=len(each.blocks.data))
 
     @property
     def busy(self) -> bool:
         """Whether the peer has still to read."""
-        return bool(self._offered)
+        return bool(self._offered or self._waiting)
 
     def close(self) -> None:
         """Wipe the ticket, then free what was offered."""
         ctypes.memset(self._cell, 0, TICKET_BYTES)
-        offered, self._offered = self._offered, deque()
-        for one in offered:
+        held = [*self._offered, *self._waiting]
+        self._offered.clear()
+        self._waiting.clear()
+        for one in held:
             one.sent()
 
 

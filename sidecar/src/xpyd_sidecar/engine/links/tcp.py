@@ -18,6 +18,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from xpyd_sidecar.engine.gates import RUNS_MAX, Gate
@@ -77,7 +78,7 @@ class Connection:
         self._loop = loop
         self._sock = sock
         self._owner = owner
-        self._out: deque[tuple[memoryview, Callable[[], None] | None]] = deque()
+        self._out: deque[tuple[memoryview | Callable[[], bytes], Callable[[], None] | None]] = deque()
         self._raw = bytearray(HEADER_BYTES)
         self._raw_view = memoryview(self._raw)
         self._header: Header | None = None
@@ -86,6 +87,7 @@ class Connection:
         """What of the place is not yet filled, last piece first."""
         self._missing = 0
         """Bytes of the frame's payload that have not come."""
+        self._sum: frames.Sum | None = None
         self._got = 0
         """Bytes of the next header."""
         self._spent = 0
@@ -97,14 +99,15 @@ class Connection:
         tune(sock)
         self._watch()
 
-    def queue(self, header: bytes, payload: memoryview | bytes, sent: Callable[[], None] | None = None) -> None:
+    def queue(self, header: bytes | Callable[[], bytes], payload: memoryview | bytes,
+              sent: Callable[[], None] | None = None) -> None:
         """Send a frame after those queued before; ``sent`` is called once, when it has left or never will."""
         if not self.open:
             if sent is not None:
                 sent()
             return
         idle = not self._out
-        self._out.append((memoryview(header), None if len(payload) else sent))
+        self._out.append((header if callable(header) else memoryview(header), None if len(payload) else sent))
         if len(payload):
             self._out.append((memoryview(payload), sent))
         if idle:
@@ -114,7 +117,7 @@ class Connection:
         """Write now what the socket takes: last words before ``close``."""
         with contextlib.suppress(OSError):
             while self._out:
-                self._sent(self._sock.sendmsg([self._out[0][0]]))
+                self._sent(self._sock.sendmsg([self._view(0)]))
 
     @property
     def writing(self) -> bool:
@@ -130,6 +133,10 @@ class Connection:
             self._want(1)  # a slow peer's few bytes are heard, too
         late, self._late = self._late, now - self.last_in > timeout
         return late and self._late
+
+    def checksum(self) -> int | None:
+        """Of the payload of the DATA frame that has just come, made while it came; None: not covered."""
+        return self._sum.value() if self._sum is not None else None
 
     def resume(self) -> None:
         """Ask for room again."""
@@ -192,11 +199,9 @@ class Connection:
             while self._out and moved < IO_AT_ONCE:
                 views: list[memoryview] = []
                 size = 0
-                for view, _ in itertools.islice(self._out, VIEWS_AT_ONCE):
-                    views.append(view)
-                    size += len(view)
-                    if size >= BYTES_AT_ONCE:
-                        break
+                while size < BYTES_AT_ONCE and len(views) < min(VIEWS_AT_ONCE, len(self._out)):
+                    views.append(self._view(len(views)))
+                    size += len(views[-1])
                 sent = self._sock.sendmsg(views)
                 self.last_out = time.monotonic()
                 moved += sent
@@ -208,9 +213,16 @@ class Connection:
         except OSError as error:
             self.close(PeerGone(self.peer, str(error)))
 
+    def _view(self, at: int) -> memoryview:
+        view, sent = self._out[at]
+        if callable(view):
+            view = memoryview(view())
+            self._out[at] = view, sent
+        return view
+
     def _sent(self, size: int) -> None:
         while size:
-            view, sent = self._out[0]
+            view, sent = self._view(0), self._out[0][1]
             if size < len(view):
                 self._out[0] = (view[size:], sent)
                 return
@@ -270,6 +282,7 @@ class Connection:
             if self._missing < 2 * LOW_WATER:
                 self._want(1)
             return
+        self._fill(self._missing)
         header, place = self._header, self._place
         self._header, self._place, self._left, self._got = None, NOWHERE, [], size - self._missing
         self._owner.frame(self, header, place)
@@ -279,6 +292,8 @@ class Connection:
     def _fill(self, size: int) -> None:
         while size and self._left:
             view = self._left[-1]
+            if self._sum is not None:
+                self._sum.add(view[:size])
             if size < len(view):
                 self._left[-1] = view[size:]
                 return
@@ -296,6 +311,7 @@ class Connection:
             self.paused = True
             return
         self._place, self._left, self._missing, self._got = place, list(reversed(place.views)), self._header.length, 0
+        self._sum = frames.Sum() if self._header.covered and self._header.kind is Kind.DATA else None
         if not self._missing:
             self._arrived(0)
         elif self._missing > 2 * LOW_WATER:
@@ -330,7 +346,8 @@ class TcpLink:
         for at, (first, count) in enumerate(cuts):
             offset = (first - blocks.first) * each
             payload = blocks.data[offset:offset + count * each]
-            header = frames.encode(Kind.DATA, key, payload, region=blocks.region, first=first, blocks=count, cover=cover)
+            header = partial(frames.encode, Kind.DATA, key, payload, region=blocks.region, first=first, blocks=count,
+                             cover=cover)
             session.queue(header, payload, sent if at == len(cuts) - 1 else None)
 
 
