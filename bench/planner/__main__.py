@@ -55,7 +55,7 @@ def measure(name: str, trace: Trace, model: EngineModel, *, write: bool) -> dict
     """One load: the figures of every choice at equal hours."""
     goals = Goals(ttft_s=TTFT_S, tpot_s=TPOT_S, cold_start_s=model.cold_start)
     begun = time.monotonic()
-    found = study.study(trace, model, goals, BOUNDS, tell=lambda words: _say(f"{name}: {words}"))
+    found = study.study(trace, model, goals, BOUNDS, tell=lambda words: _say(f"{name}: {words}"), thorough=True)
     _say(report.table(found, TTFT_S, TPOT_S))
     results: dict[str, float | str] = {f"requests_{name}": len(trace)}
     for each in report.rivals(found):

@@ -43,7 +43,7 @@ def run(memory: Memory, counts: Pair, rates: list[tuple[float, int, int]]) -> tu
 
 
 small = st.floats(0, 1e4, allow_nan=False)
-roles = st.builds(RoleFigures, ready=st.integers(0, 50), busy=small, running=small, waiting=small, kv_usage=st.floats(0, 1))
+roles = st.builds(RoleFigures, ready=st.integers(0, 50), busy=small, running=small, kv_usage=st.floats(0, 1))
 any_figures = st.builds(
     Figures, over_s=st.floats(1, 600), arrivals=st.integers(0, 10**5), arrived_tokens=st.floats(0, 1e9),
     ended=st.integers(0, 10**5), prompt_tokens=st.integers(0, 10**9), prompt_squares=st.floats(0, 1e15),

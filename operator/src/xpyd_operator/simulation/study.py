@@ -19,9 +19,12 @@ from xpyd_operator.simulation.trace import Trace
 from xpyd_operator.simulation.world import Run, World, p95
 
 PREFILL_TARGETS = (0.5, 1.0, 1.5, 2.0, 3.0)
-DECODE_SHARES = (0.2, 0.35, 0.5, 0.7, 1.0)
+DECODE_SHARES = (0.15, 0.25, 0.35, 0.5, 0.8)
 """HPA's targets for decode, as shares of the batch with which a step just meets the goal."""
-PRICES = (1.0, 10.0, 40.0, 160.0, 640.0)
+PRICES = (5.0, 20.0, 80.0, 320.0)
+THOROUGH_PREFILL_TARGETS = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+THOROUGH_DECODE_SHARES = (0.1, 0.15, 0.2, 0.25, 0.35, 0.5, 0.65, 0.8, 1.0)
+THOROUGH_PRICES = (1.0, 5.0, 10.0, 20.0, 30.0, 40.0, 80.0, 160.0, 320.0, 640.0, 1280.0)
 SAME = 1.0 + 1e-9
 ENOUGH = 0.95
 """The 95th percentile of a goal."""
@@ -99,7 +102,7 @@ class Statics:
             return None
         prefill = min(high, max(low, near[0]))
         while True:
-            around = [p for p in (prefill - 1, prefill, prefill + 1, prefill + 2) if low <= p <= high]
+            around = [p for p in (prefill - 1, prefill, prefill + 1) if low <= p <= high]
             better = max(around, key=lambda p: (self.of((p, total - p)).attained, -abs(p - prefill)))
             if better == prefill:
                 return prefill, total - prefill
@@ -109,9 +112,9 @@ class Statics:
         """The best split of every total, until more instances help no more; the recommended one."""
         (low, _), (least, _) = self._bounds.prefill, self._bounds.decode
         most = min(self._bounds.total or 10**6, self._bounds.prefill[1] + self._bounds.decode[1])
-        start = load(self._trace, self._model)
-        total = max(low + least, math.ceil(start))
-        near = (max(1, round(0.7 * total)), 1)
+        prefill, decode = load(self._trace, self._model, limits(self._goals)[1])
+        total = max(low + least, math.ceil(prefill + decode))
+        near = (max(1, round(prefill)), 1)
         found: Pair | None = None
         chosen: Pair | None = None
         idle, last = 0, -1.0
@@ -130,9 +133,14 @@ class Statics:
         return chosen or found or (low, least)
 
 
-def load(trace: Trace, model: EngineModel) -> float:
-    """Mean load in prefill instances."""
-    return sum(model.prefill_s(each.prompt) for each in trace) / max(trace[-1].at, 1.0)
+def load(trace: Trace, model: EngineModel, tpot_s: float) -> tuple[float, float]:
+    """Mean load in instances of each role: fewer can never do."""
+    length = max(trace[-1].at, 1.0)
+    batch = batch_of(trace, model, tpot_s)
+    context = sum(each.prompt + each.output / 2 for each in trace) / len(trace)
+    rate = batch / model.step_s(int(batch), batch * context)
+    prefill = sum(model.prefill_s(each.prompt) for each in trace) / length
+    return prefill, sum(each.output for each in trace) / length / rate
 
 
 def batch_of(trace: Trace, model: EngineModel, tpot_s: float) -> float:
@@ -150,7 +158,8 @@ def planned(trace: Trace, model: EngineModel, goals: Goals, bounds: Bounds, star
 
 
 def study(
-    trace: Trace, model: EngineModel, goals: Goals, bounds: Bounds, *, tell: Tell, start: Pair | None = None
+    trace: Trace, model: EngineModel, goals: Goals, bounds: Bounds, *, tell: Tell, start: Pair | None = None,
+    thorough: bool = False,
 ) -> Study:
     """Everything.
 
@@ -161,6 +170,7 @@ def study(
         bounds: which counts may be chosen.
         tell: hears what is being done.
         start: what the planner, HPA and foresight start with; default: the recommended static choice.
+        thorough: more targets of the HPA and more prices of foresight, which takes twice as long.
     """
     tell("static choices")
     statics = Statics(trace, model, goals, bounds)
@@ -170,7 +180,9 @@ def study(
     run, controller = planned(trace, model, goals, bounds, start)
     hpas = []
     batch = batch_of(trace, model, limits(goals)[1])
-    targets = [(prefill, max(1.0, share * batch)) for prefill in PREFILL_TARGETS for share in DECODE_SHARES]
+    queues = THOROUGH_PREFILL_TARGETS if thorough else PREFILL_TARGETS
+    shares = THOROUGH_DECODE_SHARES if thorough else DECODE_SHARES
+    targets = [(prefill, max(1.0, share * batch)) for prefill in queues for share in shares]
     for switching in (False, True):
         tell(f"HPA, {len(targets)} targets{', with switching' if switching else ''}")
         found = [(pair, *_hpa(trace, model, goals, bounds, pair, start=start, switching=switching)) for pair in targets]
@@ -185,7 +197,7 @@ def study(
     ttft, tpot = limits(goals)
     both = foresight.tables(trace, model, ttft, tpot, ranges)
     known: list[tuple[Point, Run]] = []
-    for price in PRICES:
+    for price in THOROUGH_PRICES if thorough else PRICES:
         replayed = foresight.replay(trace, model, foresight.schedule(both, model, price, bounds))
         known.append((point("foresight", replayed, goals, f"price {price:g}"), replayed))
     return Study(

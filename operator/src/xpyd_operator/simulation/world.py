@@ -306,7 +306,6 @@ class World:
                 window.busy[each.role] += 1
             if each.role == DECODE:
                 window.running += len(each.batch)
-                window.waiting += len(each.waiting)
                 window.kv += each.kv / self._model.kv_tokens
             else:
                 window.prefilling += each.count
@@ -334,7 +333,7 @@ class _Window:
     def __init__(self) -> None:
         self.arrivals = self.ended = self.prompts = self.outputs = self.samples = 0
         self.arrived = self.handover = 0.0
-        self.squares = self.running = self.waiting = self.prefilling = self.kv = 0.0
+        self.squares = self.running = self.prefilling = self.kv = 0.0
         self.busy = [0.0, 0.0]
         self.ttft: list[float] = []
         self.tpot: list[float] = []
@@ -358,7 +357,7 @@ class _Window:
             tpot_p95=p95(self.tpot), tpot_mean=sum(self.tpot) / len(self.tpot) if self.tpot else 0.0,
             prefill=RoleFigures(ready=ready[0], busy=self.busy[0] / many, running=self.prefilling / many),
             decode=RoleFigures(ready=ready[1], busy=self.busy[1] / many, running=self.running / many,
-                               waiting=self.waiting / many, kv_usage=self.kv / self.busy[1] if self.busy[1] else 0.0),
+                               kv_usage=self.kv / self.busy[1] if self.busy[1] else 0.0),
         )
 
 

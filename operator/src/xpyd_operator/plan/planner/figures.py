@@ -14,8 +14,6 @@ class RoleFigures(msgspec.Struct, frozen=True):
     """Instances that had work."""
     running: float = 0.0
     """Requests in the engines' batches."""
-    waiting: float = 0.0
-    """Requests queued in the engines."""
     kv_usage: float = 0.0
     """Share of KV in use, 0 to 1, mean of the instances that had work."""
 
@@ -39,8 +37,6 @@ class Figures(msgspec.Struct, frozen=True):
     prompt_squares: float = 0.0
     """Sum of the squared prompt lengths."""
     output_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens that were not computed anew, where engines tell."""
     queued: int = 0
     """Requests that wait for a prefill instance at the end of the interval, in routers and engines."""
     handover_s: float = 0.0

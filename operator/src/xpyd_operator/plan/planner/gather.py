@@ -77,20 +77,19 @@ class _Sums:
     """Of one role, over the answers of an interval."""
 
     def __init__(self) -> None:
-        self.busy = self.running = self.waiting = self.kv = 0.0
+        self.busy = self.running = self.kv = 0.0
 
     def add(self, instances: list[FleetInstance]) -> None:
         for each in instances:
             working = each.load.running + each.load.waiting > 0
             self.busy += working
             self.running += each.load.running
-            self.waiting += each.load.waiting
             self.kv += each.load.kv_usage if working else 0.0
 
     def figures(self, many: int, latest: Iterable[FleetInstance], role: Role) -> RoleFigures:
         return RoleFigures(
             ready=sum(_serves(each, role) for each in latest), busy=self.busy / many, running=self.running / many,
-            waiting=self.waiting / many, kv_usage=self.kv / self.busy if self.busy else 0.0,
+            kv_usage=self.kv / self.busy if self.busy else 0.0,
         )
 
 
