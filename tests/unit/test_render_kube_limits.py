@@ -24,7 +24,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"kv": {"transport": "nccl"}}, "spec.kv.transport"),
     ({"kv": {"bufferSize": "1Gi"}, "decode": limit("1Gi")}, "spec.decode.resources.limits.memory"),
     ({"kv": {"hostPool": "1Gi"}, "decode": limit("2Gi")}, "spec.decode.resources.limits.memory"),
-    ({"decode": {"parallelism": {"data": 2}}}, "spec.decode.parallelism.data"),
+    ({"prefill": {"parallelism": {"data": 2}}}, "spec.prefill.parallelism.data"),
     ({"decode": {"parallelism": {"pipeline": 2}}}, "spec.decode.parallelism.pipeline"),
     ({"decode": {"parallelism": {"executor": "ray"}, "resources": {}}}, "spec.decode.parallelism.executor"),
     ({"decode": {"resources": {"limits": {"memory": "319Mi"}}}}, "spec.decode.resources.limits.memory"),

@@ -15,7 +15,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"kv": {"transport": "nccl"}}, "spec.kv.transport"),
     ({"model": {"source": "a/b", "cache": {"size": "1Gi"}}}, "spec.model.cache"),
     ({"model": {"source": "a/b", "tokenSecret": SECRET}}, "spec.model.tokenSecret"),
-    ({"decode": {"parallelism": {"data": 2}}}, "spec.decode.parallelism.data"),
+    ({"prefill": {"parallelism": {"data": 2}}}, "spec.prefill.parallelism.data"),
     ({"prefill": {"parallelism": {"executor": "ray"}}}, "spec.prefill.parallelism.executor"),
     ({"prefill": {"parallelism": {"pipeline": 2}}}, "spec.decode.parallelism.pipeline"),
     ({"router": {"apiKeySecret": SECRET}}, "spec.router.apiKeySecret"),

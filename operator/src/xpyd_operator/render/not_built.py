@@ -18,8 +18,8 @@ def transport(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 def role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
     """One role."""
-    if service.spec.role(which).parallelism.data > 1:
-        yield f"spec.{which}.parallelism.data", "data-parallel instances are not built yet; write 1 and more replicas"
+    if which is Role.PREFILL and service.spec.prefill.parallelism.data > 1:
+        yield "spec.prefill.parallelism.data", "data-parallel prefill is not built yet; write 1 and more replicas"
 
 
 def executor(service: DisaggService, which: Role, *, devices: bool) -> Iterator[tuple[str, str]]:
