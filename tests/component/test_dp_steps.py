@@ -63,9 +63,9 @@ def test_a_request_that_no_front_end_knows_of_runs_at_once(engine: DpEngine) -> 
 
 
 def test_pauses_hold_at_one_step_and_requests_go_on_after_them(engine: DpEngine) -> None:
-    expected = [engine.ask(PROMPTS[0], 150, rank) for rank in (0, 1)]
+    expected = [engine.ask(PROMPTS[0], 60, rank) for rank in (0, 1)]
     found: dict[int, list[int]] = {}
-    threads = [threading.Thread(target=lambda rank=rank: found.update({rank: engine.ask(PROMPTS[0], 150, rank)}))
+    threads = [threading.Thread(target=lambda rank=rank: found.update({rank: engine.ask(PROMPTS[0], 60, rank)}))
                for rank in (0, 1)]
     for thread in threads:
         thread.start()
@@ -84,14 +84,14 @@ def test_pauses_hold_at_one_step_and_requests_go_on_after_them(engine: DpEngine)
 
 def test_soak_with_aborts_and_pauses(engine: DpEngine) -> None:
     rng = random.Random(5)
-    expected = [engine.ask(prompt, 40, 0) for prompt in PROMPTS]
+    expected = [engine.ask(prompt, 24, 0) for prompt in PROMPTS]
     wrong: list[str] = []
     done = [0]
 
     def client(seed: int) -> None:
         mine = random.Random(seed)
         for _ in range(REQUESTS // 10):
-            which, length, rank = mine.randrange(len(PROMPTS)), mine.choice((1, 2, 9, 40)), mine.randrange(2)
+            which, length, rank = mine.randrange(len(PROMPTS)), mine.choice((1, 2, 9, 24)), mine.randrange(2)
             leaves = mine.random() < 0.2
             try:
                 tokens = engine.ask(PROMPTS[which], length, rank, timeout_s=0.02 if leaves else 60.0)
