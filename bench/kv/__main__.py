@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
+    load = os.getloadavg()[0]
     pairs, absent = begin(args)
     try:
         idle = measure(pairs, args.rounds, busy=False)
@@ -212,7 +213,7 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release().split('-')[0]}",
         "congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
-        "bytes": SIZE, "rounds": args.rounds, "absent": absent,
+        "load_before": round(load, 1), "bytes": SIZE, "rounds": args.rounds, "absent": absent,
         "ratios_by_block": {name: {str(block): round(value, 3) for block, value in one.items()}
                             for name, one in ratios.items()},
         "idle": table(idle), "busy": table(busy),
