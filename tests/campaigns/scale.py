@@ -36,6 +36,8 @@ from xpyd_operator.plan.desired import Desired  # noqa: E402
 RESULTS = ROOT / "bench" / "results" / "campaign_scale.json"
 MOST = 4
 """Engines at a time."""
+REST_S = 3
+"""Simulated: nothing is done for so long."""
 IDLE_SWITCHES = 10
 """Switches that are timed without a load, of which the goal of two seconds is."""
 Shape = tuple[int, int]
@@ -67,16 +69,16 @@ def simulated(steps: int, seed: int) -> Section:
         more = (dice.choice([-1, 0, 1]), dice.choice([-2, -1, 0, 1, 2]))
         shape = (max(1, min(6, shape[0] + more[0])), max(1, min(6, shape[1] + more[1])))
         still = 0
-        while still < 15 and world.now - began < 600:
+        while still < REST_S and world.now - began < 600:
             plan = world.tick(want(shape))
-            there = tuple(len(world.existing(role)) for role in ROLES)
-            still = still + 1 if there == shape and not plan.actions else 0
+            there = [tuple(map(len, map(of, ROLES))) for of in (world.existing, world.serving)]
+            still = still + 1 if there == [shape, shape] and not plan.actions else 0
             for role, was, now in zip(ROLES, before, shape, strict=True):
                 if len(world.serving(role)) < min(was, now):
                     faults.append(f"step {number}: {len(world.serving(role))} {role} serve of {min(was, now)}")
-        if still < 15:
+        if still < REST_S:
             faults.append(f"step {number}: no rest at {shape}")
-        rests.append(world.now - began - 15)
+        rests.append(world.now - began - REST_S)
         switches += sum(line.startswith("switch") for line in world.log[mark:])
         made += sum(line.startswith("create") for line in world.log[mark:])
     return {"steps": steps, "switches": switches, "cold_starts": made, "faults": len(faults), "examples": faults[:5],

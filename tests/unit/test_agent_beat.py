@@ -346,3 +346,13 @@ def test_of_a_short_drain_half_is_left_for_moving() -> None:
         machine.handle(up(load=IDLE), float(now))
     beat = machine.heartbeat()
     assert (beat.drained, beat.leaving) == (True, False)
+
+
+def test_an_engine_that_is_started_again_has_the_role_that_its_agent_was_told() -> None:
+    machine = ready()
+    machine.handle(RoleTold(Assignment(Role.PREFILL, 2)), 1.0)
+    machine.handle(down(), 2.0)
+    for now in (3.0, 4.0):
+        machine.handle(up("b" * 32), now)
+    beat = machine.heartbeat()
+    assert (beat.role, beat.epoch, beat.state, beat.incarnation) == (Role.PREFILL, 2, State.READY, "b" * 32)

@@ -23,6 +23,8 @@ from xpyd_operator.local.units import Ends
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_operator.render.processes import Process
+from xpyd_sidecar.contract import assignment
+from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.launch import AGENT_SOCKET, AgentConfig, RouterConfig, SidecarConfig
 
@@ -49,6 +51,7 @@ class Host:
         self.says: dict[str, object] = {"state": "starting", "role": "decode"}
         self.fleet: dict[str, object] = {}
         self.drains: list[str] = []
+        self.roles: list[Assignment] = []
         self.port = free_port()
         self._runners: list[web.AppRunner] = []
 
@@ -60,12 +63,17 @@ class Host:
             self.drains.append(request.path)
             return web.json_response(self.says, status=202)
 
+        async def role(request: web.Request) -> web.Response:
+            self.roles.append(assignment.decode(await request.read()))
+            return web.json_response(self.says)
+
         async def fleet(request: web.Request) -> web.Response:
             assert request.headers["Authorization"].startswith("Bearer ")
             return web.json_response(self.fleet, status=200 if self.fleet else 503)
 
         agent, router = web.Application(), web.Application()
-        agent.add_routes([web.get("/status", status), web.post("/drain", drain), web.post("/undrain", drain)])
+        agent.add_routes([web.get("/status", status), web.post("/drain", drain), web.post("/undrain", drain),
+                          web.post("/role", role)])
         router.add_routes([web.get("/fleet", fleet)])
         for app in (agent, router):
             runner = web.AppRunner(app)
@@ -211,3 +219,36 @@ async def test_drains_are_asked_for_and_taken_back(host: Host) -> None:
     with pytest.raises(agents.LocalError, match="no agent answers"):
         await agents.drain(host.instance.run_dir / "nowhere")
     assert await agents.agent_status(host.instance.run_dir / "nowhere") is None
+
+
+async def test_a_switch_lasts_until_agent_and_router_know_and_whoever_looks_sees_it(host: Host) -> None:
+    """All that a supervisor needs to go on in the middle stands in the record and comes from agent and router."""
+    record = msgspec.structs.replace(RECORD, role=Role.PREFILL, epoch=2, assigned=50.0)
+    host.instance.write(record, AGENT)
+    host.runs("engine", "agent")
+    host.route()
+    known: dict[str, object] = {
+        "instance": NAME, "role": "decode", "epoch": 1, "state": "ready", "incarnation": "", "fingerprint": "", "http": [],
+        "control": [], "model": "", "load": {}, "drained": False, "in_flight": 0, "beat_age_s": 0.1, "cached": 7,
+    }
+    host.fleet = {"service": "qwen", "router": "r", "uptime_s": 9.0, "settled": True, "instances": [known]}
+    host.says = {"state": "ready", "role": "decode", "epoch": 1}
+    seen = await host.see(60.0)
+    assert (seen.role, seen.epoch, seen.switching, seen.assigned, seen.cached) == (Role.PREFILL, 2, True, 50.0, 7)
+    assert host.instance.told() == Assignment(Role.PREFILL, 2, 50.0)
+    await agents.assign(host.instance.run_dir, Assignment(Role.PREFILL, 2, 50.0))
+    assert host.roles == [Assignment(Role.PREFILL, 2, 50.0)]
+    host.says = {"state": "ready", "role": "prefill", "epoch": 2}
+    assert (await host.see(61.0)).switching, "the router has not heard"
+    known |= {"role": "prefill", "epoch": 2}
+    assert not (await host.see(62.0)).switching
+
+
+async def test_an_instance_that_is_made_anew_forgets_the_role_of_the_former_one(host: Host) -> None:
+    kept = host.instance.run_dir / assignment.KEPT
+    assignment.keep(host.instance.run_dir, Assignment(Role.PREFILL, 5))
+    host.instance.write(RECORD, AGENT)
+    assert kept.exists(), "it is the same one"
+    (host.instance.folder / "instance.json").unlink()
+    host.instance.write(RECORD, AGENT)
+    assert not kept.exists()

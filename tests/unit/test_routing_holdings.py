@@ -11,6 +11,7 @@ from members import member
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.routing.holdings import MOST_INSTANCES, MOST_NODES, Holdings
 from xpyd_sidecar.routing.prompt import Prefix
+from xpyd_sidecar.routing.roster import Member
 
 FLEET = tuple(member(f"e{number}") for number in range(5))
 
@@ -108,3 +109,24 @@ def test_instances_that_come_and_go_are_bounded_too() -> None:
     for number in range(2 * MOST_INSTANCES + 10):
         held.add(member(f"e{number}"), prompt(str(number)))
     assert len(held._bits) <= MOST_INSTANCES
+
+
+def test_how_many_prefixes_an_instance_holds_is_counted_and_forgotten_with_them() -> None:
+    def count(each: Member) -> int:
+        return held.count(each.name, each.incarnation)
+
+    one, other = FLEET[1], FLEET[2]
+    held = Holdings()
+    held.add(one, prompt("a", "b"))
+    longer = count(one)
+    held.add(one, prompt("a", "b"))
+    held.add(other, prompt("a"))
+    assert count(one) == longer
+    assert 0 < count(other) < longer
+    assert count(FLEET[3]) == held.count(one.name, Incarnation("restarted")) == 0
+    held = Holdings(most=8)
+    held.add(one, prompt("a"))
+    for number in range(20):
+        held.add(other, prompt(f"x{number}"))
+    assert count(one) == 0
+    assert 0 < count(other) <= 8
