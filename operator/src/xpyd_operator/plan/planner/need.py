@@ -35,7 +35,7 @@ def prefill(rate: float, backlog: float, drain_s: float, known: Capacity, ttft_s
     if capacity <= 0 or known.prompt <= 0:
         return 0
     demand = rate + backlog / drain_s
-    least = max(1, math.ceil(demand / capacity / FULLEST - 1e-9))
+    least = max(1, math.ceil(min(MOST, demand / capacity / FULLEST - 1e-9)))
     if ttft_s is None:
         return min(MOST, least)
     service = known.prompt / capacity
@@ -65,4 +65,4 @@ def decode(rate: float, known: Capacity, tpot_s: float | None) -> int:
     if batch <= 0:
         return 0
     requests = rate * known.step(batch)
-    return min(MOST, max(1, math.ceil((requests + math.sqrt(requests)) / batch - 1e-9)))
+    return max(1, math.ceil(min(MOST, (requests + math.sqrt(requests)) / batch - 1e-9)))
