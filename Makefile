@@ -62,7 +62,8 @@ endif
 test-gitops: $(STAMP) ## Helm chart, Argo CD's and Flux's judgement, alerts by promtool (root; outside CI for its build)
 	@$(CLUSTER) build --profile light --gitops
 	@$(BIN)/python scripts/promtool.py
-	@$(BIN)/pytest tests/unit/test_chart.py tests/unit/test_observability.py tests/kube/test_gitops.py --timeout 600
+	@$(BIN)/pytest tests/unit/test_chart.py tests/unit/test_gitops_health.py tests/unit/test_observability.py tests/kube/test_gitops.py \
+	  tests/kube/test_install.py tests/kube/test_autoscaling.py --timeout 600
 
 test-e2e: $(STAMP) ## A whole cluster with real engines in pods (root)
 ifeq ($(ROOT),0)
