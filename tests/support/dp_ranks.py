@@ -63,6 +63,7 @@ class Core(threading.Thread):
         self.real = self.dummies = 0
         self.left = 0
         self.pauses = 0
+        self.paused = False
         self.held = 0
         self.stopping = threading.Event()
 
@@ -73,6 +74,10 @@ class Core(threading.Thread):
     def pause(self) -> None:
         """Ask for a pause; ``held`` counts those that hold."""
         self._wake.put(-1)
+
+    def resume(self) -> None:
+        """Go on."""
+        self._wake.put(-2)
 
     def stop(self) -> None:
         """Leave when the others do."""
@@ -97,7 +102,7 @@ class Core(threading.Thread):
             while True:
                 self._take(steps)
                 steps.check()
-                if self.left and not steps.pausing:
+                if self.left and not self.paused:
                     steps.begin(self.left)
                     self._lockstep.forward()
                     self.left -= 1
@@ -112,12 +117,12 @@ class Core(threading.Thread):
             steps.close()
 
     def _take(self, steps: Steps) -> None:
-        busy = bool(self.left and not steps.pausing) or steps.busy() or self.stopping.is_set()
+        busy = bool(self.left and not self.paused) or steps.busy() or self.stopping.is_set()
         if not busy:
             steps.link.park(parked=True)
             if steps.idle() and self.pauses > self.held:
                 self.held = self.pauses
-            if not (self.left and not steps.pausing):
+            if not (self.left and not self.paused):
                 self._handle(steps, self._wake.get())  # as vLLM's core does: it does not look again in between
             steps.link.park(parked=False)
         while not self._wake.empty():
@@ -126,7 +131,10 @@ class Core(threading.Thread):
     def _handle(self, steps: Steps, word: int) -> None:
         if word == -1:
             self.pauses += 1
+            self.paused = True
             steps.pause()
+        elif word == -2:
+            self.paused = False
         else:
             self.left += word
 

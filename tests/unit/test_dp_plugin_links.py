@@ -76,7 +76,10 @@ def test_a_pause_holds_at_one_step_on_all_ranks(cores: list[Core]) -> None:
     wait_for(lambda: all(core.held == 1 for core in cores))
     assert len(set(locals_of(cores))) == 1
     cores[2].ask(3)
+    for core in cores:
+        core.resume()
     wait_for(lambda: cores[2].real == 3 and settled(cores) and len(set(locals_of(cores))) == 1)
+    assert cores[0].real == 5
 
 
 def test_ranks_leave_together(mode: Mode) -> None:
