@@ -87,7 +87,8 @@ class Capacity(msgspec.Struct, frozen=True):
     @property
     def spread(self) -> float:
         """Squared coefficient of variation of prompt lengths."""
-        return max(0.0, self.squares / self.ended / self.prompt**2 - 1) if self.prompt else 1.0
+        mean = self.prompt
+        return max(0.0, self.squares / self.ended / mean / mean - 1) if mean else 1.0
 
     @property
     def line(self) -> tuple[float, float]:

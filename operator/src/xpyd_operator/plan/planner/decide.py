@@ -22,6 +22,8 @@ from xpyd_operator.plan.planner.forecast import Series
 
 SPARE = 3
 BACK = 8
+SHORTEST_S = 1e-6
+"""A decode step that is shorter is no measurement."""
 HISTORY = 4096
 """Intervals that are remembered for scaling down, at most."""
 Pair = tuple[int, int]
@@ -102,7 +104,7 @@ def _learn(memory: Memory, figures: Figures, ahead_s: float) -> Memory:
     done = max(0.0, figures.arrived_tokens + (memory.queued - figures.queued) * mean)
     known = before.seen(figures, done)
     step = known.step(figures.decode.batch)
-    written = figures.decode.running / step if step > 0 else figures.output_tokens / figures.over_s
+    written = figures.decode.running / step if step > SHORTEST_S else figures.output_tokens / figures.over_s
     noise = mean * math.sqrt(figures.arrivals * (1 + known.spread)) / figures.over_s
     return msgspec.structs.replace(
         memory, at=memory.at + 1, known=known, queued=figures.queued,

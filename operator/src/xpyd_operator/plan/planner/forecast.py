@@ -48,7 +48,8 @@ class Holt(msgspec.Struct, frozen=True):
         expected = self.level + f * self.trend * over_s
         error = value - expected
         if error:
-            a = max(a, error * error / (error * error + (DOUBT * noise) ** 2))
+            doubt = DOUBT * noise / error
+            a = max(a, 1 / (1 + doubt * doubt))
         level = max(0.0, expected + a * error)
         trend = b * (level - self.level) / over_s + (1 - b) * f * self.trend
         return Holt(level, trend, True)
