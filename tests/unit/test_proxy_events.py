@@ -171,3 +171,19 @@ def test_a_stream_that_is_unlike_the_one_before_is_learned_anew(framed: bool, si
         assert (stream.ended, stream.done, stream.failure) == (True, True, "")
         assert (position.tokens, position.prompt_tokens) == (4, 2)
         assert position.have().texts == {(0, "content"): " t0 t1 t2 t3"}
+
+
+@pytest.mark.parametrize("ends", [1, 2, 3, 4])
+def test_the_last_writes_of_a_stream_take_the_short_way_however_many_are_read_at_once(
+        ends: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [chat('{"role":"assistant","content":""}', "null", "", ',"prompt_token_ids":[7,8]'),
+              *(chat(f'{{"content":" t{i}"}}', f"[{i}]") for i in range(3))]
+    last = chat('{"content":" end"}', "[9]").replace(b'"finish_reason":null', b'"finish_reason":"stop"')
+    monkeypatch.setattr(EventStream, "_feed_carefully", lambda *_: pytest.fail("the careful way"))
+    raw = [*map(chunk_of, events), chunk_of(last), chunk_of(DONE), END]
+    for some in ([*raw[:-ends], b"".join(raw[-ends:])], [*raw[:-ends - 1], b"".join(raw[-ends - 1:-1]), END]):
+        position = Position("chat", Way.CONTINUE)
+        stream = stream_of(position, framed=True)
+        out = b"".join(map(stream.feed, some))
+        assert out.endswith(chunk_of(DONE))
+        assert (stream.ended, stream.done, stream.failure, position.tokens) == (True, True, "", 4)
