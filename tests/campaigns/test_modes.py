@@ -17,9 +17,10 @@ OUTPUT = 12
 
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    """``a`` may keep less than one long prompt; ``c`` has room for two of them."""
+    """``a`` offers what is above half of the KV of four prompts of 1,000 tokens; ``c`` has room for two long prompts."""
     folder = tmp_path_factory.mktemp("modes")
-    with Trio(folder, a={"keep_bytes": 1 << 20}, c_args=("--num-gpu-blocks-override", "34")) as trio:
+    with Trio(folder, a={"keep_bytes": 8 << 20}, c={"buffer_bytes": 16 << 20},
+              c_args=("--num-gpu-blocks-override", "34")) as trio:
         trio.wait_ready()
         yield trio
 
