@@ -98,9 +98,9 @@ class NotedStream(EventStream):
         """The same of a read that is not learned: mostly a single event, or the end."""
         if self.ended or data in (DONE_CHUNK, END):
             return self._feed_end(data) if self._splicer is None else self._feed_carefully(data)
-        for end in (END, DONE_CHUNK):
-            if data.endswith(end) and self._clean:
-                return self.feed(data[:-len(end)]) + self._feed_alone(end)
+        for last in (END, DONE_CHUNK):
+            if data.endswith(last) and self._clean:
+                return self.feed(data[:-len(last)]) + self._feed_alone(last)
         start = data.find(b"\r\n", 1, 9) + 2
         end = len(data) - 2
         if (not self._clean or start <= 2 or data.find(b"\n", start) != end - 2 or not data.endswith(b"\n\n\r\n")
