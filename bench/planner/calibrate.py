@@ -123,19 +123,26 @@ def measure_real() -> dict[str, float]:
 
 
 async def _both() -> dict[str, float]:
-    target = Target(f"http://127.0.0.1:{PORT}/v1", "demo", vocabulary=500, timeout_s=120.0)
+    target = Target(f"http://127.0.0.1:{PORT}/v1", "demo", vocabulary=250, timeout_s=120.0)
     draw = Random(3)
     warm = load(2.0, 12, (50, 400), (8, 32), 1)
     await drive(target, warm, draw.random, lambda _: None)
     first = await drive(target, load(1.5, 90, (32, 640), (16, 96), 2), draw.random, lambda _: None)
+    _all_answered(first)
     model = fit(first)
     sys.stdout.write(f"{model}\n")
     second = load(2.2, 110, (100, 500), (24, 72), 4)
     real = await drive(target, second, draw.random, lambda _: None)
-    failed = sum(not each.ok for each in (*first, *real))
-    if failed:
-        raise SystemExit(f"{failed} requests failed: {next(each.error for each in (*first, *real) if not each.ok)}")
+    _all_answered(real)
     return compare(real, model, second)
+
+
+def _all_answered(outcomes: Sequence[Outcome]) -> None:
+    """A calibration without some of its requests says nothing."""
+    failed = [each.error for each in outcomes if not each.ok]
+    if failed or any(each.output_tokens < 2 for each in outcomes):
+        why = failed[0] if failed else "no usage was told"
+        raise SystemExit(f"{len(failed)} of {len(outcomes)} requests failed: {why}")
 
 
 def _mean(values: Sequence[float]) -> float:
