@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 import yaml
+from gitops_judge import Judge
 from kube_team import Team
 from kube_watchdog import Watchdog
+from node_agent import Script, image_of
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
 QUIET_S = 15.0
@@ -81,3 +83,51 @@ async def test_a_restart_of_the_operator_writes_nothing(team: Team) -> None:
     asked = [f"{each.verb} {each.object.resource}" for each in team.requests()[before:] if each.verb not in READS]
     assert [each for each in asked if each != "create pods"] == [], "a dry run of a pod may be asked for"
     assert len(team.pods()) == 3
+
+
+async def test_argo_cd_and_flux_say_how_a_service_is(quiet_team: Team) -> None:
+    """By Argo CD's comparison and Lua interpreter and Flux's kstatus: `make test-gitops` builds them."""
+    judge = Judge.found()
+    if judge is None:
+        pytest.skip("the program that holds Argo CD's and Flux's judgement is not built: make test-gitops")
+    team = quiet_team
+
+    async def apply(**spec: object) -> dict[str, object]:
+        document = team.document(**spec)  # type: ignore[arg-type]
+        document["metadata"]["namespace"] = team.namespace
+        await team.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(document))
+        return document
+
+    def said(document: dict[str, object]) -> tuple[str, str]:
+        verdict = judge.of(team.of("DisaggService")["qwen"], document)
+        assert verdict.synced, verdict
+        return verdict.health, verdict.flux
+
+    document = await apply(decode=2)
+    await team.wait(lambda: "qwen" in team.of("DisaggService"), "it is there")
+    assert said(document)[0] == "Progressing", "no operator has seen it"
+    await team.operator.start()
+    await team.wait_settled("1P2D")
+    assert said(document) == ("Healthy", "Current")
+
+    slow = Script(start_s=1.5)
+    team.agent.script = lambda pod: slow if image_of(pod) == "engine:2" else Script()
+    document = await apply(decode=2, engine={"image": "engine:2"})
+    await team.wait(lambda: team.current() and len(team.status()["revisions"]) > 1, "a rollout is under way")
+    assert said(document) == ("Progressing", "Current"), "requests are answered all the while"
+    await team.wait_settled("1P2D")
+    assert said(document) == ("Healthy", "Current")
+
+    refused = {"replicas": 2, "template": {"spec": {"tolerations": [{"key": "a", "operator": "Never"}]}}}
+    document = await apply(decode=refused, engine={"image": "engine:2"})
+    await team.wait_condition("Valid", "False")
+    await team.wait(lambda: team.condition("Stalled")["status"] == "True", "it is stalled")
+    assert team.condition("Ready")["status"] == "True"
+    assert said(document) == ("Degraded", "Failed"), "the document has not taken effect, and will not"
+
+    document = await apply(decode=2, engine={"image": "engine:2"})
+    await team.wait_settled("1P2D")
+    assert said(document) == ("Healthy", "Current")
+    changed = team.of("DisaggService")["qwen"]
+    other = {**document, "spec": {**changed["spec"], "drain": {"timeout": "11s"}}}
+    assert not judge.of(changed, other).synced, "what does differ is seen"

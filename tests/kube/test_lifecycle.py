@@ -104,17 +104,3 @@ async def test_a_service_of_the_same_name_comes_after_a_deleted_one(team: Team) 
     uid = team.of("DisaggService")["qwen"]["metadata"]["uid"]
     assert not old & {pod["metadata"]["uid"] for pod in team.pods()}
     assert {pod["metadata"]["ownerReferences"][0]["uid"] for pod in team.pods()} == {uid}
-
-
-async def test_an_upgrade_of_the_operator_restarts_no_engine(team: Team) -> None:
-    await team.apply(team.document(decode=2))
-    await team.wait_settled("1P2D")
-    before = {pod["metadata"]["uid"] for pod in team.pods()}
-    asked = len(team.requests())
-    assert await team.operator.stop() == 0
-    team.operator.image = "registry.example/xpyd-sidecar:next"
-    await team.operator.start()
-    await team.wait(lambda: len(team.requests()) > asked, "the new operator works")
-    await team.apply(team.document(decode=3))
-    await team.wait_settled("1P3D")
-    assert before < {pod["metadata"]["uid"] for pod in team.pods()}

@@ -15,6 +15,7 @@ import yaml
 from kube_cluster import away, requests
 from kube_operator import OperatorProcess
 from kube_team import OPERATOR, OPERATOR_NAMESPACE, USER, Team, make_team
+from kube_watchdog import Watchdog
 from testcluster.kubectl import wait_until
 from testcluster.light import LightCluster
 
@@ -132,6 +133,38 @@ async def test_one_leads_and_the_other_takes_over(installed: LightCluster, opera
         await team.apply(team.document(decode=1))
         await team.wait_settled("1P1D")
         print(f"lease failover: {took_s:.1f} s after kill -9, {handed_s:.1f} s after SIGTERM")
+
+
+async def test_an_upgrade_and_its_rollback_restart_no_engine(installed: LightCluster, operators: Operators) -> None:
+    """As the Deployment rolls: a new process follows, the old one ends and hands the Lease on, while the count changes."""
+    leader = operators.make()
+    await leader.start()
+    first = leader.image
+    async with make_team(installed, "upgrade", leader) as team:
+        await team.apply(team.document(decode={"scaling": {"min": 1, "max": 4}}))
+        await team.wait_settled("1P1D")
+        await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=2")
+        await team.wait_settled("1P2D")
+        dog = Watchdog(team, floors={"prefill": 1, "decode": 2}, most={"prefill": 1, "decode": 4})
+        for count, image in ((3, "registry.example/xpyd-sidecar:next"), (4, first)):
+            before = {pod["metadata"]["uid"] for pod in team.pods()}
+            successor = operators.make()
+            successor.image = image
+            await successor.start()
+            assert not await leads(successor)
+            stopping = asyncio.create_task(leader.stop())
+            await team.kubectl("scale", "dpool", "qwen-decode", f"--replicas={count}")
+            assert await stopping == 0
+            await until(lambda: leads(successor), FAILOVER_S, "the other version leads")  # noqa: B023 (awaited here)
+            leader = team.operator = successor
+            await team.wait_settled(f"1P{count}D", deadline_s=60.0)
+            made = [pod for pod in team.pods() if pod["metadata"]["uid"] not in before]
+            assert before < {pod["metadata"]["uid"] for pod in team.pods()}, "who ran goes on"
+            assert len(made) == 1
+        dog.end()
+        newest = max(team.pods(role="decode"), key=lambda pod: int(pod["metadata"]["name"].rpartition("-e")[2]))
+        containers = (*newest["spec"]["initContainers"], *newest["spec"]["containers"])
+        assert first in {each["image"] for each in containers}, "what is made after the rollback is of the first version"
 
 
 async def test_a_leader_that_slept_through_its_lease_works_no_more(operators: Operators) -> None:
