@@ -84,6 +84,7 @@ def figures(cpu_ms: Mapping[int, Mapping[str, Sequence[float]]],
     # Where the machine held up the clients that need no router, nothing was measured of what one adds.
     sound = [pair for pair in zip(more["xpyd"], more["vllm_router"], strict=True) if min(pair) > 0]
     out |= spread("ttft_added_p50_vs_vllm_router", [one / other for one, other in sound])
+    out["ttft_rounds_left_out"] = len(more["xpyd"]) - len(sound)
     for chunks, rounds in cpu_ms.items():
         for name, values in rounds.items():
             out |= spread(f"cpu_ms_{name}_{chunks}", values)

@@ -66,7 +66,17 @@ def test_all_figures_of_the_rounds():
     assert found["ttft_added_p50_vs_vllm_router"] == 0.5, "of what is added, not of the whole time"
     assert found["cpu_ms_xpyd_128"] == 10.0
     assert found["ttft_added_us_vllm_router"] == 200.0
+    assert found.pop("ttft_rounds_left_out") == 0
     assert all(f"{key}_p25" in found and f"{key}_p75" in found for key in found if not key.endswith(("_p25", "_p75")))
+
+
+def test_a_round_in_which_the_machine_held_up_direct_clients_says_nothing_of_what_a_router_adds():
+    cpu_ms = {8: {"xpyd": [1.0] * 4, "xpyd_error": [1.0] * 4, "vllm_router": [1.0] * 4}}
+    first_us = {"direct": [20.0, 500.0, 30.0, 40.0], "xpyd": [120.0, 125.0, 130.0, 140.0],
+                "vllm_router": [220.0, 225.0, 230.0, 240.0]}
+    found = measures.figures(cpu_ms, first_us)
+    assert found["ttft_added_p50_vs_vllm_router"] == 0.5
+    assert found["ttft_rounds_left_out"] == 1
 
 
 def test_processor_time_of_another_process():
