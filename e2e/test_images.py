@@ -36,6 +36,7 @@ mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount -t tmpfs -o mode=1777 tmp "$root/tmp"
 while [ "$1" != -- ]; do
+  mkdir -p "$root$2"
   mount --bind "$2" "$root$2"
   mount -o "remount,bind,$1" "$root$2"
   shift 2
@@ -59,9 +60,6 @@ class Image(NamedTuple):
         """How to run ``command``, or the image's own entry point with ``-…`` arguments, inside it."""
         if not command or command[0].startswith("-"):
             command = (*self.config["Entrypoint"], *command)
-        for _, path in binds:
-            place = self.root / str(path).lstrip("/")
-            place.mkdir(parents=True, exist_ok=True)
         mounts = [word for mode, path in binds for word in (mode, str(path))]
         return ["unshare", "--mount", "--propagation", "private", "sh", "-euc", ENTER, "enter", str(self.root), *mounts,
                 "--", *self.config["Env"], *env, *command]
