@@ -30,7 +30,7 @@ from xpyd_sidecar.kv.sending import Copy, Sending
 DATA_KEY = bytes(range(32))
 BLOCK = 1000
 REGIONS = 2
-TIMEOUT_S = 0.6
+TIMEOUT_S = 1.5
 TCP = Ways("tcp")
 P_LIFE, D_LIFE = Incarnation("1" * 32), Incarnation("2" * 32)
 
@@ -63,7 +63,7 @@ class PrefillRank:
         assert self.sender.budget.reserve(len(data), holder)
         self.sender.push(which, Copy(region, first, len(blocks), Kept(memoryview(data), NOW, holder, gone)))
 
-    def wait_reports(self, count: int = 1, deadline_s: float = 5.0) -> list[Report]:
+    def wait_reports(self, count: int = 1, deadline_s: float = 15.0) -> list[Report]:
         end = time.monotonic() + deadline_s
         while len(self.reports) < count:
             self.reports += self.sender.take_reports()
@@ -133,7 +133,7 @@ class DecodeRank:
                                                   final=event.final))
         self.carry_out(self.machine.tick(now))
 
-    def wait(self, condition: Callable[[], object], deadline_s: float = 5.0) -> None:
+    def wait(self, condition: Callable[[], object], deadline_s: float = 15.0) -> None:
         end = time.monotonic() + deadline_s
         while not condition():
             self.poll()
