@@ -67,6 +67,8 @@ def real(kills: int, aborts: int, seed: int) -> Iterator[Section]:
             yield {"kills_real": asyncio.run(kill_real(cluster, victims, seed + kills)).told()}
             kills -= len(victims)
             if kills > 0:
+                for one in victims:
+                    one.engine.kill()  # the server of an engine core that was killed takes a while to end
                 cluster.repair()
 
 
