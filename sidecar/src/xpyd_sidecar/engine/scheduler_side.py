@@ -124,7 +124,8 @@ class SchedulerSide:
     def _register_decode(self, request: Any, leg: Leg, prompt: bytes) -> None:
         self._pair(self._pairing.register(
             request.request_id, leg.transfer, leg.attempt, identity=prompt, tokens=request.num_prompt_tokens,
-            lease=Lease.of(time.monotonic(), leg.remaining_s), withdrawn=list(request.prompt_token_ids) == REFUSED_PROMPT))
+            lease=Lease.of(time.monotonic(), leg.remaining_s),
+            withdrawn=list(request.prompt_token_ids[:2]) == REFUSED_PROMPT))
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``computed`` come from a prefill engine; None: ask again later."""
