@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from xml.etree import ElementTree as ET
 
 import pytest
+from scripts import load
 
 BENCH = Path(__file__).parents[2] / "bench" / "router"
 
 
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"bench_router_{name}", BENCH / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-measures, plot = _load("measures"), _load("plot")
+measures, plot = (load(BENCH / f"{name}.py") for name in ("measures", "plot"))
 
 
 def test_a_ratio_is_taken_within_a_round():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from scripts import load
 
 from xpyd_operator.kube.__main__ import parse
 from xpyd_operator.render.labels import NAME, OPERATOR
@@ -28,16 +28,7 @@ Document = dict[str, Any]
 Key = tuple[str, str, str]
 
 
-def _script() -> Any:
-    spec = importlib.util.spec_from_file_location("manifests_script", ROOT / "scripts/manifests.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-SCRIPT = _script()
+SCRIPT = load(ROOT / "scripts/manifests.py")
 HELM: str | None = os.environ.get("HELM") or SCRIPT.built("helm")
 KUBECTL: str | None = SCRIPT.kubectl()
 needs_helm = pytest.mark.skipif(HELM is None or KUBECTL is None, reason="the test cluster's programs are not built")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from scripts import load
 
 from xpyd_operator.kube.__main__ import parse
 from xpyd_operator.kube.api import RESOURCES
@@ -25,17 +25,7 @@ OVERLAYS = sorted(path.name for path in (ROOT / "manifests/overlays").iterdir())
 Document = dict[str, Any]
 
 
-def _kubectl() -> str | None:
-    spec = importlib.util.spec_from_file_location("manifests_script", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: str | None = module.kubectl()
-    return found
-
-
-KUBECTL = _kubectl()
+KUBECTL: str | None = load(SCRIPT).kubectl()
 needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="there is no kubectl on this machine")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import importlib.util
 import json
 import re
 import subprocess
@@ -17,6 +16,7 @@ import yaml
 from members import member
 from prometheus_client import Metric
 from records import D1, P1, record
+from scripts import load
 
 from xpyd_operator.kube.metrics import Metrics as OperatorMetrics
 from xpyd_sidecar.contract import metrics as kv
@@ -36,17 +36,7 @@ Labels = dict[str, set[str]]
 Case = tuple[str, dict[str, str]]
 
 
-def promtool() -> str | None:
-    spec = importlib.util.spec_from_file_location("promtool_script", ROOT / "scripts/promtool.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: str | None = module.promtool()
-    return found
-
-
-PROMTOOL = promtool()
+PROMTOOL: str | None = load(ROOT / "scripts/promtool.py").promtool()
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool on this machine")
 
 

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+from scripts import load
 
 from xpyd_sidecar.proxy import fast, plain
 from xpyd_sidecar.proxy.events import EventStream
@@ -179,18 +178,9 @@ def test_simple_events_go_from_a_leg_to_the_client_without_python_until_that_end
     assert leg.seen == [good, good[:-1], good + DONE, good]
 
 
-def build_hook() -> Any:
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "sidecar" / "hatch_build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_without_a_compiler_the_package_is_built_without_shortcuts_and_says_so(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hook = build_hook()
+    hook = load(ROOT / "sidecar/hatch_build.py")
     made = tmp_path / hook.MADE
     made.parent.mkdir(parents=True)
     made.write_bytes(b"of an older source")
