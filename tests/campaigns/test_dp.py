@@ -1,16 +1,19 @@
 """Step sync at length, outside CI: larger bounds of the model, a thousand deaths in it, 10,000 requests, 15 real kills.
 
 Figures go into bench/results/campaign_dp.json. ``REQUESTS=`` and ``DP_KILLS=`` of ``make campaign-dp`` change the sizes.
+What is done so far is kept in .cache: a campaign that was ended goes on from there (remove the file to begin anew).
 """
 
 import json
 import os
 import random
 import signal
-import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dp_engines import DpEngine
@@ -19,10 +22,16 @@ from step_model import Bounds, explore, walk
 
 from xpyd_sidecar.dp.look_ahead import LookAhead
 
-RESULTS = Path(__file__).resolve().parents[2] / "bench" / "results" / "campaign_dp.json"
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results" / "campaign_dp.json"
+SO_FAR = ROOT / ".cache" / "campaign_dp.json"
 REQUESTS = int(os.environ.get("REQUESTS", "10000"))
 KILLS = int(os.environ.get("KILLS", "15"))
-TIMEOUT_S = 10.0
+CLIENTS = 48
+PART = 500
+"""Requests after which the ranks must come to rest at one step, and figures are kept."""
+ANSWER_S = 300.0
+TIMEOUT_S = 15.0
 DEATH_S = TIMEOUT_S + 30.0
 LARGE = {
     "two ranks, early stop, kv, two losses": Bounds((3, 2), kv=(0, 2), early_stop=True, losses=2),
@@ -37,7 +46,17 @@ LARGE = {
 def note(**figures: object) -> None:
     known = json.loads(RESULTS.read_text("ascii")) if RESULTS.exists() else {}
     RESULTS.write_text(json.dumps(known | figures, indent=2, sort_keys=True) + "\n", "ascii")
-    print(figures)
+    print(figures, flush=True)
+
+
+def so_far(name: str) -> Any:
+    return json.loads(SO_FAR.read_text("ascii")).get(name) if SO_FAR.exists() else None
+
+
+def keep(name: str, figures: object) -> None:
+    known = json.loads(SO_FAR.read_text("ascii")) if SO_FAR.exists() else {}
+    SO_FAR.write_text(json.dumps(known | {name: figures}), "ascii")
+    print(name, figures, flush=True)
 
 
 @pytest.mark.parametrize("name", LARGE)
@@ -57,59 +76,95 @@ def test_a_thousand_deaths_in_the_model() -> None:
 
 @pytest.mark.parametrize("mode", ["rpc", "shm"])
 def test_soak(mode: str, tmp_path: Path) -> None:
-    rng, wrong, done, lock = random.Random(7), [], Counter[str](), threading.Lock()
+    """Requests of both ranks, a fifth of whose clients leave, while all ranks are paused again and again."""
+    figures: Counter[str] = Counter(so_far(f"soak_{mode}") or {})
+    rng = random.Random(7)
     prompts = [[rng.randrange(2, 250) for _ in range(rng.randint(2, 60))] for _ in range(12)]
     with DpEngine(mode, tmp_path, mode) as engine:
         engine.wait_ready()
-        expected = [engine.ask(prompt, 40, 0) for prompt in prompts]
+        expected = [engine.ask(prompt, 40, 0, ANSWER_S) for prompt in prompts]
+        while figures["requests"] < REQUESTS:
+            before, began = engine.settled(60.0), time.monotonic()
+            seeds = range(figures["requests"], min(figures["requests"] + PART, REQUESTS))
+            figures += part(engine, prompts, expected, seeds)
+            engine.settled(60.0)
+            figures += Counter(steps=len(engine.steps(0)) - before, wasted=engine.wasted(before),
+                               seconds=round(time.monotonic() - began))
+            keep(f"soak_{mode}", figures)
+    note(**{f"soak_{mode}": {"wrong": 0, **figures}})
+    assert not figures["wrong"]
+    assert figures["answered"] > 0.7 * REQUESTS
+    assert figures["left"] > 0.1 * REQUESTS
+    assert figures["pauses"] >= REQUESTS // PART
 
-        def client(seed: int) -> None:
-            mine = random.Random(seed)
-            for _ in range(REQUESTS // 16):
-                which, length, rank = mine.randrange(len(prompts)), mine.choice((1, 2, 9, 40)), mine.randrange(2)
-                leaves = mine.random() < 0.2
-                try:
-                    patience = mine.uniform(0.01, 0.3) if leaves else 120.0
-                    tokens = engine.ask(prompts[which], length, rank, timeout_s=patience)
-                    good = tokens == expected[which][:length]
-                except OSError:
-                    good = leaves
-                with lock:
-                    done["left" if leaves else "answered"] += 1
-                    if not good:
-                        wrong.append((which, length, rank))
 
-        threads = [threading.Thread(target=client, args=(seed,)) for seed in range(16)]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
+def part(engine: DpEngine, prompts: Sequence[list[int]], expected: Sequence[list[int]], seeds: range) -> Counter[str]:
+    """One request for each seed, ``CLIENTS`` at a time, and pauses until they are through."""
+
+    def client(seed: int) -> str:
+        mine = random.Random(seed)
+        which, length, rank = mine.randrange(len(prompts)), mine.choice((1, 2, 9, 40)), mine.randrange(2)
+        leaves = mine.random() < 0.2
+        try:
+            tokens = engine.ask(prompts[which], length, rank, mine.uniform(0.005, 0.3) if leaves else ANSWER_S)
+        except OSError as error:
+            if leaves:
+                return "left"
+            print(f"{engine.name}, seed {seed}: {error!r}", flush=True)
+            return "wrong"
+        if tokens != expected[which][:length]:
+            print(f"{engine.name}, seed {seed}: {tokens}", flush=True)
+            return "wrong"
+        return "answered"
+
+    rng, figures = random.Random(seeds.start), Counter[str](requests=len(seeds))
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        asked = [clients.submit(client, seed) for seed in seeds]
+        while not all(one.done() for one in asked):
             engine.pause(rng.choice(("keep", "keep", "wait")))
             engine.resume()
-            done["pauses"] += 1
+            figures["pauses"] += 1
             time.sleep(rng.uniform(0.1, 1.0))
-        engine.settled(60.0)
-        note(**{f"soak_{mode}": {**done, "wrong": len(wrong), "steps": len(engine.steps(0)), "wasted": engine.wasted()}})
-    assert not wrong
+        figures.update(one.result() for one in asked)
+    return figures
 
 
 def test_kills(tmp_path: Path) -> None:
-    rng, ends = random.Random(8), []
-    for number in range(KILLS):
-        mode, rank = ("rpc", "shm")[number % 2], rng.randrange(2)
-        how = rng.choice((signal.SIGKILL, signal.SIGSTOP))
-        with DpEngine(f"{mode}-{number}", tmp_path, mode, timeout_s=TIMEOUT_S) as engine:
-            engine.wait_ready()
-            client = threading.Thread(target=_doomed, args=(engine, 1 - rank))
-            client.start()
-            time.sleep(rng.uniform(0.0, 1.0))
-            began = time.monotonic()
-            os.kill(engine.core(rank), how)
-            client.join(DEATH_S)
-            assert not client.is_alive(), f"{mode}, rank {rank}, {how.name}: a request hangs"
-            ends.append({"mode": mode, "rank": rank, "how": how.name, "seconds": round(time.monotonic() - began, 1)})
+    """Ranks that are killed or stand still under load; over rpc, rank 0 has the coordinator."""
+    ends: list[dict[str, Any]] = so_far("kills") or []
+    while len(ends) < KILLS:
+        number = len(ends)
+        modes = [("rpc", "shm")[at % 2] for at in range(number, min(number + 2, KILLS))]
+        engines = [DpEngine(f"{mode}-{number + at}", tmp_path, mode, timeout_s=TIMEOUT_S) for at, mode in enumerate(modes)]
+        try:
+            for engine in engines:
+                engine.start()
+            for at, engine in enumerate(engines):
+                engine.wait_ready()
+                ends.append(death(engine, modes[at], random.Random(number + at)))
+        finally:
+            for engine in engines:
+                engine.kill()
+        keep("kills", ends)
     note(kills=ends)
+    assert all(end["seconds"] < DEATH_S for end in ends)
 
 
-def _doomed(engine: DpEngine, rank: int) -> None:
+def death(engine: DpEngine, mode: str, rng: random.Random) -> dict[str, Any]:
+    """Kill a rank (SIGKILL) or let it stand still (SIGSTOP) while a request runs on the other."""
+    rank, how = rng.randrange(2), rng.choice((signal.SIGKILL, signal.SIGSTOP))
+    with ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(engine.ask, [5, 6, 7], 1900, 1 - rank, DEATH_S + 60.0)
+        time.sleep(rng.uniform(0.0, 1.0))
+        assert not asked.done(), f"{mode}: {asked.exception()!r} before rank {rank} was killed"
+        began = time.monotonic()
+        os.kill(engine.core(rank), how)
+        error = asked.exception(DEATH_S)
+        seconds = round(time.monotonic() - began, 1)
+    assert isinstance(error, (HttpError, OSError)), f"{mode}, rank {rank}, {how.name}: {error!r}"
     with pytest.raises((HttpError, OSError)):
-        engine.ask([5, 6, 7], 1900, rank, timeout_s=DEATH_S + 60.0)
+        engine.ask([5, 6, 7], 1, 1 - rank, DEATH_S)
+    log = engine.log.read_text("utf-8", errors="replace")
+    assert "EngineDeadError" in log, engine.log
+    return {"mode": mode, "rank": rank, "how": how.name, "seconds": seconds, "error": type(error).__name__,
+            "named": "cannot go on at step" in log}
