@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from cluster import Cluster
-from engines import MODEL_NAME
+from engines import MODEL_NAME, get
+from make_model import ensure_adapter
 from recorded import Seen, seen_of
 
 LINES = 25
 """Events that every stream has had before the kill."""
 ANSWER_S = 90.0
+ADAPTER = "fluent"
 GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "stream": True, "ignore_eos": True, "max_tokens": 500,
                           "stream_options": {"include_usage": True}}
 PROMPT = {"prompt": "A block is what a lease is for. Hello wörld, 日本 "}
@@ -31,6 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "stop strings": ("/v1/chat/completions", {**MESSAGES, "stop": ["\x00never comes\x00", "nor this"]}),
     "logprobs": ("/v1/completions", {**PROMPT, "logprobs": 2}),
     "penalty, by replay": ("/v1/completions", {**PROMPT, "presence_penalty": 0.6}),
+    "a LoRA adapter": ("/v1/completions", {**PROMPT, "model": ADAPTER}),
     "sampled": ("/v1/completions", {**PROMPT, "temperature": 0.8}),
 }
 
@@ -58,8 +61,14 @@ class Stream(threading.Thread):
 
 
 def test_kill_nine_of_a_decode_engine(tmp_path: Path) -> None:
-    with Cluster(tmp_path, prefill=1, decode=2, router={"policy": "round_robin", "first_token": "prefill"}) as cluster:
+    # In a batch with an adapter, vLLM on CPUs gives the other requests that of the last slot: a second one stays empty.
+    adapter = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules",
+               f"{ADAPTER}={ensure_adapter()}")
+    with Cluster(tmp_path, prefill=1, decode=2, router={"policy": "round_robin", "first_token": "prefill"},
+                 engine_args=adapter) as cluster:
         cluster.wait_ready()
+        cards = {card["id"]: card["parent"] for card in json.loads(get(f"{cluster.url}/v1/models"))["data"]}
+        assert cards == {MODEL_NAME: None, ADAPTER: MODEL_NAME}
         streams = {name: (Stream(cluster.port, *case), Stream(cluster.port, *case)) for name, case in CASES.items()}
         every = [stream for pair in streams.values() for stream in pair]
         for stream in every:
@@ -86,12 +95,13 @@ def test_kill_nine_of_a_decode_engine(tmp_path: Path) -> None:
             assert (first.texts, first.finish, first.usage) == (second.texts, second.finish, second.usage), name
             assert first.roles == second.roles
             _same_logprobs(first, second)
-        for name in ("completions", "chat"):
+        for name in ("completions", "chat", "a LoRA adapter"):
             plain = Stream(cluster.prefill[0].engine.port, *CASES[name])
             plain.run()
             assert plain.seen().texts == streams[name][0].seen().texts, name
             for stream in streams[name]:
                 assert _shapes(stream.events) == _shapes(plain.events), "as an engine writes it"
+        assert streams["a LoRA adapter"][0].seen().texts != streams["completions"][0].seen().texts
         moved = (tmp_path / "router.log").read_text().count("a stream goes on elsewhere")
         assert moved == len(CASES) - 1, "each request had one stream on the engine that was killed"
 

@@ -12,7 +12,8 @@ and waits for nothing. All logs lie in ``folder``.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -48,9 +49,9 @@ class Instance:
         self._folder = cluster.folder
         self.engine = Engine(self.name, cluster.folder, service=SERVICE, key_file=cluster.key_file, **engine)
         address = HostPort(self.engine.address)
-        agent = AgentConfig(role=role, engine=address, advertise_http=address, routers=(cluster.members_address,),
-                            heartbeat_s=HEARTBEAT_S, resolve_s=RESOLVE_S, drain_timeout_s=60.0,
-                            data_parallel=data_parallel)
+        agent = AgentConfig(role=role, engine=address, advertise_http=address,
+                            routers=(cluster.members_address, cluster.other_address), heartbeat_s=HEARTBEAT_S,
+                            resolve_s=RESOLVE_S, drain_timeout_s=60.0, data_parallel=data_parallel)
         self._config = SidecarConfig(service=SERVICE, instance=self.name, key_file=str(cluster.key_file),
                                      run_dir=str(self.engine.run_dir), agent=agent, log_format="text")
         self.agent: Group | None = None
@@ -90,13 +91,11 @@ class Cluster:
         self.key_file = folder / "key"
         keys.write(self.key_file, keys.mint())
         self.port = free_port()
-        self.members_address = HostPort(f"127.0.0.1:{free_port()}")
+        self.members_address, self.other_address = (HostPort(f"127.0.0.1:{free_port()}") for _ in range(2))
         self.url = f"http://127.0.0.1:{self.port}"
         settings = {"host": "127.0.0.1", "port": self.port, "members_port": int(self.members_address.rpartition(":")[2]),
                     "heartbeat_s": HEARTBEAT_S, "resolve_s": RESOLVE_S, "drain_timeout_s": 10.0, **(router or {})}
-        self._router_config = SidecarConfig(service=SERVICE, instance=InstanceName("router"), key_file=str(self.key_file),
-                                            run_dir=str(folder / "router"), router=RouterConfig(**settings),
-                                            log_format="text")
+        self._router_config = self._router("router", settings)
         self._engine: dict[str, Any] = {"args": engine_args, "options": options, "on_load_failure": on_load_failure,
                                         "model": model}
         self.router: Group | None = None
@@ -140,6 +139,24 @@ class Cluster:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.kill()
+
+    def _router(self, name: str, settings: dict[str, Any]) -> SidecarConfig:
+        return SidecarConfig(service=SERVICE, instance=InstanceName(name), key_file=str(self.key_file), log_format="text",
+                             run_dir=str(self.folder / name), router=RouterConfig(**settings))
+
+    @contextmanager
+    def other_router(self, **settings: Any) -> Iterator[tuple[Group, int]]:
+        """One more router before the same instances; its process and port. It is there, but perhaps not ready yet."""
+        port, config = free_port(), self._router_config.router
+        assert config is not None
+        (self.folder / "other").mkdir(exist_ok=True)
+        router = start_sidecar(self.folder, "other", self._router("other", {
+            **msgspec.structs.asdict(config), "port": port, "members_port": int(self.other_address.rpartition(":")[2]),
+            **settings}))
+        try:
+            yield router, port
+        finally:
+            router.kill()
 
     def fleet(self) -> Fleet:
         """What the router knows."""

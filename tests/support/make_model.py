@@ -5,6 +5,7 @@ depend on every prompt token, so one wrong KV block changes the text.
 
     ensure_model()  →  $XPYD_TEST_CACHE/tiny-llama-1, by default .cache/models/tiny-llama-1 in the repository
     ensure_moe()    →  …/tiny-moe-1: a mixture of four experts
+    ensure_adapter() →  …/tiny-lora-1: a LoRA adapter of the first, whose answers differ from its
 
 It is made once, in a process of its own (torch stays out of the tests), under a lock, and put in place by a rename: a
 reader sees a whole model or none.
@@ -13,6 +14,7 @@ reader sees a whole model or none.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -22,6 +24,9 @@ from pathlib import Path
 
 NAME = "tiny-llama-1"  # grows when the recipe changes
 MOE = "tiny-moe-1"
+ADAPTER = "tiny-lora-1"
+ADAPTER_RANK = 8
+HIDDEN, LAYERS = 128, 4
 VOCABULARY = 512
 CONTEXT = 4096
 MAKE_TIMEOUT_S = 300.0
@@ -43,6 +48,11 @@ def ensure_model(root: Path | None = None) -> Path:
 def ensure_moe(root: Path | None = None) -> Path:
     """The same for a mixture of experts."""
     return _ensure(root or cache_root(), MOE)
+
+
+def ensure_adapter(root: Path | None = None) -> Path:
+    """The same for a LoRA adapter of the first."""
+    return _ensure(root or cache_root(), ADAPTER)
 
 
 def _ensure(root: Path, name: str) -> Path:
@@ -67,6 +77,9 @@ def _ensure(root: Path, name: str) -> Path:
 
 def make(folder: Path, name: str = NAME) -> None:
     """Write tokenizer, configuration and weights into ``folder``."""
+    if name == ADAPTER:
+        _make_adapter(folder)
+        return
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -84,7 +97,7 @@ def make(folder: Path, name: str = NAME) -> None:
     if name == MOE:
         _make_moe(folder)
         return
-    config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, num_hidden_layers=4,
+    config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=256, num_hidden_layers=LAYERS,
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT,
                          bos_token_id=0, eos_token_id=1, tie_word_embeddings=False)
     model = LlamaForCausalLM(config)
@@ -111,6 +124,22 @@ def _make_moe(folder: Path) -> None:
             elif parameter.ndim == 2:
                 parameter.normal_(0, STD.get(name.split(".")[-2], OTHER_STD))
     model.save_pretrained(folder)
+
+
+def _make_adapter(folder: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(2)
+    weights = {}
+    for layer in range(LAYERS):
+        at = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        weights[f"{at}.lora_A.weight"] = torch.randn(ADAPTER_RANK, HIDDEN) * 0.2
+        weights[f"{at}.lora_B.weight"] = torch.randn(HIDDEN, ADAPTER_RANK) * 0.2
+    save_file(weights, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(
+        {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": ADAPTER_RANK, "lora_alpha": ADAPTER_RANK, "lora_dropout": 0.0,
+         "target_modules": ["q_proj"], "bias": "none", "base_model_name_or_path": NAME}))
 
 
 if __name__ == "__main__":

@@ -33,8 +33,10 @@ XPYD = Path(sys.executable).with_name("xpyd")
 class Service:
     """One service; ``with`` takes it down at the end, whatever happened."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, router: dict[str, Any] | None = None) -> None:
+        """``router``: further fields of ``spec.router``."""
         self.folder = folder
+        self._router = router or {}
         self.home = folder / "home"
         self.file = folder / "service.yaml"
         self.port, self.members = free_port(), free_port()
@@ -56,7 +58,8 @@ class Service:
                 "model": {"source": str(ensure_model()), "servedName": MODEL_NAME},
                 "engine": {"args": list(BASE_ARGS), "env": [{"name": k, "value": v} for k, v in BASE_ENV.items()]},
                 "prefill": {"replicas": prefill}, "decode": {"replicas": decode},
-                "router": {"ports": {"http": self.port, "members": self.members}, "policy": "least_loaded"},
+                "router": {"ports": {"http": self.port, "members": self.members}, "policy": "least_loaded",
+                           **self._router},
             },
         }))
 

@@ -13,7 +13,7 @@ from agent_fakes import FakeEngine, config_of, record_of
 from xpyd_sidecar.agent import engine as engine_module
 from xpyd_sidecar.agent.engine import BadAnswer, Probe, choose_model, parse_load
 from xpyd_sidecar.contract import record
-from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.membership import MAX_ALSO, Load
 
 TWO_ENGINES = b"""\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -52,10 +52,19 @@ def test_what_is_no_load_is_refused(text: bytes, message: str) -> None:
 
 def test_the_first_model_is_taken_unless_one_is_wanted() -> None:
     answer = b'{"data": [{"id": "a", "max_model_len": 10, "x": 1}, {"id": "b"}]}'
-    assert choose_model(answer, "") == ("a", 10)
-    assert choose_model(answer, "b") == ("b", 0)
+    assert choose_model(answer, "") == ("a", 10, ("b",))
+    assert choose_model(answer, "b") == ("b", 0, ("a",))
     with pytest.raises(BadAnswer, match=r"serves \['a', 'b'\], not 'c'"):
         choose_model(answer, "c")
+
+
+def test_an_engine_has_no_more_names_than_a_beat_may_have() -> None:
+    def answer(count: int) -> bytes:
+        return msgspec.json.encode({"data": [{"id": f"m{number}"} for number in range(count)]})
+
+    assert len(choose_model(answer(MAX_ALSO + 1), "m0").also) == MAX_ALSO
+    with pytest.raises(BadAnswer, match=f"{MAX_ALSO + 1} names besides 'm0', more than {MAX_ALSO}"):
+        choose_model(answer(MAX_ALSO + 2), "m0")
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b'{"data": 1}', b'{"data": [{"name": "a"}]}'])

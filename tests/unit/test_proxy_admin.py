@@ -25,11 +25,14 @@ async def metrics(f: RouterFleet) -> dict[tuple[Any, ...], float]:
 
 async def test_models_in_openais_form() -> None:
     async with fleet(1, 2, model="configured") as f:
-        f.beat(f.d[0], max_model_len=100)
+        f.beat(f.d[0], max_model_len=100, also=("fluent",))
+        f.beat(f.p[0], also=("fluent",))
+        f.beat(f.d[1], also=("fluent",))
         answer = (await f.get("/v1/models")).json
         assert answer["object"] == "list"
-        assert [(m["id"], m["object"], m["max_model_len"]) for m in answer["data"]] == [
-            ("configured", "model", None), ("tiny", "model", 100)]
+        assert [(m["id"], m["object"], m["max_model_len"], m["parent"]) for m in answer["data"]] == [
+            ("configured", "model", None, None), ("tiny", "model", 100, None), ("fluent", "model", 100, "tiny")]
+        assert (await f.complete(model="fluent")).status == 200
         assert (await f.get("/v1/models/tiny")).json["id"] == "tiny"
         answer = await f.get("/v1/models/none")
         assert (answer.status, answer.json["error"]["code"]) == (404, "model_not_found")

@@ -335,6 +335,21 @@ def test_the_fleet_shows_what_is_known() -> None:
     assert roster.models() == ["m"]
 
 
+def test_an_adapter_is_known_while_all_that_take_legs_serve_it() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", also=("fluent", "terse")))
+    assert roster.models() == ["tiny", "fluent", "terse"]
+    roster.on_message(0.0, beat("p0", Role.PREFILL, also=("fluent",)))
+    assert roster.models() == ["tiny", "fluent"]
+    roster.on_message(1.0, beat("d1", state=State.STARTING))
+    assert roster.models() == ["tiny", "fluent"], "it takes no legs yet"
+    roster.on_refused(2.0, D0, I0, "gone")
+    roster.on_refused(2.0, InstanceName("p0"), Incarnation("i-p0"), "gone")
+    assert roster.models() == ["tiny"], "nobody takes legs, and one of them does not have it"
+    roster.on_message(3.0, beat("d1", also=("terse",)))
+    assert roster.models() == ["tiny", "terse"]
+
+
 OLD, NEW = AgentId("0" * 19 + "1"), AgentId("0" * 19 + "2")
 
 

@@ -53,6 +53,7 @@ class Look(msgspec.Struct, frozen=True):
     """None: not asked, or not answered."""
     model: str = ""
     max_model_len: int = 0
+    also: tuple[str, ...] = ()
 
 
 class Router(msgspec.Struct, frozen=True):
@@ -137,6 +138,7 @@ class Machine:
         self._load = Load()
         self._model = config.agent.model
         self._max_model_len = 0
+        self._also: tuple[str, ...] = ()
         self.problem = "the engine has not been looked at yet"
         """Why the instance is not ready; empty when it is."""
 
@@ -226,6 +228,7 @@ class Machine:
             drained=self._drained,
             agent=self._id,
             leaving=self._leaving,
+            also=self._also,
         )
 
     def goodbye(self) -> Goodbye:
@@ -269,7 +272,7 @@ class Machine:
         if look.health == "down":
             self._load = Load()
         if self._up:
-            self._model, self._max_model_len = look.model, look.max_model_len
+            self._model, self._max_model_len, self._also = look.model, look.max_model_len, look.also
 
     def _drain_progress(self, look: Look, routers: Sequence[Router], now: float) -> str:
         if self._holding(routers, now) and look.health != "down":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import aiohttp
 import msgspec
@@ -16,7 +17,7 @@ from xpyd_sidecar.agent.beat import Look
 from xpyd_sidecar.contract import metrics, record
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.contract.launch import AgentConfig
-from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.membership import MAX_ALSO, Load
 from xpyd_sidecar.contract.record import EngineRecord
 
 HEALTH_TIMEOUT_S = 3.0
@@ -70,11 +71,21 @@ def parse_load(text: bytes) -> Load:
     )
 
 
-def choose_model(answer: bytes, wanted: str) -> tuple[str, int]:
-    """``/v1/models`` → (served name, tokens of context; 0: unknown). ``wanted`` empty: the first it lists.
+class Served(NamedTuple):
+    """What an engine answers to."""
+
+    model: str
+    max_model_len: int
+    """Tokens of context; 0: unknown."""
+    also: tuple[str, ...] = ()
+    """Its other names, sorted: LoRA adapters, further served names."""
+
+
+def choose_model(answer: bytes, wanted: str) -> Served:
+    """What ``/v1/models`` says. ``wanted`` empty: the first it lists.
 
     Raises:
-        BadAnswer: no such list, or ``wanted`` is not in it.
+        BadAnswer: no such list, ``wanted`` is not in it, or it has more names than a beat may.
     """
     try:
         models = msgspec.json.decode(answer, type=_Models).data
@@ -82,7 +93,10 @@ def choose_model(answer: bytes, wanted: str) -> tuple[str, int]:
         raise BadAnswer(f"/v1/models: {error}") from None
     for model in models:
         if wanted in {"", model.id}:
-            return model.id, model.max_model_len or 0
+            also = tuple(sorted({other.id for other in models} - {model.id}))
+            if len(also) > MAX_ALSO:
+                raise BadAnswer(f"/v1/models: {len(also)} names besides {model.id!r}, more than {MAX_ALSO}")
+            return Served(model.id, model.max_model_len or 0, also)
     raise BadAnswer(f"/v1/models: the engine serves {[model.id for model in models]}, not {wanted!r}")
 
 
@@ -94,7 +108,7 @@ class Probe:
         self._run_dir = run_dir
         self._base = f"http://{config.engine}"
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=4))
-        self._known: tuple[Incarnation, str, int] | None = None
+        self._known: tuple[Incarnation, Served] | None = None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -114,10 +128,10 @@ class Probe:
         records, problem = self._records()
         if problem or records != before:
             return Look("up", problem or "the engine record changed during the look", records)
-        load, model, max_model_len = None, self._config.model, 0
+        load, served = None, Served(self._config.model, 0)
         try:
             if records:
-                model, max_model_len = await self._model(records[0])
+                served = await self._served(records[0])
             if scrape:
                 load = parse_load(await self._read("/metrics", SCRAPE_TIMEOUT_S))
         except TimeoutError:
@@ -126,7 +140,7 @@ class Probe:
             return Look("slow", f"GET /metrics or /v1/models: {_why(error)}", records)
         except BadAnswer as error:
             problem = str(error)
-        return Look("up", problem, records, load, model, max_model_len)
+        return Look("up", problem, records, load, *served)
 
     def _records(self) -> tuple[tuple[EngineRecord, ...], str]:
         try:
@@ -141,16 +155,16 @@ class Probe:
             return (), f"engine record of version {newer[0]}, this agent reads {record.VERSION}"
         return whole, ""
 
-    async def _model(self, first: EngineRecord) -> tuple[str, int]:
+    async def _served(self, first: EngineRecord) -> Served:
         if self._known is None or self._known[0] != first.incarnation:
             try:
-                name, tokens = choose_model(await self._read("/v1/models", SCRAPE_TIMEOUT_S), self._config.model)
+                served = choose_model(await self._read("/v1/models", SCRAPE_TIMEOUT_S), self._config.model)
             except _Locked:
                 if not self._config.model:
                     raise BadAnswer("/v1/models asks for an API key: set `$.agent.model`") from None
-                name, tokens = self._config.model, 0
-            self._known = (first.incarnation, name, first.max_model_len or tokens)
-        return self._known[1], self._known[2]
+                served = Served(self._config.model, 0)
+            self._known = (first.incarnation, served._replace(max_model_len=first.max_model_len or served.max_model_len))
+        return self._known[1]
 
     async def _read(self, path: str, timeout_s: float) -> bytes:
         status, body = await self._get(path, timeout_s)

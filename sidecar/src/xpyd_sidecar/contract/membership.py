@@ -4,7 +4,7 @@ Transport: ZMQ, DEALER (agent) to ROUTER (port 30001), CURVE; one msgpack messag
 
 Wire history
     1   first version
-        later in it, ignored by who does not know it: ``agent``, ``leaving``
+        later in it, ignored by who does not know it: ``agent``, ``leaving``, ``also``
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnatio
 WIRE_VERSION = 1
 MAX_RANKS = 1024
 """Addresses of one instance."""
+MAX_ALSO = 256
+"""Further names of one instance."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Addresses = Annotated[tuple[HostPort, ...], msgspec.Meta(max_length=MAX_RANKS)]
+Names = Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=MAX_ALSO)]
 
 
 class Load(msgspec.Struct, frozen=True):
@@ -76,6 +79,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """The process that beats; empty from releases that did not say."""
     leaving: bool = False
     """State is draining, and the time for it is nearly over: streams that can go on elsewhere must do so now."""
+    also: Names = ()
+    """What the engine answers to besides ``model``, sorted: LoRA adapters and further served names."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):

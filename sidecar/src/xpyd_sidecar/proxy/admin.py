@@ -7,6 +7,7 @@
     GET  /ready                                   the roster is known and somebody decodes (see not_ready)
     GET  /metrics                                 Prometheus
     GET  /fleet                                   contract.fleet.Fleet; needs the admin token
+    GET  /trace                                   contract.timeline.Traces; needs the admin token
     GET  /dashboard                               see dashboard
 """
 
@@ -17,12 +18,15 @@ from collections.abc import Callable
 
 import msgspec
 
+from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.proxy.auth import ClientKeys, require
 from xpyd_sidecar.proxy.dashboard import Dashboard
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.metrics import CONTENT_TYPE
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.proxy.traces import Tracer
 from xpyd_sidecar.routing import paths
 from xpyd_sidecar.routing.faults import Fault, unknown_model
 from xpyd_sidecar.routing.paths import Way
@@ -40,9 +44,11 @@ class Paths:
         self._client_keys = client_keys
         self._admin = (admin_token.encode(),)
         self._created = int(time.time())
-        self._get: dict[str, Callable[[HttpRequest, Reply], None]] = {
+        self.tracer: Tracer | None = None
+        """Of a router that can ask engines."""
+        self._get: dict[str, Callable[[HttpRequest, Reply], Handler | None]] = {
             "/health": self._health, "/ping": self._health, "/ready": self._ready, "/metrics": self._metrics,
-            "/fleet": self._fleet, "/v1/models": self._models,
+            "/fleet": self._fleet, timeline.PATH: self._trace, "/v1/models": self._models,
         }
         if dispatch.config.dashboard:
             self._get |= Dashboard(dispatch, self._admin, client_keys).paths
@@ -72,8 +78,7 @@ class Paths:
             words = f"there is nothing at {request.path}"
             raise Fault(404, words, kind="NotFoundError", code="unknown_path")
         self._allow(request, *(route.methods if route is not None else ("GET",)))
-        found(request, reply)
-        return None
+        return found(request, reply)
 
     @staticmethod
     def _allow(request: HttpRequest, *methods: str) -> None:
@@ -123,6 +128,12 @@ class Paths:
                                         draining=dispatch.draining)
         reply.whole(200, _JSON, msgspec.json.encode(fleet))
 
+    def _trace(self, request: HttpRequest, reply: Reply) -> Handler:
+        require(request.headers, self._admin)
+        if self.tracer is None:
+            raise OurFault("a router without a service key was asked for a trace")
+        return self.tracer.open(request, reply)
+
     def _models(self, request: HttpRequest, reply: Reply) -> None:
         self._check_client(request)
         data = [self._card(model) for model in self._dispatch.models()]
@@ -136,6 +147,8 @@ class Paths:
         reply.whole(200, _JSON, msgspec.json.encode(self._card(model)))
 
     def _card(self, model: str) -> dict[str, object]:
-        lengths = {m.max_model_len for m in self._dispatch.roster.members() if m.model == model and m.max_model_len}
-        return {"id": model, "object": "model", "created": self._created, "owned_by": "xpyd", "root": model, "parent": None,
-                "max_model_len": min(lengths) if lengths else None}
+        members = self._dispatch.roster.members()
+        lengths = {m.max_model_len for m in members if m.max_model_len and (m.model == model or model in m.also)}
+        parents = {m.model for m in members if model in m.also}
+        return {"id": model, "object": "model", "created": self._created, "owned_by": "xpyd", "root": model,
+                "parent": min(parents) if parents else None, "max_model_len": min(lengths) if lengths else None}

@@ -30,7 +30,7 @@ class Probed(Enum):
 class Member:
     """One instance. Policies read ``name``, ``load``, ``in_flight`` and ``in_flight_at_beat``; only the roster writes."""
 
-    __slots__ = ("agent", "beat_at", "control", "doubted", "drained", "epoch", "fingerprint", "http", "in_flight",
+    __slots__ = ("agent", "also", "beat_at", "control", "doubted", "drained", "epoch", "fingerprint", "http", "in_flight",
                  "in_flight_at_beat", "incarnation", "interval_s", "load", "max_model_len", "model", "name", "probe_at",
                  "probing", "role", "seq", "state", "suspended", "turn", "unanswered")
 
@@ -46,6 +46,7 @@ class Member:
         self.control: tuple[HostPort, ...] = ()
         self.model = ""
         self.max_model_len = 0
+        self.also: tuple[str, ...] = ()
         self.fingerprint = Fingerprint("")
         self.load = Load()
         self.drained = False
@@ -72,7 +73,7 @@ class Member:
         return (beat.incarnation == self.incarnation and beat.state is self.state and beat.agent == self.agent
                 and beat.epoch == self.epoch and beat.role is self.role and beat.http == self.http
                 and beat.control == self.control and beat.fingerprint == self.fingerprint and beat.model == self.model
-                and beat.max_model_len == self.max_model_len)
+                and beat.max_model_len == self.max_model_len and beat.also == self.also)
 
     def hear(self, now: float, beat: Heartbeat) -> None:
         """Take the part of a beat that changes from beat to beat."""
@@ -89,6 +90,7 @@ class Member:
         self.incarnation, self.agent = beat.incarnation, beat.agent
         self.http, self.control = beat.http, beat.control
         self.model, self.max_model_len, self.fingerprint = beat.model, beat.max_model_len, beat.fingerprint
+        self.also = beat.also
 
     def __repr__(self) -> str:
         return f"Member({self.name}, {self.role}, {self.state}, {self.suspended or 'ok'})"

@@ -92,9 +92,17 @@ class Roster:
         return self._picks[role]
 
     def models(self) -> list[str]:
-        """Model names that instances say they serve, sorted."""
+        """Names that a request may ask for: the models that instances serve, then further names that all of them have.
+
+        A further name (a LoRA adapter) counts only while every instance that takes new legs answers to it: both legs of a
+        request go wherever the policy sends them, and in the middle of a rollout some do not have it yet, or any more.
+        While nobody takes new legs, all are asked: such a request waits like others, it is not of an unknown model.
+        """
         if self._models is None:
-            self._models = sorted({member.model for member in self._members.values() if member.model})
+            members = [member for member in self._members.values() if member.model]
+            models = {member.model for member in members}
+            named = [{m.model, *m.also} for m in [m for m in members if m.pickable] or members]
+            self._models = [*sorted(models), *sorted(set.intersection(*named) - models if named else ())]
         return list(self._models)
 
     def fleet(self, now: float) -> tuple[FleetInstance, ...]:

@@ -1,0 +1,76 @@
+"""A second router before the same real engines: HTTPS, two processes, and paths that are passed on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import certificates
+import httpx
+import openai
+from cluster import Cluster
+from engines import MODEL_NAME, post
+from processes import Group
+
+GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "max_tokens": 24}
+PROMPT = "Two routers, one fleet: "
+STREAMS = 12
+
+
+def _ready(url: str, trust: ssl.SSLContext) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=5, context=trust) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.HTTPError, OSError):
+        return False
+
+
+def _workers(router: Group) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{router.pid}/task/{router.pid}/children").read_text().split()]
+
+
+def test_https_two_processes_and_passed_paths_before_real_engines(cluster: Cluster, tmp_path: Path) -> None:
+    cert, key = certificates.write(tmp_path, "router")
+    trust = ssl.create_default_context(cafile=cert)
+    whole = json.loads(post(f"{cluster.url}/v1/completions", {**GREEDY, "prompt": PROMPT}))["choices"][0]["text"]
+    with cluster.other_router(workers=2, tls_cert_file=cert, tls_key_file=key) as (router, port):
+        url = f"https://localhost:{port}"
+        router.wait_until(lambda: _ready(url, trust), 60.0, "ready over TLS", poll_s=0.2)
+
+        def client() -> openai.OpenAI:
+            """On a connection of its own, so that the system may give it either process."""
+            return openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=60.0,
+                                 http_client=httpx.Client(verify=trust))
+
+        def streamed() -> str:
+            with client() as api, api.completions.create(prompt=PROMPT, stream=True, **GREEDY) as stream:
+                return "".join(event.choices[0].text for event in stream if event.choices)
+
+        assert Counter(streamed() for _ in range(STREAMS)) == {whole: STREAMS}
+
+        with httpx.Client(verify=trust, base_url=url, timeout=60.0) as http:
+            body = {"model": MODEL_NAME, "prompt": PROMPT}
+            tokens = http.post("/tokenize", json=body)
+            assert tokens.json() == json.loads(post(f"{cluster.plain_url}/tokenize", body))
+            said = http.post("/v1/responses", json={"model": MODEL_NAME, "input": PROMPT, "temperature": 0,
+                                                    "max_output_tokens": 24}).json()
+            message = {"role": "user", "content": PROMPT}
+            chat = http.post("/v1/chat/completions", json={**GREEDY, "messages": [message]}).json()
+            [part] = said["output"][-1]["content"]
+            assert part["text"] == chat["choices"][0]["message"]["content"]
+            refused = http.post("/v1/load_lora_adapter", json={})
+            assert (refused.status_code, bool(refused.json()["error"]["message"])) == (403, True)
+
+        first = _workers(router)
+        assert len(first) == 2
+        os.kill(first[0], signal.SIGKILL)
+        router.wait_until(lambda: len(set(_workers(router)) - set(first)) == 1, 30.0, "a new process for the one that died")
+        router.wait_until(lambda: _ready(url, trust), 30.0, "ready again", poll_s=0.2)
+        assert Counter(streamed() for _ in range(STREAMS)) == {whole: STREAMS}
