@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 
 import msgspec
 import pytest
@@ -190,3 +190,88 @@ def test_a_geometry_of_many_layers_fits_into_a_message() -> None:
     raw = msgspec.msgpack.encode(named)
     assert len(raw) < 16 << 10
     assert msgspec.msgpack.decode(raw, type=Geometry) == named
+
+
+# --- byte by byte, over all small sizes ---
+
+BLOCK_OF_HEAD = 3
+"""Bytes of a head of a block: layer, head, and what is not zero."""
+
+
+def bytes_of(name: str, head: int) -> bytes:
+    """What one head of one array is, told apart from every other one."""
+    return bytes((int(name[1:]), head, 1))
+
+
+def blocks_of_rank(one: Geometry, rank: int, totals: dict[str, int]) -> list[bytes]:
+    """A block of each array of a rank, as the attention of vLLM would have filled it."""
+    stage, t = divmod(rank, one.tensor)
+    return [b"".join(bytes_of(array.name, head) for head in held(totals[array.name], one.tensor, t))
+            for array in one.arrays(stage)]
+
+
+def moved(prefill: Geometry, decode: Geometry, totals: dict[str, int]) -> None:
+    """Carry out the plan on bytes as sender and receiver do, and look at every byte of decode's blocks."""
+    for rank, sources in enumerate(mapping.plan(prefill, decode)):
+        wanted = blocks_of_rank(decode, rank, totals)
+        got = [bytearray(len(block)) for block in wanted]
+        writes = [bytearray(len(block)) for block in wanted]
+        for source in sources:
+            theirs = blocks_of_rank(prefill, source.rank, totals)
+            ours = mapping.units(source.parts)
+            for cut, _, _ in source.parts:
+                for region in range(cut.region, cut.region + cut.count):
+                    unit = ours[region]
+                    start = cut.head * (cut.size // cut.heads) if cut.heads else 0
+                    piece = theirs[region][start:start + cut.size] if cut.heads else theirs[region]
+                    assert len(piece) == unit.size == cut.size
+                    got[unit.region][unit.offset:unit.offset + unit.size] = piece
+                    for at in range(unit.offset, unit.offset + unit.size):
+                        writes[unit.region][at] += 1
+        assert [bytes(one) for one in got] == wanted
+        assert all(set(one) == {1} for one in writes)
+
+
+@pytest.mark.parametrize("total", [0, 1, 2, 3, 4, 6, 8], ids=lambda n: f"{n} heads" if n else "latent")
+def test_every_byte_of_decodes_cache_comes_once_and_from_the_right_head(total: int) -> None:
+    """All pairs of tensor sizes up to 8 and of three ways to cut four layers: GQA, MQA, MLA, fewer heads than ranks."""
+    names = ["l0", "l1", "l2", "l3"]
+    totals = dict.fromkeys(names, total)
+    stages = ([names], [names[:2], names[2:]], [names[:1], names[1:2], names[2:]])
+    checked = 0
+    for p, d in product((1, 2, 3, 4, 6, 8), repeat=2):
+        for ours, theirs in product(stages, repeat=2):
+            if fits(total, p) and fits(total, d):
+                moved(small(p, ours, totals), small(d, theirs, totals), totals)
+                checked += 1
+    assert checked >= 81
+
+
+def test_layers_of_different_kinds_in_one_model() -> None:
+    totals = {"l0": 4, "l1": 1, "l2": 0, "l3": 2, "l4": 8}
+    names = list(totals)
+    for p, d in product((1, 2, 4, 8), repeat=2):
+        for ours, theirs in product(([names], [names[:3], names[3:]]), repeat=2):
+            moved(small(p, ours, totals), small(d, theirs, totals), totals)
+
+
+@pytest.mark.parametrize(("total", "p", "d", "side"), [
+    (total, p, d, side) for total in (1, 2, 3, 4, 6, 8) for p, d in product((1, 2, 3, 4, 5, 6, 8), repeat=2)
+    for side in ["decode" if not fits(total, d) else "prefill"] if p != d and not (fits(total, p) and fits(total, d))])
+def test_sizes_that_do_not_go_into_the_heads_are_refused_with_layer_and_field(total: int, p: int, d: int,
+                                                                              side: str) -> None:
+    odd = {"decode": d, "prefill": p}[side]
+    with pytest.raises(Unmappable) as refused:
+        mapping.plan(uneven(p, total), uneven(d, total))
+    assert str(refused.value).startswith(f"parallel.tensor: {odd} in {side} does not divide the {total} KV heads of l0")
+
+
+def small(tensor: int, stages: list[list[str]], totals: dict[str, int]) -> Geometry:
+    return mapping.geometry(tensor, [
+        [Array(name, Kind("uint8", len(held(totals[name], tensor, 0)), (BLOCK_OF_HEAD,), BLOCK_OF_HEAD, totals[name]))
+         for name in stage] for stage in stages for _ in range(tensor)])
+
+
+def uneven(tensor: int, total: int) -> Geometry:
+    """What an engine would say that shards heads in a way that vLLM does not."""
+    return mapping.geometry(tensor, [[Array("l0", Kind("uint8", max(1, total // tensor), (4,), 4, total))]] * tensor)
