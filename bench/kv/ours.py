@@ -14,18 +14,20 @@ import numpy as np
 from peer import PARTS
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
+from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache
 from xpyd_sidecar.engine.links import near
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.process_vm import ProcessReader
-from xpyd_sidecar.engine.receiver import Arrived, Receiver
+from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.sender import Kept, Me, Sender
+from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.frames import FRAME_BYTES
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Cut, Part
 from xpyd_sidecar.kv.receiving import Finished, From, Order, Receiving
-from xpyd_sidecar.kv.sending import Copy, Sending
+from xpyd_sidecar.kv.sending import Sending
 
 STEP_S: Final = 0.0003
 """Decode's engine looks for what has come so often; less often than this adds to the time that is measured."""

@@ -16,16 +16,18 @@ from typing import Self
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.engine.ahead import Expecting
+from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.process_vm import address_of
-from xpyd_sidecar.engine.receiver import Arrived, Receiver
+from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.sender import Kept, Me, Report, Sender
+from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Cut, Part
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
-from xpyd_sidecar.kv.sending import Copy, Sending
+from xpyd_sidecar.kv.sending import Sending
 
 DATA_KEY = bytes(range(32))
 BLOCK = 1000

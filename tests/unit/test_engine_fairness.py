@@ -9,8 +9,8 @@ from kv_ranks import DecodeRank, PrefillRank, key
 
 from xpyd_sidecar.engine.bounds import NOW
 from xpyd_sidecar.engine.sender import Kept
+from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.sending import Copy
 
 BLOCK = 1 << 20
 KEEP = 48 * BLOCK

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
+from xpyd_sidecar.kv.copies import Copy, Ended, Free, Refuse, Send
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Cut, Kind
 from xpyd_sidecar.kv.messages import Ready
-from xpyd_sidecar.kv.sending import EARLY_MAX, Copy, Ended, Free, Refuse, Send, Sending
+from xpyd_sidecar.kv.sending import EARLY_MAX, Sending
 
 KEY = Key(TransferId("a" * 32), Attempt(1), 1)
 ALL = Ready(0, 10, 2, 64, checksum=False)

@@ -15,6 +15,7 @@ import pytest
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.kv import messages, offers, pairing, receiving, sending
+from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.mapping import Cut, Part
@@ -22,7 +23,7 @@ from xpyd_sidecar.kv.messages import Announce, Drop, Gone, Rank
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import Pairing, Verdict
 from xpyd_sidecar.kv.receiving import From, Order, Receiving
-from xpyd_sidecar.kv.sending import Copy, Sending
+from xpyd_sidecar.kv.sending import Sending
 
 BLOCK = 4
 REGIONS = 2

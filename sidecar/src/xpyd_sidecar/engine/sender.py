@@ -26,10 +26,11 @@ from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place, TcpLink
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.spilling import Spilling
 from xpyd_sidecar.errors import AuthError, ChecksumError, ConfigError, Incompatible, PeerError, PeerGone, ProtocolError
-from xpyd_sidecar.kv import frames, messages, proofs, sending
+from xpyd_sidecar.kv import copies, frames, messages, proofs
+from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.sending import Copy, Sending
+from xpyd_sidecar.kv.sending import Sending
 
 logger = logging.getLogger(__name__)
 
@@ -185,19 +186,19 @@ class Sender:
             logger.warning("xpyd: data link to decode ended: %s", error)
         self._carry_out(steps)
 
-    def _carry_out(self, steps: list[sending.Step[Kept]]) -> None:
+    def _carry_out(self, steps: list[copies.Step[Kept]]) -> None:
         for step in steps:
-            if isinstance(step, sending.Send):
+            if isinstance(step, copies.Send):
                 self._send(step)
-            elif isinstance(step, sending.Free):
+            elif isinstance(step, copies.Free):
                 if step.uses is None or step.uses.over():
                     self._let_go(step.copy.data)
-            elif isinstance(step, sending.Offer):
+            elif isinstance(step, copies.Offer):
                 if (peer := self._peers.get(step.link)) is not None:
                     peer.say(Kind.STORE, step.key, region=step.copy.region, first=step.copy.first, blocks=step.copy.blocks)
-            elif isinstance(step, sending.Store):
+            elif isinstance(step, copies.Store):
                 self._store(step)
-            elif isinstance(step, sending.Refuse):
+            elif isinstance(step, copies.Refuse):
                 if (peer := self._peers.get(step.link)) is not None:
                     peer.say(Kind.GONE, step.key, messages.Reason(step.outcome, step.reason, step.retry))
             else:
@@ -207,7 +208,7 @@ class Sender:
                     self.spilling.counted.append((metrics.PUSH_SECONDS, time.monotonic() - began))
                 self._reports.append(Report(step.key, step.outcome, step.reason, size if step.confirmed else 0))
 
-    def _send(self, step: sending.Send[Kept]) -> None:
+    def _send(self, step: copies.Send[Kept]) -> None:
         data = _cut(step)
         size = len(data)
         self.spilling.leaving += size
@@ -222,7 +223,7 @@ class Sender:
         most = min(step.frame, frames.DIRECT_BYTES) or frames.FRAME_BYTES
         peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover, most=most)
 
-    def _store(self, step: sending.Store[Kept]) -> None:
+    def _store(self, step: copies.Store[Kept]) -> None:
         """Push a copy ahead: as frames of the session, whatever the link, since nobody has said where it belongs."""
         view = step.copy.data.view
         self.spilling.leaving += len(view)
@@ -236,7 +237,7 @@ class Sender:
         piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view)
         self._session_link.put(peer.link, step.key, piece, free, cover=step.cover)
 
-    def _left(self, kept: Kept, size: int, uses: sending.Uses | None) -> None:
+    def _left(self, kept: Kept, size: int, uses: copies.Uses | None) -> None:
         """A send has left, or never will."""
         self.spilling.leaving -= size
         if uses is None or uses.over():
@@ -357,7 +358,7 @@ class Peer:
         self.link.flush()
 
 
-def _cut(step: sending.Send[Kept]) -> memoryview:
+def _cut(step: copies.Send[Kept]) -> memoryview:
     """The bytes to send: of the blocks that are wanted, the heads that are; a copy only where blocks are cut."""
     view = step.copy.data.view
     each = len(view) // step.copy.blocks

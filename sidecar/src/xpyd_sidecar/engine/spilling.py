@@ -14,8 +14,9 @@ from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.engine.bounds import Budget
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv.copies import Step
 from xpyd_sidecar.kv.frames import Header, Kind
-from xpyd_sidecar.kv.sending import Sending, Step
+from xpyd_sidecar.kv.sending import Sending
 from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
 
 RETRY_MOST_S = 5.0

@@ -23,22 +23,24 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation, join_host_port, spl
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import memory
 from xpyd_sidecar.engine.ahead import Expecting
+from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import Budget, Chunk, Mark, Staging, Tally
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.memory import Memory
 from xpyd_sidecar.engine.pool import Piece, Pool
 from xpyd_sidecar.engine.put import Put
-from xpyd_sidecar.engine.receiver import Arrived, Receiver
+from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.reports import LoadReport, Orders, RankAddress, Report, SendReport
 from xpyd_sidecar.engine.sender import Kept, Me, Sender
 from xpyd_sidecar.engine.settings import Settings
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import receiving
+from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.messages import Rank
 from xpyd_sidecar.kv.offers import Push
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
-from xpyd_sidecar.kv.sending import Copy, Sending
+from xpyd_sidecar.kv.sending import Sending
 
 logger = logging.getLogger(__name__)
 

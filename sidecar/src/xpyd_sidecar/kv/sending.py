@@ -22,137 +22,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic
 
 from xpyd_sidecar.kv.blocks import overlap
+from xpyd_sidecar.kv.copies import C, Copy, Ended, Free, Held, Offer, Refuse, Send, Step, Store, Transfer, Uses
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.mapping import Cut, Kind
 from xpyd_sidecar.kv.messages import Ready
+from xpyd_sidecar.kv.ready import Geometry, asked_of
 from xpyd_sidecar.kv.stores import Expect
 
 EARLY_MAX: Final = 4096
-C = TypeVar("C")
-
-
-class Copy(NamedTuple, Generic[C]):
-    """Blocks ``first``.. of one region, copied out of the cache. ``data`` belongs to the caller."""
-
-    region: int
-    first: int
-    blocks: int
-    data: C
-
-
-class Uses:
-    """How many sends of one copy have not left yet, those to come included."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def more(self) -> None:
-        """One that was to come is cut in two."""
-        self._count += 1
-
-    def over(self) -> bool:
-        """One has left, or never will. Whether it was the last."""
-        self._count -= 1
-        return self._count == 0
-
-
-class Send(NamedTuple, Generic[C]):
-    """Send blocks ``first``.. of a copy over a link; the copy may be freed when they are out."""
-
-    link: int
-    key: Key
-    copy: Copy[C]
-    first: int
-    blocks: int
-    cover: bool
-    cut: Cut | None = None
-    """Send so many heads of each block; None: whole blocks."""
-    uses: Uses | None = None
-    """Of a copy that is sent more than once: it may be freed when all are out."""
-    frame: int = 0
-    """As ``Ready.frame``."""
-
-
-class Offer(NamedTuple, Generic[C]):
-    """Ask decode whether it has room for a copy."""
-
-    link: int
-    key: Key
-    copy: Copy[C]
-
-
-class Store(NamedTuple, Generic[C]):
-    """Send a whole copy into decode's buffer; it may be freed when it is out."""
-
-    link: int
-    key: Key
-    copy: Copy[C]
-    cover: bool
-
-
-class Free(NamedTuple, Generic[C]):
-    """A copy is not needed, or (``uses``) one send of it will not be."""
-
-    copy: Copy[C]
-    uses: Uses | None = None
-
-
-class Refuse(NamedTuple):
-    """Answer GONE on a link."""
-
-    link: int
-    key: Key
-    outcome: Outcome
-    reason: str
-    retry: bool
-
-
-class Ended(NamedTuple):
-    """A transfer is over on this rank."""
-
-    key: Key
-    outcome: Outcome
-    reason: str
-    confirmed: bool
-
-
-Step = Send[C] | Offer[C] | Store[C] | Free[C] | Refuse | Ended
-
-
-@dataclass
-class Held(Generic[C]):
-    """A copy that is sent as its takers fetch it."""
-
-    copy: Copy[C]
-    uses: Uses
-    left: dict[int, tuple[int, int, Cut | None]]
-    """By link: the blocks from .. up to .. that have not been sent, and the cut."""
-
-
-@dataclass
-class Transfer(Generic[C]):
-    """One open transfer."""
-
-    lease: Lease
-    copies: list[Copy[C]] = field(default_factory=list)
-    takers: dict[int, Ready] = field(default_factory=dict)
-    """By link."""
-    done: set[int] = field(default_factory=set)
-    sending: bool = False
-    held: list[Held[C]] = field(default_factory=list)
-    fetched: dict[int, int] = field(default_factory=dict)
-    """By link of a taker that pulls: block up to which it has asked."""
-    ahead: tuple[int, Expect] | None = None
-    """The link over which copies may be offered before READY."""
-    offered: dict[tuple[int, int], Copy[C]] = field(default_factory=dict)
-    """By region and first block."""
-    quiet_until: float = 0.0
-    stored: bool = False
 
 
 class Sending(Generic[C]):
@@ -161,11 +42,9 @@ class Sending(Generic[C]):
     def __init__(self, *, keep_s: float, send_s: float, regions: int, block_bytes: int, cover: bool,
                  kinds: Sequence[Kind] = ()) -> None:
         """``regions`` arrays with blocks of ``block_bytes`` together; ``kinds``: of each, where blocks may be cut."""
-        self._kinds = kinds
+        self._geometry = Geometry(regions, block_bytes, tuple(kinds))
         self._keep_s = keep_s
         self._send_s = send_s
-        self._regions = regions
-        self._block_bytes = block_bytes
         self._cover = cover
         self._open: dict[Key, Transfer[C]] = {}
         self._early: OrderedDict[Key, dict[int, Ready]] = OrderedDict()
@@ -215,7 +94,7 @@ class Sending(Generic[C]):
                 old, asked = self._early.popitem(last=False)
                 return [Refuse(one, old, Outcome.OVERFLOW, "too many transfers asked for ahead", False) for one in asked]
             return []
-        if reason := self._unfit(ready, whole=transfer.stored):
+        if reason := self._geometry.unfit(ready, whole=transfer.stored):
             return [Refuse(link, key, Outcome.INCOMPATIBLE, reason, False),
                     *self._fail(key, Outcome.INCOMPATIBLE, reason)]
         odd = any(one.takers != ready.takers for one in transfer.takers.values())
@@ -246,7 +125,7 @@ class Sending(Generic[C]):
         if key in self._ended:
             outcome, reason, retry = self._ended.get(key) or (Outcome.STALE, "ended", False)
             return [Refuse(link, key, outcome, reason, retry)]
-        if (expect.regions, expect.block_bytes) != (self._regions, self._block_bytes):
+        if (expect.regions, expect.block_bytes) != self._geometry[:2]:
             return []
         transfer = self._open.get(key)
         if transfer is not None:
@@ -289,30 +168,6 @@ class Sending(Generic[C]):
             if copy is not None:
                 transfer.copies.insert(0, copy)
                 transfer.quiet_until = until
-
-    def _unfit(self, ready: Ready, *, whole: bool) -> str:
-        """Why this rank does not have what is asked for; empty: it has. ``whole``: no cuts, for one taker."""
-        wrong = (f"geometry: {self._regions} arrays of {self._block_bytes} bytes a block here, "
-                 f"{ready.regions} of {ready.block_bytes} there")
-        if ready.takers < 1:
-            return f"takers: {ready.takers} is below 1"
-        if whole and (ready.takers > 1 or ready.cuts or not ready.regions):
-            return "part of it lies whole in the buffer of one decode rank"
-        if not ready.cuts:  # the whole rank, or nothing of it
-            fits = (ready.regions, ready.block_bytes) in {(self._regions, self._block_bytes), (0, 0)}
-            return "" if fits else wrong
-        after = size = count = 0
-        for cut in ready.cuts:
-            if cut.region < after or cut.count < 1 or cut.region + cut.count > len(self._kinds):
-                return f"{wrong} (arrays {cut.region} to {cut.region + cut.count - 1})"
-            after = cut.region + cut.count
-            for kind in self._kinds[cut.region:after]:
-                heads = cut.heads or kind.heads
-                if not 0 <= cut.head <= kind.heads - heads or heads < 1 or cut.size != heads * kind.head_bytes:
-                    return f"{wrong} (heads {cut.head} to {cut.head + heads - 1} of {kind.heads}, {cut.size} bytes)"
-            size += cut.count * cut.size
-            count += cut.count
-        return "" if (count, size) == (ready.regions, ready.block_bytes) else wrong
 
     def done(self, link: int, key: Key) -> list[Step[C]]:
         """Decode has everything that it wanted of this link."""
@@ -371,7 +226,7 @@ class Sending(Generic[C]):
             return self._hold(key, transfer, copy)
         sends: list[Send[C]] = []
         for link, ready in transfer.takers.items():
-            wanted, cut = _wanted(ready, copy.region)
+            wanted, cut = asked_of(ready, copy.region)
             first, count = overlap(copy.first, copy.blocks, ready.first, ready.count)
             if wanted and count:
                 cover = self._cover or ready.checksum
@@ -386,7 +241,7 @@ class Sending(Generic[C]):
     def _hold(self, key: Key, transfer: Transfer[C], copy: Copy[C]) -> list[Step[C]]:
         left: dict[int, tuple[int, int, Cut | None]] = {}
         for link, ready in transfer.takers.items():
-            wanted, cut = _wanted(ready, copy.region)
+            wanted, cut = asked_of(ready, copy.region)
             first, count = overlap(copy.first, copy.blocks, ready.first, ready.count)
             if wanted and count:
                 left[link] = first, first + count, cut
@@ -441,13 +296,3 @@ class Sending(Generic[C]):
             freed += [Free(copy) for copy in transfer.copies]
             freed += [Free(held.copy, held.uses) for held in transfer.held for _ in held.left]
         return [*freed, Ended(key, outcome, reason, confirmed)]
-
-
-def _wanted(ready: Ready, region: int) -> tuple[bool, Cut | None]:
-    """Whether an array is asked for, and how it is cut."""
-    if not ready.cuts:
-        return ready.regions > 0, None
-    for cut in ready.cuts:
-        if cut.region <= region < cut.region + cut.count:
-            return True, cut if cut.heads else None
-    return False, None

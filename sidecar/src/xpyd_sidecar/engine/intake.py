@@ -1,0 +1,223 @@
+"""The blocks that one prefill rank sends: where each frame belongs, whether it is what was asked for, and that it has come.
+
+A frame goes right into its blocks where the try has a target, into a chunk of staging memory where it has none, into the
+buffer where no load has asked for it yet, and nowhere if it is no longer wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from xpyd_sidecar.engine.ahead import Slot
+from xpyd_sidecar.engine.arrivals import Arrived, Asked, Shared
+from xpyd_sidecar.engine.bounds import Chunk
+from xpyd_sidecar.engine.gates import parts
+from xpyd_sidecar.engine.links.near import Reader
+from xpyd_sidecar.engine.links.process_vm import address_of
+from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place
+from xpyd_sidecar.errors import ChecksumError, ProtocolError
+from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv.blocks import overlap
+from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.keys import Key
+
+PART_BYTES: Final = 1 << 20
+"""Of an offer that are read at once where they are summed up; a fraction of a core's own cache."""
+
+
+class Intake:
+    """Of one connection. ``asked``: what its peer owes; ``reader``: how its peer's memory is read, if it is."""
+
+    def __init__(self, shared: Shared, peer: str) -> None:
+        self.asked: dict[Key, Asked] = {}
+        self.reader: Reader | None = None
+        self._shared = shared
+        self._peer = peer
+        self._chunk: Chunk | None = None
+        self._slot: Slot | None = None
+
+    def close(self) -> None:
+        """The connection has ended: give back what it has taken for the next frame."""
+        if self._chunk is not None:
+            chunk, self._chunk = self._chunk, None
+            self._shared.staging.give(chunk)
+        if self._slot is not None:
+            slot, self._slot = self._slot, None
+            self._shared.staging.give(slot.chunk)
+        if self.reader is not None:
+            self.reader.close()
+
+    def room(self, header: Header) -> Place | None:
+        """Where the payload of a DATA or an OFFER goes; None: wait until staging memory is free.
+
+        Raises:
+            ProtocolError: it is not what was asked for.
+        """
+        offer = header.kind is Kind.OFFER
+        body = Place((memoryview(bytearray(header.length)),)) if offer else NOWHERE
+        asked = self.asked.get(header.key)
+        if asked is None:
+            return body if offer else self._beforehand(header)
+        size = self._expected(asked, header)
+        if not offer and header.length != size:
+            raise ProtocolError(self._peer, f"sent {header.length} bytes for {header.blocks} blocks, not {size}")
+        if not offer and self._shared.cover and not header.covered:
+            raise ProtocolError(self._peer, "sent DATA without the checksum that was asked for")
+        direct = asked.target.extents(header.region, header.first, header.blocks) if asked.target is not None else None
+        if direct is not None:
+            cache, extents = direct
+            assert asked.target is not None
+            return body if offer else Place([cache.view[at:at + many] for at, many in extents], asked.target.gate)
+        if self._chunk is None:
+            self._chunk = self._shared.staging.take()
+        if self._chunk is None:
+            return None
+        return body if offer else Place((self._chunk.view[:header.length],))
+
+    def _beforehand(self, header: Header) -> Place:
+        """A place in the buffer for what no load has asked for, if it was granted."""
+        ahead = self._shared.ahead
+        self._slot = ahead.begin(header) if ahead is not None else None
+        if self._slot is None:
+            return NOWHERE
+        if self._shared.cover and not header.covered:
+            raise ProtocolError(self._peer, "sent DATA without the checksum that was asked for")
+        return Place((self._slot.chunk.view,))
+
+    def _buffered(self, header: Header, slot: Slot) -> None:
+        """A frame for the buffer is complete; a load may have begun to ask for it meanwhile."""
+        if not frames.intact(header, slot.chunk.view):
+            self._shared.staging.give(slot.chunk)
+            raise ChecksumError(self._peer, "DATA frame with a wrong checksum")
+        assert self._shared.ahead is not None
+        asked = self.asked.get(header.key)
+        if asked is None:
+            self._shared.ahead.complete(header, slot)
+            return
+        ready = asked.step.ready
+        first, count = overlap(header.first, header.blocks, ready.first, ready.count)
+        if not count or not asked.step.plain:
+            self._shared.staging.give(slot.chunk)
+            return
+        each = header.length // header.blocks
+        skip, size = (first - header.first) * each, count * each
+        tensor = slot.chunk.tensor[skip:skip + size] if slot.chunk.tensor is not None else None
+        chunk = slot.chunk._replace(tensor=tensor, view=slot.chunk.view[skip:skip + size])
+        self._shared.inbox.append(Arrived(header.key, header.region, first, count, chunk, size, "buffer",
+                                            asked.step.source))
+
+    def _expected(self, asked: Asked, header: Header) -> int:
+        """Bytes of the blocks that a header speaks of, which must have been asked for and not have come."""
+        ready = asked.step.ready
+        end = header.first + header.blocks
+        unit = asked.step.units.get(header.region)
+        if unit is None or not ready.first <= header.first < end <= ready.first + ready.count:
+            raise ProtocolError(self._peer, f"sent blocks {header.first}..{end - 1} of array {header.region}, "
+                                                f"not among those asked for")
+        slot = unit.nth * ready.count + header.first - ready.first
+        if asked.have.find(1, slot, slot + header.blocks) >= 0:
+            raise ProtocolError(self._peer, f"sent blocks {header.first}..{end - 1} of array {header.region} twice")
+        size = header.blocks * unit.size
+        most = max(self._shared.largest_frame, ready.frame)
+        if size > most:
+            raise ProtocolError(self._peer, f"sent {size} bytes in one frame, over {most}")
+        return size
+
+    def data(self, connection: Connection, header: Header, place: Place) -> None:
+        """A frame of DATA is complete.
+
+        Raises:
+            ChecksumError: it is not what was sent.
+        """
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._buffered(header, slot)
+            return
+        asked = self.asked.get(header.key)
+        if asked is None or not place.views:
+            return  # a try that was cancelled; a chunk serves the next frame
+        self._check(header, place, header.checksum if header.covered else None, connection.checksum())
+        self._came(asked, header, header.length, place.gate is None, "tcp")
+
+    def offered(self, connection: Connection, header: Header, offer: messages.Offer) -> messages.Taken:
+        """Read blocks from where prefill says they are.
+
+        Raises:
+            ChecksumError, ProtocolError: they are not what was sent, or not what was asked for.
+        """
+        if self.reader is None:
+            raise ProtocolError(self._peer, "sent OFFER over a link of TCP alone")
+        asked = self.asked.get(header.key)
+        read = True
+        if asked is not None:
+            if self._shared.cover and offer.checksum is None:
+                raise ProtocolError(self._peer, "sent OFFER without the checksum that was asked for")
+            size = self._expected(asked, header)
+            if offer.size != size:
+                raise ProtocolError(self._peer, f"offered {offer.size} bytes for {header.blocks} blocks, not {size}")
+            read = self._read(connection, asked, header, offer)
+        return messages.Taken(read)
+
+    def _read(self, connection: Connection, asked: Asked, header: Header, offer: messages.Offer) -> bool:
+        assert self.reader is not None
+        direct = asked.target.extents(header.region, header.first, header.blocks) if asked.target is not None else None
+        gate = None
+        if direct is not None:
+            assert asked.target is not None
+            cache, extents = direct
+            gate = asked.target.gate
+            place = Place([cache.view[at:at + many] for at, many in extents], gate)
+            into = [(cache.address + at, many) for at, many in extents]
+        else:
+            assert self._chunk is not None
+            place = Place((self._chunk.view[:offer.size],))
+            into = [(address_of(self._chunk.view), offer.size)]
+        if gate is not None and not gate.enter():
+            return True
+        try:
+            found = self._read_parts(offer, into, place.views)
+        finally:
+            if gate is not None:
+                gate.leave()
+        if found is None:
+            return False
+        connection.spend(offer.size)
+        self._check(header, place, offer.checksum, found.value())
+        self._came(asked, header, offer.size, gate is None, self.reader.name)
+        return True
+
+    def _read_parts(self, offer: messages.Offer, into: Sequence[tuple[int, int]],
+                    views: Sequence[memoryview]) -> frames.Sum | None:
+        """Read an offer in parts that are still in the processor's cache when they are summed up; None: unreadable."""
+        assert self.reader is not None
+        total = frames.Sum()
+        address = offer.address
+        for part in parts(into, offer.size if offer.checksum is None else PART_BYTES):
+            if not self.reader.read(address, sum(many for _, _, many in part),
+                                     [(into[at][0] + offset, many) for at, offset, many in part]):
+                return None
+            for at, offset, many in part:
+                address += many
+                if offer.checksum is not None:
+                    total.add(views[at][offset:offset + many])
+        return total
+
+    def _check(self, header: Header, place: Place, expected: int | None, found: int | None) -> None:
+        if expected is None or found == expected:
+            return
+        if place.gate is None or place.gate.enter():  # else the blocks may be another's by now
+            if place.gate is not None:
+                place.gate.leave()
+            raise ChecksumError(self._peer, f"{header.kind.name} frame with a wrong checksum")
+
+    def _came(self, asked: Asked, header: Header, size: int, staged: bool, way: str) -> None:
+        unit = asked.step.units[header.region]
+        slot = unit.nth * asked.step.ready.count + header.first - asked.step.ready.first
+        asked.have[slot:slot + header.blocks] = b"\1" * header.blocks
+        chunk = None
+        if staged:
+            chunk, self._chunk = self._chunk, None
+            assert chunk is not None
+        self._shared.inbox.append(Arrived(header.key, header.region, header.first, header.blocks, chunk, size, way,
+                                            asked.step.source))

@@ -1,0 +1,78 @@
+"""Decode's half of the handshake of one data link: who both are, then how blocks travel (``links.near`` draws it)."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import Literal
+
+from xpyd_sidecar.contract.ids import Incarnation
+from xpyd_sidecar.engine.arrivals import Shared
+from xpyd_sidecar.engine.links import near
+from xpyd_sidecar.engine.links.near import Reader
+from xpyd_sidecar.errors import AuthError, ProtocolError
+from xpyd_sidecar.kv import messages, proofs
+from xpyd_sidecar.kv.frames import Kind
+
+logger = logging.getLogger(__name__)
+
+
+class Joining:
+    """Of one connection. ``settled``: how blocks travel is agreed; ``reader``: beside TCP, if they do.
+
+    ``refused``: why this side wants no link like that; the peer has still to be told how blocks would have travelled.
+    """
+
+    def __init__(self, shared: Shared, peer: str, incarnation: Incarnation) -> None:
+        """``incarnation``: of the prefill engine that is meant."""
+        self.settled = False
+        self.reader: Reader | None = None
+        self.refused = ""
+        self._shared = shared
+        self._peer = peer
+        self._incarnation = incarnation
+        self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
+        self._terms: proofs.Terms | None = None
+        self._welcome: messages.DataWelcome | None = None
+        self._why = ""
+
+    def said(self, kind: Kind, payload: memoryview) -> tuple[Kind, messages.Body]:
+        """Prefill's next word; what to answer.
+
+        Raises:
+            ProtocolError, MessageError: it may not say that now, or not like that.
+            AuthError: it does not hold the service key.
+        """
+        if kind is Kind.CHALLENGE and self._terms is None:
+            return Kind.HELLO, self._hello(messages.read_body(payload, messages.Challenge))
+        if kind is Kind.WELCOME and self._terms is not None and self._welcome is None:
+            return Kind.LINK, self._welcomed(self._terms, messages.read_body(payload, messages.DataWelcome))
+        if kind is Kind.ARENA and self._welcome is not None and not self.settled:
+            self.reader, reason = near.try_arena(self._peer, self._shared.ways.folder,
+                                                 messages.read_body(payload, messages.Arena))
+            return Kind.LINK, self._settle("; ".join(one for one in (self._why, reason) if one))
+        raise ProtocolError(self._peer, f"sent {kind.name} out of turn")
+
+    def _hello(self, challenge: messages.Challenge) -> messages.DataHello:
+        me = self._shared.me
+        self._terms = proofs.Terms(challenge.nonce, self._nonce, challenge.incarnation, me.incarnation)
+        return messages.DataHello(self._nonce, me.instance, me.incarnation, self._incarnation, me.rank,
+                                  proofs.prove(me.key, "decode", self._terms), self._shared.ways.host)
+
+    def _welcomed(self, terms: proofs.Terms, welcome: messages.DataWelcome) -> messages.LinkChoice:
+        if not proofs.holds(self._shared.me.key, "prefill", terms, welcome.proof):
+            raise AuthError(self._peer, "does not hold the service key")
+        self._welcome = welcome
+        self.reader, self._why = near.try_process(self._peer, welcome)
+        if self.reader is None and welcome.near is not None and self._shared.ways.folder is not None:
+            return messages.LinkChoice("make_arena", self._why)
+        return self._settle(self._why)
+
+    def _settle(self, reason: str) -> messages.LinkChoice:
+        way: Literal["tcp", "process_vm", "arena"] = self.reader.name if self.reader is not None else "tcp"
+        if self.reader is None and self._shared.ways.transport == "shm":
+            self.refused = f"transport shm: {reason}"
+        else:
+            logger.info("xpyd: blocks of %s come over %s%s", self._peer, way, f" ({reason})" if reason else "")
+            self.settled = True
+        return messages.LinkChoice(way, reason)

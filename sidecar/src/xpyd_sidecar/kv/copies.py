@@ -1,0 +1,133 @@
+"""What ``kv.sending`` works on: copies of KV, what is to be done with them, and an open transfer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
+
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.leases import Lease
+from xpyd_sidecar.kv.mapping import Cut
+from xpyd_sidecar.kv.messages import Ready
+from xpyd_sidecar.kv.stores import Expect
+
+C = TypeVar("C")
+
+
+class Copy(NamedTuple, Generic[C]):
+    """Blocks ``first``.. of one region, copied out of the cache. ``data`` belongs to the caller."""
+
+    region: int
+    first: int
+    blocks: int
+    data: C
+
+
+class Uses:
+    """How many sends of one copy have not left yet, those to come included."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def more(self) -> None:
+        """One that was to come is cut in two."""
+        self._count += 1
+
+    def over(self) -> bool:
+        """One has left, or never will. Whether it was the last."""
+        self._count -= 1
+        return self._count == 0
+
+
+class Send(NamedTuple, Generic[C]):
+    """Send blocks ``first``.. of a copy over a link; the copy may be freed when they are out."""
+
+    link: int
+    key: Key
+    copy: Copy[C]
+    first: int
+    blocks: int
+    cover: bool
+    cut: Cut | None = None
+    """Send so many heads of each block; None: whole blocks."""
+    uses: Uses | None = None
+    """Of a copy that is sent more than once: it may be freed when all are out."""
+    frame: int = 0
+    """As ``Ready.frame``."""
+
+
+class Offer(NamedTuple, Generic[C]):
+    """Ask decode whether it has room for a copy."""
+
+    link: int
+    key: Key
+    copy: Copy[C]
+
+
+class Store(NamedTuple, Generic[C]):
+    """Send a whole copy into decode's buffer; it may be freed when it is out."""
+
+    link: int
+    key: Key
+    copy: Copy[C]
+    cover: bool
+
+
+class Free(NamedTuple, Generic[C]):
+    """A copy is not needed, or (``uses``) one send of it will not be."""
+
+    copy: Copy[C]
+    uses: Uses | None = None
+
+
+class Refuse(NamedTuple):
+    """Answer GONE on a link."""
+
+    link: int
+    key: Key
+    outcome: Outcome
+    reason: str
+    retry: bool
+
+
+class Ended(NamedTuple):
+    """A transfer is over on this rank."""
+
+    key: Key
+    outcome: Outcome
+    reason: str
+    confirmed: bool
+
+
+Step = Send[C] | Offer[C] | Store[C] | Free[C] | Refuse | Ended
+
+
+@dataclass
+class Held(Generic[C]):
+    """A copy that is sent as its takers fetch it."""
+
+    copy: Copy[C]
+    uses: Uses
+    left: dict[int, tuple[int, int, Cut | None]]
+    """By link: the blocks from .. up to .. that have not been sent, and the cut."""
+
+
+@dataclass
+class Transfer(Generic[C]):
+    """One open transfer."""
+
+    lease: Lease
+    copies: list[Copy[C]] = field(default_factory=list)
+    takers: dict[int, Ready] = field(default_factory=dict)
+    """By link."""
+    done: set[int] = field(default_factory=set)
+    sending: bool = False
+    held: list[Held[C]] = field(default_factory=list)
+    fetched: dict[int, int] = field(default_factory=dict)
+    """By link of a taker that pulls: block up to which it has asked."""
+    ahead: tuple[int, Expect] | None = None
+    """The link over which copies may be offered before READY."""
+    offered: dict[tuple[int, int], Copy[C]] = field(default_factory=dict)
+    """By region and first block."""
+    quiet_until: float = 0.0
+    stored: bool = False

@@ -1,0 +1,50 @@
+"""What decode asks of a prefill rank with READY: whether that rank has it, and which part of each array is meant."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from xpyd_sidecar.kv.mapping import Cut, Kind
+from xpyd_sidecar.kv.messages import Ready
+
+
+class Geometry(NamedTuple):
+    """``regions`` arrays with blocks of ``block_bytes`` together; ``kinds``: of each, where blocks may be cut."""
+
+    regions: int
+    block_bytes: int
+    kinds: tuple[Kind, ...] = ()
+
+    def unfit(self, ready: Ready, *, whole: bool) -> str:
+        """Why this rank does not have what is asked for; empty: it has. ``whole``: no cuts, for one taker."""
+        wrong = (f"geometry: {self.regions} arrays of {self.block_bytes} bytes a block here, "
+                 f"{ready.regions} of {ready.block_bytes} there")
+        if ready.takers < 1:
+            return f"takers: {ready.takers} is below 1"
+        if whole and (ready.takers > 1 or ready.cuts or not ready.regions):
+            return "part of it lies whole in the buffer of one decode rank"
+        if not ready.cuts:  # the whole rank, or nothing of it
+            fits = (ready.regions, ready.block_bytes) in {(self.regions, self.block_bytes), (0, 0)}
+            return "" if fits else wrong
+        after = size = count = 0
+        for cut in ready.cuts:
+            if cut.region < after or cut.count < 1 or cut.region + cut.count > len(self.kinds):
+                return f"{wrong} (arrays {cut.region} to {cut.region + cut.count - 1})"
+            after = cut.region + cut.count
+            for kind in self.kinds[cut.region:after]:
+                heads = cut.heads or kind.heads
+                if not 0 <= cut.head <= kind.heads - heads or heads < 1 or cut.size != heads * kind.head_bytes:
+                    return f"{wrong} (heads {cut.head} to {cut.head + heads - 1} of {kind.heads}, {cut.size} bytes)"
+            size += cut.count * cut.size
+            count += cut.count
+        return "" if (count, size) == (ready.regions, ready.block_bytes) else wrong
+
+
+def asked_of(ready: Ready, region: int) -> tuple[bool, Cut | None]:
+    """Whether an array is asked for, and how it is cut."""
+    if not ready.cuts:
+        return ready.regions > 0, None
+    for cut in ready.cuts:
+        if cut.region <= region < cut.region + cut.count:
+            return True, cut if cut.heads else None
+    return False, None
