@@ -17,6 +17,7 @@ Structs tolerate unknown fields, so that a newer peer may add some within one ve
 
 Wire history
     1   first version
+        later in it, answered with REJECT by who does not know it: ``trace``
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import msgspec
 from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.membership import Parallel
+from xpyd_sidecar.contract.timeline import ASK_MAX, Asked, Told
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Cut, Geometry
 from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
@@ -156,7 +158,8 @@ class Pong(msgspec.Struct, frozen=True, tag="pong", tag_field="t"):
 
 ToDecode = Hello | Announce | Gone | Ping
 ToPrefill = Welcome | Reject | Drop | Pong
-Control = ToDecode | ToPrefill
+Control = ToDecode | ToPrefill | Asked | Told
+"""``Asked`` and ``Told`` are a router's: they need no HELLO."""
 
 # --- bodies of data frames ---------------------------------------------------------------------------------------------
 
@@ -304,6 +307,8 @@ def unpack(raw: bytes) -> Control:
             raise MessageError("announce: tokens, attempt and generation must be at least 1 and identity 32 bytes")
         if not 0 < len(message.data) <= RANKS_MAX:
             raise MessageError(f"announce.data: {len(message.data)} addresses")
+    if isinstance(message, Asked) and len(message.transfers) > ASK_MAX:
+        raise MessageError(f"trace.transfers: {len(message.transfers)} are asked for at once, over {ASK_MAX}")
     return message
 
 

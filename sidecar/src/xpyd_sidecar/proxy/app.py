@@ -20,6 +20,7 @@ from xpyd_sidecar.proxy.guests import PORT_AFTER_MEMBERS, GuestListener
 from xpyd_sidecar.proxy.members import Members
 from xpyd_sidecar.proxy.server import Server
 from xpyd_sidecar.proxy.tls import Certificate
+from xpyd_sidecar.proxy.traces import Tracer
 from xpyd_sidecar.routing.paths import STREAMED
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class Router:
         self._client_keys = ClientKeys(self._config.api_key_file)
         self.dispatch = self._make_dispatch(config)
         self.paths = self._make_paths(self._client_keys, keys.admin_token(key))
+        self.tracer = self.paths.tracer = Tracer(self.dispatch, key)
         bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds, STREAMED)
         self.members = Members(config.instance, self.dispatch.on_message, self.dispatch.observer.metrics.message)
@@ -121,6 +123,7 @@ class Router:
             self._sweeper = None
         self.server.abort()
         self.dispatch.abort("the router stopped")
+        await self.tracer.close()
         await self.dispatch.close()
         self.members.close()
         if self.guests is not None:

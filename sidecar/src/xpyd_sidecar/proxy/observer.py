@@ -6,6 +6,7 @@ Belongs here: passing one event on to all that keep count. Does not belong here:
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from time import time
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import msgspec
 
 from xpyd_sidecar.contract.fleet import Fleet, Rates
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, ServiceName
+from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy.metrics import Metrics
 from xpyd_sidecar.routing import history as hi
@@ -40,6 +42,8 @@ class Observer:
         self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
         """How many prefixes an instance is taken to hold."""
         self._unsettled: list[Record] = []
+        self.recent: deque[Record] = deque(maxlen=KEPT)
+        """Those that ended last, for timelines."""
         self.metrics = Metrics(roster.members, self.settle)
         self.history = hi.History(time())
         self.counting = Counting(time())
@@ -67,6 +71,7 @@ class Observer:
         """A request is over. Many are counted at a time, which is cheaper: between requests the caches are cold."""
         self.metrics.ended(record.outcome)
         self._unsettled.append(record)
+        self.recent.append(record)
         if len(self._unsettled) >= MAX_UNSETTLED:
             self.settle()
 

@@ -24,6 +24,7 @@ import msgspec
 import uvloop
 
 from xpyd_sidecar import logs
+from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
@@ -46,7 +47,7 @@ from xpyd_sidecar.routing.record import Record
 
 logger = logging.getLogger(__name__)
 
-ASKED = frozenset({"/metrics", "/fleet", "/dashboard/data"})
+ASKED = frozenset({"/metrics", "/fleet", timeline.PATH, "/dashboard/data"})
 """Paths that the owner answers, for all workers together."""
 FLUSH_S = 0.02
 """How long a report waits for more."""
