@@ -30,6 +30,7 @@ from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 MODES = {"wave": "off", "rpc": "rpc", "shm": "shm"}
 KV_WAIT_S = 2.0
+START_S = 600.0
 ANSWER_S = 200.0
 SETTLED_S = 60.0
 STOPS: list[tuple[list[int], int]] = []
@@ -116,7 +117,7 @@ def run(folder: Path, figures: dict[str, Any]) -> bool:
     with contextlib.ExitStack() as stack:
         engines = {mode: stack.enter_context(DpEngine(mode, folder, sync, connector=True)) for mode, sync in MODES.items()}
         for engine in engines.values():
-            engine.wait_ready()
+            engine.wait_ready(START_S)
             engine.ask([1, 2, 3], 4, 0, ANSWER_S)
         find_stops(engines["wave"])
         for name, workload in WORKLOADS.items():

@@ -51,9 +51,9 @@ class Core(threading.Thread):
     """A rank. ``work`` gets budgets of requests; ``None`` ends it."""
 
     def __init__(self, rank: int, size: int, store: Any, settings: Settings, lockstep: Lockstep, *, one_host: bool = True,
-                 versions: tuple[str, ...] = ("v",)) -> None:
+                 here: str = "", versions: tuple[str, ...] = ("v",)) -> None:
         super().__init__(name=f"core-{rank}", daemon=True)
-        self._site = meeting.Site(store, rank, size, "127.0.0.1", one_host, versions)
+        self._site = meeting.Site(store, rank, size, "127.0.0.1", one_host, versions, here)
         self._settings = settings
         self._lockstep = lockstep
         self._wake: queue.Queue[int] = queue.Queue()

@@ -4,26 +4,33 @@ import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from dp_ranks import Core, Lockstep, Store, wait_for
 
+from xpyd_sidecar.contract import keys, launch
 from xpyd_sidecar.dp.look_ahead import LookAhead
 from xpyd_sidecar.engine.dp_plugin import meeting, shm, steps
-from xpyd_sidecar.engine.dp_plugin.settings import Mode, Settings
+from xpyd_sidecar.engine.dp_plugin.settings import Settings
 from xpyd_sidecar.errors import ConfigError, PeerGone
 
-MODES: tuple[Mode, ...] = ("rpc", "shm")
+Way = Literal["rpc", "shm", "spread"]
+WAYS: tuple[Way, ...] = ("rpc", "shm", "spread")
 
 
-@pytest.fixture(params=MODES)
-def mode(request: pytest.FixtureRequest) -> Mode:
-    found: Mode = request.param
+@pytest.fixture(params=WAYS)
+def mode(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Way:
+    """Over spread, rank 0 and 1 are on one host and rank 2, or the last of two, on another."""
+    if request.param == "spread":
+        keys.write(tmp_path / "key", keys.mint())
+        monkeypatch.setenv(launch.ENV_KEY_FILE, str(tmp_path / "key"))
+    found: Way = request.param
     return found
 
 
 @pytest.fixture
-def cores(mode: Mode) -> Iterator[list[Core]]:
+def cores(mode: Way) -> Iterator[list[Core]]:
     made = started(mode, 3)
     yield made
     for core in made:
@@ -33,9 +40,11 @@ def cores(mode: Mode) -> Iterator[list[Core]]:
         assert not core.is_alive()
 
 
-def started(mode: Mode, size: int, timeout_s: float = 20.0) -> list[Core]:
+def started(mode: Way, size: int, timeout_s: float = 20.0) -> list[Core]:
     store, lockstep = Store(), Lockstep(size)
-    made = [Core(rank, size, store, Settings(mode, LookAhead(), timeout_s), lockstep) for rank in range(size)]
+    settings = Settings("rpc" if mode == "spread" else mode, LookAhead(), timeout_s)
+    made = [Core(rank, size, store, settings, lockstep, one_host=mode != "spread", here="b" if rank == size - 1 else "a")
+            for rank in range(size)]
     for core in made:
         core.start()
     wait_for(lambda: all(core.steps is not None or core.error is not None for core in made))
@@ -82,7 +91,7 @@ def test_a_pause_holds_at_one_step_on_all_ranks(cores: list[Core]) -> None:
     assert cores[0].real == 5
 
 
-def test_ranks_leave_together(mode: Mode) -> None:
+def test_ranks_leave_together(mode: Way) -> None:
     cores = started(mode, 2)
     cores[0].stop()
     time.sleep(0.1)
@@ -97,7 +106,7 @@ def test_ranks_leave_together(mode: Mode) -> None:
 
 
 @pytest.mark.parametrize("dead", [0, 1])
-def test_a_silent_rank_ends_the_others_with_its_name(mode: Mode, dead: int) -> None:
+def test_a_silent_rank_ends_the_others_with_its_name(mode: Way, dead: int) -> None:
     cores = started(mode, 2, timeout_s=2.0)
     lost = cores[dead].steps
     assert lost is not None
@@ -105,10 +114,31 @@ def test_a_silent_rank_ends_the_others_with_its_name(mode: Mode, dead: int) -> N
     wait_for(lambda: cores[1 - dead].error is not None)
     error = cores[1 - dead].error
     assert isinstance(error, PeerGone)
-    assert error.peer == ("coordinator in DP rank 0" if mode == "rpc" and dead == 0 else f"DP rank {dead}")
+    assert error.peer == ("coordinator in DP rank 0" if mode != "shm" and dead == 0 else f"DP rank {dead}")
 
 
-def test_a_rank_stuck_in_a_step_is_abandoned(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_several_hosts_a_process_that_ends_is_known_before_the_timeout(mode: Way) -> None:
+    if mode != "spread":
+        pytest.skip("the other links know by silence alone")
+    for dead in (0, 1):
+        cores = started(mode, 2, timeout_s=1000.0)
+        lost = cores[dead].steps
+        assert lost is not None
+        lost.link.close()
+        wait_for(lambda cores=cores, dead=dead: cores[1 - dead].error is not None)
+        assert isinstance(cores[1 - dead].error, PeerGone)
+
+
+def test_ranks_on_several_hosts_need_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(launch.ENV_KEY_FILE, raising=False)
+    core = Core(0, 2, Store(), Settings("rpc"), Lockstep(2), one_host=False)
+    core.start()
+    core.join(20.0)
+    assert isinstance(core.error, ConfigError)
+    assert f"{launch.ENV_KEY_FILE} is not set" in str(core.error)
+
+
+def test_a_rank_stuck_in_a_step_is_abandoned(mode: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "GRACE_S", 0.2)
     cores = started(mode, 2, timeout_s=1.0)
     other = cores[1].steps
@@ -119,7 +149,7 @@ def test_a_rank_stuck_in_a_step_is_abandoned(mode: Mode, monkeypatch: pytest.Mon
     assert isinstance(cores[0].abandoned, PeerGone)
 
 
-def test_nothing_is_left_in_shared_memory(mode: Mode) -> None:
+def test_nothing_is_left_in_shared_memory(mode: Way) -> None:
     before = set(Path("/dev/shm").glob("xpyd-dp-*"))
     cores = started(mode, 2)
     assert set(Path("/dev/shm").glob("xpyd-dp-*")) <= before

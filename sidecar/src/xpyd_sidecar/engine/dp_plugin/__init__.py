@@ -6,7 +6,8 @@
     patch      the methods of vLLM's engine core that give way to the rules
     steps      one rank: the rules, its link and its engine core
     meeting    how ranks find each other and agree that they run the same rules
-    links      what both links share; ``rpc`` a coordinator over ZMQ, ``shm`` one line per rank in shared memory
+    links      what all links share; ``rpc`` a coordinator over ZMQ, ``shm`` one line per rank in shared memory, ``spread``
+               the coordinator of ranks on several hosts, whose grants go through the broadcast queue
     counters   what is counted, for ``/metrics``
 
 vLLM loads it by the entry point in the package's metadata, which lies beside the package wherever it is put on a path.

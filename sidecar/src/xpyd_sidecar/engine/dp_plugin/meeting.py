@@ -1,7 +1,8 @@
 """How the ranks meet, through the store of vLLM's data-parallel group, before any of them runs a step.
 
     every rank    config/<rank> := hash of all that must be equal          waits for those of the others, compares
-    rank 0        place := {epoch, rpc address or path of the lines}
+    every rank    host/<rank>                                              only if the ranks are on several hosts
+    rank 0        place := {epoch, rpc address or path of the lines, handle of the queue}
     every rank    ready/<rank>                                             waits for the others
 
 A rank without the rules, or with other ones, would leave the others in a collective for ever. So nobody starts.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import secrets
 from datetime import timedelta
 from pathlib import Path
@@ -18,13 +20,16 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from xpyd_sidecar.contract import keys, launch
 from xpyd_sidecar.contract.ids import HostPort
+from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.dp import frames
 from xpyd_sidecar.dp.rank import Rank
-from xpyd_sidecar.engine.dp_plugin import rpc, shm
+from xpyd_sidecar.engine.dp_plugin import rpc, shm, spread
 from xpyd_sidecar.engine.dp_plugin.links import Link
 from xpyd_sidecar.engine.dp_plugin.settings import Settings
 from xpyd_sidecar.engine.dp_plugin.steps import Steps
+from xpyd_sidecar.engine.links import near
 from xpyd_sidecar.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -45,6 +50,8 @@ class Site(NamedTuple):
     one_host: bool
     versions: tuple[str, ...]
     """Of vLLM, and hashes of the sources that the rules were written for."""
+    here: str = ""
+    """What tells this rank's host, and network, from others."""
 
 
 class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,6 +60,7 @@ class Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epoch: int
     address: HostPort = HostPort("")
     path: str = ""
+    handle: bytes = b""
 
 
 def mode_of(settings: Settings, *, one_host: bool) -> Literal["rpc", "shm"]:
@@ -77,36 +85,71 @@ def meet(site: Site, settings: Settings, make: Any) -> Steps:
         ConfigError: a rank does not come in time, or has other settings; names it.
     """
     mode = mode_of(settings, one_host=site.one_host)
+    key = None if site.one_host else service_key()
     _same_everywhere(site, settings, mode)
+    if key is not None:
+        site.store.set(f"{PREFIX}/host/{site.rank}", site.here.encode())
     if site.rank == 0:
-        steps = _lead(site, settings, mode, make)
+        steps = _lead(site, settings, mode, make, key)
     else:
         place = msgspec.json.decode(_wait(site, "place", 0), type=Place)
         steps = make(Rank(place.epoch, site.rank, settings.policy))
-        steps.use(_link(site, settings, place, steps, None))
+        steps.use(_link(site, settings.timeout_s, place, steps, (None, key)))
     site.store.set(f"{PREFIX}/ready/{site.rank}", b"1")
     for rank in range(site.size):
         _wait(site, f"ready/{rank}", rank)
     steps.link.start()
     state = steps.state
-    logger.info("xpyd: DP rank %d of %d runs in step by %s, look-ahead %s, epoch %x", site.rank, site.size, mode,
+    logger.info("xpyd: DP rank %d of %d runs in step by %s, look-ahead %s, epoch %x", site.rank, site.size,
+                mode if site.one_host else f"{mode} over several hosts",
                 "adaptive" if settings.policy.fixed is None else settings.policy.fixed, state.epoch)
     return steps
 
 
-def _lead(site: Site, settings: Settings, mode: str, make: Any) -> Steps:
+def service_key() -> ServiceKey:
+    """The service's key: what ranks say to each other over a network is under it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    named = os.environ.get(launch.ENV_KEY_FILE)
+    if not named:
+        raise ConfigError(f"{launch.ENV_KEY_FILE} is not set: DP ranks on several hosts speak under the service's key; "
+                          "set it, or XPYD_DP_SYNC=off")
+    try:
+        return keys.read(Path(named))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{launch.ENV_KEY_FILE}: {error}") from None
+
+
+def here() -> str:
+    """What tells two network stacks apart: shared memory is handed over through the one that both are in."""
+    try:
+        return f"{near.host()} {os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return secrets.token_hex(16)
+
+
+def _lead(site: Site, settings: Settings, mode: str, make: Any, key: ServiceKey | None) -> Steps:
     epoch = secrets.randbits(60)
     steps: Steps = make(Rank(epoch, 0, settings.policy))
     if mode == "rpc":
-        coordinator = rpc.CoordinatorThread(steps, epoch, site.size, site.host, settings.timeout_s)
-        place = Place(epoch, address=coordinator.address)
-        steps.use(_link(site, settings, place, steps, coordinator))
+        coordinator: rpc.CoordinatorThread
+        if key is None:
+            coordinator = rpc.CoordinatorThread(steps, epoch, site.size, site.host, timeout_s=settings.timeout_s)
+            place = Place(epoch, address=coordinator.address)
+        else:
+            hosts = [_wait(site, f"host/{rank}", rank).decode() for rank in range(site.size)]
+            coordinator = spread.SpreadCoordinator(steps, epoch, hosts, site.host, timeout_s=settings.timeout_s,
+                                                       key=key)
+            place = Place(epoch, address=coordinator.address, handle=coordinator.handle)
+        steps.use(_link(site, settings.timeout_s, place, steps, (coordinator, key)))
         site.store.set(f"{PREFIX}/place", msgspec.json.encode(place))
         return steps
     path = shm.make(site.size)
     try:
         place = Place(epoch, path=str(path))
-        steps.use(_link(site, settings, place, steps, None))
+        steps.use(_link(site, settings.timeout_s, place, steps, (None, None)))
         site.store.set(f"{PREFIX}/place", msgspec.json.encode(place))
         for rank in range(1, site.size):
             _wait(site, f"ready/{rank}", rank)
@@ -115,10 +158,16 @@ def _lead(site: Site, settings: Settings, mode: str, make: Any) -> Steps:
     return steps
 
 
-def _link(site: Site, settings: Settings, place: Place, steps: Steps, coordinator: rpc.CoordinatorThread | None) -> Link:
+def _link(site: Site, timeout_s: float, place: Place, steps: Steps,
+          leads: tuple[rpc.CoordinatorThread | None, ServiceKey | None]) -> Link:
+    coordinator, key = leads
     if place.path:
-        return shm.ShmLink(steps, site.rank, site.size, place.epoch, path=Path(place.path), timeout_s=settings.timeout_s)
-    return rpc.RpcLink(steps, site.rank, place.address, settings.timeout_s, coordinator)
+        return shm.ShmLink(steps, site.rank, site.size, place.epoch, path=Path(place.path), timeout_s=timeout_s)
+    if key is None:
+        return rpc.RpcLink(steps, site.rank, place.address, coordinator, timeout_s=timeout_s)
+    assert coordinator is None or isinstance(coordinator, spread.SpreadCoordinator)
+    return spread.SpreadLink(steps, site.rank, place.address, coordinator, timeout_s=timeout_s, handle=place.handle,
+                             key=key)
 
 
 def _same_everywhere(site: Site, settings: Settings, mode: str) -> None:

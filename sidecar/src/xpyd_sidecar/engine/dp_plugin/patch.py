@@ -78,7 +78,7 @@ def join(engine: Any, settings: Settings) -> Steps:
     site = meeting.Site(
         engine.dp_store, engine.dp_rank, engine.dp_size, parallel.data_parallel_master_ip,
         parallel.data_parallel_size_local == parallel.data_parallel_size,
-        (vllm_compat.version(), *compat.sources().values()))
+        (vllm_compat.version(), *compat.sources().values()), meeting.here())
 
     def wake() -> None:
         engine.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))

@@ -4,7 +4,8 @@
              listener (DEALER "r<r>", its thread)      ── Want ──▶     every 200 ms
                                                        ◀── Grant ──    at each change, and every 200 ms
 
-A frame that finds no room is dropped: the next heartbeat says the same. So no send ever blocks.
+A frame that finds no room is dropped: the next heartbeat says the same. So no send ever blocks. With the service's key
+both ends prove that they have it (CURVE). Where ranks are on several hosts, grants come another way: ``spread``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any, Final
 
 import zmq
 
+from xpyd_sidecar import curve
 from xpyd_sidecar.contract.ids import HostPort, join_host_port
+from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.dp import frames
 from xpyd_sidecar.dp.coordinator import Coordinator
 from xpyd_sidecar.dp.frames import Grant, Want
@@ -29,6 +32,9 @@ LINGER_MS: Final = 1000
 """For the last word of a rank that leaves."""
 ROOM: Final = 1000
 """Frames on the way to or from a peer."""
+MESSAGE_MAX: Final = 1024
+"""Bytes; those of CURVE's handshake count, too, and are more than a frame's."""
+COORDINATOR: Final = "coordinator in DP rank"
 
 
 def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
@@ -37,7 +43,7 @@ def _socket(context: zmq.Context[Any], kind: int) -> zmq.Socket[Any]:
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, ROOM)
     socket.setsockopt(zmq.RCVHWM, ROOM)
-    socket.setsockopt(zmq.MAXMSGSIZE, frames.LIMIT)
+    socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_MAX)
     return socket
 
 
@@ -51,7 +57,8 @@ def _send(socket: zmq.Socket[Any], parts: list[bytes]) -> None:
 class CoordinatorThread(Listener):
     """Hears all ranks, tells all ranks."""
 
-    def __init__(self, rules: Rules, epoch: int, size: int, host: str, timeout_s: float) -> None:
+    def __init__(self, rules: Rules, epoch: int, size: int, host: str, *, timeout_s: float,
+                 key: ServiceKey | None = None) -> None:
         """Listen at once, on a port that the kernel chooses; speak after ``start``.
 
         Raises:
@@ -64,6 +71,8 @@ class CoordinatorThread(Listener):
         self._context = zmq.Context()
         self._socket = _socket(self._context, zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        if key is not None:
+            curve.serve(self._socket, key, "broadcast")
         try:
             port = self._socket.bind_to_random_port(f"tcp://{join_host_port(host, 0).removesuffix(':0')}")
         except zmq.ZMQError as error:
@@ -112,11 +121,12 @@ class CoordinatorThread(Listener):
 class RpcLink(Listener):
     """A rank's side. ``steps`` uses ``say`` from the core's thread; the rest is the listener's."""
 
-    def __init__(self, rules: Rules, rank: int, address: HostPort, timeout_s: float,
-                 coordinator: CoordinatorThread | None) -> None:
+    def __init__(self, rules: Rules, rank: int, address: HostPort, coordinator: CoordinatorThread | None, *,
+                 timeout_s: float, key: ServiceKey | None = None) -> None:
         """``coordinator``: where this is rank 0, which starts and ends it."""
-        super().__init__("xpyd-dp-listener", rules, Watch((0,), time.monotonic(), timeout_s), "coordinator in DP rank")
+        super().__init__("xpyd-dp-listener", rules, Watch((0,), time.monotonic(), timeout_s), COORDINATOR)
         self._coordinator = coordinator
+        self._key = key
         self._context = zmq.Context()
         self._wants = self._connect(b"w%d" % rank, address)
         self._socket = self._connect(b"r%d" % rank, address)
@@ -124,6 +134,8 @@ class RpcLink(Listener):
     def _connect(self, name: bytes, address: HostPort) -> zmq.Socket[Any]:
         socket = _socket(self._context, zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, name)
+        if self._key is not None:
+            curve.connect(socket, self._key, "broadcast")
         socket.connect(f"tcp://{address}")
         return socket
 
