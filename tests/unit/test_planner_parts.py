@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -103,6 +104,31 @@ def test_a_tighter_goal_needs_more() -> None:
     assert need.decode(5000, known, 0.02) > need.decode(5000, known, 0.06)
 
 
-@given(st.integers(1, 50), st.floats(0, 60), st.floats(0.01, 5), st.floats(0, 5), st.floats(0, 10))
-def test_the_late_share_is_a_share(count: int, load: float, service: float, spread: float, room: float) -> None:
-    assert 0 <= need.late(count, load, service, spread, room) <= 1
+@given(st.integers(1, 50), st.floats(0, 60), st.floats(0, 5), st.floats(0, 5), st.floats(0.01, 10))
+def test_late_and_hopeless_are_shares(count: int, load: float, service: float, spread: float, goal_s: float) -> None:
+    rooms, hopeless = need.left(goal_s, service, spread)
+    assert 0 <= hopeless <= 1
+    assert all(0 < room <= goal_s for room in rooms)
+    assert 0 <= need.late(count, load, service, spread, rooms) <= 1
+
+
+def test_prompts_that_are_too_long_use_up_what_may_be_late_and_ask_for_nothing_more() -> None:
+    rooms, hopeless = need.left(3.0, 0.7, 1.7)
+    assert hopeless == pytest.approx(0.03, abs=0.01)
+    assert len(rooms) / 50 == pytest.approx(1 - hopeless, abs=0.02)
+    assert need.left(3.0, 5.0, 0.0) == ((), 1.0)
+    known = learned([4, 8, 16, 24], rate=100.0)
+    assert need.prefill(1000.0, 0.0, 30.0, known, 0.001) == math.ceil(10 / need.FULLEST), "in time is none, so load decides"
+
+
+def test_bursts_are_told_from_chance_and_ask_for_more() -> None:
+    draw = Random(1)
+    chance, bursty = Series(), Series()
+    for _ in range(200):
+        drawn = draw.gauss(0, 10)
+        chance = chance.seen(1000.0 + drawn, 10.0, 30.0, 180.0)
+        bursty = bursty.seen(1000.0 + 2 * drawn, 10.0, 30.0, 180.0)
+    assert chance.burst < 1.4
+    assert 2.5 < bursty.burst < 5
+    known = learned([4, 8, 16, 24])
+    assert need.prefill(30_000, 0.0, 30.0, known, 0.8, burst=bursty.burst) > need.prefill(30_000, 0.0, 30.0, known, 0.8)

@@ -78,7 +78,7 @@ class Planner(Part, frozen=True):
     """Service level that the planner works for."""
     interval: Duration = "30s"
     """Time between two decisions."""
-    scale_down_delay: Window = "5m"
+    scale_down_delay: Window = "10m"
     """How long fewer instances must have been enough before some are taken away."""
 
     @property

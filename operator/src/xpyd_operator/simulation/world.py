@@ -20,7 +20,10 @@ from xpyd_operator.simulation.instance import AHEAD_S, DECODE, DRAINING, GONE, P
 from xpyd_operator.simulation.trace import Trace
 
 SAMPLE_S = 5.0
-"""Between two looks at what instances do, as the operator asks routers."""
+"""Between two looks at what instances do, as the operator asks routers: on average, since agents beat whenever they like
+and traces have their arrivals at full seconds."""
+LATE_S = 3.0
+"""A controller is asked at the end of its interval, up to so much later."""
 TAIL_S = 900.0
 """After the last arrival the fleet runs on so long at most; what is not answered then counts as missed."""
 _HANDED, _END, _BORN, _SAMPLE, _ASK = 0, 1, 2, 3, 4
@@ -93,7 +96,8 @@ class World:
         self.run = Run(trace)
         self._trace, self._model, self._controller = trace, model, controller
         self._events: list[tuple[float, int, int, int, int]] = []
-        self._order = 0
+        self._order = self._samples = 0
+        self._asks, self._asked_at = 1, 0.0
         self._fleet: list[Instance] = []
         self._live: list[Instance] = []
         self._ready: tuple[list[Instance], list[Instance]] = ([], [])
@@ -139,10 +143,12 @@ class World:
                 self._born(now, self._fleet[what], version)
             elif kind == _SAMPLE:
                 self._sample()
-                self._at(now + SAMPLE_S, _SAMPLE)
+                self._samples += 1
+                self._at(self._samples * SAMPLE_S + SAMPLE_S * (0.5 + _golden(self._samples)), _SAMPLE)
             else:
                 self._ask(now)
-                self._at(now + self._controller.interval_s, _ASK)
+                self._asks += 1
+                self._at(self._asks * self._controller.interval_s + LATE_S * _golden(self._asks), _ASK)
         run.instance_s = sum(max(0.0, min(each.gone, last) - each.born) for each in self._fleet)
         run.ends_at = last
         return run
@@ -315,7 +321,8 @@ class World:
         in_prefill = len(self._queue) + sum(each.count for each in self._live if each.role == PREFILL)
         in_decode = len(self._parked) + sum(each.count for each in self._live if each.role == DECODE)
         waits = len(self._queue) + sum(max(0, each.count - 1) for each in self._live if each.role == PREFILL)
-        figures = self._window.figures(self._controller.interval_s, ready, waits)
+        figures = self._window.figures(now - self._asked_at, ready, waits)
+        self._asked_at = now
         self._window = _Window()
         wanted = self._controller.want(Look(now, figures, self.wanted, (in_prefill, in_decode)))
         if wanted != self.wanted:
@@ -359,6 +366,11 @@ class _Window:
             decode=RoleFigures(ready=ready[1], busy=self.busy[1] / many, running=self.running / many,
                                kv_usage=self.kv / self.busy[1] if self.busy[1] else 0.0),
         )
+
+
+def _golden(number: int) -> float:
+    """Evenly spread from 0 to 1, the same each time."""
+    return number * 0.6180339887498949 % 1.0
 
 
 def p95(values: list[float]) -> float:

@@ -115,12 +115,12 @@ def _learn(memory: Memory, figures: Figures, ahead_s: float) -> Memory:
 
 def _needs(memory: Memory, figures: Figures, goals: Goals, now: Pair) -> tuple[Pair, Pair]:
     """What is needed now, what waits included, and a cold start from now."""
-    known, step = memory.known, goals.interval_s
+    known, step, burst = memory.known, goals.interval_s, memory.prompts.burst
     backlog = figures.queued * known.prompt
     parked = figures.arrivals / figures.over_s * max(0.0, figures.handover_s - NO_ROOM_S) * known.output
     rates = [each.now.level for each in (memory.prompts, memory.outputs)]
     wanted = (
-        need.prefill(rates[0], backlog, max(step, goals.ttft_s or step), known, goals.ttft_s),
+        need.prefill(rates[0], backlog, max(step, goals.ttft_s or step), known, goals.ttft_s, burst=burst),
         need.decode(rates[1] + parked / step, known, goals.tpot_s),
     )
     ahead = goals.cold_start_s + step
@@ -128,7 +128,7 @@ def _needs(memory: Memory, figures: Figures, goals: Goals, now: Pair) -> tuple[P
     capacity = known.prefill_rate * max(now[0], 1)
     left = max(0.0, backlog + (rates[0] - capacity) * goals.cold_start_s)
     soon = (
-        need.prefill(later[0], left, max(step, goals.cold_start_s), known, goals.ttft_s),
+        need.prefill(later[0], left, max(step, goals.cold_start_s), known, goals.ttft_s, burst=burst),
         need.decode(later[1] + parked / max(step, goals.cold_start_s), known, goals.tpot_s),
     )
     return wanted, soon

@@ -56,7 +56,7 @@ class Goals(msgspec.Struct, frozen=True):
     """95th percentile; None: no goal."""
     tpot_s: float | None = None
     interval_s: float = 30.0
-    scale_down_s: float = 300.0
+    scale_down_s: float = 600.0
     """How long fewer must have been enough before some are taken away."""
     cold_start_s: float = 180.0
     """From the wish for an instance until it serves, as seen before."""

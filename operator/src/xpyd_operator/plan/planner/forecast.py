@@ -12,6 +12,9 @@ asked.
 
 Forecasts are wrong, the more the less steady the load. What was forecast a cold start ago is held against what came; by
 how much that fell short, as a root mean square of the last half hour, is the reserve that a forecast is raised by.
+
+How much more the demand jumps from one interval to the next than chance explains, as a ratio of variances, is its
+burstiness: queues are so much longer (``need``).
 """
 
 from __future__ import annotations
@@ -25,9 +28,17 @@ MISS_S = 1200.0
 """Half-life of the memory for wrong forecasts."""
 FIRST_MISS = 0.1
 """Before any forecast could be held against what came."""
-REACH = 1.0
-"""So many times the usual shortfall is kept in reserve."""
+FIRST_LOOKS = 5.0
+"""So many intervals of mere chance are taken for seen at the start."""
+JUMP = 9.0
+"""A greater one counts as so much: beyond three standard deviations it is a change of the load, not a burst."""
+REACH = 0.5
+"""So many times the usual shortfall is kept in reserve; the queue has a reserve of its own for what is bursty."""
 MOST_PENDING = 1000
+BURST_S = 1200.0
+"""Half-life of the memory for jumps."""
+BURSTS = (1.0, 8.0)
+"""What a burstiness is taken for at least and at most; a jump that no queue explains is the forecast's to follow."""
 DOUBT = 3.0
 """Standard deviations that are half believed."""
 
@@ -40,12 +51,16 @@ class Holt(msgspec.Struct, frozen=True):
     """Per second."""
     begun: bool = False
 
+    def expected(self, over_s: float) -> float:
+        """Of the next interval."""
+        return self.level + 0.5 ** (over_s / DAMPING_S) * self.trend * over_s
+
     def seen(self, value: float, noise: float, over_s: float) -> Holt:
         """With one more interval of so many seconds."""
         if not self.begun:
             return Holt(value, 0.0, True)
         a, b, f = 1 - 0.5 ** (over_s / LEVEL_S), 1 - 0.5 ** (over_s / TREND_S), 0.5 ** (over_s / DAMPING_S)
-        expected = self.level + f * self.trend * over_s
+        expected = self.expected(over_s)
         error = value - expected
         if error:
             doubt = DOUBT * noise / error
@@ -68,10 +83,18 @@ class Series(msgspec.Struct, frozen=True):
     """Forecasts whose time has not come, the oldest first."""
     shortfall: float = FIRST_MISS**2
     """Mean square, relative to the forecast."""
+    jumps: float = 0.0
+    """Decaying sum of squared errors, over the variances that chance gives them; Poisson arrivals make it ``looks``."""
+    looks: float = 0.0
 
     def seen(self, value: float, noise: float, over_s: float, ahead_s: float) -> Series:
         """With one more interval; forecasts look ``ahead_s`` ahead."""
         now = self.now.seen(value, noise, over_s)
+        jumps, looks = self.jumps, self.looks
+        if self.now.begun and noise > 0:
+            keep = 0.5 ** (over_s / BURST_S)
+            jump = (value - self.now.expected(over_s)) / noise
+            jumps, looks = keep * jumps + min(JUMP, jump * jump), keep * looks + 1.0
         steps = min(MOST_PENDING, max(1, round(ahead_s / over_s)))
         pending, square = self.pending, self.shortfall
         if len(pending) >= steps:
@@ -79,7 +102,12 @@ class Series(msgspec.Struct, frozen=True):
             miss = min(1.0, max(0.0, now.level / due - 1)) if due > 0 else 0.0
             keep = 0.5 ** (over_s / MISS_S)
             square = keep * square + (1 - keep) * miss * miss
-        return Series(now, (*pending[-steps:], now.ahead(ahead_s)), square)
+        return Series(now, (*pending[-steps:], now.ahead(ahead_s)), square, jumps, looks)
+
+    @property
+    def burst(self) -> float:
+        """Variance between intervals by what chance explains of it."""
+        return min(BURSTS[1], max(BURSTS[0], (self.jumps + FIRST_LOOKS) / (self.looks + FIRST_LOOKS)))
 
     @property
     def reserve(self) -> float:

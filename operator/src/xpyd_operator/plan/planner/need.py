@@ -4,10 +4,13 @@ Prefill is a queue with c servers. Of requests that come with rate X / L and tak
 second), the share P(W > w) waits longer than w (Sakasegawa 1977 for the share that waits, an exponential tail as in
 Kingman's bound):
 
-    P(W > w) ≈ u^(√(2(c+1))) exp(-w / m)      m = S (1 + v) / 2 / (c (1 - u))      u = X / (c C)
+    P(W > w) ≈ u^(√(2(c+1))) exp(-w / m)      m = S b (1 + v) / 2 / (c (1 - u))      u = X / (c C)
 
-where v is the squared variation of prompt lengths. c is the least with P(W > w) ≤ 5 %, w being what the goal for TTFT
-leaves after a long prompt's own time. What waits already must be gone in time, so it counts as demand on top.
+where v is the squared variation of prompt lengths and b by how much arrivals vary more than chance has it (``forecast``).
+A request is late when its wait and its own prefill together take longer than the goal. Lengths are taken for log-normal
+with the mean and the variation that were seen. c is the least with at most 5 % late. Prompts that are too long to be in
+time however little they wait are no reason for another instance, but they use up what may be late; waiting may always make
+1 % late. What waits already must be gone in time, so it counts as demand on top.
 
 Decode holds N = Y t requests (Little), for Y tokens a second and steps of t seconds, and an instance as many as its
 capacity says; arrivals vary, so √N more.
@@ -16,46 +19,63 @@ capacity says; arrivals vary, so √N more.
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 from xpyd_operator.plan.planner.capacity import Capacity
 
 MOST = 1000
-LATE = 0.05
+LATE, LATE_LEAST = 0.05, 0.01
 FULLEST = 0.92
 """Load of prefill beyond which queues grow however long they are watched."""
-LONG = 1.64
-"""A long prompt: so many standard deviations above the mean."""
 SLACK = 0.8
-"""Share of a goal that is planned for: the 95th percentile lies above the mean step, and hand-over takes its part."""
+"""Share of TPOT's goal that is planned for: the 95th percentile lies above the mean step."""
+TTFT_SLACK = 0.9
+"""Share of TTFT's goal that is planned for: hand-over takes its part."""
+SHORTEST_S, WIDEST = 1e-6, 1e6
+"""A prefill and a squared variation beyond which nothing is measured any more."""
+_NORMAL = NormalDist()
+_POINTS = tuple(_NORMAL.inv_cdf((index + 0.5) / 50) for index in range(50))
+"""Of the normal distribution, evenly spread by their share."""
 
 
-def prefill(rate: float, backlog: float, drain_s: float, known: Capacity, ttft_s: float | None) -> int:
+def prefill(
+    rate: float, backlog: float, drain_s: float, known: Capacity, ttft_s: float | None, *, burst: float = 1.0
+) -> int:
     """Instances for ``rate`` tokens a second and ``backlog`` tokens that wait; 0: nothing is known yet."""
     capacity = known.prefill_rate
     if capacity <= 0 or known.prompt <= 0:
         return 0
     demand = rate + backlog / drain_s
-    least = max(1, math.ceil(min(MOST, demand / capacity / FULLEST - 1e-9)))
+    count = max(1, math.ceil(min(MOST, demand / capacity / FULLEST - 1e-9)))
     if ttft_s is None:
-        return min(MOST, least)
-    service = known.prompt / capacity
-    spread = known.spread
-    room = max(0.25 * ttft_s, SLACK * ttft_s - service * (1 + LONG * math.sqrt(spread)))
-    count = least
-    while count < MOST and late(count, rate / capacity, service, spread, room) > LATE:
+        return min(MOST, count)
+    service, spread = known.prompt / capacity, known.spread
+    rooms, hopeless = left(TTFT_SLACK * ttft_s, service, spread)
+    allowed = max(LATE_LEAST, LATE - hopeless)
+    while count < MOST and late(count, rate / capacity, service, burst * (1 + spread) - 1, rooms) > allowed:
         count += 1
     return min(MOST, count)
 
 
-def late(count: int, load: float, service: float, spread: float, room: float) -> float:
-    """The share of requests that wait longer than ``room``; ``load`` is in instances."""
+def left(goal_s: float, service: float, spread: float) -> tuple[tuple[float, ...], float]:
+    """What their own prefill leaves of the goal, to evenly many of all requests; the share to which it leaves nothing."""
+    square = math.log1p(min(spread, WIDEST))
+    deviation, middle = math.sqrt(square), math.log(max(service, SHORTEST_S)) - square / 2
+    rooms = tuple(goal_s - math.exp(min(50.0, middle + deviation * point)) for point in _POINTS)
+    hopeless = 1.0 - _NORMAL.cdf((math.log(goal_s) - middle) / deviation) if deviation > 0 else float(service > goal_s)
+    return tuple(room for room in rooms if room > 0), hopeless
+
+
+def late(count: int, load: float, service: float, spread: float, rooms: tuple[float, ...]) -> float:
+    """The share of requests that wait longer than they may, by ``rooms``; ``load`` is in instances."""
     if load <= 0:
         return 0.0
     used = load / count
     if used >= 1:
         return 1.0
-    mean = service * (1 + spread) / 2 / (count * (1 - used))
-    return float(used ** math.sqrt(2 * (count + 1)) * math.exp(-room / mean))
+    mean = max(SHORTEST_S, service) * (1 + spread) / 2 / (count * (1 - used))
+    waits = float(used ** math.sqrt(2 * (count + 1)))
+    return waits * sum(math.exp(-room / mean) for room in rooms) / len(_POINTS)
 
 
 def decode(rate: float, known: Capacity, tpot_s: float | None) -> int:
