@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "up": "run a service as processes of this host, or change the one that runs",
     "status": "show what runs on this host",
     "logs": "print logs of a service of this host",
+    "trace": "show where the time of single requests went",
     "down": "drain and stop a service of this host",
     "join": "add an engine of this host to a service on another one",
     "bench": "drive an OpenAI endpoint and measure it",

@@ -27,6 +27,8 @@ class Arrived(NamedTuple):
     size: int
     way: str
     source: int
+    at: float
+    """When, by the monotonic clock."""
 
 
 class Broken(NamedTuple):

@@ -6,6 +6,7 @@ buffer where no load has asked for it yet, and nowhere if it is no longer wanted
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -105,7 +106,7 @@ class Intake:
         tensor = slot.chunk.tensor[skip:skip + size] if slot.chunk.tensor is not None else None
         chunk = slot.chunk._replace(tensor=tensor, view=slot.chunk.view[skip:skip + size])
         self._shared.inbox.append(Arrived(header.key, header.region, first, count, chunk, size, "buffer",
-                                            asked.step.source))
+                                            asked.step.source, time.monotonic()))
 
     def _expected(self, asked: Asked, header: Header) -> int:
         """Bytes of the blocks that a header speaks of, which must have been asked for and not have come."""
@@ -220,4 +221,4 @@ class Intake:
             chunk, self._chunk = self._chunk, None
             assert chunk is not None
         self._shared.inbox.append(Arrived(header.key, header.region, header.first, header.blocks, chunk, size, way,
-                                            asked.step.source))
+                                            asked.step.source, time.monotonic()))

@@ -129,7 +129,7 @@ class Receiver:
             return
         for one in self.ahead.claim(step.key, step.identity, step.ready.first, step.ready.count):
             self.inbox.append(Arrived(step.key, one.region, one.first, one.blocks, one.chunk, one.size, "buffer",
-                                      step.source))
+                                      step.source, time.monotonic()))
 
     def _source(self, address: HostPort, incarnation: Incarnation) -> Source | tuple[Outcome, str, bool]:
         """The connection to a prefill rank, or why there is none (and whether that is final)."""

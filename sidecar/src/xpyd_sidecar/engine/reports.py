@@ -50,6 +50,12 @@ class Orders(KVConnectorMetadata):
     fails: list[FailOrder] = field(default_factory=list)
     abandons: list[str] = field(default_factory=list)
     expects: list[ExpectOrder] = field(default_factory=list)
+    crew: bytes = b""
+    """What workers join the scheduler side's calls with (``crew``); with the first orders alone."""
+    tokens: int = 0
+    """Of the step's forward; 0: there is none."""
+    firsts: list[Key] = field(default_factory=list)
+    """Transfers whose requests run for the first time since their KV came."""
 
 
 class SendReport(NamedTuple):
@@ -85,13 +91,20 @@ class Report(KVConnectorWorkerMetadata):
     """What to add to counters of ``contract.metrics``."""
     levels: dict[int, dict[str, int]] = field(default_factory=dict)
     """By rank: values of gauges of ``contract.metrics``, where they have changed."""
+    sent_notes: list[tuple[Key, bytes]] = field(default_factory=list)
+    """``contract.timeline.Side`` of transfers that have ended."""
+    load_notes: list[tuple[Key, bytes]] = field(default_factory=list)
+    first_notes: list[tuple[Key, bytes]] = field(default_factory=list)
+    """``contract.timeline.First``."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Both reports in one."""
         assert isinstance(other, Report)
         moved = {link: self.moved.get(link, 0) + other.moved.get(link, 0) for link in self.moved | other.moved}
         counts = {name: self.counts.get(name, 0) + other.counts.get(name, 0) for name in self.counts | other.counts}
-        return Report(self.sends + other.sends, self.loads + other.loads, moved, counts, self.levels | other.levels)
+        return Report(self.sends + other.sends, self.loads + other.loads, moved, counts, self.levels | other.levels,
+                      self.sent_notes + other.sent_notes, self.load_notes + other.load_notes,
+                      self.first_notes + other.first_notes)
 
 
 @dataclass
@@ -101,3 +114,5 @@ class RankAddress(KVConnectorHandshakeMetadata):
     rank: int
     data: Rank
     arrays: tuple[Array, ...]
+    place: str = ""
+    """Its host and network (``crew.place``)."""

@@ -19,9 +19,12 @@ from xpyd_sidecar.contract import legs, metrics, record
 from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.contract.legs import Leg, Peer
 from xpyd_sidecar.contract.membership import Parallel
+from xpyd_sidecar.contract.timeline import Asked, Told
 from xpyd_sidecar.engine import compat, fingerprint
 from xpyd_sidecar.engine.control import ControlThread
+from xpyd_sidecar.engine.notes import clock
 from xpyd_sidecar.engine.reports import ExpectOrder, FailOrder, LoadOrder, LoadReport, Orders, RankAddress, Report
+from xpyd_sidecar.engine.ring import Ring
 from xpyd_sidecar.engine.settings import Settings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.errors import ConfigError
@@ -68,6 +71,9 @@ class SchedulerSide:
         self._gauges: dict[str, int] = {}
         self._levels: dict[int, dict[str, int]] = {}
         self._invited: Recent[Key, None] = Recent()
+        self._ring = Ring()
+        self._loaded_now: dict[str, Key] = {}
+        """By request: loads that are over, of requests that have not run since."""
         port = options.control_port + compat.dp_rank(config) if options.control_port else 0
         self._control = ControlThread(self, settings.key, host=settings.host, port=port,
                                       peer_timeout_s=options.peer_timeout_s)
@@ -115,9 +121,10 @@ class SchedulerSide:
             logger.warning("xpyd: request %s is served as an ordinary one: %s", request.request_id, error)
             return
         with self._lock:
+            key = Key(leg.transfer, leg.attempt, 1)
+            self._ring.mark(key, "arrived", sends=leg.role is Role.PREFILL, tokens=request.num_prompt_tokens)
             if leg.role is Role.PREFILL and leg.peer is not None:
-                self._offers.register(request.request_id, Key(leg.transfer, leg.attempt, 1), leg.peer, prompt,
-                                      request.num_prompt_tokens)
+                self._offers.register(request.request_id, key, leg.peer, prompt, request.num_prompt_tokens)
             else:
                 self._register_decode(request, leg, prompt)
 
@@ -149,6 +156,7 @@ class SchedulerSide:
                 leg = self._pairing.leg(name)
                 if leg is not None and leg.source is not None:
                     self._loading[name] = LoadOrder(name, leg.source, first, tuple(ids[first:last]))
+                    self._ring.mark(leg.source.key, "allocated", sends=False)
             self._pair(self._pairing.allocated(name, external))
 
     def build_orders(self, output: Any) -> Orders:
@@ -156,7 +164,11 @@ class SchedulerSide:
         with self._lock:
             self._pair(self._pairing.newer())
             self._expect()
+            self._orders.tokens = sum(output.num_scheduled_tokens.values())
             for request in output.scheduled_new_reqs:
+                if (loaded := self._loaded_now.pop(request.req_id, None)) is not None:
+                    self._ring.mark(loaded, "admitted", sends=False)
+                    self._orders.firsts.append(loaded)
                 if self._offers.tracks(request.req_id):
                     self._offer(self._offers.step(
                         request.req_id, request.block_ids[0], reset=True,
@@ -193,6 +205,7 @@ class SchedulerSide:
                 for name, amount in report.counts.items():
                     self._stats.add(name, amount)
                 self._levels |= report.levels
+                self._remember(report)
                 for load in report.loads:
                     if load.request in self._expected:
                         self._expected[load.request].append(load)
@@ -202,6 +215,14 @@ class SchedulerSide:
             output.finished_recving = known or None
             output.finished_sending = None
 
+    def _remember(self, report: Report) -> None:
+        for key, noted in report.sent_notes:
+            self._ring.side(key, noted, sends=True)
+        for key, noted in report.load_notes:
+            self._ring.side(key, noted, sends=False)
+        for key, noted in report.first_notes:
+            self._ring.first(key, noted)
+
     def _loaded(self, name: str, reports: list[LoadReport]) -> None:
         order = self._loading.pop(name, None)
         bad = next((one for one in reports if one.outcome is not Outcome.OK), None)
@@ -209,12 +230,15 @@ class SchedulerSide:
         if bad is None and order is not None and leg is not None and leg.state is pairing.State.LOADING:
             self._stats.add(metrics.LOADED_BYTES, sum(one.size for one in reports))
             self._stats.add(metrics.LOADED_TOKENS, leg.tokens - order.first * self._block_size)
+            self._ring.mark(order.source.key, "loaded", sends=False)
+            self._loaded_now[name] = order.source.key
         self._pair(self._pairing.finished(name, bad.outcome if bad else Outcome.OK, bad.reason if bad else "",
                                           tries=len({one.key for one in reports})))
 
     def ended(self, request: Any) -> None:
         """A request has ended."""
         with self._lock:
+            self._loaded_now.pop(request.request_id, None)
             self._offer(self._offers.end(request.request_id))
             self._pair(self._pairing.end(request.request_id))
 
@@ -271,6 +295,7 @@ class SchedulerSide:
 
     def _received(self, step: pairing.Ended) -> None:
         self._stats.ended("receive", step.outcome)
+        self._ring.mark(step.key, "ended", sends=False, outcome=step.outcome)
         level = logging.INFO if step.outcome is Outcome.OK else logging.WARNING
         logger.log(level, "xpyd: load of %s for %s: %s %s", step.key, step.request, step.outcome, step.reason)
 
@@ -281,6 +306,7 @@ class SchedulerSide:
             elif isinstance(step, offers.Release):
                 self._orders.releases.append(step)
             elif isinstance(step, offers.SendAnnounce):
+                self._ring.mark(step.key, "announced", sends=True)
                 if not self._control.post(step.peer, Announce(*step.key, step.identity, step.tokens, self._data)):
                     self._offer(self._offers.drop(step.key, Outcome.OVERFLOW, "the control queue is full"))
             elif isinstance(step, offers.SendGone):
@@ -290,6 +316,7 @@ class SchedulerSide:
 
     def _pushed(self, step: offers.Ended) -> None:
         self._stats.ended("send", step.outcome)
+        self._ring.mark(step.key, "ended", sends=True, outcome=step.outcome)
         if step.outcome is Outcome.OK:
             self._stats.add(metrics.PUSHED_BYTES, step.bytes)
             self._stats.add(metrics.PUSHED_TOKENS, step.tokens)
@@ -313,9 +340,12 @@ class SchedulerSide:
                     self._control.post(peer, Welcome(ours.instance, ours.incarnation))
             elif isinstance(message, Ping):
                 self._control.post(peer, Pong(message.seq, ours.incarnation))
+            elif isinstance(message, Asked):
+                self._control.post(peer, Told(ours.instance, time.monotonic(), clock(), self._ring.told(message.transfers)))
             elif (known := self._greeted.get(peer)) is None:
                 self._control.post(peer, Reject(Outcome.INCARNATION, "no HELLO on this connection"))
             elif isinstance(message, Announce):
+                self._ring.mark(message.key, "announced", sends=False)
                 self._pair(self._pairing.announce(peer, message, time.monotonic(), ranks=known.ranks,
                                                   refused=known.refused))
             elif isinstance(message, Gone):

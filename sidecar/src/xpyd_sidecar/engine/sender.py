@@ -24,6 +24,7 @@ from xpyd_sidecar.engine.links.inviting import Arenas, Inviting, NoWay
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place, TcpLink
 from xpyd_sidecar.engine.loop import Loop
+from xpyd_sidecar.engine.notes import Noted, Noting
 from xpyd_sidecar.engine.spilling import Spilling
 from xpyd_sidecar.errors import AuthError, ChecksumError, ConfigError, Incompatible, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import copies, frames, messages, proofs
@@ -84,6 +85,9 @@ class Sender:
         self.spilling = Spilling(machine, self.budget)
         self._session_link = TcpLink()
         self._began: dict[Key, float] = {}
+        self._noting = Noting()
+        self.noted: deque[Noted] = deque()
+        """Transfers that have ended, for the engine's thread to take."""
         self.ways = ways
         self.largest_frame = largest_frame
         self.arenas = Arenas()
@@ -163,6 +167,7 @@ class Sender:
         number, key = peer.link.number, header.key
         if header.kind is Kind.READY:
             ready = messages.read_body(body, messages.Ready)
+            self._noting.mark(key, "ready")
             self._carry_out(self._machine.ready(number, key, ready, time.monotonic()))
         elif header.kind is Kind.DONE:
             self._carry_out(self._machine.done(number, key))
@@ -206,22 +211,35 @@ class Sender:
                 began = self._began.pop(step.key, None)
                 if step.confirmed and began is not None:
                     self.spilling.counted.append((metrics.PUSH_SECONDS, time.monotonic() - began))
+                self._ended(step.key, confirmed=step.confirmed)
                 self._reports.append(Report(step.key, step.outcome, step.reason, size if step.confirmed else 0))
+
+    def _ended(self, key: Key, *, confirmed: bool) -> None:
+        if confirmed:
+            self._noting.mark(key, "done")
+        if (noted := self._noting.end(key)) is not None:
+            self.noted.append(noted)
 
     def _send(self, step: copies.Send[Kept]) -> None:
         data = _cut(step)
         size = len(data)
         self.spilling.leaving += size
-        free = partial(self._left, step.copy.data, size, step.uses)
         peer = self._peers.get(step.link)
         if peer is None:
-            free()
+            self._left(step.copy.data, size, step.uses)
             return
-        self._began.setdefault(step.key, time.monotonic())
+        now = time.monotonic()
+        self._began.setdefault(step.key, now)
+        free = partial(self._pushed, step, size, now, peer.way.link.name)
         self._sent[step.key] = self._sent.get(step.key, 0) + size
         piece = Blocks(step.copy.region, step.first, step.blocks, data)
         most = min(step.frame, frames.DIRECT_BYTES) or frames.FRAME_BYTES
         peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover, most=most)
+
+    def _pushed(self, step: copies.Send[Kept], size: int, began: float, link: str) -> None:
+        if step.key in self._began:  # else it has ended, and what is noted of it is told
+            self._noting.piece(step.key, began, time.monotonic(), size, link)
+        self._left(step.copy.data, size, step.uses)
 
     def _store(self, step: copies.Store[Kept]) -> None:
         """Push a copy ahead: as frames of the session, whatever the link, since nobody has said where it belongs."""

@@ -8,6 +8,7 @@ All methods but ``stop`` are called by the engine's own thread, in the order of 
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import Budget, Chunk, Mark, Staging, Tally
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.memory import Memory
+from xpyd_sidecar.engine.notes import Forwards, Noting, packed, packed_first
 from xpyd_sidecar.engine.pool import Piece, Pool
 from xpyd_sidecar.engine.put import Put
 from xpyd_sidecar.engine.receiver import Receiver
@@ -107,6 +109,10 @@ class WorkerSide:
         self._reports: list[LoadReport] = []
         self._moved: dict[str, int] = {}
         """Bytes that have come, by link."""
+        self._noting = Noting()
+        self._forwards = Forwards()
+        self._load_notes: list[tuple[Key, bytes]] = []
+        self._first_notes: list[tuple[Key, bytes]] = []
 
     @property
     def budget(self) -> Budget:
@@ -120,6 +126,7 @@ class WorkerSide:
 
     def begin(self, orders: Orders) -> None:
         """A step begins."""
+        self._forwards.begin()
         self._orders = orders
         self._saved.clear()
         self._overflowed.clear()
@@ -142,6 +149,10 @@ class WorkerSide:
         if self._put is not None:
             for name, amount in self._put.wait_left(self._orders.pushes).items():
                 self._counts[name] = self._counts.get(name, 0) + amount
+        if self._orders.tokens:
+            forward = self._forwards.end(self._orders.tokens, [push.key for push in self._orders.pushes])
+            if self._rank == 0:
+                self._first_notes += [(key, packed_first(forward)) for key in self._orders.firsts]
 
     def _save(self, region: int) -> None:
         if region in self._saved:
@@ -177,6 +188,7 @@ class WorkerSide:
         """Begin the loads of this step."""
         now = time.monotonic()
         for order in self._orders.loads:
+            self._noting.mark(order.source.key, "asked")
             sources = tuple(From(*_place(order.source.data[one.rank]), one.parts, one.takers)
                             for one in order.plan[self._rank])
             self._carry_out(self._loads.load(Order(order.request, order.source.key, order.first, order.ids, sources,
@@ -189,7 +201,7 @@ class WorkerSide:
             self._carry_out(self._loads.fail(fail.request, fail.key, fail.outcome, fail.reason))
         for request in self._orders.abandons:
             self._carry_out(self._loads.abandon(request))
-        self._orders = Orders(pushes=self._orders.pushes)
+        self._orders = Orders(pushes=self._orders.pushes, tokens=self._orders.tokens, firsts=self._orders.firsts)
 
     def poll(self) -> tuple[set[str], set[str]]:
         """Place what has arrived. Requests whose load is over, and those of them that failed."""
@@ -213,6 +225,7 @@ class WorkerSide:
                 self._staging.give(event.chunk)
             return
         self._moved[event.way] = self._moved.get(event.way, 0) + event.size
+        self._noting.piece(event.key, event.at, event.at, event.size, event.way)
         if event.chunk is None:  # it is in its blocks
             self._carry_out(self._loads.placed(event.key))
             return
@@ -238,18 +251,35 @@ class WorkerSide:
             if one.outcome is not Outcome.OK:
                 failed.add(one.request)
             self._reports.append(LoadReport(self._rank, one.request, one.key, one.outcome, one.reason, one.size))
+            self._loaded(one)
         self._done = waiting
         return over, failed
+
+    def _loaded(self, one: Finished) -> None:
+        if one.outcome is Outcome.OK:
+            self._noting.mark(one.key, "committed")
+        if (noted := self._noting.end(one.key)) is not None:
+            others = self._forwards.since(noted.marks.get("asked", math.inf))
+            self._load_notes.append((one.key, packed(self._rank, noted, others)))
+
+    def _sent_notes(self) -> list[tuple[Key, bytes]]:
+        out = []
+        while self._sender.noted:
+            noted = self._sender.noted.popleft()
+            out.append((noted.key, packed(self._rank, noted, self._forwards.pushed(noted.key))))
+        return out
 
     def report(self) -> Report | None:
         """What has ended since the last report."""
         sends = [SendReport(self._rank, *one) for one in self._sender.take_reports()]
+        sent, loaded, first = self._sent_notes(), self._load_notes, self._first_notes
+        self._load_notes, self._first_notes = [], []
         loads, self._reports = self._reports, []
         moved, self._moved = self._moved, {}
         counts, levels = self._counted(), self._leveled()
-        if not (sends or loads or moved or counts or levels):
+        if not (sends or loads or moved or counts or levels or sent or loaded or first):
             return None
-        return Report(sends, loads, moved, counts, {self._rank: levels} if levels else {})
+        return Report(sends, loads, moved, counts, {self._rank: levels} if levels else {}, sent, loaded, first)
 
     def _counted(self) -> dict[str, float]:
         counts, self._counts = self._counts, {}
