@@ -7,156 +7,19 @@ Outputs are compared with those of the prefill engine without ``kv_transfer_para
 from __future__ import annotations
 
 import asyncio
-import http.client
-import json
-import random
-import socket
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engines import MODEL_NAME, Engine, HttpError
-from processes import free_port
-from wire import Wire
+from engine_pair import OUTPUT, PEER_TIMEOUT_S, Pair, ask, leave, new, say_farewell, started, tokens, wait_until
+from engines import HttpError
 
 from xpyd_sidecar.contract import legs, metrics
-from xpyd_sidecar.contract.ids import (
-    Attempt,
-    Fingerprint,
-    HostPort,
-    Incarnation,
-    InstanceName,
-    Role,
-    TransferId,
-    join_host_port,
-)
+from xpyd_sidecar.contract.ids import Attempt, Incarnation, Role, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.proxy.farewell import Farewells
-from xpyd_sidecar.proxy.upstream import Pool
-from xpyd_sidecar.routing.pick import Target
 
 pytestmark = pytest.mark.timeout(400)
-PEER_TIMEOUT_S = 4.0
-OUTPUT = 12
-
-
-class Pair:
-    """A prefill and a decode engine, and the wire from prefill's data port to decode."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        policy = options.pop("policy")
-        port = free_port()
-        self.wire = Wire(port)
-        self.pool = ThreadPoolExecutor(48)
-        small = ("--num-gpu-blocks-override", "34", "--max-num-batched-tokens", "512")
-        common = {"transport": "tcp", "peer_timeout_s": PEER_TIMEOUT_S, "load_timeout_s": 20.0, **options}
-        self.p = Engine("p", folder, args=small, options=KvOptions(
-            data_port=port, advertise_data=join_host_port("127.0.0.1", self.wire.port), **common))
-        self.d = Engine("d", folder, args=small, on_load_failure=policy, options=KvOptions(**common))
-
-    def peer(self, **changes: Any) -> legs.Peer:
-        known = self.d.record()
-        assert known is not None
-        return legs.Peer(**{"instance": self.d.name, "incarnation": known.incarnation, "control": known.control, **changes})
-
-    def d_leg(self, prompt: list[int], transfer: str, *, attempt: int = 1, wait_s: float = 30.0, n: int = OUTPUT
-              ) -> Future[list[int]]:
-        leg = legs.Leg(legs.VERSION, Role.DECODE, TransferId(transfer), Attempt(attempt), wait_s)
-        return self.pool.submit(ask, self.d, prompt, n, legs.encode(leg))
-
-    def p_leg(self, prompt: list[int], transfer: str, *, attempt: int = 1, engine: Engine | None = None,
-              **peer: Any) -> Future[list[int]]:
-        leg = legs.Leg(legs.VERSION, Role.PREFILL, TransferId(transfer), Attempt(attempt), 30.0, self.peer(**peer))
-        return self.pool.submit(ask, engine or self.p, prompt, 1, legs.encode(leg))
-
-    def both(self, prompt: list[int], n: int = OUTPUT) -> list[int]:
-        transfer = new()
-        decode = self.d_leg(prompt, transfer, n=n)
-        self.p_leg(prompt, transfer).result(60)
-        return decode.result(60)
-
-    def plain(self, prompt: list[int], n: int = OUTPUT) -> list[int]:
-        return ask(self.p, prompt, n, None)
-
-    def computed(self) -> float:
-        return self.d.metric("vllm:iteration_tokens_total_sum")
-
-    def outcomes(self, engine: Engine, side: str, outcome: str) -> float:
-        return engine.metric(metrics.TRANSFERS + "_total", side=side, outcome=outcome)
-
-    def wait_parked(self) -> None:
-        wait_until(lambda: self.d.metric(metrics.RECEIVES_OPEN) == 1, 10, "parked")
-
-    def wait_loading(self) -> None:
-        wait_until(lambda: self.d.metric("vllm:kv_cache_usage_perc") > 0, PEER_TIMEOUT_S, "loading")
-
-    def wait_empty(self, *engines: Engine, deadline_s: float = 15.0) -> None:
-        for engine in engines or [one for one in (self.p, self.d) if one.alive()]:
-            wait_until(lambda e=engine: e.metric(metrics.SENDS_OPEN) == e.metric(metrics.RECEIVES_OPEN)
-                       == e.metric("vllm:kv_cache_usage_perc") == e.metric("vllm:num_requests_waiting") == 0,
-                       deadline_s, f"{engine.name} empty")
-
-
-async def say_farewell(engine: Engine, leg: legs.Leg) -> None:
-    """Take a decode leg back as the router does, and wait for the engine's answer."""
-    loop = asyncio.get_running_loop()
-    pool = Pool(loop)
-    farewells = Farewells(loop, pool)
-    address = HostPort(engine.address)
-    farewells.say(Target(InstanceName(engine.name), Incarnation(""), Fingerprint(""), address, HostPort("")), leg)
-    end = loop.time() + 30
-    while len(farewells):
-        assert loop.time() < end, "the engine does not answer"
-        await asyncio.sleep(0.01)
-    pool.close()
-
-
-def ask(engine: Engine, prompt: list[int], n: int, leg: dict[str, Any] | None) -> list[int]:
-    more = {"kv_transfer_params": leg} if leg else {}
-    tokens: list[int] = engine.complete(prompt, n, **more)["token_ids"]
-    return tokens
-
-
-def leave(engine: Engine, prompt: list[int], leg: dict[str, Any], after: Callable[[], None]) -> None:
-    """Send a leg as a client that goes away once ``after`` has returned."""
-    host, port = engine.address.split(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=30)
-    connection.request("POST", "/v1/completions", json.dumps({
-        "model": MODEL_NAME, "prompt": prompt, "max_tokens": 8, "stream": True, "kv_transfer_params": leg}),
-        {"Content-Type": "application/json"})
-    after()
-    connection.sock.shutdown(socket.SHUT_RDWR)
-    connection.close()
-
-
-def wait_until(condition: Callable[[], bool], deadline_s: float, what: str) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end, f"not {what} within {deadline_s} s"
-        time.sleep(0.05)
-
-
-def new() -> str:
-    return uuid.uuid4().hex
-
-
-def tokens(n: int, seed: object = None) -> list[int]:
-    source = random.Random(str(seed) if seed is not None else new())
-    return [source.randrange(3, 500) for _ in range(n)]
-
-
-def started(pair: Pair) -> Iterator[Pair]:
-    with pair.wire, pair.p, pair.d:
-        try:
-            pair.p.wait_ready()
-            pair.d.wait_ready()
-            yield pair
-        finally:
-            pair.pool.shutdown(wait=False, cancel_futures=True)
 
 
 @pytest.fixture(scope="class")

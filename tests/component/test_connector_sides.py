@@ -7,174 +7,48 @@ place.
 from __future__ import annotations
 
 import threading
-import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from processes import free_port
+from connector_sides import (
+    BLOCK,
+    BLOCKS,
+    KEY,
+    LAYERS,
+    Engine,
+    decode_leg,
+    idle,
+    making,
+    prefill,
+    prefill_leg,
+    request,
+    until,
+)
+from processes import free_ports
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.outputs import KVConnectorOutput
 
-from xpyd_sidecar.contract import keys, legs, metrics, record
-from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, ServiceName, TransferId
+from xpyd_sidecar.contract import metrics
+from xpyd_sidecar.contract.ids import InstanceName, ServiceName
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.connector import XpydConnector
-from xpyd_sidecar.engine.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.settings import Settings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(120)
-KEY = keys.ServiceKey(bytes(range(32)))
-BLOCK, BLOCKS, LAYERS = 16, 32, 3
-
-
-def vllm_config(tensor: int = 1, **model: Any) -> Any:
-    hf = {"layers": LAYERS, **model}
-    return SimpleNamespace(
-        cache_config=SimpleNamespace(block_size=BLOCK, cache_dtype="auto", get_resolved_kv_cache_layout=lambda: "HND"),
-        parallel_config=SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=1, data_parallel_size=1,
-                                        data_parallel_index=0, rank=0),
-        model_config=SimpleNamespace(dtype="torch.float32", model="org/tiny", revision="r1", max_model_len=512,
-                                     quantization=None, hf_config=SimpleNamespace(to_dict=lambda: hf, _commit_hash="c1")),
-        device_config=SimpleNamespace(device_type="cuda"), speculative_config=None,
-        kv_transfer_config=SimpleNamespace(engine_id="e1"))
-
-
-class Engine:
-    """The two sides of one engine, stepped by hand."""
-
-    def __init__(self, name: str, folder: Path, *, tensor: int = 1, recompute: bool = True,
-                 model: dict[str, Any] | None = None, **options: Any) -> None:
-        (folder / name).mkdir()
-        self.folder = folder / name
-        settings = Settings(KvOptions(**{"peer_timeout_s": 1.0, "load_timeout_s": 5.0, **options}), ServiceName("s"),
-                            InstanceName(name), "127.0.0.1", KEY, self.folder)
-        self.caches = [{f"layer{n}": torch.zeros(BLOCKS, 2, BLOCK, 4) for n in range(LAYERS)} for _ in range(tensor)]
-        self.workers = [WorkerSide(settings, rank, caches, BLOCKS) for rank, caches in enumerate(self.caches)]
-        self.scheduler = SchedulerSide(vllm_config(tensor, **(model or {})), settings, recompute=recompute)
-        self.scheduler.workers_are(worker.address() for worker in reversed(self.workers))
-        self.over: Counter[str] = Counter()  # by request: ranks that have reported its load
-        self.recved: list[str] = []
-        self.failed: list[str] = []
-        self.counts: dict[str, float] = {}
-
-    def peer(self) -> legs.Peer:
-        known = record.read(self.folder, 0)
-        assert known is not None
-        return legs.Peer(InstanceName("d"), known.incarnation, known.control)
-
-    def fill(self, ids: list[int], prompt: int) -> None:
-        for rank, caches in enumerate(self.caches):
-            for layer, cache in enumerate(caches.values()):
-                for at, block in enumerate(ids):
-                    cache[block] = prompt * 1000 + rank * 100 + layer * 20 + at
-
-    def holds(self, ids: list[int], prompt: int, first: int) -> bool:
-        return all(bool((cache[block] == prompt * 1000 + rank * 100 + layer * 20 + first + at).all())
-                   for rank, caches in enumerate(self.caches) for layer, cache in enumerate(caches.values())
-                   for at, block in enumerate(ids))
-
-    def step(self, new: tuple[Any, ...] = (), cached: tuple[Any, ...] = (), *, hooks: bool = True) -> KVConnectorOutput:
-        """One engine step: ``new`` and ``cached`` are (request, block ids, computed before, computed in this step)."""
-        output = SimpleNamespace(
-            scheduled_new_reqs=[SimpleNamespace(req_id=r.request_id, block_ids=(ids,), num_computed_tokens=done)
-                                for r, ids, done, _ in new],
-            scheduled_cached_reqs=SimpleNamespace(
-                req_ids=[r.request_id for r, *_ in cached], resumed_req_ids=set(),
-                new_block_ids=[(ids,) if ids else None for _, ids, *_ in cached],
-                num_computed_tokens=[done for *_, done, _ in cached]),
-            num_scheduled_tokens={r.request_id: n for r, _, _, n in (*new, *cached)})
-        orders = self.scheduler.build_orders(output)
-        together = KVConnectorOutput(finished_recving=set())
-        for worker, caches in zip(self.workers, self.caches, strict=True):
-            worker.begin(orders)
-            if hooks:
-                for layer in caches:
-                    worker.save_layer(layer)
-            worker.start_loads()
-            worker.finish_saves()
-            over, failed = worker.poll()
-            self.over.update(over)
-            together.failed_recving |= failed
-            report = worker.report()
-            if report is not None:
-                known = together.kv_connector_worker_meta
-                together.kv_connector_worker_meta = known.aggregate(report) if known else report
-        whole = {name for name, ranks in self.over.items() if ranks == len(self.workers)}
-        together.finished_recving = whole - set(self.recved)
-        self.scheduler.heard(together)
-        self.recved += together.finished_recving or ()
-        self.failed += together.failed_recving
-        if (stats := self.scheduler.take_stats()) is not None:
-            for name, value in stats.data.items():
-                self.counts[name] = value if name.endswith("open") else self.counts.get(name, 0) + value
-        return together
-
-    def stop(self) -> None:
-        self.scheduler.stop()
-        for worker in self.workers:
-            worker.stop()
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
-    made: list[Engine] = []
-
-    def build(name: str, **options: Any) -> Engine:
-        made.append(Engine(name, tmp_path, **options))
-        return made[-1]
-
-    yield build
-    for engine in made:
-        engine.stop()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("xpyd")]
-
-
-def request(params: Any, tokens: int = 40, prompt: int = 1) -> Any:
-    return SimpleNamespace(
-        request_id=f"cmpl-{uuid.uuid4().hex}", kv_transfer_params=params, prompt_token_ids=[prompt] * tokens,
-        prompt_embeds=None, num_prompt_tokens=tokens, mm_features=[], lora_request=None, cache_salt=None)
-
-
-def decode_leg(transfer: str, *, attempt: int = 1, wait_s: float = 5.0) -> dict[str, Any]:
-    return legs.encode(legs.Leg(1, Role.DECODE, TransferId(transfer), Attempt(attempt), wait_s))
-
-
-def prefill_leg(transfer: str, d: Engine, *, attempt: int = 1) -> dict[str, Any]:
-    return legs.encode(legs.Leg(1, Role.PREFILL, TransferId(transfer), Attempt(attempt), 5.0, d.peer()))
-
-
-def until(condition: Callable[[], Any], *engines: Engine, deadline_s: float = 6.0) -> None:
-    end = time.monotonic() + deadline_s
-    while not condition():
-        for engine in engines:
-            engine.step()
-        assert time.monotonic() < end, [engine.counts for engine in engines]
-        time.sleep(0.002)
-
-
-def idle(engine: Engine) -> bool:
-    return not engine.scheduler.pending() and engine.counts.get(metrics.SENDS_OPEN, 0) == engine.counts.get(
-        metrics.RECEIVES_OPEN, 0) == 0 and all(worker.budget.used == 0 for worker in engine.workers)
-
-
-def prefill(p: Engine, leg: Any, ids: list[int]) -> None:
-    """Two chunks of a 40-token prompt: 20 tokens, then the rest."""
-    p.scheduler.new_request(leg)
-    p.scheduler.allocated(leg, ids[:2], 0)
-    p.step(new=((leg, ids[:2], 0, 20),))
-    p.step(cached=((leg, ids[2:], 20, 20),))
-    p.scheduler.ended(leg)
+    with making(lambda name, **options: Engine(name, tmp_path, **options)) as build:
+        yield build
 
 
 @pytest.mark.parametrize("tensor", [1, 2])
@@ -361,7 +235,7 @@ def test_a_rank_that_is_done_keeps_what_it_has_when_the_other_needs_another_try(
 
 
 def test_the_ranks_of_an_engine_take_ports_in_a_row(make: Callable[..., Engine]) -> None:
-    port = free_port()
+    port = free_ports(2)
     p = make("p", tensor=2, data_port=port)
     assert [worker.address().data.address for worker in p.workers] == [f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"]
     p = make("behind", tensor=2, advertise_data="10.0.0.9:7000")
@@ -427,25 +301,7 @@ def test_statistics_add_up_over_intervals_and_pipes() -> None:
     assert one.is_empty()
 
 
-def spec(kind: Any, **fields: Any) -> Any:
-    return SimpleNamespace(kv_cache_spec=kind(block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32, **fields))
-
-
-@pytest.mark.parametrize(("groups", "changes", "text"), [
-    ([spec(FullAttentionSpec), spec(FullAttentionSpec)], {}, "several KV cache groups"),
-    ([spec(SlidingWindowSpec, sliding_window=64)], {}, "SlidingWindowSpec is not supported yet"),
-    ([spec(FullAttentionSpec)], {"speculative_config": object()}, "speculative decoding"),
-])
-def test_models_that_cannot_be_moved_rightly_are_refused_by_name(groups: Any, changes: Any, text: str) -> None:
-    config = vllm_config()
-    for name, value in changes.items():
-        setattr(config, name, value)
-    with pytest.raises(ConfigError, match=text):
-        compat.check_model(config, SimpleNamespace(kv_cache_groups=groups))
-
-
-def test_one_group_of_full_attention_is_fine_and_another_vllm_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    compat.check_model(vllm_config(), SimpleNamespace(kv_cache_groups=[spec(FullAttentionSpec)]))
+def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     compat.check_version()
     monkeypatch.setattr(compat.vllm, "__version__", "0.33.1")
     with pytest.raises(ConfigError, match=r"vLLM 0\.33\.1 is not supported by this xpyd; use 0\.32\.x"):

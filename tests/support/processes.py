@@ -40,6 +40,20 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def free_ports(count: int) -> int:
+    """The first of so many TCP ports in a row that nobody listens on now. Raises OSError after 100 tries."""
+    for _ in range(100):
+        first = free_port()
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            except (OSError, OverflowError):
+                continue
+            return first
+    raise OSError(f"no {count} free ports in a row")
+
+
 def pids_of(group: int) -> list[int]:
     """Living processes of the session that a group leads: also those in groups of their own, as Ray's workers are."""
     found = []
@@ -146,6 +160,13 @@ class Group:
         """Signal the first process alone, as an orderly stop does."""
         if self.returncode() is None:
             self._process.send_signal(number)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Signal every process of the group; what shared memory they have now goes with the group in the end."""
+        self._shm |= shared_memory(self.pids())
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def kill_process(self, pid: int) -> None:
         """kill -9 of one process alone. What shared memory the group has now goes with it in the end."""

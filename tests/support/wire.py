@@ -2,6 +2,9 @@
 
     wire = Wire(target_port)         listens at wire.port
     wire.corrupt = 1                 ruin the payload of the next data frame that comes from the target
+    wire.ruin_header = 1             flip a bit in the header of the next frame
+    wire.half = 1                    pass on half of the next data frame, then close both ends
+    wire.slow_s = 0.05               keep every frame for so long
     wire.hold.set()                  take bytes from the target, pass none on (a stuck peer)
     wire.cut()                       close every connection
 
@@ -25,7 +28,8 @@ class Wire:
     """The proxy; its threads end with ``close``."""
 
     def __init__(self, target_port: int) -> None:
-        self.corrupt = 0
+        self.corrupt = self.ruin_header = self.half = 0
+        self.slow_s = 0.0
         self.hold = threading.Event()
         self.frames = 0
         """Data frames that have come from the target."""
@@ -90,6 +94,15 @@ class Wire:
                     if self.corrupt > 0:
                         self.corrupt -= 1
                         payload = bytes(len(payload))
+                    if self.half > 0:
+                        self.half -= 1
+                        sink.sendall(raw + payload[:len(payload) // 2])
+                        break
+                if self.ruin_header > 0:
+                    self.ruin_header -= 1
+                    raw = raw[:HEADER_BYTES // 2] + bytes([raw[HEADER_BYTES // 2] ^ 1]) + raw[HEADER_BYTES // 2 + 1:]
+                if self.slow_s:
+                    time.sleep(self.slow_s)
                 while self.hold.is_set() and not self._closed and source.fileno() >= 0:
                     time.sleep(0.02)
                 sink.sendall(raw + payload)

@@ -1,0 +1,248 @@
+"""The scenario campaign: random hand-overs with faults, on real engines and without, into a results file.
+
+    python tests/campaigns/scenarios.py --scripted 1000             real connectors and sockets, no engines (5 minutes)
+    python tests/campaigns/scenarios.py --real 1000 --minutes 4     real engines, a part of it; again for the next part
+    … --fresh                                                       forget what the file says
+
+Both counts are totals: what the file has already is not run again, and each run adds to it. A part with real engines is one
+life of three of them, with a router and agents; it ends with a kill -9 of two, one after the other. Exit code 1: something
+was that may never be (``scenarios``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "support")]
+
+from cluster import HEARTBEAT_S, Cluster, Instance  # noqa: E402 (tests/support is not on the path before)
+from corpus import Case, Reference  # noqa: E402
+from engines import Engine  # noqa: E402
+from processes import free_port  # noqa: E402
+from real_scenarios import Host, Run, cases  # noqa: E402
+from scenarios import MUST_BE_ZERO, REAL, Fault, Report, draw, summed  # noqa: E402
+from traffic import plain_answers  # noqa: E402
+from wire import Wire  # noqa: E402
+
+from xpyd_sidecar.contract.ids import HostPort, Role, State  # noqa: E402
+from xpyd_sidecar.contract.launch import KvOptions  # noqa: E402
+
+RESULTS = ROOT / "bench" / "results" / "campaign_scenarios.json"
+REFERENCES = ROOT / ".cache" / "scenarios" / "references-1.json"
+AT_ONCE = 25
+"""Scenarios of one life without engines."""
+ENGINE_ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "24")
+TWO_RANKS = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
+UNEQUAL_EVERY = 4
+"""One life in so many has an engine of two tensor-parallel ranks."""
+WAVES = 4
+"""Between two signals."""
+KILLS = 0.3
+"""Share of kill -9 among the signals, as long as nobody is being started again."""
+Section = dict[str, Any]
+
+
+def references() -> dict[Case, Reference]:
+    """What a plain engine answers; asked once, and kept."""
+    prompts = cases()
+    if not REFERENCES.exists():
+        with tempfile.TemporaryDirectory() as folder, Engine("plain", Path(folder), connector=False) as engine:
+            engine.wait_ready()
+            found = asyncio.run(plain_answers(engine.url, prompts, at_once=4))
+        REFERENCES.parent.mkdir(parents=True, exist_ok=True)
+        written = REFERENCES.with_suffix(f".{os.getpid()}")
+        written.write_text(json.dumps([found[case] for case in prompts], default=lambda one: [one.tokens, one.gaps]))
+        written.rename(REFERENCES)
+    told = json.loads(REFERENCES.read_text())
+    return {case: Reference(tuple(tokens), tuple(gaps)) for case, (tokens, gaps) in zip(prompts, told, strict=True)}
+
+
+class Life:
+    """Three engines, of one mode each, and who starts again what was killed."""
+
+    def __init__(self, folder: Path, number: int, report: Report) -> None:
+        self.report = report
+        self.unequal = number % UNEQUAL_EVERY == UNEQUAL_EVERY - 1
+        self.cluster = Cluster(folder, prefill=0, decode=0, engine_args=ENGINE_ARGS)
+        self.instances: dict[Host, Instance] = {}
+        self._restarts: list[threading.Thread] = []
+        transport = "auto" if number % 3 == 2 else "tcp"
+        for name, mode, role in (("a", "put_async", Role.PREFILL), ("b", "put", Role.DECODE), ("c", "get", Role.DECODE)):
+            two = self.unequal and name == "b"
+            port = free_port()
+            wire = None if two else Wire(port)
+            options = KvOptions(
+                mode=mode, transport=transport, keep_bytes=6 << 20, buffer_bytes=4 << 20, host_pool_bytes=2 << 20,
+                peer_timeout_s=4.0 if self.unequal else 2.0, load_timeout_s=8.0, claim_s=3.0, keep_ttl_s=15.0,
+                **({"data_port": port, "advertise_data": HostPort(f"127.0.0.1:{wire.port}")} if wire is not None else {}))
+            fails = number % 2 == 1 and name == "c"
+            instance = self.cluster.add(role, options=options, on_load_failure="fail" if fails else "recompute",
+                                        args=(*ENGINE_ARGS, *(TWO_RANKS if two else ())))
+            self.instances[Host(instance.engine, wire, fails)] = instance
+        self.hosts = list(self.instances)
+
+    def restart(self, host: Host) -> None:
+        """Start a killed engine again, while the others go on; up when the router knows it so."""
+        def work() -> None:
+            instance = self.instances[host]
+            host.engine.start()
+            host.engine.wait_ready()
+            record = host.engine.record()
+            assert record is not None
+            began = time.monotonic()
+            self.cluster.wait_fleet(lambda fleet: any(
+                one.instance == instance.name and one.state is State.READY and one.incarnation == record.incarnation
+                for one in fleet.instances), 60.0, "known again")
+            self.report.rejoined_s.append(round(time.monotonic() - began, 2))
+            self.report.lives += 1
+            host.up = True
+
+        self._restarts.append(threading.Thread(target=work))
+        self._restarts[-1].start()
+
+    def wait_restarts(self) -> None:
+        """Until nobody is being started."""
+        for thread in self._restarts:
+            thread.join(300)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Start all; and end all."""
+        try:
+            with self.cluster:
+                self.cluster.wait_ready()
+                self.report.lives += len(self.hosts)
+                yield
+                self.wait_restarts()
+        finally:
+            for host in self.hosts:
+                if host.wire is not None:
+                    host.wire.close()
+
+
+def real(total: int, have: int, minutes: float, seed: int) -> Iterator[Report]:
+    """Lives of three engines each until ``total`` scenarios have run or the time is over; what came of each."""
+    known = references()
+    end = time.monotonic() + minutes * 60
+    while have < total and time.monotonic() < end:
+        report = Report()
+        source = random.Random(f"{seed} {have}")
+        with tempfile.TemporaryDirectory() as folder:
+            life = Life(Path(folder), have // 60, report)
+            with life.running():
+                run = Run(life.hosts, known, report, source)
+                try:
+                    _live(life, run, min(total - have, 250), have, end)
+                finally:
+                    run.close()
+        have += report.scenarios
+        yield report
+
+
+def _live(life: Life, run: Run, most: int, first: int, end: float) -> None:
+    source, report = run.source, run.report
+    wave = 0
+    while report.scenarios < most and time.monotonic() < end:
+        wave += 1
+        if wave % (WAVES + 1):
+            run.wave(draw(source, first + report.scenarios, source.randrange(1, 6), REAL))
+            continue
+        whole = len(run.up) == len(life.hosts)
+        kill = whole and source.random() < KILLS and end - time.monotonic() > 90
+        ways = [Fault.KILL_PREFILL, Fault.KILL_DECODE] if kill else [Fault.STOP_PREFILL, Fault.STOP_DECODE]
+        [scenario] = draw(source, first + report.scenarios, 1, dict.fromkeys(ways, 1))
+        victim = source.choice(run.up)
+        run.signalled(scenario, victim)
+        if kill:
+            life.restart(victim)
+        show(report)
+    life.wait_restarts()
+    for way in (Fault.KILL_PREFILL, Fault.KILL_DECODE):
+        [scenario] = draw(source, first + report.scenarios, 1, {way: 1})
+        run.signalled(scenario, source.choice(run.up))
+    for host in run.hosts:
+        if host.up:
+            report.preemptions += int(host.engine.metric("vllm:num_preemptions_total"))
+
+
+def show(report: Report) -> None:
+    """A line of progress."""
+    sys.stderr.write(f"{report.scenarios} scenarios, {report.answers_200} answers, "
+                     f"{sum(map(len, report.signals.values()))} signals; "
+                     f"{ {kind: getattr(report, kind) for kind in MUST_BE_ZERO} }\n")
+
+
+def scripted(total: int, have: int, seed: int) -> Iterator[Report]:
+    """Lives without engines."""
+    from scripted_scenarios import run_life
+
+    logging.disable(logging.WARNING)  # a line for each transfer that fails
+    while have < total:
+        with tempfile.TemporaryDirectory() as folder:
+            report = run_life(Path(folder), seed * 1_000_000 + have, have, min(AT_ONCE, total - have))
+        have += AT_ONCE
+        show(report)
+        yield report
+
+
+def summary(sections: Section) -> Section:
+    """The figures that the goals speak of, real and scripted apart."""
+    told: Section = {}
+    for name, one in sections.items():
+        told[name] = {key: one[key] for key in ("scenarios", "answers_200", *MUST_BE_ZERO, "lives", "preemptions")}
+        if one["signals"]:
+            told[name]["signals"] = {way: len(times) for way, times in one["signals"].items()}
+            for at, what in enumerate(("blocks", "everything")):
+                told[name][f"free_{what}_longest_s"] = {way: max(pair[at] for pair in times)
+                                                        for way, times in one["signals"].items()}
+            told[name]["rejoined_longest_s"] = max(one["rejoined_s"], default=None)
+            told[name]["heartbeat_s"] = HEARTBEAT_S
+    return told
+
+
+def _sections() -> Section:
+    return json.loads(RESULTS.read_text())["sections"] if RESULTS.exists() else {}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--real", type=int, default=0, help="scenarios on real engines, in all")
+    parser.add_argument("--scripted", type=int, default=0, help="scenarios without, in all")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of real engines, in this run")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--fresh", action="store_true", help="forget what the file says")
+    options = parser.parse_args(arguments)
+    if options.fresh:
+        RESULTS.unlink(missing_ok=True)
+    have = {name: _sections().get(name, {}).get("scenarios", 0) for name in ("real", "scripted")}
+    parts = {"scripted": scripted(options.scripted, have["scripted"], options.seed),
+             "real": real(options.real, have["real"], options.minutes, options.seed)}
+    clean = True
+    for name, reports in parts.items():
+        for report in reports:
+            clean = clean and report.clean
+            sections = _sections()
+            sections[name] = summed(sections.get(name, {}), report.told())
+            RESULTS.parent.mkdir(exist_ok=True)
+            RESULTS.write_text(json.dumps({"summary": summary(sections), "sections": sections}, indent=1) + "\n")
+    sys.stdout.write(json.dumps(summary(_sections()), indent=1) + "\n")
+    return int(not clean)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Both sides of the connector with vLLM's types but without its engine: hooks are called as it would call them.
+
+Real threads and sockets between engines of one or more ranks; the KV caches are small tensors whose contents name their
+place.
+
+    p, d = Engine("p", folder), Engine("d", folder)
+    d.scheduler.new_request(request(decode_leg(transfer)))
+    prefill(p, request(prefill_leg(transfer, d)), [1, 2, 3])
+    until(lambda: idle(p) and idle(d), p, d)
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeVar
+
+import torch
+from vllm.v1.outputs import KVConnectorOutput
+
+from xpyd_sidecar.contract import keys, legs, metrics, record
+from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, ServiceName, TransferId
+from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.engine.scheduler_side import SchedulerSide
+from xpyd_sidecar.engine.settings import Settings
+from xpyd_sidecar.engine.worker_side import WorkerSide
+
+KEY = keys.ServiceKey(bytes(range(32)))
+BLOCK, BLOCKS, LAYERS = 16, 32, 3
+
+
+def vllm_config(tensor: int = 1, pipeline: int = 1, **model: Any) -> Any:
+    hf = {"layers": LAYERS, **model}
+    return SimpleNamespace(
+        cache_config=SimpleNamespace(block_size=BLOCK, cache_dtype="auto", get_resolved_kv_cache_layout=lambda: "HND"),
+        parallel_config=SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=1,
+                                        data_parallel_index=0, rank=0),
+        model_config=SimpleNamespace(dtype="torch.float32", model="org/tiny", revision="r1", max_model_len=512,
+                                     quantization=None, hf_config=SimpleNamespace(to_dict=lambda: hf, _commit_hash="c1")),
+        device_config=SimpleNamespace(device_type="cuda"), speculative_config=None,
+        kv_transfer_config=SimpleNamespace(engine_id="e1"))
+
+
+class ByHand(Protocol):
+    """An engine that is stepped by hand."""
+
+    counts: dict[str, float]
+
+    def step(self) -> Any: ...
+
+    def stop(self) -> None: ...
+
+
+E = TypeVar("E", bound=ByHand)
+
+
+@contextmanager
+def making(make: Callable[..., E]) -> Iterator[Callable[..., E]]:
+    """``make``, of which every engine is stopped in the end; no thread of the connector may be left then."""
+    made: list[E] = []
+
+    def build(*args: Any, **options: Any) -> E:
+        made.append(make(*args, **options))
+        return made[-1]
+
+    try:
+        yield build
+    finally:
+        for engine in made:
+            engine.stop()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("xpyd")]
+
+
+class Engine:
+    """The two sides of one engine, stepped by hand."""
+
+    def __init__(self, name: str, folder: Path, *, tensor: int = 1, recompute: bool = True,
+                 model: dict[str, Any] | None = None, **options: Any) -> None:
+        (folder / name).mkdir()
+        self.folder = folder / name
+        settings = Settings(KvOptions(**{"peer_timeout_s": 1.0, "load_timeout_s": 5.0, **options}), ServiceName("s"),
+                            InstanceName(name), "127.0.0.1", KEY, self.folder)
+        self.caches = [{f"layer{n}": torch.zeros(BLOCKS, 2, BLOCK, 4) for n in range(LAYERS)} for _ in range(tensor)]
+        self.workers = [WorkerSide(settings, rank, caches, BLOCKS) for rank, caches in enumerate(self.caches)]
+        self.scheduler = SchedulerSide(vllm_config(tensor, **(model or {})), settings, recompute=recompute)
+        self.scheduler.workers_are(worker.address() for worker in reversed(self.workers))
+        self.over: Counter[str] = Counter()  # by request: ranks that have reported its load
+        self.recved: list[str] = []
+        self.failed: list[str] = []
+        self.counts: dict[str, float] = {}
+
+    def peer(self) -> legs.Peer:
+        known = record.read(self.folder, 0)
+        assert known is not None
+        return legs.Peer(InstanceName("d"), known.incarnation, known.control)
+
+    def fill(self, ids: list[int], prompt: int) -> None:
+        for rank, caches in enumerate(self.caches):
+            for layer, cache in enumerate(caches.values()):
+                for at, block in enumerate(ids):
+                    cache[block] = prompt * 1000 + rank * 100 + layer * 20 + at
+
+    def holds(self, ids: list[int], prompt: int, first: int) -> bool:
+        return all(bool((cache[block] == prompt * 1000 + rank * 100 + layer * 20 + first + at).all())
+                   for rank, caches in enumerate(self.caches) for layer, cache in enumerate(caches.values())
+                   for at, block in enumerate(ids))
+
+    def step(self, new: tuple[Any, ...] = (), cached: tuple[Any, ...] = (), *, hooks: bool = True) -> KVConnectorOutput:
+        """One engine step: ``new`` and ``cached`` are (request, block ids, computed before, computed in this step)."""
+        output = SimpleNamespace(
+            scheduled_new_reqs=[SimpleNamespace(req_id=r.request_id, block_ids=(ids,), num_computed_tokens=done)
+                                for r, ids, done, _ in new],
+            scheduled_cached_reqs=SimpleNamespace(
+                req_ids=[r.request_id for r, *_ in cached], resumed_req_ids=set(),
+                new_block_ids=[(ids,) if ids else None for _, ids, *_ in cached],
+                num_computed_tokens=[done for *_, done, _ in cached]),
+            num_scheduled_tokens={r.request_id: n for r, _, _, n in (*new, *cached)})
+        orders = self.scheduler.build_orders(output)
+        together = KVConnectorOutput(finished_recving=set())
+        for worker, caches in zip(self.workers, self.caches, strict=True):
+            worker.begin(orders)
+            if hooks:
+                for layer in caches:
+                    worker.save_layer(layer)
+            worker.start_loads()
+            worker.finish_saves()
+            over, failed = worker.poll()
+            self.over.update(over)
+            together.failed_recving |= failed
+            report = worker.report()
+            if report is not None:
+                known = together.kv_connector_worker_meta
+                together.kv_connector_worker_meta = known.aggregate(report) if known else report
+        whole = {name for name, ranks in self.over.items() if ranks == len(self.workers)}
+        together.finished_recving = whole - set(self.recved)
+        self.scheduler.heard(together)
+        self.recved += together.finished_recving or ()
+        self.failed += together.failed_recving
+        if (stats := self.scheduler.take_stats()) is not None:
+            for name, value in stats.data.items():
+                self.counts[name] = value if name.endswith("open") else self.counts.get(name, 0) + value
+        return together
+
+    def stop(self) -> None:
+        self.scheduler.stop()
+        for worker in self.workers:
+            worker.stop()
+
+
+def request(params: Any, tokens: int = 40, prompt: int = 1) -> Any:
+    return SimpleNamespace(
+        request_id=f"cmpl-{uuid.uuid4().hex}", kv_transfer_params=params, prompt_token_ids=[prompt] * tokens,
+        prompt_embeds=None, num_prompt_tokens=tokens, mm_features=[], lora_request=None, cache_salt=None)
+
+
+def decode_leg(transfer: str, *, attempt: int = 1, wait_s: float = 5.0) -> dict[str, Any]:
+    return legs.encode(legs.Leg(1, Role.DECODE, TransferId(transfer), Attempt(attempt), wait_s))
+
+
+def prefill_leg(transfer: str, d: Engine, *, attempt: int = 1) -> dict[str, Any]:
+    return legs.encode(legs.Leg(1, Role.PREFILL, TransferId(transfer), Attempt(attempt), 5.0, d.peer()))
+
+
+def until(condition: Callable[[], Any], *engines: ByHand, deadline_s: float = 6.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        for engine in engines:
+            engine.step()
+        assert time.monotonic() < end, [engine.counts for engine in engines]
+        time.sleep(0.002)
+
+
+def idle(engine: Engine) -> bool:
+    return not engine.scheduler.pending() and engine.counts.get(metrics.SENDS_OPEN, 0) == engine.counts.get(
+        metrics.RECEIVES_OPEN, 0) == 0 and all(worker.budget.used == 0 for worker in engine.workers)
+
+
+def prefill(p: Engine, leg: Any, ids: list[int]) -> None:
+    """Two chunks of a 40-token prompt: 20 tokens, then the rest."""
+    p.scheduler.new_request(leg)
+    p.scheduler.allocated(leg, ids[:2], 0)
+    p.step(new=((leg, ids[:2], 0, 20),))
+    p.step(cached=((leg, ids[2:], 20, 20),))
+    p.scheduler.ended(leg)
