@@ -53,7 +53,7 @@ class Holt(msgspec.Struct, frozen=True):
 
     def expected(self, over_s: float) -> float:
         """Of the next interval."""
-        return self.level + 0.5 ** (over_s / DAMPING_S) * self.trend * over_s
+        return self.level + math.exp2(-over_s / DAMPING_S) * self.trend * over_s
 
     def seen(self, value: float, noise: float, over_s: float) -> Holt:
         """With one more interval of so many seconds."""
