@@ -178,7 +178,7 @@ def ask(key: ServiceKey, engines: Mapping[HostPort, InstanceName], transfers: tu
             exchanges[sock].ask()
         end = time.monotonic() + deadline_s
         while any(one.open for one in exchanges.values()) and (left := end - time.monotonic()) > 0:
-            for sock, _ in poller.poll(1000 * left):
+            for sock, _ in poller.poll(1 + int(1000 * left)):
                 exchanges[sock].hear()
         silent |= {one.name: one.problem or f"no answer within {deadline_s:g} s" for one in exchanges.values()
                    if one.heard is None}
