@@ -1,21 +1,27 @@
-"""Prefill and decode engines of unequal tensor or pipeline sizes, with vLLM: both legs are sent straight to the engines.
+"""Prefill and decode engines that differ in tensor or pipeline size, or whose KV is out of the ordinary, with vLLM.
 
-Answers are compared with those of the prefill engine without ``kv_transfer_params``; ``iteration_tokens_total`` shows that
-decode computed no prompt token. Workers of one engine poll at full speed, so deadlines are generous.
+Both legs are sent straight to the engines. Answers are compared with those of the prefill engine without
+``kv_transfer_params``; ``iteration_tokens_total`` shows that decode computed no prompt token. Workers of one engine poll at
+full speed, so deadlines are generous. What was seen goes into ``bench/results/campaign_parallel.json`` by pair; what ``-k``
+leaves out stays as it is.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from engines import Engine, held
+from model_variants import ensure
 from parallel_engines import PATIENCE_S, ask
 
 from xpyd_sidecar.contract import legs, metrics
@@ -23,38 +29,67 @@ from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
 
 pytestmark = pytest.mark.timeout(600)
+RESULTS = Path(__file__).parents[2] / "bench/results/campaign_parallel.json"
 OUTPUT = 12
-BLOCK_BYTES = 4 * 2 * 128 * 2 * 32 * 4
-"""Of all ranks together: layers, KV heads, tokens, K and V, head size, bytes."""
+LENGTHS = (1, 127, 129, 700, 1300)
+AT_ONCE = 6
+PLUGIN = Path(__file__).parents[1] / "support/pp_on_cpu"
 
 
-class Sizes(NamedTuple):
+class Kind(NamedTuple):
+    """Of engine."""
+
     tensor: int = 1
     pipeline: int = 1
+    model: str = "tiny-llama-1"
+    args: tuple[str, ...] = ()
 
 
-def engine(name: str, folder: Path, sizes: Sizes) -> Engine:
+class Fleet(NamedTuple):
+    """Engines that run side by side, of four workers at most, and which of them are prefill for which."""
+
+    engines: dict[str, Kind]
+    ways: tuple[tuple[str, str], ...]
+
+
+DRAFTS = 3
+NGRAM = ("--speculative-config", json.dumps(
+    {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_min": 1, "prompt_lookup_max": 3}))
+MQA, MLA = "tiny-mqa-1", "tiny-mla-1"
+HYBRID, FP8 = Kind(model="tiny-gemma-1"), Kind(args=("--kv-cache-dtype", "fp8_e5m2"))
+FLEETS = {
+    "tensor": Fleet({"tp2": Kind(tensor=2), "tp1": Kind(), "ngram": Kind(args=NGRAM)},
+                    (("tp2", "tp1"), ("tp1", "tp2"), ("tp1", "ngram"), ("ngram", "tp1"))),
+    "pipeline": Fleet({"pp2": Kind(pipeline=2), "pp1": Kind()}, (("pp2", "pp1"), ("pp1", "pp2"))),
+    "both": Fleet({"tp2": Kind(tensor=2), "pp2": Kind(pipeline=2)}, (("tp2", "pp2"), ("pp2", "tp2"))),
+    "equal": Fleet({"tp2": Kind(tensor=2), "tp2 again": Kind(tensor=2)}, (("tp2", "tp2 again"),)),
+    "mqa": Fleet({"mqa tp2": Kind(tensor=2, model=MQA), "mqa tp1": Kind(model=MQA)},
+                 (("mqa tp2", "mqa tp1"), ("mqa tp1", "mqa tp2"))),
+    "mla": Fleet({"mla tp2": Kind(tensor=2, model=MLA), "mla tp1": Kind(model=MLA)},
+                 (("mla tp2", "mla tp1"), ("mla tp1", "mla tp2"))),
+    "kinds": Fleet({"windows": HYBRID, "windows again": HYBRID, "fp8": FP8, "fp8 again": FP8},
+                   (("windows", "windows again"), ("fp8", "fp8 again"))),
+}
+
+
+def engine(name: str, folder: Path, kind: Kind) -> Engine:
     options = KvOptions(claim_s=20.0, peer_timeout_s=PATIENCE_S, load_timeout_s=PATIENCE_S)
-    executor = "mp" if sizes.tensor * sizes.pipeline > 1 else "uni"
-    return Engine(name, folder, on_load_failure="fail", options=options, args=(
-        "--tensor-parallel-size", str(sizes.tensor), "--pipeline-parallel-size", str(sizes.pipeline),
-        "--distributed-executor-backend", executor, "--num-gpu-blocks-override", "34", "--max-num-batched-tokens", "512"))
+    path = [str(PLUGIN), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return Engine(name.replace(" ", "-"), folder, model=ensure(kind.model), on_load_failure="fail", options=options,
+                  env={"PYTHONPATH": os.pathsep.join(path)}, args=(
+                      "--tensor-parallel-size", str(kind.tensor), "--pipeline-parallel-size", str(kind.pipeline),
+                      "--distributed-executor-backend", "mp" if kind.tensor * kind.pipeline > 1 else "uni",
+                      "--num-gpu-blocks-override", "272" if kind.model == MLA else "34",
+                      "--max-num-batched-tokens", "512", *kind.args))
 
 
-class Pair:
-    """Both engines."""
+class Way:
+    """Which engine is prefill for which, and what has been asked of both."""
 
-    def __init__(self, folder: Path, prefill: Sizes, decode: Sizes) -> None:
-        self.p, self.d = engine("p", folder, prefill), engine("d", folder, decode)
-        self.pool = ThreadPoolExecutor(16)
-
-    def start(self) -> None:
-        for one in (self.p, self.d):
-            one.start()
-        for one in (self.p, self.d):
-            one.wait_ready()
-        for one in (self.p, self.d):  # the first request compiles kernels, which takes long beside an engine that waits
-            ask(one, tokens(300), 2)
+    def __init__(self, p: Engine, d: Engine) -> None:
+        self.p, self.d = p, d
+        self.pool = ThreadPoolExecutor(2 * AT_ONCE)
+        self.answers = 0
 
     def both(self, prompt: list[int]) -> list[int]:
         known = self.d.record()
@@ -65,11 +100,17 @@ class Pair:
         ask(self.p, prompt, 1, legs.Leg(1, Role.PREFILL, transfer, Attempt(1), PATIENCE_S, peer))
         return decode.result(PATIENCE_S)
 
-    def computed(self) -> float:
-        return self.d.metric("vllm:iteration_tokens_total_sum")
+    def plain(self, prompt: list[int]) -> list[int]:
+        return ask(self.p, prompt, OUTPUT)
 
-    def pushed(self) -> float:
-        return self.p.metric(metrics.PUSHED_BYTES + "_total")
+    def figures(self) -> dict[str, float]:
+        """What the checks compare: tokens that decode ran, tokens that came from prefill, bytes, loads."""
+        return {"ran": self.d.metric("vllm:iteration_tokens_total_sum"),
+                "external": self.d.metric("vllm:external_prefix_cache_hits_total"),
+                "reused": self.p.metric("vllm:prefix_cache_hits_total"),
+                "pushed": self.p.metric(metrics.PUSHED_BYTES + "_total"),
+                "tokens": self.d.metric(metrics.LOADED_TOKENS + "_total"),
+                "loads": self.d.metric(metrics.TRANSFERS + "_total", side="receive", outcome="ok")}
 
     def wait_empty(self) -> None:
         end = time.monotonic() + PATIENCE_S
@@ -77,10 +118,32 @@ class Pair:
             assert time.monotonic() < end, (held(self.p.url), held(self.d.url))
             time.sleep(0.05)
 
-    def stop(self) -> None:
-        self.pool.shutdown(wait=False)
-        self.p.kill()
-        self.d.kill()
+    def check(self, prompts: list[list[int]], *, drafts: int, held_before: int = 0,
+              at_once: bool = False) -> dict[str, float]:
+        """Ask for all; every answer is as from one engine and no prompt token was computed. What the figures rose by.
+
+        ``held_before``: tokens of each prompt, in whole blocks, that decode has already.
+        """
+        before = self.figures()
+        if at_once:
+            with ThreadPoolExecutor(len(prompts)) as clients:
+                answers = list(clients.map(self.both, prompts))
+        else:
+            answers = [self.both(prompt) for prompt in prompts]
+        self.wait_empty()
+        after = self.figures()
+        rose = {name: after[name] - before[name] for name in before}
+        assert rose["loads"] == len(prompts)
+        assert rose["tokens"] == rose["external"] == sum(len(prompt) - held_before for prompt in prompts)
+        singles = sum(len(prompt) == 1 for prompt in prompts)  # vLLM always computes the token of a 1-token prompt
+        least = len(prompts) * OUTPUT + singles
+        if drafts:  # fewer steps, of more tokens each; what was drafted past the end is counted as well
+            assert rose["ran"] <= least * (1 + drafts)
+        else:
+            assert rose["ran"] == least
+        assert answers == [self.plain(prompt) for prompt in prompts]
+        self.answers += len(answers)
+        return rose
 
 
 def tokens(n: int) -> list[int]:
@@ -88,38 +151,61 @@ def tokens(n: int) -> list[int]:
     return [source.randrange(3, 500) for _ in range(n)]
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[Sizes, Sizes], Pair]]:
-    made: list[Pair] = []
+@pytest.fixture(scope="module")
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
+    chosen = FLEETS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    made = {name: engine(name, folder, kind) for name, kind in chosen.engines.items()}
+    try:
+        for one in made.values():
+            one.start()
+        for one in made.values():
+            one.wait_ready()
+        for one in made.values():  # the first request compiles kernels, which takes long beside an engine that waits
+            ask(one, tokens(300), 2)
+        yield made
+    finally:
+        for one in made.values():
+            one.kill()
 
-    def build(prefill: Sizes, decode: Sizes) -> Pair:
-        made.append(Pair(tmp_path, prefill, decode))
-        made[-1].start()
-        return made[-1]
 
-    yield build
-    for pair in made:
-        pair.stop()
+def record(pair: str, found: dict[str, Any]) -> None:
+    known = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
+    known[pair] = {"date": datetime.now(UTC).date().isoformat(), **found}
+    RESULTS.write_text(json.dumps(dict(sorted(known.items())), indent=2) + "\n", "utf-8")
 
 
-@pytest.mark.parametrize(("prefill", "decode"), [
-    (Sizes(tensor=2), Sizes()), (Sizes(), Sizes(tensor=2)), (Sizes(pipeline=2), Sizes()), (Sizes(), Sizes(pipeline=2)),
-], ids=["tp2 to tp1", "tp1 to tp2", "pp2 to pp1", "pp1 to pp2"])
-def test_decode_answers_like_one_engine_and_computes_no_prompt_token(start: Callable[[Sizes, Sizes], Pair], prefill: Sizes,
-                                                                     decode: Sizes) -> None:
-    pair = start(prefill, decode)
-    for length in (1, 127, 129, 700, 1300):
-        prompt, before, sent = tokens(length), pair.computed(), pair.pushed()
-        got = pair.both(prompt)
-        pair.wait_empty()
-        assert pair.computed() - before == OUTPUT + (length == 1)  # vLLM always computes the token of a 1-token prompt
-        assert pair.pushed() - sent == -(-length // 128) * BLOCK_BYTES
-        assert got == ask(pair.p, prompt, OUTPUT)
-    prompts = [tokens(150 + 40 * n) for n in range(6)]
-    before = pair.computed()
-    with ThreadPoolExecutor(len(prompts)) as clients:
-        answers = list(clients.map(pair.both, prompts))
-    pair.wait_empty()
-    assert answers == [ask(pair.p, prompt, OUTPUT) for prompt in prompts]
-    assert pair.computed() - before == len(prompts) * OUTPUT
-    assert pair.d.metric(metrics.TRANSFERS + "_total", side="receive", outcome="ok") == 11
+@pytest.mark.parametrize(("fleet", "prefill", "decode"), [
+    pytest.param(name, *way, id=" to ".join(way)) for name, one in FLEETS.items() for way in one.ways
+], indirect=["fleet"])
+def test_decode_answers_like_one_engine_and_computes_no_prompt_token(
+        fleet: dict[str, Engine], prefill: str, decode: str) -> None:
+    drafts = DRAFTS if decode == "ngram" else 0
+    pair, way = f"{prefill} to {decode}", Way(fleet[prefill], fleet[decode])
+    begun = time.monotonic()
+    try:
+        sums: dict[str, float] = {}
+
+        def add(rose: dict[str, float]) -> dict[str, float]:
+            for name, value in rose.items():
+                sums[name] = sums.get(name, 0) + value
+            return rose
+
+        each = {length: add(way.check([tokens(length)], drafts=drafts)) for length in LENGTHS}
+        block = 16 if "mla" in pair else 128  # of the kernel for MLA
+        for length, rose in each.items():  # whole blocks, each once
+            assert rose["pushed"] == -(-length // block) * each[1]["pushed"] > 0
+        add(way.check([tokens(150 + 40 * n) for n in range(AT_ONCE)], drafts=drafts, at_once=True))
+
+        ours = tokens(700)  # prefill has it already: sent like what is computed
+        way.plain(ours)
+        assert add(way.check([ours], drafts=drafts))["reused"] >= 640
+        assert add(way.check([[*ours[:640], *tokens(200)]], drafts=drafts, held_before=640))["tokens"] == 200
+    except BaseException as error:
+        record(pair, {"outcome": f"failed: {type(error).__name__}: {str(error).splitlines()[:1]}"})
+        raise
+    finally:
+        way.pool.shutdown(wait=False, cancel_futures=True)
+    record(pair, {"outcome": "equal", "answers": way.answers, "prompt_tokens_from_prefill": int(sums["tokens"]),
+                  "tokens_made_by_decode": way.answers * OUTPUT, "tokens_run_by_decode": int(sums["ran"]),
+                  "bytes": int(sums["pushed"]), "seconds": round(time.monotonic() - begun, 1)})

@@ -15,10 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import connector_sides
 import pytest
 import torch
+from connector_sides import BLOCK, KEY, making, request, vllm_config
 
-from xpyd_sidecar.contract import keys, legs, record
+from xpyd_sidecar.contract import legs, record
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, ServiceName, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
@@ -27,8 +29,7 @@ from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.kv.keys import Outcome
 
 pytestmark = pytest.mark.timeout(300)
-KEY = keys.ServiceKey(bytes(range(32)))
-BLOCK, BLOCKS = 16, 24
+BLOCKS = 24
 PATIENCE_S = 60.0
 
 
@@ -37,18 +38,6 @@ class Model(NamedTuple):
 
     heads: tuple[int, ...]
     size: int = 4
-
-
-def config(tensor: int, pipeline: int) -> Any:
-    return SimpleNamespace(
-        cache_config=SimpleNamespace(block_size=BLOCK, cache_dtype="auto", get_resolved_kv_cache_layout=lambda: "HND"),
-        parallel_config=SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=1,
-                                        data_parallel_index=0, rank=0),
-        model_config=SimpleNamespace(
-            dtype="torch.float32", model="org/tiny", revision="r1", max_model_len=512, quantization=None,
-            hf_config=SimpleNamespace(to_dict=dict, _commit_hash="c1")),
-        device_config=SimpleNamespace(device_type="cuda"), speculative_config=None,
-        kv_transfer_config=SimpleNamespace(engine_id="e"))
 
 
 def heads_of(total: int, tensor: int, t: int) -> list[int]:
@@ -77,7 +66,7 @@ class Engine:
         self.caches = [{f"layer{n}": self._cache(n) for n in stage} for stage in self.stages for _ in range(tensor)]
         totals = {f"layer{n}": total for n, total in enumerate(model.heads)}
         self.workers = [WorkerSide(settings, rank, caches, BLOCKS, totals) for rank, caches in enumerate(self.caches)]
-        self.scheduler = SchedulerSide(config(tensor, pipeline), settings, recompute=True)
+        self.scheduler = SchedulerSide(vllm_config(tensor, pipeline), settings, recompute=True)
         self.scheduler.workers_are(worker.address() for worker in self.workers)
         self.over: dict[str, int] = {}
         self.recved: set[str] = set()
@@ -162,31 +151,15 @@ class Engine:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
-    made: list[Engine] = []
+    def engine(name: str, model: Model, tensor: int, pipeline: int = 1, **options: Any) -> Engine:
+        return Engine(name, tmp_path, model, tensor, pipeline, **options)
 
-    def build(name: str, model: Model, tensor: int, pipeline: int = 1, **options: Any) -> Engine:
-        made.append(Engine(name, tmp_path, model, tensor, pipeline, **options))
-        return made[-1]
-
-    yield build
-    for engine in made:
-        engine.stop()
-    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("xpyd")]
+    with making(engine) as build:
+        yield build
 
 
 def until(condition: Callable[[], Any], *engines: Engine) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        for engine in engines:
-            engine.step()
-        assert time.monotonic() < end, [(engine.counts, engine.over, engine.failed) for engine in engines]
-        time.sleep(0.002)
-
-
-def request(params: Any, tokens: int, prompt: int) -> Any:
-    return SimpleNamespace(
-        request_id=f"cmpl-{uuid.uuid4().hex}", kv_transfer_params=params, prompt_token_ids=[prompt] * tokens,
-        prompt_embeds=None, num_prompt_tokens=tokens, mm_features=[], lora_request=None, cache_salt=None)
+    connector_sides.until(condition, *engines, deadline_s=PATIENCE_S)
 
 
 class Run:

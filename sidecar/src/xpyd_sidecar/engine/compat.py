@@ -27,11 +27,12 @@ __all__ = [
     "CacheHitSource", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata",
     "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
     "KVConnectorWorkerMetadata", "check_model", "check_version", "common_id", "create_metric_per_engine", "dp_rank",
-    "instruction_set", "kv_heads", "kv_layout", "log_like_vllm", "max_model_len", "model_files", "model_text", "rank_of",
-    "sizes", "version",
+    "instruction_set", "kv_dtype", "kv_heads", "kv_layout", "log_like_vllm", "max_model_len", "model_files",
+    "model_text", "rank_of", "sizes", "version",
 ]
 
 SUPPORTED: Final = "0.32."
+DRAFTS_WITHOUT_KV: Final = frozenset({"ngram"})
 
 
 def check_version() -> None:
@@ -60,25 +61,39 @@ def log_like_vllm(name: str) -> None:
 def check_model(config: Any, kv_cache: Any) -> None:
     """Refuse what the connector cannot move rightly.
 
+    Layers that see a window of tokens beside others that see all are one group of full attention here: vLLM allocates for
+    all of them alike where the connector takes one group.
+
     Raises:
         ConfigError: names the feature.
     """
     groups = kv_cache.kv_cache_groups if kv_cache is not None else ()
     if len(groups) > 1:
         kinds = ", ".join(type(group.kv_cache_spec).__name__ for group in groups)
-        raise ConfigError(f"kv connector: models with several KV cache groups are not supported yet (this one has {kinds})")
+        raise ConfigError(f"kv connector: models with several KV cache groups are not supported (this one has {kinds})")
     for group in groups:
         spec = group.kv_cache_spec
         parts = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,)
         for part in parts:
             if type(part) not in {FullAttentionSpec, MLAAttentionSpec}:
-                raise ConfigError(f"kv connector: {type(part).__name__} is not supported yet (full attention and MLA are)")
+                raise ConfigError(f"kv connector: {type(part).__name__} is not supported (full attention and MLA are): "
+                                  "its blocks are not all kept until prefill ends")
     parallel = config.parallel_config
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
-            raise ConfigError(f"kv connector: {name} {getattr(parallel, name)} is not supported yet (1 is)")
+            raise ConfigError(f"kv connector: {name} {getattr(parallel, name)} is not supported (1 is)")
     if config.speculative_config is not None:
-        raise ConfigError("kv connector: speculative decoding is not supported yet (leave speculative_config out)")
+        _check_speculative(str(config.speculative_config.method), parallel.pipeline_parallel_size)
+
+
+def _check_speculative(method: str, pipeline: int) -> None:
+    """Drafts taken from the tokens themselves leave the KV as it is; a model that drafts has KV of its own."""
+    if method not in DRAFTS_WITHOUT_KV:
+        raise ConfigError(f"kv connector: speculative_config.method {method} is not supported (ngram is): a model that "
+                          "drafts has KV of its own, which prefill does not compute")
+    if pipeline > 1:  # vLLM ends a connector's step on the last stage alone where it drafts
+        raise ConfigError(f"kv connector: speculative_config with pipeline_parallel_size {pipeline} is not supported "
+                          "(1 is)")
 
 
 def kv_heads(config: Any, kv_cache: Any) -> dict[str, int]:
@@ -130,6 +145,12 @@ def common_id(config: Any) -> str:
 def max_model_len(config: Any) -> int:
     """Tokens."""
     return int(config.model_config.max_model_len)
+
+
+def kv_dtype(config: Any) -> str:
+    """The type of what is in the cache: the model's, if none was asked for."""
+    asked = str(config.cache_config.cache_dtype)
+    return str(config.model_config.dtype).removeprefix("torch.") if asked == "auto" else asked
 
 
 def kv_layout(config: Any) -> str:

@@ -15,7 +15,7 @@ def collect(config: Any) -> FingerprintFields:
     return FingerprintFields(
         model=model_hash(*compat.model_files(config), compat.model_text(config)),
         dtype=dtype,
-        kv_dtype=dtype if cache.cache_dtype == "auto" else str(cache.cache_dtype),
+        kv_dtype=compat.kv_dtype(config),
         block_size=int(cache.block_size),
         layout=compat.kv_layout(config),
         isa=compat.instruction_set(config),

@@ -1,0 +1,116 @@
+"""What the connector does not move is refused when the engine starts, with the reason; what is like it is not.
+
+With vLLM's own configuration objects and its own grouping of layers, without an engine.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from make_model import ensure_model
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
+
+from xpyd_sidecar.contract import launch
+from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.engine import compat
+from xpyd_sidecar.errors import ConfigError
+
+
+def config(**given: Any) -> VllmConfig:
+    transfer = launch.kv_transfer_config(KvOptions(), "recompute")
+    return EngineArgs(model=str(ensure_model()), enforce_eager=True, dtype="float32", max_model_len=2048,
+                      kv_transfer_config=transfer, **given).create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def plain() -> VllmConfig:
+    return config()
+
+
+def attention(kind: Any = FullAttentionSpec, **more: Any) -> KVCacheSpec:
+    spec: KVCacheSpec = kind(block_size=16, num_kv_heads=2, head_size=32, dtype=torch.float32, **more)
+    return spec
+
+
+WINDOW = {"kind": SlidingWindowSpec, "sliding_window": 64}
+CHUNKED = {"kind": ChunkedLocalAttentionSpec, "attention_chunk_size": 64}
+
+
+def check(vllm: VllmConfig, *layers: KVCacheSpec) -> list[Any]:
+    """Group layers as vLLM does for this configuration, and have them checked; the groups."""
+    groups = get_kv_cache_groups(vllm, {f"layer{n}": one for n, one in enumerate(layers)})
+    compat.check_model(vllm, SimpleNamespace(kv_cache_groups=groups))
+    return groups
+
+
+@pytest.mark.parametrize("layers", [
+    (attention(), attention()), (attention(MLAAttentionSpec), attention(MLAAttentionSpec)),
+    (attention(), attention(**WINDOW)), (attention(**CHUNKED), attention())],
+    ids=["full", "latent", "some layers with windows", "some layers in chunks"])
+def test_full_attention_and_layers_with_windows_beside_it_are_one_group(plain: VllmConfig,
+                                                                        layers: tuple[KVCacheSpec, ...]) -> None:
+    (group,) = check(plain, *layers)
+    assert group.layer_names == ["layer0", "layer1"]
+
+
+@pytest.mark.parametrize(("layers", "text"), [
+    ((attention(**WINDOW), attention(**WINDOW)), "SlidingWindowSpec is not supported"),
+    ((attention(**CHUNKED),), "ChunkedLocalAttentionSpec is not supported"),
+    ((MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,)),), "MambaSpec is not supported"),
+], ids=["windows alone", "chunks alone", "mamba"])
+def test_layers_whose_blocks_are_not_all_kept_are_refused(plain: VllmConfig, layers: tuple[KVCacheSpec, ...],
+                                                          text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        check(plain, *layers)
+
+
+def test_several_groups_are_refused(plain: VllmConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plain.scheduler_config.disable_hybrid_kv_cache_manager, "vLLM asks the connector"
+    monkeypatch.setattr(plain.scheduler_config, "disable_hybrid_kv_cache_manager", False)
+    monkeypatch.setattr(plain.cache_config, "kv_cache_layout", "LBHNC")
+    with pytest.raises(ConfigError, match=r"several KV cache groups are not supported .*SlidingWindowSpec"):
+        check(plain, attention(), attention(**WINDOW))
+
+
+@pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
+def test_context_parallelism_is_refused(plain: VllmConfig, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain.parallel_config, name, 2)
+    with pytest.raises(ConfigError, match=f"{name} 2 is not supported"):
+        check(plain, attention())
+
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+
+
+def test_drafts_from_the_tokens_themselves_are_fine_on_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafting = config(speculative_config=NGRAM)
+    assert check(drafting, attention())
+    monkeypatch.setattr(drafting.parallel_config, "pipeline_parallel_size", 2)
+    with pytest.raises(ConfigError, match="speculative_config with pipeline_parallel_size 2 is not supported"):
+        check(drafting, attention())
+
+
+def test_models_that_draft_are_refused() -> None:
+    drafting = config(speculative_config={"method": "draft_model", "model": str(ensure_model()),
+                                          "num_speculative_tokens": 3})
+    with pytest.raises(ConfigError, match=r"speculative_config.method draft_model is not supported .*KV of its own"):
+        check(drafting, attention())
+
+
+@pytest.mark.parametrize(("given", "is_called"), [("auto", "float32"), ("fp8_e5m2", "fp8_e5m2")])
+def test_the_type_of_the_cache_is_in_the_fingerprint(given: Any, is_called: str) -> None:
+    """So that a pair of engines with different ones refuse each other (``test_kv_peers``)."""
+    assert compat.kv_dtype(config(kv_cache_dtype=given)) == is_called
