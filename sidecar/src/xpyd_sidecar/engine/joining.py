@@ -18,7 +18,8 @@ logger = logging.getLogger(__name__)
 
 
 class Joining:
-    """Of one connection. ``settled``: how blocks travel is agreed; ``reader``: beside TCP, if they do.
+    """Of one connection. ``settled``: how blocks travel is agreed; ``reader``: beside TCP, if they do; ``grouped``: so do
+    they, in NCCL groups.
 
     ``refused``: why this side wants no link like that; the peer has still to be told how blocks would have travelled.
     """
@@ -27,6 +28,7 @@ class Joining:
         """``incarnation``: of the prefill engine that is meant."""
         self.settled = False
         self.reader: Reader | None = None
+        self.grouped = False
         self.refused = ""
         self._shared = shared
         self._peer = peer
@@ -57,21 +59,28 @@ class Joining:
         me = self._shared.me
         self._terms = proofs.Terms(challenge.nonce, self._nonce, challenge.incarnation, me.incarnation)
         return messages.DataHello(self._nonce, me.instance, me.incarnation, self._incarnation, me.rank,
-                                  proofs.prove(me.key, "decode", self._terms), self._shared.ways.host)
+                                  proofs.prove(me.key, "decode", self._terms), self._shared.ways.host,
+                                  self._shared.ways.group)
 
     def _welcomed(self, terms: proofs.Terms, welcome: messages.DataWelcome) -> messages.LinkChoice:
         if not proofs.holds(self._shared.me.key, "prefill", terms, welcome.proof):
             raise AuthError(self._peer, "does not hold the service key")
         self._welcome = welcome
+        if welcome.gpu is not None and self._shared.ways.group is not None:
+            self.grouped = True
+            return self._settle("")
         self.reader, self._why = near.try_process(self._peer, welcome)
         if self.reader is None and welcome.near is not None and self._shared.ways.folder is not None:
             return messages.LinkChoice("make_arena", self._why)
         return self._settle(self._why)
 
     def _settle(self, reason: str) -> messages.LinkChoice:
-        way: Literal["tcp", "process_vm", "arena"] = self.reader.name if self.reader is not None else "tcp"
-        if self.reader is None and self._shared.ways.transport == "shm":
-            self.refused = f"transport shm: {reason}"
+        way: Literal["tcp", "process_vm", "arena", "nccl"] = self.reader.name if self.reader is not None else "tcp"
+        transport = self._shared.ways.transport
+        if self.grouped:
+            way = "nccl"
+        if way == "tcp" and transport in {"shm", "nccl"}:
+            self.refused = f"transport {transport}: {reason}"
         else:
             logger.info("xpyd: blocks of %s come over %s%s", self._peer, way, f" ({reason})" if reason else "")
             self.settled = True

@@ -107,7 +107,7 @@ class Memory:
             event = torch.cuda.Event()
             event.record(self._side)
         self._last = event
-        return Outgoing(_bytes(host), CudaMark(event, (packed, index)))
+        return Outgoing(_bytes(host), CudaMark(event, (packed, index), self.device))
 
     def fence(self) -> None:
         """Later work of the compute stream waits for the copies out; the host does not."""
@@ -137,19 +137,21 @@ class Memory:
             target.index_copy_(0, index, packed.to(self.device, non_blocking=True))
             event = torch.cuda.Event()
             event.record(self._side)
-        return CudaMark(event, (index,))
+        return CudaMark(event, (index,), self.device)
 
 
 class CudaMark:
-    """A mark that a CUDA event stands for; it keeps alive what the copies read."""
+    """A mark that a CUDA event stands for; it keeps alive what the copies read. Asked by any thread."""
 
-    def __init__(self, event: Any, keep: tuple[torch.Tensor, ...]) -> None:
+    def __init__(self, event: Any, keep: tuple[torch.Tensor, ...], device: torch.device) -> None:
         self._event = event
         self._keep = keep
+        self._device = device
 
     def done(self) -> bool:
         """Whether the event has passed; never waits."""
-        return bool(self._event.query())
+        with torch.cuda.device(self._device):  # a thread begins with device 0, where asking would make a context
+            return bool(self._event.query())
 
 
 def chunk(size: int, *, pinned: bool) -> Chunk:

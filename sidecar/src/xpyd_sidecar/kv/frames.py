@@ -20,7 +20,8 @@
 
 Wire history
     1   first version
-    2   a sum of the header alone; OFFER, TAKEN, LINK, ARENA; EXPECT, STORE, ROOM, BUSY, FETCH
+    2   a sum of the header alone; OFFER, TAKEN, LINK, ARENA; EXPECT, STORE, ROOM, BUSY, FETCH;
+        GROUP, POSTED, UNGROUP
 """
 
 from __future__ import annotations
@@ -94,6 +95,12 @@ class Kind(IntEnum):
     """D → P, to STORE: not now."""
     FETCH = 20
     """D → P, of a transfer that decode pulls: more blocks are asked for."""
+    GROUP = 21
+    """P → D: join this NCCL group."""
+    POSTED = 22
+    """D → P: the oldest offer is being received in the group, send it there."""
+    UNGROUP = 23
+    """Either way: a group is not to be used any more."""
 
 
 class Header(NamedTuple):

@@ -171,6 +171,17 @@ class Challenge(msgspec.Struct, frozen=True):
     incarnation: Incarnation
 
 
+class Gpu(msgspec.Struct, frozen=True):
+    """What tells whether two ranks can form an NCCL group."""
+
+    name: str
+    """The GPU's UUID: a group needs two different ones."""
+    nccl: str
+    """Version of the library; different ones are not known to understand each other."""
+    piece: int
+    """Bytes of the largest piece that this side takes."""
+
+
 class DataHello(msgspec.Struct, frozen=True):
     """Body of HELLO. ``proof``: HMAC over both nonces (``prove``)."""
 
@@ -181,7 +192,9 @@ class DataHello(msgspec.Struct, frozen=True):
     rank: int
     proof: bytes
     host: str = ""
-    """The kernel that decode runs on (its boot id); empty where decode wants blocks over TCP alone."""
+    """The kernel that decode runs on (its boot id); empty where decode wants no way within one host."""
+    gpu: Gpu | None = None
+    """None: decode has none for NCCL, or does not want it."""
 
 
 class Near(msgspec.Struct, frozen=True):
@@ -197,15 +210,17 @@ class DataWelcome(msgspec.Struct, frozen=True):
 
     proof: bytes
     near: Near | None = None
-    """None: blocks come over TCP."""
+    """None: no way within one host."""
     reason: str = ""
-    """Why there is no ``near``."""
+    """Why there is no ``near``, and no ``gpu``."""
+    gpu: Gpu | None = None
+    """Prefill's, if it can form a group with decode's."""
 
 
 class LinkChoice(msgspec.Struct, frozen=True):
     """Body of LINK: how blocks are to travel."""
 
-    way: Literal["tcp", "process_vm", "arena", "make_arena"]
+    way: Literal["tcp", "process_vm", "arena", "make_arena", "nccl"]
     """``make_arena``: answer ARENA, then this side says which it is."""
     reason: str
     """Why not a better one."""
@@ -222,13 +237,23 @@ class Arena(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
+class Group(msgspec.Struct, frozen=True):
+    """Body of GROUP and UNGROUP. Prefill numbers the groups of a session, upwards."""
+
+    number: int
+    uid: bytes = b""
+    """NCCL's id, by which decode joins as rank 1."""
+    reason: str = ""
+    """Of UNGROUP."""
+
+
 class Offer(msgspec.Struct, frozen=True):
-    """Body of OFFER: packed blocks, in the sender's memory or (an offset) in the arena."""
+    """Body of OFFER: packed blocks, in the sender's memory, or (an offset) in the arena, or (its number) in a group."""
 
     address: int
     size: int
     checksum: int | None
-    """xxh3_64 of them; None: not covered."""
+    """xxh3_64 of them; None: not covered. Of a group: None or not, since the sum travels with them."""
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -267,7 +292,8 @@ class Reason(msgspec.Struct, frozen=True):
     retry: bool = False
 
 
-Body = Challenge | DataHello | DataWelcome | LinkChoice | Arena | Offer | Taken | Ready | Expect | Busy | Fetch | Reason
+Body = (Challenge | DataHello | DataWelcome | LinkChoice | Arena | Group | Offer | Taken | Ready | Expect | Busy | Fetch
+        | Reason)
 T = TypeVar("T")
 _control_decoder: msgspec.msgpack.Decoder[Control] = msgspec.msgpack.Decoder(Control)
 _encoder = msgspec.msgpack.Encoder()

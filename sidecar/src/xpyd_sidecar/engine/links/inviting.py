@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from xpyd_sidecar.engine.links import near
@@ -17,7 +18,7 @@ ARENAS_MAX: Final = 16
 
 
 class NoWay(Exception):
-    """Transport shm is asked for, and neither of its ways works; says why."""
+    """Transport shm or nccl is asked for, and does not work with this peer; says why."""
 
 
 class Arenas:
@@ -29,8 +30,13 @@ class Arenas:
 class Inviting:
     """Which link it is. ``link`` is the one to use at any time; ``close`` ends it with the session."""
 
-    def __init__(self, ways: Ways, largest: int, arenas: Arenas) -> None:
+    def __init__(self, ways: Ways, largest: int, arenas: Arenas, grouped: Callable[[int], Link] | None = None) -> None:
+        """``grouped``: makes the link of an NCCL group with pieces of so many bytes."""
         self.link: Link = TcpLink()
+        self.gpu: messages.Gpu | None = None
+        """What decode is told, where a group is possible."""
+        self._grouped = grouped
+        self._piece = 0
         self._ways = ways
         self._arenas = arenas
         self._largest = largest
@@ -38,14 +44,24 @@ class Inviting:
         self._arena: ArenaLink | None = None
         self._settled = False
 
-    def welcome(self, host: str) -> tuple[messages.Near | None, str]:
-        """What a decode on ``host`` may try, or why it must use TCP.
+    def welcome(self, host: str, gpu: messages.Gpu | None = None) -> tuple[messages.Near | None, str]:
+        """What a decode on ``host`` with a GPU may try, or why it must use TCP.
 
         Raises:
-            NoWay: transport is shm, and there is nothing to try.
+            NoWay: transport is shm or nccl, and there is nothing to try.
         """
-        reason = near.apart(self._ways, host)
+        lead = ""
+        if gpu is not None or self._ways.transport == "nccl":
+            lead = near.ungrouped(self._ways, gpu)
+            ours = self._ways.group
+            if not lead and gpu is not None and ours is not None and self._grouped is not None:
+                self.gpu, self._piece = ours, min(gpu.piece, ours.piece)
+                return None, ""
+        reason = lead if lead and not host else near.apart(self._ways, host)
+        if self._ways.transport == "nccl":
+            reason = lead
         if reason:
+            reason = f"{lead}; {reason}" if lead and lead != reason else reason
             self._refuse_tcp(reason)
             return None, reason
         self._process = ProcessLink()
@@ -68,6 +84,8 @@ class Inviting:
         elif choice.way == "arena" and self._arena is not None:
             self._arena.unname()
             self.link = self._arena
+        elif choice.way == "nccl" and self.gpu is not None and self._grouped is not None:
+            self.link = self._grouped(self._piece)
         elif choice.way == "tcp":
             self._refuse_tcp(choice.reason)
             self._drop_arena()
@@ -88,8 +106,8 @@ class Inviting:
         return self._arena.shown()
 
     def _refuse_tcp(self, reason: str) -> None:
-        if self._ways.transport == "shm":
-            raise NoWay(f"transport shm: {reason}")
+        if self._ways.transport in {"shm", "nccl"}:
+            raise NoWay(f"transport {self._ways.transport}: {reason}")
 
     def _drop_arena(self) -> None:
         if self._arena is not None:
@@ -100,6 +118,8 @@ class Inviting:
     def close(self) -> None:
         """The session has ended."""
         self._settled = True
+        if self.gpu is not None:
+            self.link.close()
         if self._process is not None:
             self._process.close()
         self._drop_arena()

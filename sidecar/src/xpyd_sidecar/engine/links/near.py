@@ -10,6 +10,8 @@
     maps it; LINK arena or LINK tcp                 ────────▶  removes the file's name
 
 Decode asks for nothing before its last LINK, so prefill always knows the way before it puts anything.
+
+Where both have a GPU that can form an NCCL group with the other's, HELLO and WELCOME say so, and decode answers LINK nccl.
 """
 
 from __future__ import annotations
@@ -26,15 +28,26 @@ BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Ways(NamedTuple):
-    """What this side is set to. ``folder``: where arenas are made, the same one on both sides; None: none are."""
+    """What this side is set to. ``folder``: where arenas are made, the same one on both sides; None: none are.
+
+    ``gpu``: of this rank, if NCCL can be used here, else ``no_gpu`` says why not. ``one_gpu``: peers may be on it, too.
+    """
 
     transport: str = "auto"
     folder: Path | None = None
+    gpu: messages.Gpu | None = None
+    no_gpu: str = "no GPU"
+    one_gpu: bool = False
 
     @property
     def host(self) -> str:
-        """What this host is called by a peer that may run on it; empty where blocks go over TCP alone."""
-        return "" if self.transport == "tcp" else host()
+        """What this host is called by a peer that may run on it; empty where no way within it is wanted."""
+        return "" if self.transport in {"tcp", "nccl"} else host()
+
+    @property
+    def group(self) -> messages.Gpu | None:
+        """The GPU, where a group is wanted."""
+        return self.gpu if self.transport in {"auto", "nccl"} else None
 
 
 class Reader(Protocol):
@@ -61,11 +74,24 @@ def host() -> str:
 
 def apart(ours: Ways, theirs: str) -> str:
     """Why prefill sees no way but TCP to a decode that names its host as ``theirs``; empty: there may be one."""
-    if ours.transport == "tcp":
-        return "prefill's transport is tcp"
+    if ours.transport in {"tcp", "nccl"}:
+        return f"prefill's transport is {ours.transport}"
     if not theirs:
         return "decode's transport is tcp"
     return "" if theirs == ours.host else "not on one host"
+
+
+def ungrouped(ours: Ways, theirs: messages.Gpu | None) -> str:
+    """Why prefill sees no NCCL group with a decode whose GPU is ``theirs``; empty: there may be one."""
+    if ours.group is None:
+        return f"prefill's transport is {ours.transport}" if ours.gpu is not None else f"nccl: {ours.no_gpu} at prefill"
+    if theirs is None:
+        return "nccl: decode has or wants none"
+    if theirs.nccl != ours.group.nccl:
+        return f"nccl: version {ours.group.nccl} at prefill, {theirs.nccl} at decode"
+    if theirs.name == ours.group.name and not ours.one_gpu:
+        return "nccl: both on one GPU"
+    return ""
 
 
 def try_process(peer: str, welcome: messages.DataWelcome) -> tuple[Reader | None, str]:

@@ -1,0 +1,254 @@
+"""NCCL through NVIDIA's nccl4py, and the CUDA around it: one communicator of two ranks, pieces in, pieces out.
+
+Free of vLLM. Every call returns at once (``blocking=0``); whether it is over, ``pending`` says. A piece travels as one
+message, laid out in a slot of GPU memory on both sides:
+
+    0                         size rounded up to 8      + 8          + 16
+    +-------------------------+-------------------------+------------+
+    | packed blocks           | weighed sum, or 0       | nth piece  |
+    +-------------------------+-------------------------+------------+
+
+The trailer shows that both sides mean the same piece, and that what has come is what was sent. There is no xxh3 for GPUs;
+the sum is Σ (2i+1)·word_i modulo 2^64: as odd factors are invertible, one changed word always shows, as do two that have
+changed places unless they differ in their highest bits alone.
+
+What happens on the stream of a group, in order: copy or gather into the slot, sum, ``ncclSend``; at the other end
+``ncclRecv``, sum, comparison, and its result into pinned memory. Only then passes the event that the host looks at. The
+forward's stream is not involved: the copy out of the cache was waited for before the piece was given (``bounds.Mark``), and
+the copy into the cache is made by the engine's thread when the piece is here (``engine.memory``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+
+from xpyd_sidecar.engine.bounds import Mark
+from xpyd_sidecar.engine.memory import CudaMark
+from xpyd_sidecar.kv.groups import Way, group_bytes
+
+TRAILER: Final = 16
+_SUCCESS: Final = 0
+_IN_PROGRESS: Final = 7
+
+
+class NcclFailed(Exception):
+    """NCCL says that a communicator cannot go on."""
+
+
+class Device(Protocol):
+    """Streams and events of the GPU that this process uses."""
+
+    name: str
+    """Unique among all GPUs."""
+
+    def enter(self) -> None:
+        """Make it the calling thread's device."""
+
+    def stream(self) -> Any:
+        """A stream of its own."""
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Within this context torch uses the stream."""
+
+    def handle(self, stream: Any) -> int:
+        """What NCCL calls the stream."""
+
+    def mark(self, stream: Any) -> Mark:
+        """The work that the stream has now."""
+
+    def empty(self, size: int) -> torch.Tensor:
+        """``size`` bytes of its memory."""
+
+    def verdict(self) -> torch.Tensor:
+        """Two numbers in host memory, to be written by the stream."""
+
+
+class CudaDevice:
+    """A CUDA device through torch."""
+
+    def __init__(self, device: torch.device) -> None:
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        self._device = torch.device("cuda", index)
+        self.name = str(torch.cuda.get_device_properties(self._device).uuid)
+
+    def enter(self) -> None:
+        """Make it the calling thread's device."""
+        torch.cuda.set_device(self._device)
+
+    def stream(self) -> Any:
+        """A stream of its own."""
+        return torch.cuda.Stream(self._device)
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Within this context torch uses the stream."""
+        return torch.cuda.stream(stream)
+
+    def handle(self, stream: Any) -> int:
+        """What NCCL calls the stream."""
+        return int(stream.cuda_stream)
+
+    def mark(self, stream: Any) -> Mark:
+        """The work that the stream has now."""
+        event = torch.cuda.Event()
+        event.record(stream)
+        return CudaMark(event, (), self._device)
+
+    def empty(self, size: int) -> torch.Tensor:
+        """``size`` bytes of its memory."""
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def verdict(self) -> torch.Tensor:
+        """Two numbers in pinned host memory."""
+        return torch.empty(2, dtype=torch.int64, pin_memory=True)
+
+
+@dataclass(eq=False)
+class Piece:
+    """Packed blocks on their way. To send: ``data`` in host memory. To receive: ``slot`` of the receiver's."""
+
+    size: int
+    cover: bool
+    data: memoryview | None = None
+    slot: torch.Tensor | None = None
+    tag: Any = None
+    """The owner's."""
+    mark: Mark | None = None
+    nth: int = 0
+    verdict: torch.Tensor | None = None
+
+    def intact(self) -> bool:
+        """Of a piece that was received: whether it is what was sent, and the piece that was meant."""
+        return self.verdict is not None and self.verdict.tolist() == [0, self.nth]
+
+
+class Driver:
+    """Makes communicators. Used by the communicator thread alone, but for ``Communicator.abort``."""
+
+    def __init__(self, binding: Any, device: Device, *, ctas: int, piece: int) -> None:
+        """``binding``: ``nccl.core``. ``ctas``: channels of a group; ``piece``: bytes of the largest piece."""
+        self.device = device
+        self.ctas = ctas
+        self.piece = piece
+        self.slot_bytes = padded(piece) + TRAILER
+        self.binding = binding
+        self.weights = weights(padded(piece) // 8, device.empty)
+
+    def unique_id(self) -> bytes:
+        """Names a new group; made by rank 0."""
+        return bytes(self.binding.get_unique_id())
+
+    def begin(self, uid: bytes, way: Way) -> Communicator:
+        """Begin to make one of the two communicators of a group."""
+        return Communicator(self, uid, way)
+
+
+class Communicator:
+    """One rank of a group of two."""
+
+    def __init__(self, driver: Driver, uid: bytes, way: Way) -> None:
+        binding = driver.binding
+        self._driver = driver
+        self._device = driver.device
+        self._stream = driver.device.stream()
+        self._peer = 1 if way is Way.SEND else 0
+        self._nth = 0
+        config = binding.NCCLConfig(blocking=False, min_ctas=1, max_ctas=driver.ctas)
+        self._comm = binding.Communicator.init(2, 1 - self._peer, binding.UniqueId.from_bytes(uid), config)
+
+    def pending(self) -> bool:
+        """Whether a call is in progress; then no other may be made.
+
+        Raises:
+            NcclFailed: it will never be over.
+        """
+        code = int(self._comm.get_async_error())
+        if code not in {_SUCCESS, _IN_PROGRESS}:
+            raise NcclFailed(f"{self._driver.binding.get_error_string(code)} ({self._comm.get_last_error()})")
+        return code == _IN_PROGRESS
+
+    def launch(self, piece: Piece) -> None:
+        """Begin to send or to receive a piece, which has a slot."""
+        assert piece.slot is not None
+        self._nth += 1
+        piece.nth = self._nth
+        end = padded(piece.size)
+        message = piece.slot[:end + TRAILER]
+        with self._device.on(self._stream):
+            if piece.data is None:
+                self._comm.recv(message, self._peer, stream=self._device.handle(self._stream))
+                return
+            words = message.view(torch.int64)
+            words[end // 8 - 1:].zero_()
+            message[:piece.size].copy_(_tensor(piece.data), non_blocking=True)
+            if piece.cover:
+                words[-2].copy_(weigh(words[:-2], self._driver.weights))
+            words[-1].fill_(piece.nth)
+            self._comm.send(message, self._peer, stream=self._device.handle(self._stream))
+
+    def launched(self, piece: Piece) -> None:
+        """The call is over: the stream has the piece. Have it checked, and its end marked."""
+        assert piece.slot is not None
+        with self._device.on(self._stream):
+            if piece.data is None:
+                words = piece.slot[:padded(piece.size) + TRAILER].view(torch.int64)
+                piece.verdict = self._device.verdict()
+                found = weigh(words[:-2], self._driver.weights) - words[-2] if piece.cover else words[-2]
+                piece.verdict[0:1].copy_(found.reshape(1), non_blocking=True)
+                piece.verdict[1:2].copy_(words[-1:], non_blocking=True)
+            piece.mark = self._device.mark(self._stream)
+
+    def memory(self) -> int:
+        """Bytes of GPU memory: what NCCL says, or (a library that cannot say) what it may be."""
+        stat = getattr(getattr(self._driver.binding, "NcclCommMemStat", None), "GPU_MEM_TOTAL", None)
+        if stat is not None:
+            with contextlib.suppress(Exception):  # the binding knows the call, the library may not
+                return int(self._comm.get_mem_stat(stat))
+        return group_bytes(self._driver.ctas)
+
+    def abort(self) -> None:
+        """End it, whatever runs; returns when nothing of it runs. May take long, so it has a thread of its own."""
+        self._device.enter()
+        self._comm.abort()
+
+
+def load(device: torch.device, *, ctas: int, piece: int) -> tuple[Driver | None, str, str]:
+    """A driver for a device or None; NCCL's version; and why there is none."""
+    if device.type != "cuda":
+        return None, "", f"the KV cache is on {device.type}, not on a CUDA device"
+    try:
+        binding = importlib.import_module("nccl.core")
+        library = binding.get_version().libnccl
+    except (ImportError, RuntimeError, OSError) as error:
+        return None, "", f"nccl4py: {error}"
+    if library is None:
+        return None, "", "nccl4py: libnccl cannot be loaded"
+    return Driver(binding, CudaDevice(device), ctas=ctas, piece=piece), str(library.version), ""
+
+
+def padded(size: int) -> int:
+    """Bytes rounded up to whole words."""
+    return (size + 7) & ~7
+
+
+def weights(words: int, empty: Callable[[int], torch.Tensor]) -> torch.Tensor:
+    """2i+1 for the first ``words`` i."""
+    out = empty(8 * words).view(torch.int64)
+    torch.arange(1, 2 * words, 2, dtype=torch.int64, out=out)
+    return out
+
+
+def weigh(words: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """The sum that a trailer carries, on the device of the words; overflow wraps."""
+    return (words * factors[:len(words)]).sum()
+
+
+def _tensor(data: memoryview) -> torch.Tensor:
+    """Bytes as a tensor; memory that may not be written is copied, since torch knows no other kind."""
+    return torch.frombuffer(bytearray(data) if data.readonly else data, dtype=torch.uint8)

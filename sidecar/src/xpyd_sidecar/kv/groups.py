@@ -1,0 +1,318 @@
+"""NCCL groups of one process: which exist, what runs in them, in which order, and when one is given up.
+
+A group joins two ranks, prefill's (NCCL rank 0, which sends) and decode's (rank 1, which receives), and belongs to their
+session. The machine serves one thread (``engine.links.nccl_thread``), which alone calls NCCL.
+
+Laws
+1. A group is begun once and ended once; nothing is launched before it is open, and nothing after its end has begun.
+2. Pieces of a group are launched in the order in which they were given, one launch at a time: NCCL forbids any other call
+   on a communicator while one is in progress.
+3. No more than ``depth`` pieces of a group run at once, and no more than ``flight`` of the process in each direction. The
+   directions are counted apart: else two engines whose slots are all taken by receives would wait for each other's sends.
+4. At most ``most`` groups have memory, those that are being ended included. One more takes the place of the one that has
+   been idle for longest; where none is idle, it is refused.
+5. What a group's pieces use is given back when they are done, or else when the group's end is complete: until then the GPU
+   may still read or write it.
+6. Opening lasts no longer than ``open_s``, a piece no longer than ``move_s`` from its turn; a group that is idle for
+   ``idle_s`` ends (twice that on the receiving side, so that the one who gives work is the one to end it).
+
+    WAITING ──room──▶ OPENING ──opened──▶ OPEN ──(launch ──launched──▶ running ──done──▶)*
+       │                 │                  │
+       └─────────────────┴──────────────────┴── close, broken, a deadline, idle, eviction ──▶ ENDING ──ended──▶ (gone)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Generic, NamedTuple, TypeVar
+
+BUFFER_BYTES: Final = (512 << 10) + (4 << 20) + 4_915_200
+"""GPU memory of one channel of one connection, 9.19 MiB: NCCL's buffers of the protocols LL (512 threads, 8 lines of 16
+bytes, 8 steps), SIMPLE (``NCCL_BUFFSIZE``, which no setting of a single communicator changes) and LL128 (640 threads, 120
+words of 8 bytes, 8 steps)."""
+FIXED_BYTES: Final = 4 << 20
+"""What a communicator has besides: work queues, peers' addresses. A guess on the safe side."""
+P = TypeVar("P")
+
+
+def group_bytes(ctas: int) -> int:
+    """GPU memory that a group of ``ctas`` channels may take on each of its two ranks: one connection, which may be either
+    rank's to hold.
+    """
+    return ctas * BUFFER_BYTES + FIXED_BYTES
+
+
+class Way(Enum):
+    """What this process does in a group."""
+
+    SEND = "send"
+    RECEIVE = "receive"
+
+
+class State(Enum):
+    """Of a group."""
+
+    WAITING = "waiting"
+    OPENING = "opening"
+    OPEN = "open"
+    ENDING = "ending"
+
+
+class Begin(NamedTuple):
+    """Begin to make a communicator; answer ``opened`` or ``broken``."""
+
+    number: int
+
+
+class Launch(NamedTuple, Generic[P]):
+    """Launch a piece; answer ``launched`` when the call is no longer in progress, then ``done``; or ``broken``."""
+
+    number: int
+    piece: P
+
+
+class End(NamedTuple):
+    """Abort the communicator; answer ``ended``, however long that takes."""
+
+    number: int
+
+
+class Opened(NamedTuple):
+    """To its owner: pieces are launched from now on."""
+
+    number: int
+
+
+class Moved(NamedTuple, Generic[P]):
+    """To its owner: a piece is done."""
+
+    number: int
+    piece: P
+
+
+class Lost(NamedTuple):
+    """To its owner: the group will do no more. ``busy``: pieces were under way, and their fate is not known."""
+
+    number: int
+    reason: str
+    busy: bool
+
+
+class Over(NamedTuple, Generic[P]):
+    """To its owner, once for each group: its memory is given back, and so are these pieces, which were never done."""
+
+    number: int
+    pieces: tuple[P, ...]
+
+
+Step = Begin | Launch[P] | End | Opened | Moved[P] | Lost | Over[P]
+
+
+@dataclass
+class Group(Generic[P]):
+    """One group."""
+
+    way: Way
+    since: float
+    """When it was asked for; when open, when it last did something."""
+    state: State = State.WAITING
+    queued: deque[P] = field(default_factory=deque)
+    launching: P | None = None
+    running: deque[P] = field(default_factory=deque)
+    began: deque[float] = field(default_factory=deque)
+    """When those under way were launched, the one that is being launched included."""
+    held: int = 0
+    """Pieces that its owner is about to give."""
+
+    @property
+    def flying(self) -> int:
+        """Pieces under way."""
+        return len(self.began)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it may be ended without loss."""
+        return self.state is State.OPEN and not self.queued and not self.flying and not self.held
+
+    def take_all(self) -> tuple[P, ...]:
+        """Every piece that it has, oldest first."""
+        out = (*self.running, *(() if self.launching is None else (self.launching,)), *self.queued)
+        self.running.clear()
+        self.queued.clear()
+        self.began.clear()
+        self.launching = None
+        return out
+
+
+class Groups(Generic[P]):
+    """The machine. Numbers name groups and are never used twice by their owners."""
+
+    def __init__(self, *, most: int, flight: int, depth: int, open_s: float, move_s: float, idle_s: float) -> None:
+        if min(most, flight, depth) < 1:
+            raise ValueError(f"most {most}, flight {flight} and depth {depth} must be at least 1")
+        self._most = most
+        self._flight = flight
+        self._depth = depth
+        self._open_s = open_s
+        self._move_s = move_s
+        self._idle_s = idle_s
+        self._groups: dict[int, Group[P]] = {}
+        self._turns: deque[int] = deque()
+        """Groups that want to launch, the next one first."""
+
+    @property
+    def count(self) -> int:
+        """Groups that have memory."""
+        return sum(one.state is not State.WAITING for one in self._groups.values())
+
+    @property
+    def working(self) -> bool:
+        """Whether anything is to be asked of NCCL now."""
+        return any(one.state is State.OPENING or (one.flying and one.state is State.OPEN) for one in self._groups.values())
+
+    def opening(self) -> Iterator[int]:
+        """Groups whose communicator is being made."""
+        return (number for number, one in self._groups.items() if one.state is State.OPENING)
+
+    def launching(self) -> Iterator[int]:
+        """Groups with a launch in progress."""
+        return (number for number, one in self._groups.items() if one.launching is not None and one.state is State.OPEN)
+
+    def running(self) -> Iterator[tuple[int, P]]:
+        """Of each group the oldest piece that runs."""
+        return ((number, one.running[0]) for number, one in self._groups.items()
+                if one.running and one.state is State.OPEN)
+
+    def open(self, number: int, way: Way, now: float) -> list[Step[P]]:
+        """A group is wanted."""
+        if number in self._groups:
+            raise ValueError(f"group {number} is there")
+        self._groups[number] = Group(way, now)
+        waiting = sum(one.state is State.WAITING for one in self._groups.values())
+        if self.count + waiting <= self._most:
+            return self._begin(now)
+        ending = sum(one.state is State.ENDING for one in self._groups.values())
+        if ending >= waiting:
+            return []
+        idle = [(one.since, other) for other, one in self._groups.items() if one.idle]
+        if not idle:
+            del self._groups[number]
+            return [Lost(number, f"{self._most} groups are in use", busy=False), Over(number, ())]
+        return self._end(min(idle)[1], "another group needs its place")
+
+    def opened(self, number: int, now: float) -> list[Step[P]]:
+        """Its communicator is ready."""
+        group = self._groups.get(number)
+        if group is None or group.state is not State.OPENING:
+            return []
+        group.state, group.since = State.OPEN, now
+        return [Opened(number), *self._launch(now)]
+
+    def hold(self, number: int, pieces: int, now: float) -> None:
+        """So many pieces more (or fewer) are about to be given: the group is not idle."""
+        group = self._groups.get(number)
+        if group is not None:
+            group.held += pieces
+            group.since = max(group.since, now)
+
+    def move(self, number: int, piece: P, now: float) -> list[Step[P]]:
+        """A piece is to be sent or received, after those given before. Of a group that is gone it is given back."""
+        group = self._groups.get(number)
+        if group is None:
+            return [Over(number, (piece,))]
+        group.queued.append(piece)
+        if group.state is State.OPEN and number not in self._turns:
+            self._turns.append(number)
+        return self._launch(now)
+
+    def launched(self, number: int, now: float) -> list[Step[P]]:
+        """The launch is no longer in progress."""
+        group = self._groups.get(number)
+        if group is None or group.launching is None:
+            return []
+        group.running.append(group.launching)
+        group.launching = None
+        return self._launch(now)
+
+    def done(self, number: int, now: float) -> list[Step[P]]:
+        """The oldest piece that runs is done."""
+        group = self._groups.get(number)
+        if group is None or not group.running or group.state is not State.OPEN:
+            return []
+        group.since = now
+        group.began.popleft()
+        if group.began:
+            group.began[0] = max(group.began[0], now)  # it could not move before
+        return [Moved(number, group.running.popleft()), *self._launch(now)]
+
+    def broken(self, number: int, reason: str) -> list[Step[P]]:
+        """NCCL says that it cannot go on."""
+        return self._end(number, reason)
+
+    def close(self, number: int, reason: str) -> list[Step[P]]:
+        """Its owner, or the peer, does not want it any more."""
+        return self._end(number, reason)
+
+    def ended(self, number: int, now: float) -> list[Step[P]]:
+        """Its communicator is gone: nothing of it runs on the GPU."""
+        group = self._groups.get(number)
+        if group is None or group.state is not State.ENDING:
+            return []
+        del self._groups[number]
+        return [Over(number, group.take_all()), *self._begin(now), *self._launch(now)]
+
+    def tick(self, now: float) -> list[Step[P]]:
+        """Time passes."""
+        out: list[Step[P]] = []
+        for number, group in list(self._groups.items()):
+            if group.state in {State.WAITING, State.OPENING} and now - group.since > self._open_s:
+                out += self._end(number, f"the group was not open within {self._open_s:g} s")
+            elif group.began and group.state is State.OPEN and now - group.began[0] > self._move_s:
+                out += self._end(number, f"a piece took longer than {self._move_s:g} s")
+            elif group.idle and now - group.since > self._idle_s * (1 if group.way is Way.SEND else 2):
+                out += self._end(number, "idle")
+        return out
+
+    def _begin(self, now: float) -> list[Step[P]]:
+        """Groups that wait, as far as there is room. Their time to open counts from here."""
+        out: list[Step[P]] = []
+        for number, group in self._groups.items():
+            if group.state is State.WAITING and self.count < self._most:
+                group.state, group.since = State.OPENING, now
+                out.append(Begin(number))
+        return out
+
+    def _launch(self, now: float) -> list[Step[P]]:
+        for number, group in self._groups.items():
+            if group.state is State.OPEN and group.queued and number not in self._turns:
+                self._turns.append(number)
+        out: list[Step[P]] = []
+        free = {way: self._flight - sum(one.flying for one in self._groups.values() if one.way is way) for way in Way}
+        for _ in range(len(self._turns)):
+            number = self._turns.popleft()
+            one = self._groups.get(number)
+            if one is None or one.state is not State.OPEN or not one.queued:
+                continue
+            if one.launching is None and one.flying < self._depth and free[one.way] > 0:
+                free[one.way] -= 1
+                one.launching = one.queued.popleft()
+                one.began.append(now)
+                out.append(Launch(number, one.launching))
+                if not one.queued:
+                    continue
+            self._turns.append(number)
+        return out
+
+    def _end(self, number: int, reason: str) -> list[Step[P]]:
+        group = self._groups.get(number)
+        if group is None or group.state is State.ENDING:
+            return []
+        lost = Lost(number, reason, busy=bool(group.flying or group.queued))
+        if group.state is State.WAITING:
+            del self._groups[number]
+            return [lost, Over(number, group.take_all())]
+        group.state = State.ENDING
+        return [lost, End(number)]

@@ -1,0 +1,241 @@
+"""``nccl.core`` for tests on a CPU: communicators of two ranks between the threads of this process.
+
+What it keeps of NCCL: nothing blocks; a call stays in progress until the peer makes the matching one; no other call may
+be made meanwhile; pieces match by their order alone; an abort frees the caller's side and never the peer's. A ``World``
+scripts what NCCL and its peers may do: be slow, never answer, fail, take long to abort, change bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Literal
+
+import torch
+
+from xpyd_sidecar.engine.bounds import NOW, Mark
+
+
+class Misuse(AssertionError):
+    """What NCCL forbids."""
+
+
+class Result(IntEnum):
+    Success = 0
+    RemoteError = 6
+    InProgress = 7
+
+
+class NcclCommMemStat(IntEnum):
+    GPU_MEM_TOTAL = 3
+
+
+@dataclass
+class NCCLConfig:
+    blocking: bool = True
+    min_ctas: int = 1
+    max_ctas: int = 32
+
+
+class UniqueId:
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+
+    @staticmethod
+    def from_bytes(raw: bytes) -> UniqueId:
+        return UniqueId(bytes(raw))
+
+    def __bytes__(self) -> bytes:
+        return self.raw
+
+
+@dataclass
+class World:
+    """What the two sides share, and the script."""
+
+    open_after_s: float = 0.0
+    never_open: bool = False
+    fail_at: int = 0
+    """The nth call of a communicator fails."""
+    stuck_at: int = 0
+    """The nth call of a communicator is never over."""
+    abort_s: float = 0.0
+    never_abort: bool = False
+    change: Callable[[torch.Tensor], None] | None = None
+    """Applied to what is received."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    pairs: dict[bytes, dict[int, Communicator]] = field(default_factory=dict)
+    minted: int = 0
+    threads: set[str] = field(default_factory=set)
+    """Those that have called, aborts aside."""
+    most_open: int = 0
+    misuse: list[str] = field(default_factory=list)
+
+    def alive(self) -> int:
+        """Communicators that have memory."""
+        return sum(one.state != "ended" for pair in self.pairs.values() for one in pair.values())
+
+
+class Communicator:
+    """One rank of a pair."""
+
+    def __init__(self, world: World, rank: int, pair: dict[int, Communicator], config: NCCLConfig) -> None:
+        self.world = world
+        self.rank = rank
+        self.config = config
+        self.born = time.monotonic()
+        self.state: Literal["alive", "failed", "ended"] = "alive"
+        self.call: tuple[Literal["send", "recv"], torch.Tensor] | None = None
+        self.calls = 0
+        self.pair = pair
+
+    @property
+    def peer(self) -> Communicator | None:
+        return self.pair.get(1 - self.rank)
+
+    def get_async_error(self) -> Result:
+        with self.world.lock:
+            self._called(quiet=True)
+            if self.state == "failed":
+                return Result.RemoteError
+            if self._opening():
+                return Result.InProgress
+            self._match()
+            return Result.InProgress if self.call is not None else Result.Success
+
+    def _opening(self) -> bool:
+        late = time.monotonic() - self.born < self.world.open_after_s
+        return self.peer is None or late or self.world.never_open
+
+    def _match(self) -> None:
+        """Move what both sides have called for, as the two kernels would."""
+        peer = self.peer
+        if peer is None or self.call is None or peer.call is None or peer.state != "alive":
+            return
+        if self.world.stuck_at and self.world.stuck_at <= min(self.calls, peer.calls):
+            return
+        (how, mine), (other, theirs) = self.call, peer.call
+        if how == other or len(mine) != len(theirs) or self.calls != peer.calls:
+            self.state = peer.state = "failed"
+            self.world.misuse.append(f"{how} {len(mine)} bytes met {other} {len(theirs)}, calls {self.calls} {peer.calls}")
+            return
+        source, target = (mine, theirs) if how == "send" else (theirs, mine)
+        target.copy_(source)
+        if self.world.change is not None:
+            self.world.change(target)
+        self.call = peer.call = None
+
+    def send(self, data: torch.Tensor, peer: int, *, stream: int) -> None:
+        self._launch("send", data, peer)
+
+    def recv(self, data: torch.Tensor, peer: int, *, stream: int) -> None:
+        self._launch("recv", data, peer)
+
+    def _launch(self, how: Literal["send", "recv"], data: torch.Tensor, peer: int) -> None:
+        with self.world.lock:
+            self._called()
+            if peer != 1 - self.rank:
+                raise Misuse(f"rank {self.rank} calls rank {peer}")
+            self.calls += 1
+            if self.world.fail_at and self.calls >= self.world.fail_at:
+                self.state = "failed"
+                return
+            self.call = how, data
+
+    def _called(self, *, quiet: bool = False) -> None:
+        self.world.threads.add(threading.current_thread().name)
+        wrong = ""
+        if self.state == "ended":
+            wrong = "called after its end"
+        elif not quiet and (self.call is not None or self._opening()):
+            wrong = "called while a call is in progress"
+        if wrong:
+            self.world.misuse.append(wrong)
+            raise Misuse(wrong)
+
+    def get_last_error(self) -> str:
+        return "scripted"
+
+    def get_mem_stat(self, stat: NcclCommMemStat) -> int:
+        assert stat is NcclCommMemStat.GPU_MEM_TOTAL
+        return 1_000_000
+
+    def abort(self) -> None:
+        time.sleep(self.world.abort_s)
+        while self.world.never_abort:
+            time.sleep(0.01)
+        with self.world.lock:
+            self.state, self.call = "ended", None
+
+
+class FakeNccl:
+    """The module, for one of the processes that a test plays."""
+
+    NCCLConfig = NCCLConfig
+    UniqueId = UniqueId
+    NcclCommMemStat = NcclCommMemStat
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        module = self
+
+        class Bound:
+            @staticmethod
+            def init(nranks: int, rank: int, unique_id: UniqueId, config: NCCLConfig) -> Communicator:
+                return module._init(nranks, rank, unique_id, config)
+
+        self.Communicator = Bound
+
+    def get_unique_id(self) -> UniqueId:
+        with self._world.lock:
+            self._world.minted += 1
+            return UniqueId(self._world.minted.to_bytes(16, "big") * 8)
+
+    def _init(self, nranks: int, rank: int, unique_id: UniqueId, config: NCCLConfig) -> Communicator:
+        world = self._world
+        with world.lock:
+            if nranks != 2 or config.blocking:
+                raise Misuse(f"{nranks} ranks, blocking {config.blocking}")
+            pair = world.pairs.setdefault(bytes(unique_id), {})
+            if rank in pair:
+                raise Misuse(f"rank {rank} joins twice")
+            pair[rank] = Communicator(world, rank, pair, config)
+            world.most_open = max(world.most_open, world.alive())
+            return pair[rank]
+
+    @staticmethod
+    def get_error_string(code: int) -> str:
+        return Result(code).name
+
+
+class HostDevice:
+    """Host memory in the place of a GPU's; its one stream does everything at once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def enter(self) -> None:
+        """Threads need no device."""
+
+    def stream(self) -> Any:
+        return None
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext(stream)
+
+    def handle(self, stream: Any) -> int:
+        return 0
+
+    def mark(self, stream: Any) -> Mark:
+        return NOW
+
+    def empty(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8)
+
+    def verdict(self) -> torch.Tensor:
+        return torch.empty(2, dtype=torch.int64)

@@ -1,0 +1,291 @@
+"""NCCL groups of one process: the machine's laws, and that many processes with it never wait for each other in a circle."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xpyd_sidecar.kv import groups
+from xpyd_sidecar.kv.groups import Begin, End, Groups, Launch, Lost, Moved, Opened, Over, Way
+
+
+def machine(most: int = 2, flight: int = 4, depth: int = 2) -> Groups[str]:
+    return Groups(most=most, flight=flight, depth=depth, open_s=10, move_s=5, idle_s=60)
+
+
+def opened(m: Groups[str], *numbers: int, way: Way = Way.SEND, now: float = 0.0) -> None:
+    for number in numbers:
+        assert m.open(number, way, now) == [Begin(number)]
+        assert m.opened(number, now) == [Opened(number)]
+
+
+def test_pieces_go_in_order_one_launch_at_a_time_and_two_at_once() -> None:
+    m = machine()
+    assert m.open(1, Way.SEND, 0) == [Begin(1)]
+    assert m.move(1, "a", 0) == []
+    assert m.opened(1, 1) == [Opened(1), Launch(1, "a")]
+    assert m.move(1, "b", 1) == [] == m.move(1, "c", 1)
+    assert m.launched(1, 1) == [Launch(1, "b")]
+    assert m.launched(1, 1) == [], "two are under way"
+    assert m.done(1, 2) == [Moved(1, "a"), Launch(1, "c")]
+    assert list(m.running()) == [(1, "b")]
+    assert list(m.launching()) == [1]
+
+
+def test_slots_go_round_and_each_direction_has_its_own() -> None:
+    m = machine(most=4, flight=2, depth=2)
+    opened(m, 1, 2)
+    opened(m, 3, way=Way.RECEIVE)
+    assert m.move(1, "a", 0) == [Launch(1, "a")]
+    m.launched(1, 0)
+    m.move(1, "b", 0)
+    assert m.move(2, "x", 0) == [], "two sends are under way"
+    assert m.move(3, "r", 0) == [Launch(3, "r")]
+    m.launched(1, 0)
+    m.move(1, "c", 0)
+    assert m.done(1, 0) == [Moved(1, "a"), Launch(2, "x")], "who has waited goes first"
+
+
+def test_the_longest_idle_group_makes_room_and_the_new_one_waits_for_its_end() -> None:
+    m = machine(most=2)
+    opened(m, 1, now=0)
+    opened(m, 2, now=1)
+    assert m.open(3, Way.SEND, 2) == [Lost(1, "another group needs its place", busy=False), End(1)]
+    assert m.count == 2
+    assert m.ended(1, 3) == [Over(1, ()), Begin(3)]
+
+
+def test_a_group_that_is_about_to_work_is_not_idle() -> None:
+    m = machine(most=1)
+    opened(m, 1)
+    m.hold(1, 1, 0)
+    assert m.open(2, Way.SEND, 1) == [Lost(2, "1 groups are in use", busy=False), Over(2, ())]
+    m.hold(1, -1, 1)
+    assert m.tick(60) == []
+    assert m.tick(62) == [Lost(1, "idle", busy=False), End(1)]
+
+
+def test_a_receiver_is_the_more_patient_one() -> None:
+    m = machine()
+    opened(m, 1, way=Way.RECEIVE)
+    assert m.tick(119) == []
+    assert m.tick(121) == [Lost(1, "idle", busy=False), End(1)]
+
+
+@pytest.mark.parametrize("state", ["opening", "launching", "running"])
+def test_deadlines(state: str) -> None:
+    m = machine()
+    m.open(1, Way.SEND, 0)
+    if state != "opening":
+        m.opened(1, 1)
+        m.move(1, "a", 2)
+    if state == "running":
+        m.launched(1, 3)
+    late = 10.1 if state == "opening" else 7.1
+    assert m.tick(late - 0.2) == []
+    lost, end = m.tick(late)
+    assert isinstance(lost, Lost)
+    assert lost.busy is (state != "opening")
+    assert end == End(1)
+    assert m.tick(100) == []
+    assert m.ended(1, 100) == [Over(1, () if state == "opening" else ("a",))]
+
+
+def test_what_waits_behind_a_slow_piece_is_not_blamed_for_it() -> None:
+    m = machine()
+    opened(m, 1)
+    m.move(1, "a", 0)
+    m.launched(1, 0)
+    m.move(1, "b", 0)
+    m.launched(1, 0)
+    m.done(1, 4.9)
+    assert m.tick(9) == []
+
+
+def test_pieces_come_back_only_when_the_end_is_complete() -> None:
+    m = machine()
+    opened(m, 1)
+    for piece in "abc":
+        m.move(1, piece, 0)
+    m.launched(1, 0)
+    assert m.broken(1, "remote error") == [Lost(1, "remote error", busy=True), End(1)]
+    assert m.broken(1, "again") == []
+    assert m.done(1, 1) == [] == m.move(1, "d", 1)
+    assert m.count == 1
+    assert m.ended(1, 2) == [Over(1, ("a", "b", "c", "d"))]
+    assert m.move(1, "e", 3) == [Over(1, ("e",))]
+
+
+def test_bounds_are_checked() -> None:
+    with pytest.raises(ValueError, match="depth 0 must be at least 1"):
+        machine(depth=0)
+    m = machine()
+    m.open(1, Way.SEND, 0)
+    with pytest.raises(ValueError, match="group 1 is there"):
+        m.open(1, Way.SEND, 0)
+
+
+def test_memory_of_a_group() -> None:
+    assert pytest.approx(9.19 * (1 << 20), rel=0.001) == groups.BUFFER_BYTES
+    assert groups.group_bytes(4) == 4 * groups.BUFFER_BYTES + groups.FIXED_BYTES
+    assert groups.group_bytes(8) > 52e6, "the document of P2P-NCCL measured 52 MB with 8 channels"
+    assert groups.group_bytes(16) > 100e6, "and 100 MB with 16"
+
+
+# --- any order of events: the laws hold ---
+
+
+@dataclass
+class Judge:
+    """Follows one machine's instructions."""
+
+    m: Groups[int]
+    most: int
+    flight: int
+    way: dict[int, Way] = field(default_factory=dict)
+    given: dict[int, list[int]] = field(default_factory=dict)
+    launched: dict[int, list[int]] = field(default_factory=dict)
+    flying: dict[int, list[int]] = field(default_factory=dict)
+    ends: list[int] = field(default_factory=list)
+    over: set[int] = field(default_factory=set)
+    began: list[int] = field(default_factory=list)
+    alive: set[int] = field(default_factory=set)
+    back: list[int] = field(default_factory=list)
+
+    def take(self, steps: list[Any]) -> None:
+        for step in steps:
+            match step:
+                case Begin(number):
+                    assert number not in self.began
+                    self.began.append(number)
+                    self.alive.add(number)
+                    assert len(self.alive) <= self.most
+                case Launch(number, piece):
+                    assert number in self.alive
+                    assert number not in self.ends
+                    self.launched.setdefault(number, []).append(piece)
+                    assert self.launched[number] == self.given[number][:len(self.launched[number])]
+                    self.flying.setdefault(number, []).append(piece)
+                    for way in Way:
+                        assert sum(len(f) for n, f in self.flying.items() if self.way[n] is way) <= self.flight
+                    assert len(self.flying[number]) <= 2
+                case Moved(number, piece):
+                    assert self.flying[number].pop(0) == piece
+                    self.back.append(piece)
+                case End(number):
+                    assert number not in self.ends
+                    self.ends.append(number)
+                case Over(number, pieces):
+                    self.over.add(number)
+                    self.alive.discard(number)
+                    self.flying.pop(number, None)
+                    self.back += pieces
+
+
+NAMES = ["open", "opened", "move", "launched", "done", "broken", "close", "ended", "tick"]
+EVENTS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 5), st.booleans()), max_size=120)
+
+
+@settings(max_examples=150, deadline=None)
+@given(EVENTS, st.integers(1, 3), st.integers(1, 3))
+def test_any_order_of_events_keeps_the_laws(events: list[tuple[str, int, bool]], most: int, flight: int) -> None:
+    m = Groups[int](most=most, flight=flight, depth=2, open_s=10, move_s=5, idle_s=20)
+    judge = Judge(m, most, flight)
+    asked: list[int] = []
+    pieces = 0
+    now = 0.0
+    for name, which, flag in events:
+        now += 1.0
+        number = asked[which % len(asked)] if asked else 0
+        if name == "open":
+            number = len(asked) + 1
+            asked.append(number)
+            judge.way[number] = Way.SEND if flag else Way.RECEIVE
+            judge.take(m.open(number, judge.way[number], now))
+        elif name == "move" and asked:
+            pieces += 1
+            judge.given.setdefault(number, []).append(pieces)
+            judge.take(m.move(number, pieces, now))
+        elif name in {"opened", "launched", "done", "ended"} and number in judge.alive:
+            if name == "ended" and number not in judge.ends:
+                continue
+            judge.take(getattr(m, name)(number, now))
+        elif name in {"broken", "close"}:
+            judge.take(getattr(m, name)(number, "x"))
+        elif name == "tick":
+            judge.take(m.tick(now))
+    for number in asked:
+        judge.take(m.close(number, "end"))
+    while ending := [number for number in judge.ends if number in judge.alive]:
+        for number in ending:
+            judge.take(m.ended(number, now))
+        for number in asked:
+            judge.take(m.close(number, "end"))
+    assert judge.over == set(asked), "each group is over once"
+    assert sorted(judge.back) == list(range(1, pieces + 1)), "each piece comes back once"
+    assert m.count == 0
+
+
+# --- many processes: nobody waits for ever ---
+
+
+@dataclass
+class Gpu:
+    """A process with its GPU: kernels start in the order of their launch, as far as there is room for them."""
+
+    m: Groups[int]
+    room: int
+    resident: list[tuple[int, int]] = field(default_factory=list)
+    queued: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def start(self) -> None:
+        while self.queued and len(self.resident) < self.room:
+            self.resident.append(self.queued.popleft())
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 12), st.integers(1, 3), st.data())
+def test_engines_that_all_send_to_each_other_never_wait_in_a_circle(count: int, each: int, flight: int,
+                                                                   data: st.DataObject) -> None:
+    """Prefill launches what decode has launched: room on a GPU for the slots of both directions is enough."""
+    gpus = [Gpu(Groups(most=99, flight=flight, depth=2, open_s=1, move_s=1, idle_s=1), 2 * flight) for _ in range(count)]
+    pairs = [(p, d) for p in range(count) for d in range(count) if p != d]
+    posted: deque[tuple[int, int]] = deque()
+    left = dict.fromkeys(range(len(pairs)), each)
+
+    def carry_out(who: int, steps: list[Any]) -> None:
+        for step in steps:
+            if isinstance(step, Launch):
+                gpus[who].queued.append((step.number, step.piece))
+                carry_out(who, gpus[who].m.launched(step.number, 0))
+                if pairs[step.number][1] == who:
+                    posted.append((step.number, step.piece))
+
+    for number, (p, d) in enumerate(pairs):
+        for who, way in ((p, Way.SEND), (d, Way.RECEIVE)):
+            gpus[who].m.open(number, way, 0)
+            gpus[who].m.opened(number, 0)
+    order = data.draw(st.permutations([n for n in range(len(pairs)) for _ in range(each)]))
+    for piece, number in enumerate(order):
+        carry_out(pairs[number][1], gpus[pairs[number][1]].m.move(number, piece, 0))
+    while any(left.values()):
+        moved = False
+        while posted:
+            number, piece = posted.popleft()
+            carry_out(pairs[number][0], gpus[pairs[number][0]].m.move(number, piece, 0))
+        for gpu in gpus:
+            gpu.start()
+        for number, (p, d) in enumerate(pairs):
+            first = [next((one for one in gpus[who].resident if one[0] == number), None) for who in (p, d)]
+            if first[0] is not None and first[0] == first[1]:
+                for who in (p, d):
+                    gpus[who].resident.remove(first[0])
+                    carry_out(who, gpus[who].m.done(number, 0))
+                left[number] -= 1
+                moved = True
+        assert moved or posted, f"stuck with {left}"
