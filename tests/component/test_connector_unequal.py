@@ -229,6 +229,22 @@ def test_every_head_of_every_layer_comes_to_its_place_and_nothing_else_is_touche
     assert (prefill.counts["send/ok"], decode.counts["receive/ok"]) == (1, 1)
 
 
+@pytest.mark.parametrize("mode", ["put", "get"])
+@pytest.mark.parametrize(("p", "d"), [((1, 1), (2, 1)), ((2, 1), (1, 1)), ((1, 2), (2, 1))], ids=str)
+def test_other_modes_move_cuts_as_well(make: Callable[..., Engine], mode: str, p: tuple[int, int],
+                                       d: tuple[int, int]) -> None:
+    prefill, decode = make("p", GQA, *p, mode=mode), make("d", GQA, *d, mode=mode, window_bytes=1)
+    one = Run(decode, tokens=70, prompt=3, ids=[9, 2, 7, 8, 20], first=1)
+    one.prefill(prefill, [4, 5, 6, 1, 11], chunk=25)
+    one.allocate(prefill)
+    one.wait_over(prefill)
+    assert one.ok
+    assert not decode.wrong(one.ids, 3, first=1)
+    assert not decode.touched(set(one.ids[1:]))
+    one.end()
+    until(lambda: prefill.idle() and decode.idle(), prefill, decode)
+
+
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
 def test_many_random_transfers_with_retries_aborts_and_broken_links(make: Callable[..., Engine], transport: str) -> None:
     """Answers are right or the load is failed; afterwards nothing is held anywhere."""
