@@ -182,6 +182,18 @@ campaign-buddy: $(STAMP) ## A million random operations on the buddy allocator, 
 .PHONY: campaign-modes
 campaign-modes: $(STAMP) ## The modes and decode's buffer with three real engines (4 minutes)
 	@$(BIN)/pytest -s tests/campaigns/test_modes.py --timeout 600
+
+.PHONY: campaign-failures campaign-scenarios
+campaign-failures: $(STAMP) ## Rows of the failure table with two real engines, stopped, killed and started again (5 minutes)
+	@$(BIN)/pytest tests/campaigns/test_failures.py --timeout 600
+
+REAL ?= 1000
+SCRIPTED ?= 1000
+SEED ?= 1
+SCENARIO_MINUTES ?= 60
+campaign-scenarios: $(STAMP) ## Random hand-overs with faults, kills and stops, into bench/results (an hour; REAL=, SCRIPTED= in all, SCENARIO_MINUTES= of this run, SEED=)
+	@$(BIN)/python tests/campaigns/scenarios.py --scripted $(SCRIPTED) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED)
+
 .PHONY: campaign-dp
 REQUESTS ?= 10000
 DP_KILLS ?= 15
@@ -215,9 +227,9 @@ bench-observer: $(STAMP) ## What metrics, history and the dashboard cost the rou
 
 .PHONY: bench-planner
 TRACES ?=
-bench-planner: $(STAMP) ## The planner beside HPA, static counts and foresight (TRACES=FOLDER), and the simulation beside real engines (15 minutes)
-	@$(if $(TRACES),,$(error give the folder with azure_conv_2023.csv.gz and mooncake_conversation.jsonl.gz: make bench-planner TRACES=FOLDER))
-	@$(BIN)/python bench/planner '$(TRACES)' --write
+PARTS ?= simulated,calibration
+bench-planner: $(STAMP) ## The planner beside HPA, static counts and foresight (TRACES=FOLDER), and the simulation beside real engines (15 minutes; PARTS=simulated|calibration|sinusoid|azure|mooncake)
+	@$(BIN)/python bench/planner $(if $(TRACES),--traces '$(TRACES)') --parts '$(PARTS)' --write
 
 .PHONY: bench-policies
 bench-policies: $(STAMP) ## The router's policies on a trace (TRACE=FILE), simulated, into bench/results (a minute)

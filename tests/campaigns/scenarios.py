@@ -136,6 +136,8 @@ class Life:
 
 def real(total: int, have: int, minutes: float, seed: int) -> Iterator[Report]:
     """Lives of three engines each until ``total`` scenarios have run or the time is over; what came of each."""
+    if have >= total:
+        return
     known = references()
     end = time.monotonic() + minutes * 60
     while have < total and time.monotonic() < end:

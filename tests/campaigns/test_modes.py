@@ -17,10 +17,11 @@ OUTPUT = 12
 
 @pytest.fixture(scope="module")
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
-    """``a`` offers what is above half of the KV of four prompts of 1,000 tokens; ``c`` has room for two long prompts."""
+    """``a`` offers what is above half of the KV of four prompts of 1,000 tokens; ``b`` and ``c`` have blocks for two long
+    prompts, and ``b`` keeps nothing for longer than 1.5 s."""
     folder = tmp_path_factory.mktemp("modes")
-    with Trio(folder, a={"keep_bytes": 8 << 20}, c={"buffer_bytes": 16 << 20},
-              c_args=("--num-gpu-blocks-override", "34")) as trio:
+    with Trio(folder, a={"keep_bytes": 8 << 20}, b={"buffer_bytes": 16 << 20, "keep_ttl_s": 1.5},
+              c={"buffer_bytes": 16 << 20}, d_args=("--num-gpu-blocks-override", "34")) as trio:
         trio.wait_ready()
         yield trio
 
@@ -55,5 +56,23 @@ def test_what_prefill_cannot_keep_waits_in_decodes_buffer(trio: Trio) -> None:
         assert got == [trio.timed(trio.b, prompt, OUTPUT)[0] for prompt in prompts]
         assert trio.total(trio.c, metrics.BUFFERED_BYTES) > buffered
     assert trio.total(trio.a, metrics.AHEAD_BYTES) == trio.total(trio.c, metrics.BUFFERED_BYTES)
-    print({name: trio.total(engine, name) for engine in (trio.a, trio.c) for name in (
-        metrics.AHEAD_BYTES, metrics.STORE_RETRIES, metrics.BUFFER_BUSY, metrics.UNCLAIMED)})
+    print({(engine.name, name): value for engine in (trio.a, trio.c) for name in (
+        metrics.AHEAD_BYTES, metrics.STORE_RETRIES, metrics.BUFFER_BUSY, metrics.UNCLAIMED)
+        if (value := trio.total(engine, name))})
+
+
+def test_what_no_request_claims_is_dropped_from_the_buffer(trio: Trio) -> None:
+    """Requests without blocks for longer than that: their KV goes, and they are computed."""
+    draw = random.Random(6)
+    for _ in range(3):
+        busy = [trio.pool.submit(trio.timed, trio.b, prompt_of(1800, draw), 240) for _ in range(2)]
+        prompts = [prompt_of(1000, draw) for _ in range(4)]
+        answers = [trio.send("put_async", prompt, OUTPUT) for prompt in prompts]
+        got = [answer.result(120).tokens for answer in answers]
+        for one in busy:
+            one.result(120)
+        trio.wait_empty()
+        assert got == [trio.timed(trio.a, prompt, OUTPUT)[0] for prompt in prompts]
+        if trio.total(trio.b, metrics.UNCLAIMED):
+            return
+    pytest.fail("nothing was left unclaimed")

@@ -33,14 +33,16 @@ class Answer(NamedTuple):
 class Trio:
     """The engines."""
 
-    def __init__(self, folder: Path, a: dict[str, Any] | None = None, c: dict[str, Any] | None = None,
-                 c_args: tuple[str, ...] = ()) -> None:
-        """``a``, ``c``: options of those engines that differ from the defaults."""
+    def __init__(self, folder: Path, *, a: dict[str, Any] | None = None, b: dict[str, Any] | None = None,
+                 c: dict[str, Any] | None = None, d_args: tuple[str, ...] = (), model: Path | None = None) -> None:
+        """``a``, ``b``, ``c``: options of those engines that differ from the defaults; ``d_args``: arguments of b and c."""
         key = folder / "key"
         keys.write(key, keys.mint())
-        self.a = Engine("a", folder, key_file=key, options=KvOptions(mode="put_async", transport="tcp", **(a or {})))
-        self.b = Engine("b", folder, key_file=key, options=KvOptions(mode="put", transport="tcp"))
-        self.c = Engine("c", folder, key_file=key, args=c_args,
+        self.a = Engine("a", folder, key_file=key, model=model,
+                        options=KvOptions(mode="put_async", transport="tcp", **(a or {})))
+        self.b = Engine("b", folder, key_file=key, model=model, args=d_args,
+                        options=KvOptions(mode="put", transport="tcp", **(b or {})))
+        self.c = Engine("c", folder, key_file=key, model=model, args=d_args,
                         options=KvOptions(mode="get", transport="tcp", **(c or {})))
         self.pool = ThreadPoolExecutor(16)
 

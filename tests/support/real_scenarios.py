@@ -75,8 +75,9 @@ class Host:
 class Run:
     """Scenarios on these hosts."""
 
-    def __init__(self, hosts: Sequence[Host], references: dict[Case, Reference], report: Report, source: random.Random
-                 ) -> None:
+    def __init__(self, hosts: Sequence[Host], references: dict[Case, Reference], report: Report, source: random.Random,
+                 *, leak_s: float = LEAK_S) -> None:
+        self.leak_s = leak_s
         self.hosts = list(hosts)
         self.references = references
         self.cases = sorted(references, key=lambda case: len(case.prompt))
@@ -250,7 +251,7 @@ class Run:
 
     def wait_empty(self) -> None:
         """Whoever still holds something after 5 s has leaked it; an engine that does not answer has died."""
-        end = time.monotonic() + LEAK_S
+        end = time.monotonic() + self.leak_s
         for host in self.up:
             try:
                 while left := host.held():

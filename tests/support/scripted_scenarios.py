@@ -13,7 +13,7 @@ import random
 import time
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,7 @@ class Stage:
 class Life:
     """Four engines and the scenarios that run on them."""
 
-    def __init__(self, folder: Path, seed: int, report: Report) -> None:
+    def __init__(self, folder: Path, seed: int, report: Report, **options: Any) -> None:
         self.source = source = random.Random(seed)
         self.report = report
         unit = 3 * 2 * BLOCK * 4 * 4  # of KV, per block
@@ -224,7 +224,7 @@ class Life:
             "transport": source.choice(("tcp", "tcp", "auto")), "tensor": source.choice((1, 1, 1, 2)),
             "keep_bytes": source.choice((12, 40, 1000)) * unit, "buffer_bytes": source.choice((8, 30, 300)) * unit,
             "host_pool_bytes": source.choice((0, 0, 10)) * unit, "peer_timeout_s": 2.0, "load_timeout_s": 6.0,
-            "claim_s": 2.0, "keep_ttl_s": 4.0, "put_wait_s": 0.02, "window_bytes": 2 * unit}
+            "claim_s": 2.0, "keep_ttl_s": 4.0, "put_wait_s": 0.02, "window_bytes": 2 * unit, **options}
         modes = {"p": ("put_async", "put_async", "put"), "d": ("put_async", "put_async", "get")}
         self.prefills, self.decodes = ([
             Stage(f"{role}{n}", folder, report, source, **common, mode=source.choice(modes[role]),
@@ -350,12 +350,13 @@ def _held(stage: Stage) -> list[str]:
     return found
 
 
-def run_life(folder: Path, seed: int, first: int, count: int) -> Report:
-    """Scenarios beside each other on engines of their own; what came of them."""
+def run_life(folder: Path, seed: int, first: int, count: int, weights: Mapping[Fault, int] = SCRIPTED,
+             **options: Any) -> Report:
+    """Scenarios beside each other on engines of their own; what came of them. ``options``: not drawn, but so."""
     report = Report()
-    life = Life(folder, seed, report)
+    life = Life(folder, seed, report, **options)
     try:
-        life.run(draw(life.source, first, count, SCRIPTED))
+        life.run(draw(life.source, first, count, weights))
     except Exception:  # noqa: BLE001 (a hook that raises is the end of a real engine)
         report.blame("deaths", traceback.format_exc(limit=-6))
     finally:

@@ -1,0 +1,51 @@
+"""Fifty random hand-overs with faults: some on the shared engines, the others over real sockets without engines.
+
+``tests/campaigns/scenarios.py`` runs thousands, with relays between the engines and with signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from cluster import Cluster
+from real_scenarios import Host, Run, cases
+from scenarios import LEGS, Fault, Report, draw
+from scripted_scenarios import run_life
+from traffic import plain_answers
+
+WAVES, AT_ONCE = 3, 5
+ENGINES: dict[Fault, int] = {fault: weight for fault, weight in LEGS.items() if fault is not Fault.NO_DECODE}
+"""Without the one whose end is ten seconds away."""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_faults_between_connectors_change_no_answer_and_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
+    report = run_life(tmp_path, seed, 0, 18 - seed % 2)
+    assert report.clean, report.examples
+    assert report.outcomes["loaded"] > 2
+
+
+@pytest.mark.timeout(120)
+def test_the_judge_sees_what_nothing_checks(tmp_path: Path) -> None:
+    """Blocks that are ruined on their way change what decode has, where checksums are off."""
+    report = run_life(tmp_path, 3, 0, 8, {Fault.CORRUPT: 1}, checksum="none", transport="tcp", tensor=1)
+    assert report.wrong > 0
+
+
+def test_faults_between_engines_change_no_answer_and_leave_nothing_behind(cluster: Cluster) -> None:
+    source, report = random.Random(4), Report()
+    scenarios = draw(source, 0, WAVES * AT_ONCE, ENGINES)
+    hosts = [Host(one.engine) for one in cluster.instances]
+    some = cases()[::8]
+    run = Run(hosts, asyncio.run(plain_answers(cluster.plain_url, some)), report, source, leak_s=30.0)
+    try:
+        for at in range(0, len(scenarios), AT_ONCE):
+            run.wave(scenarios[at:at + AT_ONCE])
+    finally:
+        run.close()
+    assert report.clean, report.examples
+    assert report.outcomes["answered"] > 5
