@@ -24,6 +24,7 @@ from pathlib import Path
 
 NAME = "tiny-llama-1"  # grows when the recipe changes
 MOE = "tiny-moe-1"
+WIDE = "wide-llama-1"
 ADAPTER = "tiny-lora-1"
 ADAPTER_RANK = 8
 HIDDEN, LAYERS = 128, 4
@@ -43,6 +44,11 @@ def cache_root() -> Path:
 def ensure_model(root: Path | None = None) -> Path:
     """The model's folder; made at the first call (about 15 s)."""
     return _ensure(root or cache_root(), NAME)
+
+
+def ensure_wide(root: Path | None = None) -> Path:
+    """A model whose prefill takes far longer than what is done around it: 512 wide, 8 layers, 16 KiB of KV per token."""
+    return _ensure(root or cache_root(), WIDE)
 
 
 def ensure_moe(root: Path | None = None) -> Path:
@@ -96,6 +102,12 @@ def make(folder: Path, name: str = NAME) -> None:
     torch.manual_seed(1)
     if name == MOE:
         _make_moe(folder)
+        return
+    if name == WIDE:
+        LlamaForCausalLM(LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1024, num_hidden_layers=8, num_attention_heads=8,
+            num_key_value_heads=4, max_position_embeddings=CONTEXT, bos_token_id=0, eos_token_id=1,
+            tie_word_embeddings=False)).save_pretrained(folder)
         return
     config = LlamaConfig(vocab_size=VOCABULARY, hidden_size=HIDDEN, intermediate_size=256, num_hidden_layers=LAYERS,
                          num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=CONTEXT,
