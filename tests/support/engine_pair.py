@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,12 @@ class Pair:
     def wait_empty(self, *engines: Engine, deadline_s: float = 15.0) -> None:
         """Until no transfer is open and no block in use."""
         for engine in engines or [one for one in (self.p, self.d) if one.alive()]:
-            wait_until(lambda e=engine: e.metric(metrics.SENDS_OPEN) == e.metric(metrics.RECEIVES_OPEN)
-                       == e.metric("vllm:kv_cache_usage_perc") == e.metric("vllm:num_requests_waiting") == 0,
-                       deadline_s, f"{engine.name} empty")
+            wait_until(partial(_empty, engine), deadline_s, f"{engine.name} empty")
+
+
+def _empty(engine: Engine) -> bool:
+    return (engine.metric(metrics.SENDS_OPEN) == engine.metric(metrics.RECEIVES_OPEN)
+            == engine.metric("vllm:kv_cache_usage_perc") == engine.metric("vllm:num_requests_waiting") == 0)
 
 
 async def say_farewell(engine: Engine, leg: legs.Leg) -> None:

@@ -161,7 +161,7 @@ class Group:
         if self.returncode() is None:
             self._process.send_signal(number)
 
-    def signal_all(self, number: signal.Signals) -> None:
+    def signal_all(self, number: int) -> None:
         """Signal every process of the group; what shared memory they have now goes with the group in the end."""
         self._shm |= shared_memory(self.pids())
         for pid in self.pids():

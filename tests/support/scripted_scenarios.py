@@ -25,6 +25,8 @@ from wire import Wire
 
 from xpyd_sidecar.contract.ids import HostPort
 
+Work = tuple[Any, list[int], int, int]
+"""What a request does in a step: it, its new blocks, tokens computed before, and now."""
 LONGEST = 19 * BLOCK
 LEG_S = 4.0
 HANG_S = 40.0
@@ -139,7 +141,8 @@ class Stage:
         """One step of the engine."""
         if now < self.stalled:
             return
-        new, cached = [], []
+        new: list[Work] = []
+        cached: list[Work] = []
         for job in [one for one in self.jobs if one.begins <= now]:
             if not job.known:
                 job.known = True
@@ -162,7 +165,7 @@ class Stage:
         self.give(job)
         job.end(how)
 
-    def _prefill(self, job: Job) -> tuple[Any, list[int], int, int] | None:
+    def _prefill(self, job: Job) -> Work | None:
         if job.leaves is not None and job.done >= job.leaves * job.tokens:
             self._leave(job, "left")
             return None
@@ -271,7 +274,9 @@ class Life:
         if fault in {Fault.PREFILL_LEAVES, Fault.RETRIED}:
             one.leaves = scenario.at
         if fault is Fault.RETRIED:
-            one.after = lambda: prefill(other, attempt=2) and None
+            def again() -> None:
+                prefill(other, attempt=2)
+            one.after = again
         if fault is Fault.TWO_TRIES:
             prefill(other, attempt=2, delay_s=scenario.seconds / 4)
         self._break(scenario, p, d, start + scenario.at * 0.1)
