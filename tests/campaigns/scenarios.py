@@ -6,7 +6,7 @@
 
 Both counts are totals: what the file has already is not run again, and each run adds to it. A part with real engines is one
 life of three of them, with a router and agents; it ends with a kill -9 of two, one after the other. Exit code 1: something
-was that may never be (``scenarios``).
+was that may never be (``scenario``).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from corpus import Case, Reference  # noqa: E402
 from engines import Engine  # noqa: E402
 from processes import free_port  # noqa: E402
 from real_scenarios import Host, Run, cases  # noqa: E402
-from scenarios import MUST_BE_ZERO, REAL, Fault, Report, draw, summed  # noqa: E402
+from scenario import MUST_BE_ZERO, REAL, Fault, Report, draw, summed  # noqa: E402
 from traffic import plain_answers  # noqa: E402
 from wire import Wire  # noqa: E402
 
@@ -49,7 +49,7 @@ ENGINE_ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "
 TWO_RANKS = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
 UNEQUAL_EVERY = 4
 """One life in so many has an engine of two tensor-parallel ranks."""
-WAVES = 4
+WAVES = 3
 """Between two signals."""
 KILLS = 0.3
 """Share of kill -9 among the signals, as long as nobody is being started again."""
@@ -98,7 +98,12 @@ class Life:
     def restart(self, host: Host) -> None:
         """Start a killed engine again, while the others go on; up when the router knows it so."""
         def work() -> None:
-            instance = self.instances[host]
+            try:
+                again(self.instances[host])
+            except AssertionError as error:
+                self.report.blame("deaths", f"{host.engine.name} did not start again: {error}")
+
+        def again(instance: Instance) -> None:
             host.engine.start()
             host.engine.wait_ready()
             record = host.engine.record()
@@ -161,7 +166,7 @@ def _live(life: Life, run: Run, most: int, first: int, end: float) -> None:
     while report.scenarios < most and time.monotonic() < end:
         wave += 1
         if wave % (WAVES + 1):
-            run.wave(draw(source, first + report.scenarios, source.randrange(1, 6), REAL))
+            run.wave(draw(source, first + report.scenarios, source.randrange(2, 9), REAL))
             continue
         whole = len(run.up) == len(life.hosts)
         kill = whole and source.random() < KILLS and end - time.monotonic() > 90
@@ -176,9 +181,8 @@ def _live(life: Life, run: Run, most: int, first: int, end: float) -> None:
     for way in (Fault.KILL_PREFILL, Fault.KILL_DECODE):
         [scenario] = draw(source, first + report.scenarios, 1, {way: 1})
         run.signalled(scenario, source.choice(run.up))
-    for host in run.hosts:
-        if host.up:
-            report.preemptions += int(host.engine.metric("vllm:num_preemptions_total"))
+    for host in run.up:
+        run.count(host)
 
 
 def show(report: Report) -> None:
@@ -205,7 +209,8 @@ def summary(sections: Section) -> Section:
     """The figures that the goals speak of, real and scripted apart."""
     told: Section = {}
     for name, one in sections.items():
-        told[name] = {key: one[key] for key in ("scenarios", "answers_200", *MUST_BE_ZERO, "lives", "preemptions")}
+        told[name] = {key: one[key] for key in ("scenarios", "answers_200", *MUST_BE_ZERO, "lives", "preemptions",
+                                                "transfers") if one.get(key) is not None}
         if one["signals"]:
             told[name]["signals"] = {way: len(times) for way, times in one["signals"].items()}
             for at, what in enumerate(("blocks", "everything")):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster
 from real_scenarios import Host, Run, cases
-from scenarios import LEGS, Fault, Report, draw
+from scenario import LEGS, Fault, Report, draw
 from scripted_scenarios import run_life
 from traffic import plain_answers
 

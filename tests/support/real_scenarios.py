@@ -28,11 +28,12 @@ from typing import Any
 import corpus
 from corpus import Case, Reference
 from engines import MODEL_NAME, Engine, HttpError, get
-from scenarios import LEAK_S, Fault, Report, Scenario
+from scenario import LEAK_S, Fault, Report, Scenario
 from wire import Wire
 
 from xpyd_sidecar.contract import legs, metrics
 from xpyd_sidecar.contract.ids import Attempt, Incarnation, InstanceName, Role, TransferId
+from xpyd_sidecar.kv.keys import Outcome
 
 HANG_S = 90.0
 LEG_S = 4.0
@@ -278,6 +279,7 @@ class Run:
         kill = scenario.fault in {Fault.KILL_PREFILL, Fault.KILL_DECODE}
         group = victim.engine.group
         if kill:
+            self.count(victim)
             victim.up = False
             group.signal_all(signal.SIGKILL)
         else:
@@ -294,6 +296,14 @@ class Run:
             self.report.signals[str(scenario.fault)] = [*self.report.signals.get(str(scenario.fault), []),
                                                         [round(blocks, 2), round(everything, 2)]]
         self.wait_empty()
+
+    def count(self, host: Host) -> None:
+        """Add what an engine has counted in its life."""
+        with self._lock:
+            self.report.preemptions += int(host.engine.metric("vllm:num_preemptions_total"))
+            for outcome in Outcome:
+                seen = int(host.engine.metric(metrics.TRANSFERS + "_total", side="receive", outcome=outcome))
+                self.report.transfers.update({str(outcome): seen} if seen else {})
 
     def _wait_free(self, hosts: Sequence[Host], most_s: float) -> tuple[float, float]:
         """Seconds until these hold no block, and nothing at all; ``most_s`` where it takes longer."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from connector_sides import BLOCK, BLOCKS, Engine, decode_leg, idle, prefill_leg, request
 from processes import free_port
-from scenarios import LEAK_S, SCRIPTED, Fault, Report, Scenario, draw
+from scenario import LEAK_S, SCRIPTED, Fault, Report, Scenario, draw
 from wire import Wire
 
 from xpyd_sidecar.contract.ids import HostPort

@@ -105,6 +105,8 @@ class Report:
     lives: int = 0
     """Of engines."""
     preemptions: int = 0
+    transfers: Counter[str] = field(default_factory=Counter)
+    """By outcome, as decode's engines have counted them."""
     signals: dict[str, list[list[float]]] = field(default_factory=dict)
     """By signal, for each one sent: seconds until the other engines held no block, and nothing at all."""
     rejoined_s: list[float] = field(default_factory=list)
@@ -132,7 +134,7 @@ class Report:
     def told(self) -> dict[str, Any]:
         """For a results file."""
         return {**asdict(self), "faults": dict(sorted(self.faults.items())),
-                "outcomes": dict(sorted(self.outcomes.items()))}
+                "outcomes": dict(sorted(self.outcomes.items())), "transfers": dict(sorted(self.transfers.items()))}
 
 
 def summed(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
