@@ -229,7 +229,7 @@ bench-observer: $(STAMP) ## What metrics, history and the dashboard cost the rou
 TRACES ?=
 PARTS ?= simulated,calibration
 bench-planner: $(STAMP) ## The planner beside HPA, static counts and foresight (TRACES=FOLDER), and the simulation beside real engines (15 minutes; PARTS=simulated|calibration|sinusoid|azure|mooncake)
-	@$(BIN)/python bench/planner $(if $(TRACES),--traces '$(TRACES)') --parts '$(PARTS)' --write
+	@PYTHONPATH=tests/support $(BIN)/python bench/planner $(if $(TRACES),--traces '$(TRACES)') --parts '$(PARTS)' --write
 
 .PHONY: bench-policies
 bench-policies: $(STAMP) ## The router's policies on a trace (TRACE=FILE), simulated, into bench/results (a minute)
@@ -257,6 +257,7 @@ bench-router: $(RIVALS)/.installed ## The router beside nginx, vllm-router and s
 .PHONY: bench-modes
 bench-modes: $(STAMP) ## put_async, put and get against each other with real engines, into bench/results (5 minutes)
 	@PYTHONPATH=tests/support $(BIN)/python bench/modes --write
+
 # The same for what else moves KV: NIXL and Mooncake, which use this environment's torch.
 KV_PEERS := .cache/bench/kv
 $(KV_PEERS)/.installed: $(STAMP) requirements/bench-kv.txt
@@ -274,4 +275,7 @@ bench-kv: $(KV_PEERS)/.installed ## The links beside memcpy, TCP in C, gloo, NIX
 	@$(CC) -O2 -Wall -Wextra -Werror -o $(KV_PEERS)/raw bench/kv/raw.c -lpthread
 	@unshare --net bash -c 'ip link set lo up && sysctl -qw net.ipv4.tcp_congestion_control=reno && exec "$$@"' _ \
 	  $(BIN)/python bench/kv --raw $(CURDIR)/$(KV_PEERS)/raw --rivals $(CURDIR)/$(KV_PEERS)/venv/bin/python --write
+.PHONY: bench-handover
+bench-handover: $(KV_PEERS)/.installed ## 1P1D and 1P3D beside one engine, two, and vLLM's NixlConnector, into bench/results (12 minutes)
+	@PYTHONPATH=tests/support $(BIN)/python bench/handover --nixl $$(echo $(CURDIR)/$(KV_PEERS)/venv/lib/python3.*/site-packages) --write
 # --- end of benchmarks ---
