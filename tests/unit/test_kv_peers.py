@@ -42,6 +42,16 @@ def test_parallel_sizes_may_differ() -> None:
     assert [[source.rank for source in sources] for sources in met.plan] == [[0, 1], [2, 3]]
 
 
+@pytest.mark.parametrize(("here", "there"), [(1, 2), (2, 1), (4, 8)])
+def test_attention_of_data_parallel_ranks_is_mapped_rank_by_rank(here: int, there: int) -> None:
+    """Each data-parallel rank has a control address and a tensor size of its own; how many there are changes nothing."""
+    ours = msgspec.structs.replace(HERE, parallel=Parallel(2, 1, here))
+    alone = meet(HERE, hello(parallel=Parallel(1, 1, 1), geometry=shape(1)))
+    met = meet(ours, hello(parallel=Parallel(1, 1, there), geometry=shape(1)))
+    assert met == alone
+    assert [[(source.rank, source.takers) for source in sources] for sources in met.plan] == [[(0, 2)], [(0, 2)]]
+
+
 @pytest.mark.parametrize("field", FingerprintFields.__struct_fields__)
 def test_every_field_of_the_fingerprint_counts_and_is_named(field: str) -> None:
     other = msgspec.structs.replace(FIELDS, **{field: 64 if field == "block_size" else "other"})
