@@ -34,15 +34,17 @@ def main() -> None:
         seen = buddy_judge.run(number, each, *case)
         took = time.monotonic() - began
         out[name] = {
-            "operations": seen.operations, "refused": seen.refused,
+            "operations": seen.operations, "overlaps": seen.overlaps, "not_merged_back": seen.unmerged,
+            "refused": seen.refused,
             "refused_although_the_bytes_were_free": len(seen.external),
             "external_fragmentation_then": round(statistics.mean(seen.external), 4) if seen.external else None,
             "internal_fragmentation": round(statistics.mean(seen.internal), 4),
             "us_per_operation_with_its_check": round(1e6 * took / each, 2),
         }
         print(name, out[name], flush=True)
-    RESULTS.write_text(json.dumps({"operations": each * len(CASES), "overlaps": 0, "not_merged_back": 0, "cases": out},
-                                  indent=2) + "\n")
+    bad = {name: sum(one[name] for one in out.values()) for name in ("overlaps", "not_merged_back")}
+    RESULTS.write_text(json.dumps({"operations": each * len(CASES), **bad, "cases": out}, indent=2) + "\n")
+    sys.exit(any(bad.values()))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,10 @@ class Seen(NamedTuple):
     """What a run saw."""
 
     operations: int
+    overlaps: int
+    """Blocks given out over others, beyond the end, or off their boundary."""
+    unmerged: int
+    """1: what was free at the end was not what was free at the start."""
     refused: int
     external: list[float]
     """Fragmentation at each refusal of what would have fit into the free bytes together."""
@@ -30,7 +34,7 @@ def run(seed: int, operations: int, size: int, unit: int, largest: int) -> Seen:
     order: list[int] = []  # offsets, sorted
     names: list[int] = []  # offsets, for a random choice in constant time
     places: dict[int, int] = {}
-    refused, external, internal, fill = 0, [], [], 0.5
+    refused, overlaps, external, internal, fill = 0, 0, [], [], 0.5
     for number in range(operations):
         if number % 997 == 0:
             fill = draw.random()
@@ -56,12 +60,10 @@ def run(seed: int, operations: int, size: int, unit: int, largest: int) -> Seen:
             continue
         offset = offset_or_none
         block = unit << (-(-want // unit) - 1).bit_length()
-        assert offset % block == 0
-        assert offset >= 0
-        assert offset + block <= buddy.size
         at = bisect_left(order, offset)
-        assert at == 0 or order[at - 1] + held[order[at - 1]] <= offset, "overlaps the block below"
-        assert at == len(order) or offset + block <= order[at], "overlaps the block above"
+        overlaps += (offset % block != 0 or not 0 <= offset <= buddy.size - block
+                     or (at > 0 and order[at - 1] + held[order[at - 1]] > offset)
+                     or (at < len(order) and offset + block > order[at]))
         insort(order, offset)
         held[offset] = block
         places[offset] = len(names)
@@ -70,5 +72,4 @@ def run(seed: int, operations: int, size: int, unit: int, largest: int) -> Seen:
     assert buddy.usage.used == sum(held.values())
     for offset in names:
         buddy.free(offset)
-    assert buddy.usage == start, "something has not merged back"
-    return Seen(operations, refused, external, internal)
+    return Seen(operations, overlaps, int(buddy.usage != start), refused, external, internal)

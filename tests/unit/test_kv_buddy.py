@@ -84,4 +84,5 @@ def test_blocks_never_overlap_and_always_merge_back(units: int, steps: list[tupl
 @pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 3 * 4096 + 17])
 def test_thousands_of_random_operations(size: int) -> None:
     seen = run(7, 4000, size, 4096, 300_000)
+    assert (seen.overlaps, seen.unmerged) == (0, 0)
     assert seen.refused > 0
