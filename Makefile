@@ -148,9 +148,13 @@ cluster-build: $(STAMP) ## Build its programs alone (once, 8 minutes)
 # --- end of the test cluster ---
 
 # --- campaigns: outside CI, since they take longer or want more processors than it has ---
-.PHONY: campaign-parallel campaign-away
+.PHONY: campaign-parallel campaign-unequal campaign-away
 campaign-parallel: $(STAMP) ## Tensor-parallel engines, mp and Ray: eight processes at full speed (4 cores or patience)
-	@$(BIN)/pytest tests/campaigns/test_parallel.py tests/campaigns/test_unequal.py --timeout 600
+	@$(BIN)/pytest tests/campaigns/test_parallel.py --timeout 600
+
+ONLY ?=
+campaign-unequal: $(STAMP) ## Engines of unequal sizes or with unusual KV, pair by pair, into bench/results (20 minutes; ONLY=pp2 for some)
+	@$(BIN)/pytest tests/campaigns/test_unequal.py $(if $(ONLY),-k '$(ONLY)') --timeout 600
 
 campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server, into bench/results (root)
 	@$(CLUSTER) build --profile full
