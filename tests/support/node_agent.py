@@ -37,6 +37,7 @@ from xpyd_sidecar.contract.assignment import FIRST_EPOCH
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.totals import Totals
 
 SERVICE, ROLE, REVISION = "xpyd.dev/service", "xpyd.dev/role", "xpyd.dev/revision"
 ASSIGNMENT = "xpyd.dev/assignment"
@@ -134,6 +135,10 @@ class NodeAgent:
         self.fingerprint: Callable[[Object], str] = same_for_all
         self.shows_roles = True
         """Agents and routers know what the annotation of a pod says of its role."""
+        self.totals: Callable[[Life], Totals] = lambda _: Totals()
+        """What the router of a pod has counted."""
+        self.load: Callable[[Life], Load] = lambda life: Load(running=life.load)
+        """What an engine has to do."""
         self.devices = devices
         """Engine pods that fit on the node; None: all."""
         self.lives: dict[str, Life] = {}
@@ -385,6 +390,7 @@ class NodeAgent:
         known = [each for each in self.engines(life.service) if life.heard_since is not None and each.token == life.token]
         uptime_s = 0.0 if life.heard_since is None else time.monotonic() - life.heard_since
         return Fleet(service=ServiceName(life.service), router=life.name, uptime_s=uptime_s, settled=self._settled(life),
+                     totals=self.totals(life),
                      instances=tuple(self._told(each) for each in known if each.running and each.facts.stage != "crashed"))
 
     def _told(self, life: Life) -> FleetInstance:
@@ -401,4 +407,4 @@ class NodeAgent:
             instance=InstanceName(life.name), role=role, epoch=epoch, state=state,
             incarnation=Incarnation(incarnation if ready else ""), fingerprint=Fingerprint(fingerprint),
             http=(HostPort(f"{life.ip}:8000"),), control=(HostPort(f"{life.ip}:7000"),), model="tiny",
-            load=Load(running=life.load), drained=life.ending and not life.load, in_flight=0, beat_age_s=0.5)
+            load=self.load(life), drained=life.ending and not life.load, in_flight=0, beat_age_s=0.5)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
+
+from node_agent import Life, NodeAgent
 
 from xpyd_operator.kube.observe import Facts, Told
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
@@ -12,6 +15,15 @@ from xpyd_sidecar.contract.membership import Load
 from xpyd_sidecar.contract.totals import Totals, bucket_of
 
 PROMPT, OUTPUT, RATE = 2000, 100, 10_000.0
+
+
+def counted(many: int, since: float = 1.0) -> Totals:
+    """Of so many requests that all went well."""
+    return Totals(
+        since=since, arrivals=many, arrived_tokens=many * PROMPT // 2, measured=many, prompt_tokens=many * PROMPT,
+        measured_size=many * PROMPT // 2,
+        prompt_squares=2 * many * PROMPT**2, output_tokens=many * OUTPUT, handovers=many, handover_s=0.05 * many,
+        ttft={bucket_of(0.6): many}, tpot={bucket_of(0.02): many})
 
 
 def instance(name: str, role: Role, running: int) -> FleetInstance:
@@ -39,13 +51,8 @@ class Traffic:
         busy = min(8, round(self.rate * PROMPT / RATE))
         instances = [instance(f"p{index}", Role.PREFILL, int(index < busy)) for index in range(8)]
         instances.append(instance("d0", Role.DECODE, round(self.rate * OUTPUT * 0.02)))
-        many = self.arrivals
-        totals = Totals(
-            since=1.0, arrivals=many, arrived_tokens=many * PROMPT // 2, measured=many, prompt_tokens=many * PROMPT,
-            measured_size=many * PROMPT // 2,
-            prompt_squares=2 * many * PROMPT**2, output_tokens=many * OUTPUT, handovers=many, handover_s=0.05 * many,
-            ttft={bucket_of(0.6): many}, tpot={bucket_of(0.02): many})
-        return Fleet(ServiceName("qwen"), "r0", 10.0, settled=True, instances=tuple(instances), totals=totals)
+        return Fleet(ServiceName("qwen"), "r0", 10.0, settled=True, instances=tuple(instances),
+                     totals=counted(self.arrivals))
 
     async def ask(self, *_: Any, **__: Any) -> Told:
         """As ``Fleets``."""
@@ -57,3 +64,32 @@ class Traffic:
 
     def close(self) -> None:
         """As ``Fleets``."""
+
+
+class Flow:
+    """The same load on the scripted pods of a service: the first router counts all of it, by the clock."""
+
+    def __init__(self, agent: NodeAgent, service: str = "qwen") -> None:
+        self._agent, self._service = agent, service
+        self._rate, self._since, self._before = 0.0, time.time(), 0.0
+        self._began = self._since
+        agent.totals, agent.load = self._totals, self._load
+
+    def set(self, rate: float) -> None:
+        """So many requests a second from now on."""
+        self._before, self._since, self._rate = self._arrivals(), time.time(), rate
+
+    def _arrivals(self) -> float:
+        return self._before + self._rate * (time.time() - self._since)
+
+    def _totals(self, life: Life) -> Totals:
+        routers = self._agent.engines(self._service, "decode")
+        return counted(round(self._arrivals()), self._began) if life is routers[0] else Totals(since=self._began)
+
+    def _load(self, life: Life) -> Load:
+        for role, work in (("prefill", self._rate * PROMPT / RATE), ("decode", self._rate * OUTPUT * 0.02)):
+            found = self._agent.engines(self._service, role)
+            if life in found:
+                running = round(work / len(found)) if role == "decode" else int(found.index(life) < round(work))
+                return Load(running=running, kv_usage=0.002 * running)
+        return Load()

@@ -1,0 +1,57 @@
+"""The planner on a real API server: in Auto it sets the pools, says why, and Git sees no difference."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from gitops_judge import Judge
+from kube_team import Team
+from kube_watchdog import Watchdog
+from planner_traffic import PROMPT, Flow
+
+pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
+DECISIONS = "xpyd_operator_planner_decisions_total"
+CALM, BUSY = 4.0, 20.0
+"""Requests a second."""
+
+
+async def test_a_step_of_the_load_is_answered_in_one_interval_with_a_reason_and_git_sees_no_difference(team: Team) -> None:
+    flow = Flow(team.agent)
+    document = team.document(
+        prefill={"scaling": {"min": 1, "max": 6}}, decode={"scaling": {"min": 1, "max": 3}},
+        planner={"mode": "Auto", "slo": {"ttftP95": "3s", "tpotP95": "60ms"}, "interval": "3s"})
+    document["metadata"]["namespace"] = team.namespace
+    text = yaml.safe_dump(document)
+    judge = Judge.found()
+
+    async def untouched() -> None:
+        assert await team.kubectl("diff", "-f", "-", stdin=text) == ""
+        if judge is not None:
+            said = judge.of(await team.kube.get("DisaggService", team.namespace, "qwen"), document)
+            assert said.synced, said
+
+    def wanted() -> int:
+        return int(team.of("DisaggPool")["qwen-prefill"]["spec"]["replicas"])
+
+    flow.set(CALM)
+    await team.kubectl("apply", "-f", "-", stdin=text)
+    await team.wait_settled("1P1D")
+    dog = Watchdog(team, floors={"prefill": 1, "decode": 1})
+    await team.wait(lambda: "planner (Auto): " in team.status().get("plan", ""), "it says what it thinks")
+    await team.wait(lambda: f"{CALM:.1f} requests/s of {PROMPT} prompt" in team.status()["plan"], "it knows the load", 60.0)
+    calm = wanted()
+    await untouched()
+
+    flow.set(BUSY)
+    begun = await team.operator.metric(DECISIONS)
+    await team.wait(lambda: wanted() > calm, "the pool is raised")
+    decided = await team.operator.metric(DECISIONS) - begun
+    assert decided <= 2, "the interval in which the load rose, or the first one that shows nothing else"
+    await team.wait(lambda: team.events("Planned"), "an Event says so")
+    [latest] = [each for each in team.events("Planned") if f"to {wanted()}P" in each["message"]][-1:]
+    assert "(add " in latest["message"]
+    assert "prompt tokens/s at" in latest["message"], "with its figures"
+    await team.wait(lambda: team.status()["wanted"].startswith(f"{wanted()}P"), "the loop follows")
+    await team.wait(lambda: len(team.ready(role="prefill")) == wanted() > calm, "instances follow")
+    await untouched()
+    dog.end()
