@@ -144,13 +144,14 @@ def real(total: int, have: int, minutes: float, seed: int) -> Iterator[Report]:
     if have >= total:
         return
     known = references()
-    end = time.monotonic() + minutes * 60
+    end = float("inf")
     while have < total and time.monotonic() < end:
         report = Report()
         source = random.Random(f"{seed} {have}")
         with tempfile.TemporaryDirectory() as folder:
             life = Life(Path(folder), have // 60, report)
             with life.running():
+                end = min(end, time.monotonic() + minutes * 60)
                 run = Run(life.hosts, known, report, source)
                 try:
                     _live(life, run, min(total - have, 250), have, end)
@@ -230,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--real", type=int, default=0, help="scenarios on real engines, in all")
     parser.add_argument("--scripted", type=int, default=0, help="scenarios without, in all")
-    parser.add_argument("--minutes", type=float, default=60.0, help="of real engines, in this run")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of real engines that are ready, in this run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fresh", action="store_true", help="forget what the file says")
     options = parser.parse_args(arguments)

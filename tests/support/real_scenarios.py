@@ -38,6 +38,8 @@ from xpyd_sidecar.kv.keys import Outcome
 HANG_S = 90.0
 LEG_S = 4.0
 STOP_MOST_S = 20.0
+BUSY_S = 3.0
+"""A signal waits so long at most until somebody else holds something for the victim."""
 SERIES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", metrics.SENDS_OPEN,
           metrics.RECEIVES_OPEN, metrics.KEPT_BYTES, metrics.BUFFER_USED, metrics.POOL_USED)
 BLOCKS = "vllm:kv_cache_usage_perc"
@@ -271,11 +273,17 @@ class Run:
         as_prefill = scenario.fault in {Fault.STOP_PREFILL, Fault.KILL_PREFILL}
         others = [host for host in self.up if host is not victim]
         answers: list[Future[str]] = []
+        held = [host.wire for host in ([victim] if as_prefill else others) if host.wire is not None]
+        for wire in held if scenario.seconds > 0.4 else ():  # so that it comes after READY and before the last block
+            wire.hold.set()
         for n in range(3):
             other = others[n % len(others)]
             size = (scenario.size + n / 3) % 1
             answers += self._legs(scenario._replace(size=size), *((victim, other) if as_prefill else (other, victim)))
-        time.sleep(scenario.at * 0.4)
+        end = time.monotonic() + BUSY_S
+        while not any(host.held() for host in others) and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(scenario.at * 0.1)
         kill = scenario.fault in {Fault.KILL_PREFILL, Fault.KILL_DECODE}
         group = victim.engine.group
         if kill:
@@ -284,6 +292,8 @@ class Run:
             group.signal_all(signal.SIGKILL)
         else:
             group.signal_all(signal.SIGSTOP)
+        for wire in held:
+            wire.hold.clear()
         try:
             blocks, everything = self._wait_free(others, STOP_MOST_S)
         finally:
