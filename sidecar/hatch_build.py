@@ -62,4 +62,4 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    sys.exit(compile_in(Path(__file__).parent))
+    sys.exit(compile_in(Path(__file__).parent) or 0)

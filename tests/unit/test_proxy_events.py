@@ -173,7 +173,7 @@ def test_a_stream_that_is_unlike_the_one_before_is_learned_anew(framed: bool, si
         assert position.have().texts == {(0, "content"): " t0 t1 t2 t3"}
 
 
-@pytest.mark.parametrize("ends", [1, 2, 3, 4])
+@pytest.mark.parametrize("ends", [1, 2, 3, 4, 6, 7])
 def test_the_last_writes_of_a_stream_take_the_short_way_however_many_are_read_at_once(
         ends: int, monkeypatch: pytest.MonkeyPatch) -> None:
     events = [chat('{"role":"assistant","content":""}', "null", "", ',"prompt_token_ids":[7,8]'),

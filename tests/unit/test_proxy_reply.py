@@ -55,6 +55,17 @@ def test_head_and_closing_and_a_status_without_a_name() -> None:
     assert wire.closed == [True]
 
 
+def test_a_stream_that_came_with_its_end_leaves_in_one_write() -> None:
+    wire = Wire()
+    answer = reply(wire)
+    answer.begin(200, b"x-kept: k\r\n", b"1\r\na\r\n", ends=True)
+    assert (wire.data, answer.started, answer.sent) == (b"", True, 6)
+    answer.end()
+    assert wire.data.startswith(b"HTTP/1.1 200 OK\r\nx-kept: k\r\ntransfer-encoding: chunked\r\n")
+    assert wire.data.endswith(b"\r\n\r\n1\r\na\r\n0\r\n\r\n")
+    assert wire.closed == [False]
+
+
 def test_a_stream_and_its_end() -> None:
     wire = Wire()
     answer = reply(wire)

@@ -24,6 +24,7 @@ def test_a_head_is_parsed() -> None:
 def test_headers_that_the_router_writes_itself_are_dropped() -> None:
     parsed = parse_head(b"HTTP/1.1 200 OK\r\nDate: x\r\nServer: y\r\nContent-Length: 3\r\nX-Request-Id: z\r\nX-Kept: k")
     assert parsed.end_to_end() == [(b"x-kept", b"k")]
+    assert parsed.passed_on() == parsed.passed_on() == b"x-kept: k\r\n"
     assert parsed.length == 3
 
 

@@ -64,6 +64,12 @@ def test_what_is_told_without_a_record_reads_as_any_other_line(style: Literal["j
     one, two = (re.sub(r"\d{4}-[-0-9T:.]+Z", "NOW", line) for line in out.getvalue().splitlines())
     assert one == two
     assert "NOW" in one
+    logs.tell(logger, "bare", {})
+    assert "bare" in out.getvalue().splitlines()[2]
+    for number in range(3 * logs.MAX_KNOWN):
+        logs.tell(logger, f"another {number}", fields)
+    assert all(f"another {number}" in line for number, line in enumerate(out.getvalue().splitlines()[3:]))
+    before = len(out.getvalue().splitlines())
     logging.getLogger().setLevel("WARNING")
     logs.tell(logger, "ok", fields)
-    assert len(out.getvalue().splitlines()) == 2, "the level counts"
+    assert len(out.getvalue().splitlines()) == before, "the level counts"

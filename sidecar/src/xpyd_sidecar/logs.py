@@ -22,6 +22,10 @@ import msgspec
 _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"message", "asctime", "taskName"}
 
 
+MAX_KNOWN = 64
+"""Beginnings of lines that are remembered."""
+
+
 def configure(level: Literal["debug", "info", "warning", "error"], style: Literal["json", "text"],
               stream: TextIO | None = None, **fields: str) -> None:
     """Send every logger's records to ``stream`` (stderr by default), with ``fields`` on each."""
@@ -85,6 +89,8 @@ class JsonHandler(logging.StreamHandler[TextIO]):
         super().__init__(stream)
         self._fields = fields
         self._lines: list[bytes] = []
+        self._known: dict[tuple[str, str], bytes] = {}
+        """What lines of a logger and message have in common."""
         self.setFormatter(JsonFormatter(fields))
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -99,9 +105,14 @@ class JsonHandler(logging.StreamHandler[TextIO]):
 
     def tell(self, logger: str, message: str, fields: dict[str, object]) -> None:
         """A line of level info; not to be called by several threads."""
-        now = time.time()
-        own = {"time": _stamp(now), "level": "info", "logger": logger, "message": message, **self._fields, **fields}
-        self._lines.append(_encode(own))
+        known = self._known.get((logger, message))
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            words = {"level": "info", "logger": logger, "message": message, **self._fields}
+            known = self._known[logger, message] = _encode(words)[1:-1]
+        own = _encode(fields)[1:]
+        self._lines.append(b'{"time":"%b",%b%b%b' % (_stamp(time.time()).encode(), known, b"," if fields else b"", own))
         if len(self._lines) == 1:
             try:
                 asyncio.get_running_loop().call_soon(self._turn)

@@ -3,9 +3,9 @@
  *     uvloop ──bytes──▶ Leg.data_received ── all of it is events that the stream knows ──▶ Outlet ──▶ the client's socket
  *                              └─ anything else ──▶ Leg.received, in Python
  *
- * Belongs here: shortcuts alone. Each takes a read whole, or leaves no trace and lets Python do all of it, so what the
- * router does is written in Python (events, upstream), and `plain` has the same classes without shortcuts. Python's
- * stable interface: one build serves every later version.
+ * Belongs here: shortcuts alone. A leg takes a read whole, or leaves no trace and lets Python do all of it, which may ask
+ * for the simple events at its beginning; so what the router does is written in Python (events, upstream), and `plain` has
+ * the same classes without shortcuts. Python's stable interface: one build serves every later version.
  */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000
@@ -20,7 +20,7 @@
 #define MAX_DIGITS 16
 #define MAX_SIZE_LINE 9 /* of a chunk: up to seven digits and the line's end */
 
-#define REVISION 1 /* the same as in plain.py: one that was built for other files is not loaded */
+#define REVISION 2 /* the same as in plain.py: one that was built for other files is not loaded */
 
 enum { CAREFUL, PLAIN, NOTED };
 
@@ -202,100 +202,119 @@ static const char *payload_of(const char *at, const char *end, size_t *size)
     return digit + 2;
 }
 
-/* Whether all of it is whole chunks of one event each, none of which says that the engine gave up. */
-static int plain(const char *data, Py_ssize_t size)
+/* The chunk at `at`, if it is one whole event that does not say that the engine gave up: where it ends; NULL: it is not. */
+static const char *plain_end(const char *at, const char *end)
 {
     static const char event[] = "data: {\"", error[] = "data: {\"error\"", abort[] = "\"finish_reason\":\"abort\"";
-    const char *at = data, *end = data + size;
-    while (at < end) {
-        size_t length;
-        const char *start = payload_of(at, end, &length);
-        if (start == NULL || (size_t)(end - start) < length + 2 || length < sizeof error
-                || memcmp(start, event, sizeof event - 1) != 0 || memcmp(start, error, sizeof error - 1) == 0
-                || memcmp(start + length - 2, "\n\n\r\n", 4) != 0
-                || memchr(start, '\n', length) != start + length - 2)
-            return 0;
-        at = start + length + 2;
-    }
-    return size > 0 && memmem(data, (size_t)size, abort, sizeof abort - 1) == NULL;
+    size_t length;
+    const char *start = payload_of(at, end, &length);
+    if (start == NULL || (size_t)(end - start) < length + 2 || length < sizeof error
+            || memcmp(start, event, sizeof event - 1) != 0 || memcmp(start, error, sizeof error - 1) == 0
+            || memcmp(start + length - 2, "\n\n\r\n", 4) != 0
+            || memchr(start, '\n', length) != start + length - 2
+            || memmem(start, length, abort, sizeof abort - 1) != NULL)
+        return NULL;
+    return start + length + 2;
 }
 
-/* Whether all of it is events as they were learned; `out` is what the client gets then, `lines` what is noted. -1: error. */
-static int noted(Scanner *self, const char *data, Py_ssize_t size)
-{
+/* What a stream learned; the sizes are 0 where it did not. */
+typedef struct {
     const char *prefix, *middle, *last, *lead, *shown;
     Py_ssize_t prefix_size, middle_size, last_size, lead_size, shown_size;
-    if (!bytes_of(self->prefix, &prefix, &prefix_size) || !bytes_of(self->middle, &middle, &middle_size)
-            || !bytes_of(self->last, &last, &last_size) || !bytes_of(self->lead, &lead, &lead_size)
-            || !bytes_of(self->shown, &shown, &shown_size) || prefix_size == 0 || middle_size == 0 || last_size < 3 || size == 0)
-        return 0;
-    const char *at = data, *end = data + size;
-    out.size = lines.size = 0;
-    while (at < end) {
-        size_t length;
-        const char *start = payload_of(at, end, &length);
-        if (start == NULL || (size_t)(end - start) < length + 2 || length < (size_t)(prefix_size + middle_size + last_size)
-                || memcmp(start, prefix, (size_t)prefix_size) != 0)
-            return 0;
-        const char *next = start + length + 2, *text = start + prefix_size, *close = next - last_size;
-        const char *stop = memmem(text, (size_t)(close - text), middle, (size_t)middle_size);
-        if (stop == NULL || memcmp(close, last, (size_t)last_size) != 0)
-            return 0;
-        const char *ids = stop + middle_size;
-        if (memchr(ids, ']', (size_t)(next - ids)) != close || close == ids || memchr(text, '\n', (size_t)(stop - text)) != NULL)
-            return 0;
-        size_t text_size = (size_t)(stop - text), ids_size = (size_t)(close - ids);
-        if (reserve(&lines, text_size + ids_size + 2) < 0
-                || reserve(&out, text_size + (size_t)(lead_size + shown_size) + 32) < 0)
-            return -1;
-        put(&lines, text, text_size);
-        lines.data[lines.size++] = '\t';
-        for (const char *id = ids; id < close; id++)
-            lines.data[lines.size++] = *id == ',' ? '\t' : *id;
-        lines.data[lines.size++] = '\n';
-        if (text_size != 2 || text[0] != '{' || text[1] != '}') { /* {}: made for the ids alone */
-            put_size(&out, (size_t)(lead_size + shown_size) + text_size);
-            put(&out, lead, (size_t)lead_size);
-            put(&out, text, text_size);
-            put(&out, shown, (size_t)shown_size);
-            put(&out, "\r\n", 2);
-        }
-        at = next;
-    }
-    return 1;
+} Learned;
+
+static int learned(Scanner *self, Learned *as)
+{
+    return bytes_of(self->prefix, &as->prefix, &as->prefix_size) && bytes_of(self->middle, &as->middle, &as->middle_size)
+        && bytes_of(self->last, &as->last, &as->last_size) && bytes_of(self->lead, &as->lead, &as->lead_size)
+        && bytes_of(self->shown, &as->shown, &as->shown_size)
+        && as->prefix_size > 0 && as->middle_size > 0 && as->last_size >= 3
+        && self->log != NULL && PyByteArray_CheckExact(self->log);
 }
 
-/* 1: `send` of `sending` bytes is what the client gets of a read, and the stream has noted it; 0: a case for Python; -1: error. */
-static int scan(Scanner *self, PyObject *data, const char **sent, Py_ssize_t *sending)
+/* The chunk at `at`, if it is an event as it was learned: where it ends, and `out` gets what the client gets of it, `lines`
+ * what is noted; NULL: it is not, or memory ran out. */
+static const char *noted_end(const Learned *as, const char *at, const char *end)
 {
-    if (!self->clean || !self->framed || self->way == CAREFUL || !bytes_of(data, sent, sending))
-        return 0;
-    if (self->way == PLAIN)
-        return plain(*sent, *sending);
-    if (self->log == NULL || !PyByteArray_CheckExact(self->log))
-        return 0;
-    int found = noted(self, *sent, *sending);
-    if (found <= 0)
-        return found;
-    Py_ssize_t before = PyByteArray_Size(self->log);
-    if (PyByteArray_Resize(self->log, before + (Py_ssize_t)lines.size) < 0)
-        return -1;
-    memcpy(PyByteArray_AsString(self->log) + before, lines.data, lines.size);
-    *sent = out.data;
-    *sending = (Py_ssize_t)out.size;
-    return 1;
-}
-
-static PyObject *scanner_quick(Scanner *self, PyObject *data)
-{
-    const char *sent;
-    Py_ssize_t sending;
-    int found = scan(self, data, &sent, &sending);
-    if (found < 0)
+    size_t length;
+    const char *start = payload_of(at, end, &length);
+    if (start == NULL || (size_t)(end - start) < length + 2
+            || length < (size_t)(as->prefix_size + as->middle_size + as->last_size)
+            || memcmp(start, as->prefix, (size_t)as->prefix_size) != 0)
         return NULL;
-    if (found == 0)
+    const char *next = start + length + 2, *text = start + as->prefix_size, *close = next - as->last_size;
+    const char *stop = memmem(text, (size_t)(close - text), as->middle, (size_t)as->middle_size);
+    if (stop == NULL || memcmp(close, as->last, (size_t)as->last_size) != 0)
+        return NULL;
+    const char *ids = stop + as->middle_size;
+    if (memchr(ids, ']', (size_t)(next - ids)) != close || close == ids || memchr(text, '\n', (size_t)(stop - text)) != NULL)
+        return NULL;
+    size_t text_size = (size_t)(stop - text), ids_size = (size_t)(close - ids);
+    if (reserve(&lines, text_size + ids_size + 2) < 0
+            || reserve(&out, text_size + (size_t)(as->lead_size + as->shown_size) + 32) < 0)
+        return NULL;
+    put(&lines, text, text_size);
+    lines.data[lines.size++] = '\t';
+    for (const char *id = ids; id < close; id++)
+        lines.data[lines.size++] = *id == ',' ? '\t' : *id;
+    lines.data[lines.size++] = '\n';
+    if (text_size != 2 || text[0] != '{' || text[1] != '}') { /* {}: made for the ids alone */
+        put_size(&out, (size_t)(as->lead_size + as->shown_size) + text_size);
+        put(&out, as->lead, (size_t)as->lead_size);
+        put(&out, text, text_size);
+        put(&out, as->shown, (size_t)as->shown_size);
+        put(&out, "\r\n", 2);
+    }
+    return next;
+}
+
+/* How far, from `from` on, a read is events that the stream knows; it has noted them then, and `send` of `sending` bytes is
+ * what the client gets. `whole`: up to the read's end or not at all. `from`: a case for Python; -1: error. */
+static Py_ssize_t scan(Scanner *self, PyObject *data, Py_ssize_t from, int whole, const char **sent, Py_ssize_t *sending)
+{
+    const char *begin;
+    Py_ssize_t size;
+    Learned as;
+    int notes = self->way == NOTED;
+    if (!self->clean || !self->framed || self->way == CAREFUL || !bytes_of(data, &begin, &size)
+            || from < 0 || from >= size || (notes && !learned(self, &as)))
+        return from;
+    const char *at = begin + from, *end = begin + size, *next;
+    out.size = lines.size = 0;
+    while (at < end && (next = notes ? noted_end(&as, at, end) : plain_end(at, end)) != NULL)
+        at = next;
+    if (PyErr_Occurred())
+        return -1;
+    if (at == begin + from || (whole && at < end))
+        return from;
+    *sent = begin + from;
+    *sending = at - *sent;
+    if (notes) {
+        Py_ssize_t before = PyByteArray_Size(self->log);
+        if (PyByteArray_Resize(self->log, before + (Py_ssize_t)lines.size) < 0)
+            return -1;
+        memcpy(PyByteArray_AsString(self->log) + before, lines.data, lines.size);
+        *sent = out.data;
+        *sending = (Py_ssize_t)out.size;
+    }
+    return at - begin;
+}
+
+static PyObject *scanner_quick(Scanner *self, PyObject *args)
+{
+    PyObject *data;
+    Py_ssize_t from = 0, sending = 0;
+    const char *sent = NULL;
+    if (!PyArg_ParseTuple(args, "O|n", &data, &from))
+        return NULL;
+    Py_ssize_t to = scan(self, data, from, 0, &sent, &sending);
+    if (to < 0)
+        return NULL;
+    if (to == from)
         Py_RETURN_NONE;
-    return PyBytes_FromStringAndSize(sent, sending);
+    if (self->way == PLAIN && sending == PyBytes_Size(data)) /* as it is: no copy */
+        return Py_BuildValue("(On)", data, to);
+    return Py_BuildValue("(y#n)", sent == NULL ? "" : sent, sending, to);
 }
 
 static int scanner_traverse(Scanner *self, visitproc visit, void *arg)
@@ -328,10 +347,10 @@ static PyObject *leg_data_received(Leg *self, PyObject *data)
     if (self->stream != NULL) {
         const char *sent;
         Py_ssize_t sending;
-        int found = scan((Scanner *)self->stream, data, &sent, &sending);
+        Py_ssize_t found = scan((Scanner *)self->stream, data, 0, 1, &sent, &sending);
         if (found < 0)
             return NULL;
-        if (found) {
+        if (found > 0) {
             struct timespec now;
             clock_gettime(CLOCK_MONOTONIC_COARSE, &now); /* some milliseconds late, and far cheaper */
             self->last_at = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
@@ -428,7 +447,8 @@ static PyType_Spec outlet_spec = {"xpyd_sidecar.proxy._fast.Outlet", sizeof(Outl
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, outlet_slots};
 
 static PyMethodDef scanner_methods[] = {
-    {"quick", (PyCFunction)scanner_quick, METH_O, "quick(data): what may be relayed; None: nothing was done, it is no simple case."},
+    {"quick", (PyCFunction)scanner_quick, METH_VARARGS,
+     "quick(data, at=0): what may be relayed of the simple events there, and where they end; None: the first is none."},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef scanner_members[] = {

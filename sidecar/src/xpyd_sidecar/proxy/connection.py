@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import uuid
 from collections import deque
@@ -23,7 +22,7 @@ from typing import Any, Protocol, cast
 import httptools
 import msgspec
 
-from xpyd_sidecar.proxy import rules
+from xpyd_sidecar.proxy import ids, rules
 from xpyd_sidecar.proxy.fast import Outlet
 from xpyd_sidecar.proxy.leg import descriptor_of
 from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
@@ -89,8 +88,8 @@ class Connection(asyncio.Protocol):
 
     __slots__ = ("_began", "_blocked_at", "_body", "_busy", "_closing", "_continue", "_deaf", "_declared",
                  "_due", "_fault", "_handler", "_head_size", "_headers", "_hosts", "_in_head",
-                 "_known_size", "_parser", "_paused", "_queue", "_queued_bytes", "_raw", "_served", "_since", "_size",
-                 "_transport", "_upload", "_url", "outlet", "server")
+                 "_known_path", "_known_size", "_parser", "_paused", "_queue", "_queued_bytes", "_raw", "_served", "_since",
+                 "_size", "_transport", "_upload", "_url", "outlet", "server")
 
     def __init__(self, server: Home) -> None:
         self.server = server
@@ -120,6 +119,7 @@ class Connection(asyncio.Protocol):
 
     def _reset(self) -> None:
         self._url = b""
+        self._known_path = ""
         self._headers: dict[bytes, bytes] = {}
         self._head_size = self._known_size = 0
         self._body: list[bytes] = []
@@ -224,7 +224,8 @@ class Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
-        self._reset()
+        if self._headers or self._url:
+            self._reset()
         self._in_head = self._began = True
 
     def on_url(self, url: bytes) -> None:
@@ -265,7 +266,7 @@ class Connection(asyncio.Protocol):
                 self._continue = True
                 self._tell_continue()
         if self._fault is None and (self._declared or coding is not None) and not self._parser.should_upgrade():
-            path = self._path()
+            path = self._known_path = self._path()
             if path in self.server.streamed and self._parser.get_method() == b"POST":
                 self._upload = Upload(None if coding is not None else self._declared, self._throttle)
                 self._enqueue(path, b"")
@@ -289,7 +290,7 @@ class Connection(asyncio.Protocol):
         if self._upload is not None:
             self._upload.finish()
         else:
-            self._enqueue(self._path(), self._body[0] if len(self._body) == 1 else b"".join(self._body))
+            self._enqueue(self._known_path or self._path(), self._body[0] if len(self._body) == 1 else b"".join(self._body))
         self._reset()
         self._since = self.server.loop.time()
 
@@ -302,10 +303,13 @@ class Connection(asyncio.Protocol):
 
     def _enqueue(self, path: str, body: bytes) -> None:
         given = self._headers.get(b"x-request-id", b"")
-        request_id = given.decode() if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
-        query = self._url.partition(b"?")
-        request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body, request_id,
-                              path.encode("latin-1") + query[1] + query[2], self._upload)
+        request_id = given.decode() if given and _REQUEST_ID.fullmatch(given) else ids.fresh()
+        target = self._url
+        if target[:1] != b"/":
+            _, mark, query = target.partition(b"?")
+            target = path.encode("latin-1") + mark + query
+        request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body, request_id, target,
+                              self._upload)
         old = self._parser.get_http_version() == "1.0"
         self._queue.append((request, not self._parser.should_keep_alive(), old))
         self._queued_bytes += len(body)

@@ -14,6 +14,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import OurFault
+from xpyd_sidecar.proxy import ids
 from xpyd_sidecar.proxy.entry import Entry
 from xpyd_sidecar.proxy.farewell import Farewells
 from xpyd_sidecar.proxy.observer import Observer, tracing_of
@@ -102,7 +103,7 @@ class Dispatch:
     def serve(self, request: HttpRequest, reply: Reply, parsed: bodies.Request, picks: Picks, queued_s: float) -> Serving:
         """Begin to serve a request that waited for so long."""
         passed = [(name, request.headers[name]) for name in PASSED_HEADERS if name in request.headers]
-        serving = Serving(self, reply, parsed, TransferId(secrets.token_hex(16)), passed, picks=picks)
+        serving = Serving(self, reply, parsed, TransferId(ids.fresh()), passed, picks=picks)
         record = serving.record
         record.queued_s = queued_s
         record.arrived -= queued_s

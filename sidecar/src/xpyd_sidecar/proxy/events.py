@@ -40,7 +40,7 @@ class EventStream(Scanner):
 
     ``feed`` returns what may be sent on: chunks as they came (``framed``), or their payload for clients that know no
     chunks. ``ended``: [DONE] came. ``failure``: the engine gave up, and why (``kind``); nothing is returned from then on.
-    ``done``: the HTTP body is over. The last chunk is never returned: whoever ends the answer writes it. A read that
+    ``done``: the HTTP body is over. The last chunk is never returned: whoever ends the answer writes it. What
     ``quick`` took is never fed.
     """
 
@@ -62,6 +62,10 @@ class EventStream(Scanner):
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
+        quick = self.quick(data)
+        if quick is not None:
+            out, at = quick
+            return out if at == len(data) else out + self._feed_end(data[at:])
         if not self._clean or data.find(ABORT) >= 0:  # find: ``in`` first tries its operand as a number
             return self._feed_end(data)
         at, size = 0, len(data)

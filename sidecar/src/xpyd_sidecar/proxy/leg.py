@@ -119,6 +119,7 @@ class Connection(Leg, asyncio.Protocol):
     def _on_out(self, call: Call, stream: EventStream, out: bytes) -> None:
         if out:
             if call.relay is None:
+                call.ends = stream.done and stream.ended and not stream.failure
                 call.sink.on_events(call, out)
             elif stream.done and stream.ended and not stream.failure:
                 call.rest = out

@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from xpyd_sidecar.proxy.events import ABORT, DONE, DONE_CHUNK, END, ERROR, EventStream, size_of
+from xpyd_sidecar.proxy.events import ABORT, DONE, ERROR, EventStream, size_of
 from xpyd_sidecar.proxy.fast import NOTED
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing.moves import Kind
@@ -68,48 +68,47 @@ class NotedStream(EventStream):
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
-        prefix, middle, last = self._prefix, self._middle, self._last
-        if not prefix or not self._clean:
-            return self._feed_alone(data)
+        out: list[bytes] = []
         at, size = 0, len(data)
-        before = b""
-        while True:
-            start = data.find(b"\r\n", at, at + 9) + 2
-            text = start + len(prefix)
-            stop = data.find(middle, text) if start > 2 and data.startswith(prefix, start) else -1
-            ids = stop + len(middle)
-            close = data.find(b"]", ids)
-            shown = data[text:stop]
-            if stop < 0 or close <= ids or not data.startswith(last, close) or shown.find(b"\n") >= 0:
-                return before + self._feed_alone(data[at:])
-            self._log += b"%b\t%b\n" % (shown, data[ids:close].replace(b",", b"\t"))
-            if shown == b"{}":  # made for the ids alone
-                out = before
-            elif self._framed:
-                out = b"%b%x\r\n%b%b%b\r\n" % (before, self._grows + len(shown), self._lead, shown, self._shown)
-            else:
-                out = b"%b%b%b%b" % (before, self._lead, shown, self._shown)
-            at = close + len(last)
-            if at >= size:
-                return out
-            before = out
+        while at < size and self._clean:
+            alike = (self.quick(data, at) or self._alike(data, at)) if self._prefix else None
+            if alike is not None:
+                out.append(alike[0])
+                at = alike[1]
+                continue
+            start = data.find(b"\r\n", at + 1, at + 9) + 2
+            end = start + size_of(data[at:start - 2]) if start > 2 else -1
+            if (end < 0 or data.find(b"\n", start) != end - 2 or data[end - 2:end + 2] != b"\n\n\r\n"
+                    or not data.startswith(b'data: {"', start) or data.startswith(ERROR, start)
+                    or data.find(ABORT, start, end) >= 0):
+                break  # mostly the stream's end
+            payload = self._seen(data[start:end])
+            self._clean = not self.failure
+            if payload:
+                out.append(chunk_of(payload) if self._framed else payload)
+            at = end + 2
+        if at < size:
+            out.append(self._feed_end(data[at:]) if self._splicer is None else self._feed_carefully(data[at:]))
+        return b"".join(out)
 
-    def _feed_alone(self, data: bytes) -> bytes:
-        """The same of a read that is not learned: mostly a single event, or the end."""
-        if self.ended or data in (DONE_CHUNK, END):
-            return self._feed_end(data) if self._splicer is None else self._feed_carefully(data)
-        for last in (END, DONE_CHUNK):
-            if data.endswith(last) and self._clean:
-                return self.feed(data[:-len(last)]) + self._feed_alone(last)
-        start = data.find(b"\r\n", 1, 9) + 2
-        end = len(data) - 2
-        if (not self._clean or start <= 2 or data.find(b"\n", start) != end - 2 or not data.endswith(b"\n\n\r\n")
-                or start + size_of(data[:start - 2]) != end or not data.startswith(b'data: {"', start)
-                or data.startswith(ERROR, start) or data.find(ABORT, start) >= 0):
-            return self._feed_carefully(data)
-        payload = self._seen(data[start:end])
-        self._clean = not self.failure
-        return chunk_of(payload) if payload and self._framed else payload
+    def _alike(self, data: bytes, at: int) -> tuple[bytes, int] | None:
+        """One event as it was learned, from ``at`` on: as ``quick``."""
+        prefix, middle, last = self._prefix, self._middle, self._last
+        start = data.find(b"\r\n", at, at + 9) + 2
+        text = start + len(prefix)
+        stop = data.find(middle, text) if start > 2 and data.startswith(prefix, start) else -1
+        ids = stop + len(middle)
+        close = data.find(b"]", ids)
+        shown = data[text:stop]
+        if stop < 0 or close <= ids or not data.startswith(last, close) or shown.find(b"\n") >= 0:
+            return None
+        self._log += b"%b\t%b\n" % (shown, data[ids:close].replace(b",", b"\t"))
+        end = close + len(last)
+        if shown == b"{}":  # made for the ids alone
+            return b"", end
+        if self._framed:
+            return b"%x\r\n%b%b%b\r\n" % (self._grows + len(shown), self._lead, shown, self._shown), end
+        return b"%b%b%b" % (self._lead, shown, self._shown), end
 
     def _learn(self, event: bytes, mine: Event) -> None:
         api = self._position.api
@@ -178,6 +177,7 @@ class NotedStream(EventStream):
 
     def _may_learn(self, event: bytes, noted: Event) -> None:
         position = self._position
-        odd = position.shows_logprobs or position.asked_ids or position.way is not Way.CONTINUE
-        if position.prompt and not odd and not self._sure:
+        if self._sure or not position.prompt or (self._prefix and any(one.finish_reason for one in noted.choices)):
+            return  # the last one is unlike the others
+        if not (position.shows_logprobs or position.asked_ids or position.way is not Way.CONTINUE):
             self._learn(event, noted)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-REVISION = 1
+REVISION = 2
 """Of what both have in common; grows with every change of ``_fast.c``."""
 CAREFUL, PLAIN, NOTED = range(3)
 """How a stream's simple reads are recognized: not at all; whole events; events as they were learned."""
@@ -76,8 +76,11 @@ class Scanner:
     _shown: bytes
     _log: bytearray
 
-    def quick(self, data: bytes) -> bytes | None:  # noqa: ARG002 (the compiled one's name)
-        """What may be relayed of a read; None: nothing was done, it is no simple case (here: none ever is)."""
+    def quick(self, data: bytes, at: int = 0) -> tuple[bytes, int] | None:  # noqa: ARG002 (the compiled one's names)
+        """What may be relayed of the simple events that begin at ``at``, and where they end.
+
+        None: nothing was done, the first is none (here: none ever is).
+        """
         return None
 
 

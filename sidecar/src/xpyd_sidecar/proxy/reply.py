@@ -12,7 +12,7 @@ import msgspec
 
 from xpyd_sidecar.proxy.fast import Outlet
 from xpyd_sidecar.proxy.upload import Upload
-from xpyd_sidecar.proxy.wire import chunk_of
+from xpyd_sidecar.proxy.wire import chunk_of, lines_of
 from xpyd_sidecar.routing.faults import Fault
 
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
@@ -122,8 +122,12 @@ class Reply:
         """Close the connection after this answer."""
         self._close = True
 
-    def begin(self, status: int, headers: list[tuple[bytes, bytes]], first: bytes, *, length: int | None = None) -> None:
-        """The head of an answer that comes in parts, and its first part. ``length``: of all parts, where it is known."""
+    def begin(self, status: int, headers: list[tuple[bytes, bytes]] | bytes, first: bytes, *, length: int | None = None,
+              ends: bool = False) -> None:
+        """The head of an answer that comes in parts, and its first part. ``headers``: also as lines of a head.
+
+        ``length``: of all parts, where it is known. ``ends``: the end follows at once, and all of it leaves with that.
+        """
         if length is not None:
             self._sized = True
             framing = b"content-length: %d\r\n" % length
@@ -133,7 +137,11 @@ class Reply:
         else:
             framing = b"transfer-encoding: chunked\r\n"
         self.outlet.relayed = 0
-        self._send(self._head(status, headers, framing) + first)
+        begun = self._head(status, headers, framing) + first
+        if ends:
+            self._held = begun
+        else:
+            self._send(begun)
         self._sent += len(first)
 
     def write(self, data: bytes) -> None:
@@ -163,12 +171,12 @@ class Reply:
         self._close = True
         self._finish()
 
-    def _head(self, status: int, headers: list[tuple[bytes, bytes]], framing: bytes) -> bytes:
+    def _head(self, status: int, headers: list[tuple[bytes, bytes]] | bytes, framing: bytes) -> bytes:
         assert not self.started, "a second response head"
         self.started = True
         self.status = status
         self._close = self._close or self._connection.draining
-        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+        lines = headers if isinstance(headers, bytes) else lines_of(headers)
         keep = b"connection: close\r\n" if self._close else b"connection: keep-alive\r\n" if self._old else b""
         line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
         own = b"x-request-id: %b\r\ndate: %b\r\n\r\n" % (self.request_id.encode(), self._connection.date)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections.abc import Callable
 from time import perf_counter, time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
@@ -247,34 +248,25 @@ class Serving:
 
     def _carry_out(self, instructions: list[mv.Instruction]) -> None:
         for instruction in instructions:
-            match instruction:
-                case mv.Send():
-                    self._send(instruction)
-                case mv.Cancel(leg=number):
-                    self._take_back(number)
-                case mv.Resume():
-                    self._resume()
-                case mv.Relay(leg=number):
-                    self._relay(self._legs[number].call)
-                case mv.Pass():
-                    self._pass()
-                case mv.Refuse(fault=fault):
-                    if not self._gone:
-                        self._reply.fault(fault)
-                case mv.Break(fault=fault):
-                    if not self._gone:
-                        self._reply.fail(fault.event())
-                case mv.Complete(tail=tail):
-                    if not self._gone:
-                        if tail:
-                            self._reply.write(chunk_of(tail) if self._reply.framed else tail)
-                        self._reply.end()
-                case mv.Over():
-                    self._closed(instruction.outcome, instruction.detail)
+            _DO[type(instruction)](self, instruction)
         self._set_timer()
 
-    def _take_back(self, number: int) -> None:
-        leg = self._shut(number, "cancelled")
+    def _refuse(self, instruction: mv.Refuse) -> None:
+        if not self._gone:
+            self._reply.fault(instruction.fault)
+
+    def _break(self, instruction: mv.Break) -> None:
+        if not self._gone:
+            self._reply.fail(instruction.fault.event())
+
+    def _complete(self, instruction: mv.Complete) -> None:
+        if not self._gone:
+            if instruction.tail:
+                self._reply.write(chunk_of(instruction.tail) if self._reply.framed else instruction.tail)
+            self._reply.end()
+
+    def _take_back(self, instruction: mv.Cancel) -> None:
+        leg = self._shut(instruction.leg, "cancelled")
         if leg is None:
             return
         leg.call.cancel()
@@ -326,7 +318,7 @@ class Serving:
             headers = [header for header in headers if header[0] not in TRACE_HEADERS] + self.trace.leg(leg.record)
         self._dispatch.pool.send(leg.call, request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body))
 
-    def _resume(self) -> None:
+    def _resume(self, _: mv.Resume) -> None:
         assert self._position is not None, "a stream goes on that cannot"
         if self._paired.request_id:
             self._position.replays = True  # an older engine knows nothing of ids in place of a prompt
@@ -357,7 +349,8 @@ class Serving:
             if isinstance(leg.call.events, NotedStream):
                 leg.call.events.splice(Splicer(position, going))
 
-    def _relay(self, call: Call) -> None:
+    def _relay(self, instruction: mv.Relay) -> None:
+        call = self._legs[instruction.leg].call
         assert call.head is not None
         if isinstance(call.events, FirstToken):
             self._speak(call.events)
@@ -372,11 +365,11 @@ class Serving:
             return
         self.record.first_at = perf_counter()
         first, self._first = self._first, b""
-        self._reply.begin(call.head.status, call.head.end_to_end(), first)
+        self._reply.begin(call.head.status, call.head.passed_on(), first, ends=call.ends and call is self._relaying)
         if self._paused and call is self._relaying:
             call.pause()
 
-    def _pass(self) -> None:
+    def _pass(self, _: mv.Pass) -> None:
         assert self._answer is not None
         call, body = self._answer
         assert call.head is not None
@@ -414,6 +407,9 @@ class Serving:
         self._timer_at = math.inf
         self._on(mv.Tick())
 
+    def _end(self, instruction: mv.Over) -> None:
+        self._closed(instruction.outcome, instruction.detail)
+
     def _closed(self, outcome: str, detail: str) -> None:
         assert not self._legs, "an exchange is over with legs open"
         record = self.record
@@ -431,3 +427,10 @@ class Serving:
                 "attempt": record.attempt, "skips": record.skips, "seconds": round(record.last_at - record.arrived, 4),
                 "first_byte_s": None if math.isnan(record.first_at) else round(record.first_at - record.arrived, 4),
                 "detail": detail})
+
+
+_DO: dict[type[mv.Instruction], Callable[[Serving, Any], None]] = {
+    mv.Send: Serving._send, mv.Cancel: Serving._take_back, mv.Resume: Serving._resume, mv.Relay: Serving._relay,
+    mv.Pass: Serving._pass, mv.Refuse: Serving._refuse, mv.Break: Serving._break, mv.Complete: Serving._complete,
+    mv.Over: Serving._end}
+"""How each instruction is carried out."""

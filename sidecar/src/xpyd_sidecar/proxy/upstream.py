@@ -51,8 +51,8 @@ class Sink(Protocol):
 class Call:
     """One request to an engine."""
 
-    __slots__ = ("_asked_at", "_connecting", "_connection", "_paused", "_pool", "address", "again", "events", "framed",
-                 "head", "relay", "request", "rest", "sink", "streams", "tag")
+    __slots__ = ("_asked_at", "_connecting", "_connection", "_paused", "_pool", "address", "again", "ends", "events",
+                 "framed", "head", "relay", "request", "rest", "sink", "streams", "tag")
 
     def __init__(self, pool: Pool, address: HostPort, request: bytes, sink: Sink, *, streams: bool, framed: bool,
                  events: EventStream | None, tag: int) -> None:
@@ -74,6 +74,8 @@ class Call:
         """Who takes the events from now on, without the sink."""
         self.rest = b""
         """What came with the end of a stream that is relayed, for ``on_end``: the answer's end goes with it."""
+        self.ends = False
+        """The stream's first events came with its proper end: ``on_end`` follows at once."""
         self.again = False
         self._asked_at = math.inf
         """When the request was sent; while it is held nobody is asked, so nobody is silent."""

@@ -37,8 +37,8 @@ class Head(msgspec.Struct, frozen=True):
     """Content-Length; 0 where the status allows no body."""
     is_event_stream: bool = False
     """Whether the body is server-sent events."""
-    _passed: list[list[tuple[bytes, bytes]]] = []
-    """What ``end_to_end`` found, once it was asked."""
+    _passed: list[bytes] = []
+    """What ``passed_on`` made, once it was asked."""
 
     def get(self, name: bytes) -> bytes:
         """The first value of a header, or empty."""
@@ -46,12 +46,20 @@ class Head(msgspec.Struct, frozen=True):
 
     def end_to_end(self) -> list[tuple[bytes, bytes]]:
         """Headers that a proxy passes on (RFC 9110, 7.6.1), without the length and those that the router writes itself."""
-        if self._passed:
-            return self._passed[0]
         named = {token.strip().lower() for token in self.get(b"connection").split(b",")}
         dropped = HOP_BY_HOP | named | {b"content-length", b"date", b"server", b"x-request-id"}
-        self._passed.append([(name, value) for name, value in self.headers if name not in dropped])
+        return [(name, value) for name, value in self.headers if name not in dropped]
+
+    def passed_on(self) -> bytes:
+        """The same as lines of a head."""
+        if not self._passed:
+            self._passed.append(lines_of(self.end_to_end()))
         return self._passed[0]
+
+
+def lines_of(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Headers as lines of a head."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
 def parse_head(raw: bytes) -> Head:

@@ -17,7 +17,7 @@ from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.routing.faults import bad_request
-from xpyd_sidecar.routing.fields import FORCED, KEEP, ONLY_ROUTER, TABLE, Api, Leg, is_null
+from xpyd_sidecar.routing.fields import FORCED, ONLY_ROUTER, TABLE, Api, Leg, is_null
 
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
@@ -26,6 +26,14 @@ _FIRST_TOKEN = ("temperature", "logit_bias", "allowed_token_ids", "repetition_pe
                 "skip_special_tokens")
 """Fields that choose or show the first token of a greedy answer."""
 _XARGS_REFUSED = frozenset({legs.FIELD, "ec_transfer_params"})
+_WATCHED = {api: frozenset(name for name, rule in table.items() if rule.skips is not None or rule.refused)
+            for api, table in TABLE.items()}
+"""Fields that may keep a request from being split, or from being served."""
+_NOT_KEPT = {api: frozenset(name for name, rule in table.items() if rule.leg is not Leg.KEEP)
+             for api, table in TABLE.items()}
+_WHERE_GIVEN = {api: [(name, Raw(rule.value)) for name, rule in table.items()
+                      if rule.leg is Leg.SET and rule.value and not rule.always] for api, table in TABLE.items()}
+"""Fields that prefill's leg sets where the client sent them."""
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
@@ -63,7 +71,7 @@ def parse(api: Api, body: bytes) -> Request:
         raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from None
     table = TABLE[api]
     skips = ""
-    for name, raw in fields.items():
+    for name, raw in () if _WATCHED[api].isdisjoint(fields) else fields.items():
         rule = table.get(name)
         if rule is None or (rule.skips is None and not rule.refused) or is_null(raw):
             continue
@@ -109,15 +117,10 @@ def first_token_body(request: Request, leg: legs.Leg) -> bytes:
 
 def one_token(request: Request) -> dict[str, Any]:
     """The fields of a request for one token, with every one dropped that one token contradicts."""
-    table = TABLE[request.api]
-    body: dict[str, Any] = {}
-    for name, raw in request.fields.items():
-        rule = table.get(name, KEEP)
-        if rule.leg is Leg.KEEP:
-            body[name] = raw
-        elif rule.leg is Leg.SET and rule.value:
-            body[name] = Raw(rule.value)
-    body.update(FORCED[request.api])
+    api, dropped = request.api, _NOT_KEPT[request.api]
+    body: dict[str, Any] = {name: raw for name, raw in request.fields.items() if name not in dropped}
+    body.update({name: value for name, value in _WHERE_GIVEN[api] if name in request.fields})
+    body.update(FORCED[api])
     return body
 
 

@@ -70,6 +70,8 @@ class _Known(msgspec.Struct, frozen=True):
     """Decode instances that have a possible partner."""
     able: tuple[Member, ...]
     """Decode instances that can also prefill; older engines cannot."""
+    targets: dict[tuple[InstanceName, int], Target]
+    """What was made of them, by rank."""
 
 
 class Picker:
@@ -81,7 +83,7 @@ class Picker:
         self._policy = policy
         self._room = room
         self._cached_share = cached_share
-        self._known = _Known((), (), {}, 0, (), ())
+        self._known = _Known((), (), {}, 0, (), (), {})
         self._mean = Mean()
         self.holdings = Holdings() if policy.holds or cached_share else None
 
@@ -123,7 +125,7 @@ class Picker:
             partners = {kind: tuple(m for m in able if m.fingerprint == kind) for kind in {m.fingerprint for m in able}}
             paired = tuple(m for m in decodes if m.control and m.fingerprint in partners)
             alone = tuple(m for m in decodes if not is_p2p(m.fingerprint))
-            known = self._known = _Known(decodes, prefills, partners, len(able), paired, alone)
+            known = self._known = _Known(decodes, prefills, partners, len(able), paired, alone, {})
         return known
 
     def _choose(self, asked: Asked, candidates: Sequence[Member], partners: int) -> Member:
@@ -148,13 +150,17 @@ class Picker:
 
     def _target(self, member: Member) -> Target:
         rank = self._roster.next_rank(member)
+        known = self._known.targets.get((member.name, rank))
+        if known is not None:
+            return known
         one_door = len(member.http) == 1 and len(member.control) > 1
-        return Target(
+        made = self._known.targets[member.name, rank] = Target(
             instance=member.name, incarnation=member.incarnation, fingerprint=member.fingerprint,
             http=member.http[rank % len(member.http)],
             control=member.control[rank % len(member.control)] if member.control else HostPort(""),
             dp_rank=rank if one_door else None,
             p2p=member.control[0] if is_p2p(member.fingerprint) else "")
+        return made
 
 
 class Asked:

@@ -16,6 +16,7 @@ does, the same request does it again.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from enum import IntEnum
 
@@ -86,14 +87,10 @@ def _unless_unused(raw: Raw, fields: Fields) -> Way:
 def _unless_text_parts(raw: Raw, _: Fields) -> Way:
     # Engines ignore given prompt ids where a message has a part that is not text. Only such messages have these words as
     # keys; text that happens to contain them costs a replay, and ids that were ignored are noticed.
-    view = bytes(raw)
-    for word in _PARTS:
-        if view.find(word) >= 0:
-            return Way.REPLAY
-    return Way.CONTINUE
+    return Way.CONTINUE if _PARTS.search(raw) is None else Way.REPLAY
 
 
-_PARTS = (b'"image_url"', b'"image_', b'"input_', b'"audio', b'"video', b'"file"', b'"thinking"', b'"refusal"')
+_PARTS = re.compile(rb'"(?:image_|input_|audio|video|file"|thinking"|refusal")')
 _CONTINUES = _always(Way.CONTINUE)
 
 TABLE: dict[str, Callable[[Raw, Fields], Way]] = dict.fromkeys((
@@ -127,6 +124,7 @@ TABLE: dict[str, Callable[[Raw, Fields], Way]] = dict.fromkeys((
     "return_prompt_text": _unless(b"false"),
 }
 """What each field asks for, given its value and all fields. A value of null is as good as absent."""
+_ALWAYS_CONTINUE = frozenset(name for name, ask in TABLE.items() if ask is _CONTINUES)
 
 
 def way_of(api: Api, fields: Fields) -> Way:
@@ -137,8 +135,10 @@ def way_of(api: Api, fields: Fields) -> Way:
     if ("prompt" if api == "completions" else "messages") not in fields:
         return Way.REPLAY  # prompt_embeds
     for name, raw in fields.items():
+        if name in _ALWAYS_CONTINUE:
+            continue
         ask = TABLE.get(name)
-        if ask is not _CONTINUES and not is_null(raw) and (ask is None or ask(raw, fields) is not Way.CONTINUE):
+        if not is_null(raw) and (ask is None or ask(raw, fields) is not Way.CONTINUE):
             return Way.REPLAY
     return worst
 
