@@ -175,7 +175,9 @@ def _chooser(engine: ScriptedEngine, source: random.Random, killed: set[str]) ->
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, prefills: int = 2, decodes: int = 3) -> AsyncIterator[tuple[int, Group]]:
+async def running(
+    folder: Path, prefills: int = 2, decodes: int = 3, *, api_key_file: str | None = None
+) -> AsyncIterator[tuple[int, Group]]:
     """A router process that knows scripted engines; its port."""
     key_file = folder / "key"
     keys.write(key_file, keys.mint())
@@ -183,7 +185,7 @@ async def running(folder: Path, prefills: int = 2, decodes: int = 3) -> AsyncIte
     config = SidecarConfig(
         service=SERVICE, instance=InstanceName("router"), key_file=str(key_file), run_dir=str(folder), log_level="warning",
         router=RouterConfig(host="127.0.0.1", port=port, members_port=members, heartbeat_s=BEAT_S, resolve_s=BEAT_S,
-                            access_log=False, policy="least_loaded"))
+                            access_log=False, policy="least_loaded", api_key_file=api_key_file))
     replay, source = Replay(load()), random.Random(5)
     killed: set[str] = set()
     engines = {f"p{i}": Role.PREFILL for i in range(prefills)} | {f"d{i}": Role.DECODE for i in range(decodes)}
