@@ -27,6 +27,7 @@ from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.launch import AgentConfig, KvOptions, RouterConfig, SidecarConfig
+from xpyd_sidecar.contract.timeline import HEADER, PATH, Traces
 
 SERVICE = ServiceName("test")
 HEARTBEAT_S = 0.5
@@ -162,6 +163,12 @@ class Cluster:
         """What the router knows."""
         token = keys.admin_token(keys.read(self.key_file))
         return msgspec.json.decode(get(f"{self.url}/fleet", 10, {"Authorization": f"Bearer {token}"}), type=Fleet)
+
+    def traces(self, question: str) -> Traces:
+        """Timelines, as ``GET /trace`` tells them."""
+        token = keys.admin_token(keys.read(self.key_file))
+        answer = get(f"{self.url}{PATH}", 10, {"Authorization": f"Bearer {token}", HEADER: question})
+        return msgspec.json.decode(answer, type=Traces)
 
     def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> Self:
         """Wait until the router is ready and has heard every instance say so."""

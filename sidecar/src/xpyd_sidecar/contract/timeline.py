@@ -111,11 +111,11 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Clock(msgspec.Struct, frozen=True):
-    """How an instance's clock is put beside the router's, by the quickest of a few exchanges."""
+    """How an instance's clock is put beside the router's: by the quickest of a few exchanges; within one host it is one."""
 
     instance: InstanceName
     within_s: float
-    """Half of that exchange's time: the error is at most this."""
+    """Half of that exchange's time: the error is at most this; 0 within one host."""
 
 
 class Timeline(msgspec.Struct, frozen=True):

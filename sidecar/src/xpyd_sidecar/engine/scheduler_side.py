@@ -22,6 +22,7 @@ from xpyd_sidecar.contract.membership import Parallel
 from xpyd_sidecar.contract.timeline import Asked, Told
 from xpyd_sidecar.engine import compat, fingerprint
 from xpyd_sidecar.engine.control import ControlThread
+from xpyd_sidecar.engine.crew import Crew
 from xpyd_sidecar.engine.notes import clock
 from xpyd_sidecar.engine.reports import ExpectOrder, FailOrder, LoadOrder, LoadReport, Orders, RankAddress, Report
 from xpyd_sidecar.engine.ring import Ring
@@ -63,6 +64,7 @@ class SchedulerSide:
         self._offers = Offers(block_size=self._block_size, ranks=self._ranks)
         self._data: tuple[messages.Rank, ...] = ()
         self._self: peers.Self | None = None
+        self._crew: Crew | None = None
         self._greeted: Recent[bytes, peers.Met] = Recent()
         self._orders = Orders()
         self._loading: dict[str, LoadOrder] = {}
@@ -74,6 +76,8 @@ class SchedulerSide:
         self._ring = Ring()
         self._loaded_now: dict[str, Key] = {}
         """By request: loads that are over, of requests that have not run since."""
+        self._waiting_since: dict[str, float] = {}
+        """By request."""
         port = options.control_port + compat.dp_rank(config) if options.control_port else 0
         self._control = ControlThread(self, settings.key, host=settings.host, port=port,
                                       peer_timeout_s=options.peer_timeout_s)
@@ -95,6 +99,8 @@ class SchedulerSide:
         except mapping.Unmappable as error:
             raise ConfigError(f"kv connector: {error}") from None
         self._self = peers.Self(self._settings.instance, self._incarnation, fields, self._parallel, geometry)
+        self._crew = Crew([one.place for one in ranks], host=self._settings.host, key=self._settings.key,
+                          run_dir=self._settings.run_dir, give_back=self._not_called)
         self._control.start()
         if self._settings.run_dir is not None:
             record.write(self._settings.run_dir, record.EngineRecord(
@@ -104,7 +110,9 @@ class SchedulerSide:
                     ", ".join(one.address for one in self._data), self._incarnation, fingerprints.digest(fields))
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the threads."""
+        if self._crew is not None:
+            self._crew.stop()
         self._control.stop()
 
     # --- hooks, on the engine's thread ---
@@ -129,6 +137,7 @@ class SchedulerSide:
                 self._register_decode(request, leg, prompt)
 
     def _register_decode(self, request: Any, leg: Leg, prompt: bytes) -> None:
+        self._waiting_since[request.request_id] = time.monotonic()
         self._pair(self._pairing.register(
             request.request_id, leg.transfer, leg.attempt, identity=prompt, tokens=request.num_prompt_tokens,
             lease=Lease.of(time.monotonic(), leg.remaining_s),
@@ -181,6 +190,8 @@ class SchedulerSide:
                         name, new[0] if new else (), reset=name in cached.resumed_req_ids,
                         computed=cached.num_computed_tokens[at] + output.num_scheduled_tokens[name]))
             orders, self._orders = self._orders, Orders()
+        if self._crew is not None:
+            orders.crew = self._crew.handle()
         return orders
 
     def _expect(self) -> None:
@@ -230,6 +241,8 @@ class SchedulerSide:
         if bad is None and order is not None and leg is not None and leg.state is pairing.State.LOADING:
             self._stats.add(metrics.LOADED_BYTES, sum(one.size for one in reports))
             self._stats.add(metrics.LOADED_TOKENS, leg.tokens - order.first * self._block_size)
+            if (since := self._waiting_since.pop(name, None)) is not None:
+                self._stats.add(metrics.WAIT_SECONDS, time.monotonic() - since)
             self._ring.mark(order.source.key, "loaded", sends=False)
             self._loaded_now[name] = order.source.key
         self._pair(self._pairing.finished(name, bad.outcome if bad else Outcome.OK, bad.reason if bad else "",
@@ -239,6 +252,7 @@ class SchedulerSide:
         """A request has ended."""
         with self._lock:
             self._loaded_now.pop(request.request_id, None)
+            self._waiting_since.pop(request.request_id, None)
             self._offer(self._offers.end(request.request_id))
             self._pair(self._pairing.end(request.request_id))
 
@@ -285,6 +299,8 @@ class SchedulerSide:
     def _load(self, step: pairing.Load) -> None:
         leg = self._pairing.leg(step.request)
         met = self._greeted.get(leg.peer) if leg is not None else None
+        if step.request in self._expected:
+            self._stats.add(metrics.RETRIES, 1)
         self._expected.setdefault(step.request, [])
         if met is None:  # thousands of peers have greeted since
             reason = "its HELLO is forgotten"
@@ -304,7 +320,8 @@ class SchedulerSide:
             if isinstance(step, offers.Push):
                 self._orders.pushes.append(step)
             elif isinstance(step, offers.Release):
-                self._orders.releases.append(step)
+                if self._crew is None or not self._crew.let_go(step):
+                    self._orders.releases.append(step)
             elif isinstance(step, offers.SendAnnounce):
                 self._ring.mark(step.key, "announced", sends=True)
                 if not self._control.post(step.peer, Announce(*step.key, step.identity, step.tokens, self._data)):
@@ -322,6 +339,11 @@ class SchedulerSide:
             self._stats.add(metrics.PUSHED_TOKENS, step.tokens)
         level = logging.INFO if step.outcome is Outcome.OK else logging.WARNING
         logger.log(level, "xpyd: push of %s to %s: %s %s", step.key, step.peer.instance, step.outcome, step.reason)
+
+    def _not_called(self, releases: list[offers.Release]) -> None:
+        """Workers could not be called, on the crew's thread: it goes with the next step."""
+        with self._lock:
+            self._orders.releases += releases
 
     # --- Handler, on the control thread ---
 

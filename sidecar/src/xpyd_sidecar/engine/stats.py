@@ -16,6 +16,8 @@ COUNTERS = {
     metrics.LOADED_BYTES: "KV payload bytes loaded from prefill engines.",
     metrics.LOADED_TOKENS: "Prompt tokens whose KV was loaded instead of computed.",
     metrics.AHEAD_BYTES: "KV payload bytes pushed into decode's buffer before decode had blocks for them.",
+    metrics.WAIT_SECONDS: "From a decode leg's arrival until its KV was in place, summed over loads.",
+    metrics.RETRIES: "Times that decode began a load anew, from another try of its transfer.",
     metrics.STORE_RETRIES: "Times that decode's buffer was too full for a copy, which was kept to be offered again.",
     metrics.PUT_WAIT_SECONDS: "Time in which prefill steps of mode put have waited for their KV to leave.",
     metrics.PUT_LATE: "Transfers of mode put that went on as put_async.",

@@ -188,7 +188,7 @@ def ask(key: ServiceKey, engines: Mapping[HostPort, InstanceName], transfers: tu
 
 
 class Exchange:
-    """One engine: a few empty questions, by which its clock is known, then the real one."""
+    """One engine: a few empty questions, by which its clock is known, then the real one. Within one host clocks agree."""
 
     def __init__(self, name: InstanceName, sock: zmq.Socket[Any], transfers: tuple[TransferId, ...]) -> None:
         self.name = name
@@ -231,7 +231,8 @@ class Exchange:
             self.ask()
             return
         self.open = False
-        self.heard = Heard(told, self._best[1], self._best[0])
+        here = abs(told.clock - (time.time() - time.monotonic())) < timeline.SAME_HOST_S
+        self.heard = Heard(told, 0.0, 0.0) if here else Heard(told, self._best[1], self._best[0])
 
     def _fail(self, problem: str) -> None:
         self.open, self.problem = False, problem
