@@ -240,7 +240,7 @@ bench-policies: $(STAMP) ## The router's policies on a trace (TRACE=FILE), simul
 	@$(BIN)/python bench/policies $(if $(TRACE),'$(TRACE)')
 
 .PHONY: bench-dp
-bench-dp: $(STAMP) ## Steps that data-parallel ranks run for nothing: vLLM's waves beside step sync, into bench/results (6 minutes)
+bench-dp: $(STAMP) ## Steps that data-parallel ranks run for nothing: vLLM's waves beside step sync, into bench/results (8 minutes)
 	@PYTHONPATH=tests/support $(BIN)/python bench/dp --write
 
 # Other routers have an environment of their own: what they need must not decide what xpyd runs with.

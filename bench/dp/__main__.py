@@ -33,7 +33,9 @@ KV_WAIT_S = 2.0
 START_S = 600.0
 ANSWER_S = 200.0
 SETTLED_S = 60.0
-STOPS: list[tuple[list[int], int]] = []
+REST_S = 0.5
+"""In which the ranks come to rest."""
+STOPS: dict[int, list[tuple[list[int], int]]] = {}
 Answers = list[list[int]]
 
 
@@ -60,7 +62,7 @@ def bursts(engine: DpEngine) -> Answers:
     for _ in range(5):
         asked = [(_prompt(rng), rng.randint(4, 60), index % 2) for index in range(8)]
         out += _at_once(engine, [(0.0, *one) for one in asked])
-        time.sleep(0.5)
+        time.sleep(REST_S)
     return out
 
 
@@ -74,17 +76,30 @@ def poisson(engine: DpEngine) -> Answers:
 
 
 def early_stop(engine: DpEngine) -> Answers:
-    """3 requests that may make 400 tokens and stop at about 100."""
-    return [_ask(engine, prompt, 400, 0, stop_token_ids=[stop]) for prompt, stop in STOPS]
+    """30 requests that may make 400 tokens and stop at about 10."""
+    return _stopping(engine, 10)
+
+
+def early_stop_long(engine: DpEngine) -> Answers:
+    """4 requests that may make 400 tokens and stop at about 75."""
+    return _stopping(engine, 75)
+
+
+def _stopping(engine: DpEngine, length: int) -> Answers:
+    out = []
+    for prompt, stop in STOPS[length]:
+        out.append(_ask(engine, prompt, 400, 0, stop_token_ids=[stop]))
+        time.sleep(REST_S)
+    return out
 
 
 def find_stops(engine: DpEngine) -> None:
-    """Prompts, and tokens that come once in their first 100, as late as possible."""
+    """Prompts, and tokens that come once in their first tokens, as late as possible."""
     rng = random.Random(5)
-    for _ in range(3):
-        prompt = _prompt(rng)
-        first = _ask(engine, prompt, 100, 0)
-        STOPS.append((prompt, next(token for token in reversed(first) if first.count(token) == 1)))
+    for length, many in (10, 30), (75, 4):
+        asked = [(0.0, _prompt(rng), length, 0) for _ in range(many)]
+        STOPS[length] = [(prompt, next((token for token in reversed(first) if first.count(token) == 1), first[-1]))
+                         for (_, prompt, _, _), first in zip(asked, _at_once(engine, asked), strict=True)]
 
 
 def kv_wait(engine: DpEngine) -> Answers:
@@ -95,7 +110,7 @@ def kv_wait(engine: DpEngine) -> Answers:
 
 WORKLOADS: dict[str, Callable[[DpEngine], Answers]] = {
     "single": single, "one_rank": one_rank, "bursts": bursts, "poisson": poisson, "early_stop": early_stop,
-    "kv_wait": kv_wait}
+    "early_stop_long": early_stop_long, "kv_wait": kv_wait}
 
 
 def _ask(engine: DpEngine, prompt: list[int], tokens: int, rank: int, **fields: Any) -> list[int]:
@@ -142,14 +157,14 @@ def measure(name: str, workload: Callable[[DpEngine], Answers], mode: str, engin
     figures[f"wasted_{name}_{mode}"] = wasted
     figures[f"useful_{name}_{mode}"] = engine.useful(before)
     figures[f"seconds_{name}_{mode}"] = round(seconds, 2)
-    sys.stdout.write(f"{name:11} {mode:5} {after - before:5} steps, {wasted:4} wasted, {seconds:.1f} s\n")
+    sys.stdout.write(f"{name:15} {mode:5} {after - before:5} steps, {wasted:4} wasted, {seconds:.1f} s\n")
     sys.stdout.flush()
     return answers
 
 
 def plot(figures: dict[str, Any]) -> str:
     """Bars as SVG."""
-    width, height, left, base = 760, 300, 50, 250
+    width, height, left, base = 860, 300, 50, 250
     most = max(figures[f"wasted_{name}_{mode}"] for name in WORKLOADS for mode in MODES) or 1
     colours = dict(zip(MODES, ("#57606a", "#1f6feb", "#2da44e"), strict=True))
     size = f'width="{width}" height="{height}"'

@@ -27,7 +27,7 @@ RESULTS = ROOT / "bench" / "results" / "campaign_dp.json"
 SO_FAR = ROOT / ".cache" / "campaign_dp.json"
 REQUESTS = int(os.environ.get("REQUESTS", "10000"))
 KILLS = int(os.environ.get("KILLS", "15"))
-CLIENTS = 48
+CLIENTS = 96
 PART = 500
 """Requests after which the ranks must come to rest at one step, and figures are kept."""
 ANSWER_S = 300.0

@@ -7,6 +7,7 @@ place.
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,8 +33,9 @@ from processes import free_ports
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.v1.outputs import KVConnectorOutput
 
-from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.contract.ids import InstanceName, ServiceName
+from xpyd_sidecar.contract import duty, metrics
+from xpyd_sidecar.contract.duty import Duty
+from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.connector import XpydConnector
@@ -76,6 +78,28 @@ def test_blocks_go_from_rank_to_rank_into_their_places(make: Callable[..., Engin
     assert p.counts[metrics.PUSHED_BYTES] == d.counts[metrics.LOADED_BYTES] == size
     assert (p.counts[metrics.PUSHED_TOKENS], d.counts[metrics.LOADED_TOKENS]) == (40, 24)
     assert (p.counts["send/ok"], d.counts["receive/ok"]) == (1, 1)
+
+
+def test_a_dead_decode_engines_copies_go_without_a_step_and_memory_follows_the_role(make: Callable[..., Engine]) -> None:
+    p, d = make("p", tensor=2, peer_timeout_s=0.5), make("d")
+    d.stop()  # it never answers
+    prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3])
+    assert all(worker.budget.used for worker in p.workers)
+    end = time.monotonic() + 20.0
+    while any(worker.budget.used for worker in p.workers):  # no step of p is made meanwhile
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    until(lambda: idle(p), p)
+    assert p.counts["send/peer_lost"] == 1
+    duty.write(p.folder, Duty(Role.DECODE, 2))
+    until(lambda: not any(worker.pool_made for worker in p.workers), p)
+    duty.write(p.folder, Duty(Role.PREFILL, 3))
+    e = make("e", tensor=2)
+    transfer = uuid.uuid4().hex
+    ours = request(decode_leg(transfer))
+    e.scheduler.new_request(ours)
+    prefill(p, request(prefill_leg(transfer, e)), [4, 5, 6])
+    until(lambda: e.scheduler.matched(ours, 0) == (40, True), e)
 
 
 def test_chunks_and_a_preemption_between_them(make: Callable[..., Engine]) -> None:

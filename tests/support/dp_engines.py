@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -54,9 +55,10 @@ class DpEngine(Engine):
         self.trace = folder / f"{name}-steps"
         self.trace.mkdir()
         environment = {
-            "PYTHONPATH": str(PLUGIN), "XPYD_TEST_STEPS": str(self.trace), "VLLM_SERVER_DEV_MODE": "1",
-            "VLLM_HOST_IP": "127.0.0.1", launch.ENV_DP_SYNC: mode, launch.ENV_DP_TIMEOUT_S: str(timeout_s),
-            launch.ENV_DP_LOOKAHEAD: look_ahead, **(env or {})}
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(PLUGIN), os.environ.get("PYTHONPATH")))),
+            "XPYD_TEST_STEPS": str(self.trace), "VLLM_SERVER_DEV_MODE": "1", "VLLM_HOST_IP": "127.0.0.1",
+            launch.ENV_DP_SYNC: mode, launch.ENV_DP_TIMEOUT_S: str(timeout_s), launch.ENV_DP_LOOKAHEAD: look_ahead,
+            **(env or {})}
         super().__init__(name, folder, connector=connector, model=ensure_moe(), env=environment,
                          args=("--data-parallel-size", str(ranks), *ARGS, *args), **more)
 

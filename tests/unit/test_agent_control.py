@@ -19,8 +19,9 @@ from xpyd_sidecar.agent import ask as ask_module
 from xpyd_sidecar.agent import control
 from xpyd_sidecar.agent.app import Agent
 from xpyd_sidecar.beside import Draining
-from xpyd_sidecar.contract import assignment, keys
+from xpyd_sidecar.contract import assignment, duty, keys
 from xpyd_sidecar.contract.assignment import Assignment
+from xpyd_sidecar.contract.duty import Duty
 from xpyd_sidecar.contract.ids import HostPort, Role, State
 from xpyd_sidecar.contract.launch import AGENT_SOCKET, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
@@ -275,6 +276,7 @@ async def test_a_role_is_taken_at_once_and_kept_for_the_next_agent(running: Runn
     beat = await running.router.wait_beat(lambda beat: beat.role is Role.PREFILL)
     assert (beat.epoch, beat.state, beat.incarnation) == (2, State.READY, "a" * 32)
     assert assignment.read(running.run_dir / assignment.KEPT) == Assignment(Role.PREFILL, 2)
+    assert duty.read(running.run_dir) == Duty(Role.PREFILL, 2)
     assert (await post(running, "/role", {"role": "prefill", "epoch": 2}))[0] == 200, "told again"
     seen = len(running.router.beats)
     await running.end()

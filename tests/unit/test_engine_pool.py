@@ -38,6 +38,22 @@ def test_what_does_not_fit_is_refused() -> None:
     assert Pool(lambda size: Chunk(None, memoryview(bytearray(size))), 0).take(1) is None
 
 
+def test_memory_that_nobody_has_a_use_for_goes_back_when_it_is_empty() -> None:
+    pool = Pool(lambda size: Chunk(None, memoryview(bytearray(size))), 8192)
+    held = pool.take(4096)
+    assert held is not None
+    pool.spare(spare=True)
+    assert pool.made, "a piece is still held"
+    assert pool.take(1) is None
+    pool.give(held)
+    assert not pool.made
+    pool.spare(spare=False)
+    again = pool.take(4096)
+    assert again is not None
+    pool.give(again)
+    assert pool.made, "kept for the next"
+
+
 def test_an_arena_is_cut_where_one_says() -> None:
     arena = Arena(lambda size: Chunk(None, memoryview(bytearray(range(size)))), 100)
     assert bytes(arena.at(10, 3).view) == bytes((10, 11, 12))

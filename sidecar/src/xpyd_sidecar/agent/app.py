@@ -23,8 +23,9 @@ from xpyd_sidecar.agent.engine import Probe
 from xpyd_sidecar.agent.remote import Remote
 from xpyd_sidecar.agent.role import Told
 from xpyd_sidecar.beside import Draining
-from xpyd_sidecar.contract import assignment
+from xpyd_sidecar.contract import assignment, duty
 from xpyd_sidecar.contract.assignment import Assignment
+from xpyd_sidecar.contract.duty import Duty
 from xpyd_sidecar.contract.ids import AgentId, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
@@ -71,6 +72,7 @@ class Agent:
         self._started = self._loop.time()
         self._starting_since: float | None = self._started
         self._said_late = False
+        self._duty: Duty | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Speak for the engine until ``stop``, then say goodbye.
@@ -82,6 +84,7 @@ class Agent:
             # Before the first beat: one that says the role of before would be refused.
             self._look_at_role()
             await self._control.start()
+            self._tell_engine()
             if self._remote is not None:
                 await self._remote.start()
             logger.info("agent started", extra={"engine": self._config.engine, "role": self._machine.role.value,
@@ -189,12 +192,25 @@ class Agent:
                     machine = self._machine
                     logger.info("state", extra={"state": machine.state.value, "role": machine.role.value, "why": reason,
                                                 "incarnation": machine.incarnation})
+                    self._tell_engine()
                     self._beat_now.set()
                     self._look_now.set()
                 case DrainEnded(drained=drained, reason=reason):
                     logger.info("drain ended", extra={"drained": drained, "why": reason})
                     if self._drain_over is not None and not self._drain_over.done():
                         self._drain_over.set_result((drained, reason))
+
+    def _tell_engine(self) -> None:
+        machine = self._machine
+        now = Duty(machine.role, machine.epoch, machine.state is State.DRAINING)
+        if now == self._duty:
+            return
+        try:
+            duty.write(self._run_dir, now)
+        except OSError as error:
+            logger.warning("the engine is not told that it is %s: %s", now, error)
+            return
+        self._duty = now
 
     async def _look_loop(self) -> None:
         scraped = float("-inf")

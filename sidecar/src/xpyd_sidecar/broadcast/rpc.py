@@ -176,6 +176,11 @@ class Group:
         self._send(Call(self._made + 1, method, None if to is None else names, answer=False, args=args, kwargs=kwargs),
                    timeout_s)
 
+    def check(self) -> None:
+        """Find workers that are gone now (``gone``), rather than when the next call has to wait for them."""
+        self._writer.check()
+        self._hear_all()
+
     def collect(self, pending: Pending, number: int, timeout_s: float, *, eager: bool) -> None:
         """Hear answers until this call has all of them, or, where ``eager``, a bad one (``Pending``)."""
         end = time.monotonic() + timeout_s

@@ -68,6 +68,7 @@ class Ahead:
         self._cover = cover
         self._post = post
         self._bytes = buffer_bytes + pool_bytes
+        self._spare = False
 
     @property
     def used(self) -> tuple[int, int]:
@@ -77,9 +78,27 @@ class Ahead:
     def __contains__(self, key: object) -> bool:
         return key in self._buffer
 
+    def spare(self, *, spare: bool) -> None:
+        """Whether nobody has a use for the buffer: nothing is pushed ahead then, and its memory goes back when empty."""
+        self._post(partial(self._set_spare, spare))
+
+    def _set_spare(self, spare: bool) -> None:
+        self._spare = spare
+        self._drop_if_spare()
+
+    def _drop_if_spare(self) -> None:
+        if self._spare and self.used == (0, 0):
+            for arena in self._arenas:
+                arena.drop()
+
+    @property
+    def made(self) -> bool:
+        """Whether there is memory now."""
+        return any(arena.made for arena in self._arenas)
+
     def expect(self, step: Expecting, now: float) -> tuple[Expect | None, list[Key]]:
         """A transfer may be pushed ahead: what to tell prefill (None: nothing new), and entries that had to give way."""
-        if not self._bytes or step.key in self._buffer:
+        if not self._bytes or self._spare or step.key in self._buffer:
             return None, []
         regions = len(self._block_bytes)
         gone = self._buffer.expect(step.key, step.identity, step.blocks * regions, now)
@@ -129,6 +148,7 @@ class Ahead:
         over = self._buffer.tick(now)
         if over:
             self.counted.append((metrics.UNCLAIMED, len(over)))
+        self._drop_if_spare()
         return over
 
     def _cut(self, header: Header) -> Cut:

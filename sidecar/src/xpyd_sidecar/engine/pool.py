@@ -30,6 +30,15 @@ class Arena:
         self._make = make
         self._whole: Chunk | None = None
 
+    @property
+    def made(self) -> bool:
+        """Whether there is memory now."""
+        return self._whole is not None
+
+    def drop(self) -> None:
+        """Give the memory back; chunks of it that are still held keep it."""
+        self._whole = None
+
     def at(self, offset: int, size: int) -> Chunk:
         """``size`` bytes from ``offset`` on."""
         if self._whole is None:
@@ -46,15 +55,32 @@ class Pool:
         self._arena = Arena(make, size)
         self._buddy = Buddy(size)
         self._lock = threading.Lock()
+        self._spare = False
+
+    def spare(self, *, spare: bool) -> None:
+        """Whether nobody has a use for the memory: then it goes back once it is empty, and nothing new is taken from it."""
+        with self._lock:
+            self._spare = spare
+            self._drop_if_spare()
+
+    def _drop_if_spare(self) -> None:
+        if self._spare and not self._buddy.usage.used:
+            self._arena.drop()
+
+    @property
+    def made(self) -> bool:
+        """Whether there is memory now."""
+        return self._arena.made
 
     def prepare(self) -> None:
         """Make the memory now, where that would hold up whoever comes first."""
-        with self._lock:
-            self._arena.at(0, 0)
+        self._arena.at(0, 0)  # without the lock: a hook that asks meanwhile must not wait
 
     def take(self, size: int) -> Piece | None:
         """A piece of ``size`` bytes, or None where none is free in one part."""
         with self._lock:
+            if self._spare:
+                return None
             offset = self._buddy.allocate(size)
             return None if offset is None else Piece(self._arena.at(offset, size), offset)
 
@@ -62,6 +88,7 @@ class Pool:
         """Return a piece."""
         with self._lock:
             self._buddy.free(piece.offset)
+            self._drop_if_spare()
 
     @property
     def usage(self) -> Usage:

@@ -115,4 +115,4 @@ class RankAddress(KVConnectorHandshakeMetadata):
     data: Rank
     arrays: tuple[Array, ...]
     place: str = ""
-    """Its host and network (``crew.place``)."""
+    """Its host and network (``place``)."""

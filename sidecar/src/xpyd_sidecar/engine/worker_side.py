@@ -20,15 +20,17 @@ from typing import Final
 import torch
 
 from xpyd_sidecar.contract import keys, metrics
-from xpyd_sidecar.contract.ids import HostPort, Incarnation, join_host_port, split_host_port
+from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, join_host_port, split_host_port
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import memory
 from xpyd_sidecar.engine.ahead import Expecting
 from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import Budget, Chunk, Mark, Staging, Tally
+from xpyd_sidecar.engine.crew import Hand
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.memory import Memory
 from xpyd_sidecar.engine.notes import Forwards, Noting, packed, packed_first
+from xpyd_sidecar.engine.place import place
 from xpyd_sidecar.engine.pool import Piece, Pool
 from xpyd_sidecar.engine.put import Put
 from xpyd_sidecar.engine.receiver import Receiver
@@ -99,6 +101,8 @@ class WorkerSide:
         self._put = Put(options.put_wait_s, options.peer_timeout_s) if options.mode == "put" else None
         self._counts: dict[str, float] = {}
         self._levels: dict[str, int] = {}
+        self._settings = settings
+        self._hand: Hand | None = None
         self._orders = Orders()
         self._saved: set[int] = set()
         self._indexes: list[torch.Tensor] = []
@@ -119,20 +123,39 @@ class WorkerSide:
         """Bytes of copies."""
         return self._sender.budget
 
+    @property
+    def pool_made(self) -> bool:
+        """Whether there is memory for copies."""
+        return self._pool.made
+
     def address(self) -> RankAddress:
         """What the scheduler side needs to know of this rank."""
         return RankAddress(self._rank, Rank(self._advertised or self._sender.address, self._incarnation),
-                           self._arrays)
+                           self._arrays, place())
 
     def begin(self, orders: Orders) -> None:
         """A step begins."""
         self._forwards.begin()
         self._orders = orders
         self._saved.clear()
+        if orders.crew and self._hand is None:
+            self._hand = Hand(orders.crew, self._rank, host=self._settings.host, key=self._settings.key,
+                              let_go=self._sender.release, duty=self.duty)
         self._overflowed.clear()
         self._indexes = [self._memory.index(push.ids) for push in orders.pushes]
         for release in orders.releases:
             self._sender.release(release.key, release.outcome, release.reason)
+
+    def duty(self, role: Role) -> dict[str, int]:
+        """What this engine is for: memory of the other role goes back. Bytes that are held; on a thread of its own."""
+        ahead = self._receiver.ahead
+        assert ahead is not None
+        if role is Role.PREFILL and self._memory.device.type == "cuda":
+            self._pool.prepare()
+        self._pool.spare(spare=role is Role.DECODE)
+        ahead.spare(spare=role is Role.PREFILL)
+        buffer, pool = ahead.used
+        return {"kept": self._sender.budget.used, "buffer": buffer, "pool": pool}
 
     def save_layer(self, layer: str) -> None:
         """A layer's KV of this step is written."""
@@ -302,6 +325,8 @@ class WorkerSide:
 
     def stop(self) -> None:
         """End the threads."""
+        if self._hand is not None:
+            self._hand.stop()
         self._receiver.stop()
         self._sender.stop()
 

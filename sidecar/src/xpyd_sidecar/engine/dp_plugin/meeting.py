@@ -29,7 +29,6 @@ from xpyd_sidecar.engine.dp_plugin import rpc, shm, spread
 from xpyd_sidecar.engine.dp_plugin.links import Link
 from xpyd_sidecar.engine.dp_plugin.settings import Settings
 from xpyd_sidecar.engine.dp_plugin.steps import Steps
-from xpyd_sidecar.engine.links import near
 from xpyd_sidecar.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -120,14 +119,6 @@ def service_key() -> ServiceKey:
         return keys.read(Path(named))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{launch.ENV_KEY_FILE}: {error}") from None
-
-
-def here() -> str:
-    """What tells two network stacks apart: shared memory is handed over through the one that both are in."""
-    try:
-        return f"{near.host()} {os.stat('/proc/self/ns/net').st_ino}"
-    except OSError:
-        return secrets.token_hex(16)
 
 
 def _lead(site: Site, settings: Settings, mode: str, make: Any, key: ServiceKey | None) -> Steps:

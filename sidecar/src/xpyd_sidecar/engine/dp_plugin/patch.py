@@ -23,6 +23,7 @@ from xpyd_sidecar.engine.dp_plugin import compat, meeting
 from xpyd_sidecar.engine.dp_plugin.compat import DPEngineCoreProc, EngineCore, EngineCoreProc, EngineCoreRequestType
 from xpyd_sidecar.engine.dp_plugin.settings import Settings
 from xpyd_sidecar.engine.dp_plugin.steps import Steps
+from xpyd_sidecar.engine.place import place
 from xpyd_sidecar.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ def join(engine: Any, settings: Settings) -> Steps:
     site = meeting.Site(
         engine.dp_store, engine.dp_rank, engine.dp_size, parallel.data_parallel_master_ip,
         parallel.data_parallel_size_local == parallel.data_parallel_size,
-        (vllm_compat.version(), *compat.sources().values()), meeting.here())
+        (vllm_compat.version(), *compat.sources().values()), place())
 
     def wake() -> None:
         engine.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None))
