@@ -1,0 +1,39 @@
+"""From what was seen to figures. A ratio is taken within a round; a figure is the median, with the quartiles beside it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+
+def spread(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
+    """Median and quartiles."""
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return {"median": round(statistics.median(values), digits), "p25": round(low, digits), "p75": round(high, digits),
+            "of": len(values)}
+
+
+def milliseconds(values: Sequence[float]) -> dict[str, Any]:
+    """Likewise of durations."""
+    return spread([1000 * value for value in values], 2)
+
+
+def ratios(ones: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
+    """Of pairs of one round."""
+    return spread([one / other for one, other in zip(ones, others, strict=True)])
+
+
+def handover(events: Sequence[Any]) -> float | None:
+    """Seconds from the end of prefill's last forward to the beginning of decode's first, less decode's others in between.
+
+    None: the trace lacks one of them (a prompt that decode computed itself).
+    """
+    done = [one.at + one.seconds for one in events if one.name == "prefill forward"]
+    first = [one.at for one in events if one.name == "first decode forward"]
+    if not done or not first:
+        return None
+    begin, end = max(done), min(first)
+    others = sum(max(0.0, min(end, one.at + one.seconds) - max(begin, one.at)) for one in events
+                 if one.name == "forward of others")
+    return end - begin - others
