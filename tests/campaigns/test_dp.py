@@ -4,6 +4,7 @@ Figures go into bench/results/campaign_dp.json. ``REQUESTS=`` and ``DP_KILLS=`` 
 What is done so far is kept in .cache: a campaign that was ended goes on from there (remove the file to begin anew).
 """
 
+import itertools
 import json
 import os
 import random
@@ -17,7 +18,7 @@ from typing import Any
 
 import pytest
 from dp_engines import DpEngine
-from engines import HttpError
+from engines import HttpError, ProcessFailed
 from step_model import Bounds, explore, walk
 
 from xpyd_sidecar.dp.look_ahead import LookAhead
@@ -31,6 +32,7 @@ CLIENTS = 96
 PART = 500
 """Requests after which the ranks must come to rest at one step, and figures are kept."""
 ANSWER_S = 300.0
+STARTS_LOST = 10
 START_S = 1200.0
 """Other campaigns may run beside this one."""
 TIMEOUT_S = 15.0
@@ -134,19 +136,18 @@ def part(engine: DpEngine, prompts: Sequence[list[int]], expected: Sequence[list
 def test_kills(tmp_path: Path) -> None:
     """Ranks that are killed or stand still under load; over rpc, rank 0 has the coordinator."""
     ends: list[dict[str, Any]] = so_far("kills") or []
+    starts = itertools.count()
     while len(ends) < KILLS:
-        number = len(ends)
-        modes = [("rpc", "shm")[at % 2] for at in range(number, min(number + 2, KILLS))]
-        engines = [DpEngine(f"{mode}-{number + at}", tmp_path, mode, timeout_s=TIMEOUT_S) for at, mode in enumerate(modes)]
-        try:
-            for engine in engines:
-                engine.start()
-            for at, engine in enumerate(engines):
+        number, start = len(ends), next(starts)
+        mode = ("rpc", "shm")[number % 2]
+        with DpEngine(f"{mode}-{start}", tmp_path, mode, timeout_s=TIMEOUT_S) as engine:
+            try:
                 engine.wait_ready(START_S)
-                ends.append(death(engine, modes[at], random.Random(number + at)))
-        finally:
-            for engine in engines:
-                engine.kill()
+            except ProcessFailed:  # vLLM gives its own processes fixed times to start, which a busy machine may exceed
+                if start - number >= STARTS_LOST:
+                    raise
+                continue
+            ends.append(death(engine, mode, random.Random(number)))
         keep("kills", ends)
     note(kills=ends)
     assert all(end["seconds"] < DEATH_S for end in ends)

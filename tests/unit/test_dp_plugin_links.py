@@ -117,9 +117,9 @@ def test_a_silent_rank_ends_the_others_with_its_name(mode: Way, dead: int) -> No
     assert error.peer == ("coordinator in DP rank 0" if mode != "shm" and dead == 0 else f"DP rank {dead}")
 
 
+@pytest.mark.parametrize("mode", ["spread"], indirect=True)
 def test_over_several_hosts_a_process_that_ends_is_known_before_the_timeout(mode: Way) -> None:
-    if mode != "spread":
-        pytest.skip("the other links know by silence alone")
+    """The other links know by silence alone."""
     for dead in (0, 1):
         cores = started(mode, 2, timeout_s=1000.0)
         lost = cores[dead].steps

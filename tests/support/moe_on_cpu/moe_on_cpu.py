@@ -14,6 +14,7 @@ rank as if from nowhere: no front end knows of them. Once there, the file become
 from __future__ import annotations
 
 import json
+import multiprocessing.connection
 import os
 import threading
 import time
@@ -22,6 +23,8 @@ from typing import Any
 
 FOLDER = os.environ.get("XPYD_TEST_STEPS")
 POLL_S = 0.01
+PATIENCE_S = 600.0
+"""For vLLM's coordinator to start; vLLM itself gives it 120 s, in which a busy machine may not even have imported vLLM."""
 
 
 def plugin() -> None:
@@ -32,8 +35,21 @@ def plugin() -> None:
         return
     CpuCommunicator.all_gatherv = _all_gatherv
     CpuCommunicator.reduce_scatterv = _reduce_scatterv
+    _be_patient()
     if FOLDER:
         _observe(Path(FOLDER))
+
+
+def _be_patient() -> None:
+    from vllm.v1.engine.coordinator import DPCoordinator
+
+    stock = DPCoordinator._wait_for_zmq_addrs
+
+    def patient(self: Any, pipe: Any) -> Any:
+        multiprocessing.connection.wait([pipe, self.proc.sentinel], timeout=PATIENCE_S)
+        return stock(self, pipe)
+
+    DPCoordinator._wait_for_zmq_addrs = patient
 
 
 def _gather(self: Any, part: Any, sizes: list[int] | None) -> Any:
