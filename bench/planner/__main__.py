@@ -80,7 +80,8 @@ def measure(name: str, trace: Trace, model: EngineModel, *, write: bool) -> dict
     results[f"seconds_{name}"] = round(time.monotonic() - begun, 1)
     if write:
         PICTURES.mkdir(parents=True, exist_ok=True)
-        (PICTURES / f"planner-{name}.svg").write_text(report.picture(f"{name}: the planner and its rivals", found, TTFT_S))
+        picture = report.picture(f"{name}: the planner and its rivals", found, TTFT_S, TPOT_S)
+        (PICTURES / f"planner-{name}.svg").write_text(picture)
     return results
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,6 +12,7 @@ from xpyd_operator.simulation.study import Point, Study, at_equal_hours
 from xpyd_operator.simulation.world import Run, p95
 
 BUCKET_S = 60.0
+T = TypeVar("T")
 
 
 def rivals(found: Study) -> list[Point]:
@@ -57,8 +59,8 @@ def as_json(found: Study) -> dict[str, Any]:
     }
 
 
-def picture(title: str, found: Study, ttft_s: float) -> str:
-    """Counts, queue, TTFT and what was attained over time, of the planner; attainment of the rivals beside it."""
+def picture(title: str, found: Study, ttft_s: float, tpot_s: float) -> str:
+    """Counts and queue of the planner over time; TTFT, TPOT and what was attained beside the best HPA and foresight."""
     run = found.planner_run
     marks = [(mark.at / 60, mark) for mark in run.marks]
     shown = {each.choice: each for each in rivals(found)}
@@ -79,8 +81,17 @@ def picture(title: str, found: Study, ttft_s: float) -> str:
         }),
         ("requests that wait for prefill (planner)", {"waiting": [(at, mark.queued) for at, mark in marks]}),
         ("TTFT p95 of a minute, seconds, up to 4 times the goal", {
-            **{name: _by_minute(each, 4 * ttft_s) for name, each in runs.items()},
+            **{name: _p95(each, each.ttft, 4 * ttft_s) for name, each in runs.items()},
             "goal": [(0, ttft_s), (run.ends_at / 60, ttft_s)],
+        }),
+        ("TPOT p95 of a minute, ms, up to twice the goal", {
+            **{name: _p95(each, [tpot * 1e3 for tpot in each.tpot], 2e3 * tpot_s) for name, each in runs.items()},
+            "goal": [(0, tpot_s * 1e3), (run.ends_at / 60, tpot_s * 1e3)],
+        }),
+        ("requests within both goals, % of a minute", {
+            name: [(at, 100 * sum(met) / len(met)) for at, met in _by_minute(
+                each, [a <= ttft_s and b <= tpot_s for a, b in zip(each.ttft, each.tpot, strict=True)])]
+            for name, each in runs.items()
         }),
     ])
 
@@ -89,8 +100,13 @@ def _run_of(points: list[tuple[Point, Run]], shown: Point) -> Run:
     return next(run for each, run in points if (each.hours, each.attained) == (shown.hours, shown.attained))
 
 
-def _by_minute(run: Run, most: float) -> Line:
-    buckets: dict[int, list[float]] = {}
-    for each, ttft in zip(run.trace, run.ttft, strict=True):
-        buckets.setdefault(int(each.at // BUCKET_S), []).append(ttft)
-    return [((minute + 0.5) * BUCKET_S / 60, min(most, p95(values))) for minute, values in sorted(buckets.items())]
+def _by_minute(run: Run, values: Sequence[T]) -> list[tuple[float, list[T]]]:
+    """Of each minute, by arrival: its middle, in minutes, and the values of its requests."""
+    buckets: dict[int, list[T]] = {}
+    for each, value in zip(run.trace, values, strict=True):
+        buckets.setdefault(int(each.at // BUCKET_S), []).append(value)
+    return [((minute + 0.5) * BUCKET_S / 60, found) for minute, found in sorted(buckets.items())]
+
+
+def _p95(run: Run, values: Sequence[float], most: float) -> Line:
+    return [(at, min(most, p95(found))) for at, found in _by_minute(run, values)]

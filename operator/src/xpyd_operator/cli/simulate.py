@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         out(f"{len(trace)} requests in {trace[-1].at / 60:.0f} minutes")
         out(report.table(found, ttft_s, tpot_s))
     if args.plot:
-        write(args.plot, report.picture(f"{args.trace}: planner and rivals", found, ttft_s).encode())
+        write(args.plot, report.picture(f"{args.trace}: planner and rivals", found, ttft_s, tpot_s).encode())
     return 0
 
 
