@@ -58,9 +58,9 @@ NGRAM = ("--speculative-config", json.dumps(
 MQA, MLA = "tiny-mqa-1", "tiny-mla-1"
 HYBRID, FP8 = Kind(model="tiny-gemma-1"), Kind(args=("--kv-cache-dtype", "fp8_e5m2"))
 FLEETS = {
-    "tensor": Fleet({"tp2": Kind(tensor=2), "tp1": Kind(), "ngram": Kind(args=NGRAM)},
-                    (("tp2", "tp1"), ("tp1", "tp2"), ("tp1", "ngram"), ("ngram", "tp1"))),
-    "pipeline": Fleet({"pp2": Kind(pipeline=2), "pp1": Kind()}, (("pp2", "pp1"), ("pp1", "pp2"))),
+    "tensor": Fleet({"tp2": Kind(tensor=2), "tp1": Kind()}, (("tp2", "tp1"), ("tp1", "tp2"))),
+    "pipeline": Fleet({"pp2": Kind(pipeline=2), "pp1": Kind(), "ngram": Kind(args=NGRAM)},
+                      (("pp1", "pp2"), ("pp2", "pp1"), ("pp1", "ngram"), ("ngram", "pp1"))),
     "both": Fleet({"tp2": Kind(tensor=2), "pp2": Kind(pipeline=2)}, (("tp2", "pp2"), ("pp2", "tp2"))),
     "equal": Fleet({"tp2": Kind(tensor=2), "tp2 again": Kind(tensor=2)}, (("tp2", "tp2 again"),)),
     "mqa": Fleet({"mqa tp2": Kind(tensor=2, model=MQA), "mqa tp1": Kind(model=MQA)},
@@ -151,22 +151,41 @@ def tokens(n: int) -> list[int]:
     return [source.randrange(3, 500) for _ in range(n)]
 
 
-@pytest.fixture(scope="module")
-def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Engine]]:
-    chosen = FLEETS[request.param]
-    folder = tmp_path_factory.mktemp(request.param)
-    made = {name: engine(name, folder, kind) for name, kind in chosen.engines.items()}
-    try:
-        for one in made.values():
+class Running:
+    """One fleet at a time; the next one takes its place."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self._factory = factory
+        self._name = ""
+        self._engines: dict[str, Engine] = {}
+
+    def fleet(self, name: str) -> dict[str, Engine]:
+        """Engines of that fleet, ready."""
+        if name == self._name:
+            return self._engines
+        self.stop()
+        folder = self._factory.mktemp(name)
+        self._engines = {one: engine(one, folder, kind) for one, kind in FLEETS[name].engines.items()}
+        for one in self._engines.values():
             one.start()
-        for one in made.values():
+        for one in self._engines.values():
             one.wait_ready()
-        for one in made.values():  # the first request compiles kernels, which takes long beside an engine that waits
+        for one in self._engines.values():  # the first request is slow; it should not be beside an engine that waits
             ask(one, tokens(300), 2)
-        yield made
-    finally:
-        for one in made.values():
+        self._name = name
+        return self._engines
+
+    def stop(self) -> None:
+        for one in self._engines.values():
             one.kill()
+        self._name, self._engines = "", {}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    running = Running(tmp_path_factory)
+    yield running
+    running.stop()
 
 
 def record(pair: str, found: dict[str, Any]) -> None:
@@ -177,11 +196,12 @@ def record(pair: str, found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("fleet", "prefill", "decode"), [
     pytest.param(name, *way, id=" to ".join(way)) for name, one in FLEETS.items() for way in one.ways
-], indirect=["fleet"])
+])
 def test_decode_answers_like_one_engine_and_computes_no_prompt_token(
-        fleet: dict[str, Engine], prefill: str, decode: str) -> None:
+        running: Running, fleet: str, prefill: str, decode: str) -> None:
     drafts = DRAFTS if decode == "ngram" else 0
-    pair, way = f"{prefill} to {decode}", Way(fleet[prefill], fleet[decode])
+    engines = running.fleet(fleet)
+    pair, way = f"{prefill} to {decode}", Way(engines[prefill], engines[decode])
     begun = time.monotonic()
     try:
         sums: dict[str, float] = {}
