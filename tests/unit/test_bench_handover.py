@@ -1,0 +1,35 @@
+"""How the benchmark of the hand-over makes figures of what was seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from scripts import load
+
+from xpyd_sidecar.contract.timeline import Event
+
+figures = load(Path(__file__).parents[2] / "bench" / "handover" / "figures.py")
+STEPS = [Event("p", "prefill forward", 0.0, 0.4), Event("p", "prefill forward", 0.4, 0.6),
+         Event("d", "first decode forward", 1.05, 0.01)]
+
+
+def test_a_hand_over_is_from_prefills_last_forward_to_decodes_first() -> None:
+    assert figures.handover(STEPS) == pytest.approx(0.05)
+
+
+def test_decodes_other_forwards_in_between_count_only_as_far_as_they_are_in_between() -> None:
+    others = [Event("d", "forward of others", 0.99, 0.02), Event("d", "forward of others", 1.02, 0.01),
+              Event("d", "forward of others", 0.5, 0.1)]
+    assert figures.handover([*STEPS, *others]) == pytest.approx(0.05 - 0.01 - 0.01)
+
+
+@pytest.mark.parametrize("missing", [slice(0, 2), slice(2, 3)])
+def test_without_one_of_the_two_there_is_none(missing: slice) -> None:
+    left = list(STEPS)
+    del left[missing]
+    assert figures.handover(left) is None
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    assert figures.ratios([2.0, 30.0, 4.0], [1.0, 10.0, 1.0])["median"] == 3.0
