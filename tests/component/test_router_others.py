@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import ssl
@@ -39,7 +38,7 @@ def _workers(router: Group) -> list[int]:
 def test_https_two_processes_and_passed_paths_before_real_engines(cluster: Cluster, tmp_path: Path) -> None:
     cert, key = certificates.write(tmp_path, "router")
     trust = ssl.create_default_context(cafile=cert)
-    whole = json.loads(post(f"{cluster.url}/v1/completions", {**GREEDY, "prompt": PROMPT}))["choices"][0]["text"]
+    whole = post(f"{cluster.url}/v1/completions", {**GREEDY, "prompt": PROMPT})["choices"][0]["text"]
     with cluster.other_router(workers=2, tls_cert_file=cert, tls_key_file=key) as (router, port):
         url = f"https://localhost:{port}"
         router.wait_until(lambda: _ready(url, trust), 60.0, "ready over TLS", poll_s=0.2)
@@ -58,7 +57,7 @@ def test_https_two_processes_and_passed_paths_before_real_engines(cluster: Clust
         with httpx.Client(verify=trust, base_url=url, timeout=60.0) as http:
             body = {"model": MODEL_NAME, "prompt": PROMPT}
             tokens = http.post("/tokenize", json=body)
-            assert tokens.json() == json.loads(post(f"{cluster.plain_url}/tokenize", body))
+            assert tokens.json() == post(f"{cluster.plain_url}/tokenize", body)
             said = http.post("/v1/responses", json={"model": MODEL_NAME, "input": PROMPT, "temperature": 0,
                                                     "max_output_tokens": 24}).json()
             message = {"role": "user", "content": PROMPT}
