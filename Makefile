@@ -187,6 +187,10 @@ campaign-buddy: $(STAMP) ## A million random operations on the buddy allocator, 
 campaign-modes: $(STAMP) ## The modes and decode's buffer with three real engines (4 minutes)
 	@$(BIN)/pytest -s tests/campaigns/test_modes.py --timeout 600
 
+.PHONY: campaign-pairs
+campaign-pairs: $(STAMP) ## Memory and file descriptors of an engine by peer that it has met, into bench/results (a minute)
+	@$(BIN)/python tests/campaigns/pairs.py
+
 .PHONY: campaign-failures campaign-scenarios
 campaign-failures: $(STAMP) ## Rows of the failure table with two real engines, stopped, killed and started again (5 minutes)
 	@$(BIN)/pytest tests/campaigns/test_failures.py --timeout 600
