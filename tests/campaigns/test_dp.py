@@ -133,6 +133,28 @@ def part(engine: DpEngine, prompts: Sequence[list[int]], expected: Sequence[list
     return figures
 
 
+def test_ranks_that_are_started_apart(tmp_path: Path) -> None:
+    """As on two hosts: grants go through the broadcast queue, and the death of one process is known before the timeout."""
+    with DpEngine("one", tmp_path, "rpc") as one:
+        one.wait_ready(START_S)
+        expected = [one.ask([5, 6, 7 + rank], 20, rank, ANSWER_S) for rank in (0, 1)]
+    with DpEngine("apart", tmp_path, "rpc", timeout_s=300.0, apart=True) as engine:
+        engine.wait_ready(START_S)
+        assert [engine.ask([5, 6, 7 + rank], 20, rank, ANSWER_S) for rank in (0, 1)] == expected
+        engine.settled(60.0)
+        wasted = engine.wasted()
+        assert "runs in step by rpc over several hosts" in engine.log.read_text("utf-8")
+        with ThreadPoolExecutor(1) as clients:
+            asked = clients.submit(engine.ask, [5, 6, 7], 1900, 0, ANSWER_S)
+            time.sleep(1.0)
+            began = time.monotonic()
+            engine.far[0].kill()
+            error = asked.exception(DEATH_S)
+            seconds = round(time.monotonic() - began, 1)
+        assert isinstance(error, (HttpError, OSError)), repr(error)
+    note(apart={"steps_wasted": wasted, "death_known_s": seconds})
+
+
 def test_kills(tmp_path: Path) -> None:
     """Ranks that are killed or stand still under load; over rpc, rank 0 has the coordinator."""
     ends: list[dict[str, Any]] = so_far("kills") or []

@@ -13,13 +13,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
-from engines import Engine, post
+from engines import BASE_ARGS, Engine, post
 from make_model import ensure_moe
+from processes import Group, free_port
 
 from xpyd_sidecar.contract import launch
 
@@ -46,12 +48,16 @@ def read_steps(trace: Path, rank: int) -> list[Step]:
 
 
 class DpEngine(Engine):
-    """A vLLM server with ``ranks`` data-parallel ranks."""
+    """A vLLM server with ``ranks`` data-parallel ranks. ``apart``: each is started for itself, as on hosts of their own."""
 
     def __init__(self, name: str, folder: Path, mode: str, *, ranks: int = 2, timeout_s: float = 20.0,
                  look_ahead: str = "adaptive", args: Sequence[str] = (), env: Mapping[str, str] | None = None,
-                 connector: bool = False, **more: Any) -> None:
+                 connector: bool = False, apart: bool = False, **more: Any) -> None:
         self.ranks = ranks
+        self.far: list[Group] = []
+        """Ranks from 1 on where they are apart."""
+        self._apart = ("--data-parallel-size-local", "1", "--data-parallel-address", "127.0.0.1",
+                       "--data-parallel-rpc-port", str(free_port())) if apart else ()
         self.trace = folder / f"{name}-steps"
         self.trace.mkdir()
         environment = {
@@ -60,7 +66,24 @@ class DpEngine(Engine):
             launch.ENV_DP_SYNC: mode, launch.ENV_DP_TIMEOUT_S: str(timeout_s), launch.ENV_DP_LOOKAHEAD: look_ahead,
             **(env or {})}
         super().__init__(name, folder, connector=connector, model=ensure_moe(), env=environment,
-                         args=("--data-parallel-size", str(ranks), *ARGS, *args), **more)
+                         args=("--data-parallel-size", str(ranks), *self._apart, *ARGS, *args), **more)
+
+    def start(self) -> Self:
+        """Start the process, and those of ranks that are apart."""
+        super().start()
+        for rank in range(1, self.ranks) if self._apart else ():
+            command = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(ensure_moe()), "--headless",
+                       "--data-parallel-size", str(self.ranks), "--data-parallel-start-rank", str(rank), *self._apart,
+                       *BASE_ARGS, *ARGS)
+            self.far.append(Group(command, log=self.folder / f"{self.name}-rank-{rank}.log", env=self._env,
+                                  name=f"rank {rank} of {self.name}"))
+        return self
+
+    def kill(self) -> None:
+        """kill -9 of all processes."""
+        super().kill()
+        for group in self.far:
+            group.kill()
 
     def ask(self, prompt: Sequence[int], max_tokens: int, rank: int, timeout_s: float = 60.0, **fields: Any) -> list[int]:
         """The tokens of a greedy completion on one rank."""
