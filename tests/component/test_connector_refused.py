@@ -114,3 +114,14 @@ def test_models_that_draft_are_refused() -> None:
 def test_the_type_of_the_cache_is_in_the_fingerprint(given: Any, is_called: str) -> None:
     """So that a pair of engines with different ones refuse each other (``test_kv_peers``)."""
     assert compat.kv_dtype(config(kv_cache_dtype=given)) == is_called
+
+
+@pytest.mark.parametrize(("tensor", "here"), [(1, 2), (2, 1), (4, 1)])
+def test_heads_are_counted_over_all_ranks_also_where_ranks_share_one(plain: VllmConfig, tensor: int, here: int,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain.parallel_config, "tensor_parallel_size", tensor)
+    mine = FullAttentionSpec(block_size=16, num_kv_heads=here, head_size=32, dtype=torch.float32)
+    other = FullAttentionSpec(block_size=16, num_kv_heads=here + 4, head_size=32, dtype=torch.float32)
+    groups = [SimpleNamespace(kv_cache_spec=one, layer_names=[name]) for name, one in
+              {"mine": mine, "latent": attention(MLAAttentionSpec), "other": other}.items()]
+    assert compat.kv_heads(plain, SimpleNamespace(kv_cache_groups=groups)) == {"mine": 2, "latent": 0}
