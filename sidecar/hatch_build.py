@@ -1,7 +1,8 @@
-"""Compiles the router's shortcuts while the package is built (``pip install``, ``pip wheel``), beside their source.
+"""Compiles the router's shortcuts and the links' loops while the package is built (``pip install``, ``pip wheel``), beside
+their source.
 
-Where that fails (no compiler, no headers of Python) the package is built without, and its router takes plain Python's way.
-The module keeps to Python's stable interface, so the wheel stays one for every Python; on a machine of another kind it is
+Where that fails (no compiler, no headers of Python) the package is built without, and plain Python's way is taken. The
+modules keep to Python's stable interface, so the wheel stays one for every Python; on a machine of another kind they are
 not loaded.
 
     python sidecar/hatch_build.py      compile in place; exit code 1 says that it cannot be done here
@@ -22,18 +23,29 @@ try:
 except ImportError:  # run by hand, without the build's tools
     BuildHookInterface = object
 
-SOURCE = Path("src", "xpyd_sidecar", "proxy", "_fast.c")
-MADE = SOURCE.with_name("_fast.abi3.so")
-FLAGS = ("-O2", "-Wall", "-Wextra", "-Wno-cast-function-type", "-fPIC", "-fvisibility=hidden", "-shared", "-D_GNU_SOURCE")
+PACKAGE = Path("src", "xpyd_sidecar")
+SOURCES = (PACKAGE / "proxy" / "_fast.c", PACKAGE / "engine" / "links" / "_moves.c")
+FLAGS = ("-O2", "-Wall", "-Wextra", "-Wno-cast-function-type", "-fPIC", "-fvisibility=hidden", "-shared", "-D_GNU_SOURCE",
+         "-pthread")
 LIMIT_S = 120
 
 
+def made_of(source: Path) -> Path:
+    """What a source is compiled to."""
+    return source.with_suffix(".abi3.so")
+
+
 def compile_in(root: Path) -> str:
-    """Compile; what went wrong, or nothing. What was there before stays until the new one is whole, or goes."""
-    made = root / MADE
+    """Compile all; what went wrong, or nothing."""
+    return "; ".join(wrong for source in SOURCES if (wrong := compile_one(root, source)))
+
+
+def compile_one(root: Path, source: Path) -> str:
+    """Compile one; what went wrong, or nothing. What was there before stays until the new one is whole, or goes."""
+    made = root / made_of(source)
     part = made.with_suffix(f".{os.getpid()}")
     compiler = shlex.split(os.environ.get("CC") or "cc")
-    command = [*compiler, *FLAGS, f"-I{sysconfig.get_path('include')}", "-o", str(part), str(root / SOURCE)]
+    command = [*compiler, *FLAGS, f"-I{sysconfig.get_path('include')}", "-o", str(part), str(root / source)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -54,11 +66,12 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 (hatchling's name)
         """Before the files of the wheel are gathered."""
-        wrong = compile_in(Path(self.root))
-        if wrong:
-            self.app.display_warning(f"the router's shortcuts were not compiled: {wrong}")
-        else:
-            build_data["artifacts"].append(f"/{MADE}")
+        for source in SOURCES:
+            wrong = compile_one(Path(self.root), source)
+            if wrong:
+                self.app.display_warning(f"{source} was not compiled: {wrong}")
+            else:
+                build_data["artifacts"].append(f"/{made_of(source)}")
 
 
 if __name__ == "__main__":

@@ -172,6 +172,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--idle", action="store_true", help="not beside threads that compute")
     args = parser.parse_args()
     load = os.getloadavg()[0]
     pairs, absent = begin(args)
@@ -180,7 +181,7 @@ def main() -> None:
         for name, row in table(idle).items():
             print(f"  {name:24}", *(f"{one['gb_per_s']:7.2f}" for one in row.values()),
                   " cpu s/GB", *(f"{one['cpu_s_per_gb']:6.3f}" for one in row.values()), flush=True)
-        busy = measure(pairs, max(3, args.rounds // 3), busy=True)
+        busy = measure(pairs, max(3, args.rounds // 3), busy=True) if not args.idle else {}
         for name, row in table(busy).items():
             print(f"  {name:24}", *(f"{one['gb_per_s']:7.2f}" for one in row.values()),
                   " cpu s/GB", *(f"{one['cpu_s_per_gb']:6.3f}" for one in row.values()), flush=True)

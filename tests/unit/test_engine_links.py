@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
 import signal
 import threading
 import time
+from array import array
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,14 +17,17 @@ from typing import Any
 
 import pytest
 from kv_ranks import REGIONS, TCP, DecodeRank, PrefillRank, content, key
-from link_peers import PrefillProcess
+from link_peers import DecodeProcess, PrefillProcess
 
+from xpyd_sidecar.engine import gates
 from xpyd_sidecar.engine.gates import Gate
-from xpyd_sidecar.engine.links import arena, inviting, near, process_vm
+from xpyd_sidecar.engine.links import arena, inviting, moves, near, plain, process_vm, tcp
 from xpyd_sidecar.engine.links.arena import ArenaLink, ArenaReader
 from xpyd_sidecar.engine.links.base import Blocks
+from xpyd_sidecar.engine.links.moves import Scatter
 from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.process_vm import ProcessLink, ProcessReader, address_of
+from xpyd_sidecar.engine.links.process_vm import ProcessLink, ProcessReader
+from xpyd_sidecar.engine.links.tcp import Place, packed
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.frames import Kind
@@ -44,6 +49,15 @@ def ways(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.Monke
     return Ways("tcp" if request.param == "tcp" else "shm", folder)
 
 
+@pytest.fixture
+def plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The links without what is compiled."""
+    for module in (gates, process_vm, tcp):
+        monkeypatch.setattr(module, "Scatter", plain.Scatter)
+    for name, value in {"send": plain.send, "sums": plain.sums, "COMPILED": False}.items():
+        monkeypatch.setattr(moves, name, value)
+
+
 def forbid_process_vm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProcessReader, "probe", lambda _: "process_vm_readv: Operation not permitted")
 
@@ -57,8 +71,28 @@ def whole(d: DecodeRank, count: int = 4) -> bool:
     return d.cache == {(region, 100 + n): content(region, n, d.block) for region in range(REGIONS) for n in range(count)}
 
 
+def sockets_and_arenas() -> set[str]:
+    """Those that this process has open."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # what has listed them
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return {one for one in found if one.startswith("socket:") or arena.PREFIX in one}
+
+
 def name_of(ways: Ways, request: Any) -> str:
     return str(request.node.callspec.params["ways"])
+
+
+@pytest.mark.usefixtures("plainly")
+@pytest.mark.parametrize("direct", [True, False], ids=["in place", "staged"])
+def test_links_work_without_what_is_compiled(ways: Ways, direct: bool) -> None:
+    with (PrefillRank(ways=ways, block=100_000, keep_bytes=8 << 20) as p,
+          DecodeRank(ways=ways, direct=direct, block=100_000) as d):
+        push(p, count=12)
+        d.load("r", key(), p, first=0, count=12)
+        assert d.wait_outcomes() == [Outcome.OK]
+        assert whole(d, 12)
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["in place", "staged"])
@@ -91,9 +125,9 @@ def test_large_loads_with_little_room(ways: Ways, direct: bool) -> None:
 
 def test_what_was_ruined_on_its_way_is_noticed(ways: Ways, monkeypatch: pytest.MonkeyPatch) -> None:
     """The receiver's own checksum of one payload is wrong."""
-    real = frames.Sum.value
+    real = Place.total
     wrong = iter([True])
-    monkeypatch.setattr(frames.Sum, "value", lambda self: real(self) ^ int(next(wrong, False)))
+    monkeypatch.setattr(Place, "total", lambda self: real(self) ^ int(next(wrong, False)))
     with PrefillRank(ways=ways) as p, DecodeRank(ways=ways, direct=True) as d:
         push(p)
         d.load("r", key(), p, first=0, count=4)
@@ -224,7 +258,7 @@ def test_a_reader_that_is_late_takes_nothing_for_what_was_freed() -> None:
     link.put(session, key(), Blocks(0, 0, 5, memoryview(data)), lambda: freed.append(1), cover=False)
     reader, into = reading(link), bytearray(5000)
     (offer,) = session.offers
-    assert reader.read(offer.address, 5000, [(address_of(memoryview(into)), 5000)])
+    assert reader.read(offer.address, 5000, packed(memoryview(into), 5, cover=False))
     assert into == data
     assert link.busy
     assert freed == []
@@ -232,15 +266,15 @@ def test_a_reader_that_is_late_takes_nothing_for_what_was_freed() -> None:
     assert freed == [1]
     data[:] = b"y" * 5000
     with pytest.raises(PeerGone, match="given this session up"):
-        reader.read(offer.address, 5000, [(address_of(memoryview(into)), 5000)])
+        reader.read(offer.address, 5000, packed(memoryview(into), 5, cover=False))
 
 
 def test_scattered_pieces_beyond_what_one_call_takes() -> None:
     link, session, data = ProcessLink(), Said(), os.urandom(3000)
     link.put(session, key(), Blocks(0, 0, 3000, memoryview(data)), lambda: None, cover=False)
     into = bytearray(6000)
-    base = address_of(memoryview(into))
-    assert reading(link).read(session.offers[0].address, 3000, [(base + 2 * n, 1) for n in range(3000)])
+    places = Scatter(into, 1, 3000, array("q", range(3000)), 2, 0, False)
+    assert reading(link).read(session.offers[0].address, 3000, places)
     assert into[::2] == data
     assert not any(into[1::2])
 
@@ -275,13 +309,15 @@ def test_a_full_arena_makes_puts_wait_and_frees_each_copy_once(folder: Path) -> 
     into = bytearray(1 << 20)
     for n in range(20):
         offer = session.offers[n]
-        assert reader.read(offer.address, offer.size, [(address_of(memoryview(into)), offer.size)])
+        place = Place(packed(memoryview(into), 1, cover=True))
+        assert place.scatter is not None
+        assert reader.read(offer.address, offer.size, place.scatter)
         assert into == bytes([n]) * (1 << 20)
-        assert frames.checksum(into) == offer.checksum
+        assert place.total() == offer.checksum
         link.taken(session, read=True)
     assert not link.busy
     with pytest.raises(ProtocolError, match="of an arena of"):
-        reader.read(link.size - 10, 11, [])
+        reader.read(link.size - 10, 11, packed(memoryview(bytearray(11)), 1, cover=False))
     link.put(session, key(), Blocks(0, 0, 40, memoryview(bytes(40 << 20))), lambda: freed.append(20), cover=False)
     link.close()
     assert freed == list(range(21))
@@ -330,6 +366,26 @@ def test_prefill_killed_in_the_middle_is_noticed_and_leaves_nothing(link: str, f
         p.process.wait()
         d.wait(lambda: d.finished, 20)
         assert d.finished[0].outcome is Outcome.PEER_LOST
+
+
+@pytest.mark.parametrize("link", LINKS)
+def test_decode_killed_in_the_middle_leaves_no_memory_descriptor_or_file_at_prefill(
+        link: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 1 << 20
+    ways = Ways("tcp" if link == "tcp" else "shm", folder)
+    with PrefillRank(block=size, keep_bytes=128 << 20, keep_s=60, ways=ways, timeout_s=20) as p:
+        before = sockets_and_arenas()
+        for region in range(REGIONS):
+            p.copy(key(), region, 0, [bytes([region]) * size] * 40)
+        with DecodeProcess(link, folder, p.address, block=size, count=40) as d:
+            assert p.sender.budget.used == REGIONS * 40 * size
+            assert sockets_and_arenas() - before
+            d.process.send_signal(signal.SIGKILL)
+            assert [one.outcome for one in p.wait_reports()] == [Outcome.PEER_LOST]
+        assert p.sender.budget.used == 0
+        assert not p.sender._peers
+        assert sockets_and_arenas() <= before
+        assert arena.PREFIX not in Path("/proc/self/maps").read_text()
 
 
 def test_prefill_killed_during_the_handshake_leaves_only_what_is_swept(tmp_path: Path,

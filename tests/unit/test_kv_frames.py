@@ -16,24 +16,25 @@ KEY = Key(TransferId("0123456789abcdef" * 2), Attempt(2), 3)
 
 def test_a_frame_comes_back_as_it_was() -> None:
     payload = bytes(range(100))
-    raw = frames.encode(Kind.DATA, KEY, payload, region=7, first=8, blocks=9)
+    raw = frames.encode(Kind.DATA, KEY, payload, region=7, first=8, blocks=10)
     header = frames.decode(raw)
     assert (header.kind, header.covered, header.length, header.key) == (Kind.DATA, True, 100, KEY)
-    assert (header.region, header.first, header.blocks) == (7, 8, 9)
-    assert frames.intact(header, payload)
+    assert (header.region, header.first, header.blocks) == (7, 8, 10)
+    assert header.checksum == frames.total(frames.sums(payload, 10))
+    assert frames.encode(Kind.DATA, KEY, payload, region=7, first=8, blocks=10, known=header.checksum) == raw
 
 
 def test_the_layout_is_the_one_that_is_drawn() -> None:
     raw = frames.encode(Kind.READY, KEY, b"abc")
     assert len(raw) == HEADER_BYTES == 64
-    assert raw[:12] == b"xpyd" + bytes([2, 5]) + b"\x01\x00" + b"\x03\0\0\0"
+    assert raw[:12] == b"xpyd" + bytes([3, 5]) + b"\x01\x00" + b"\x03\0\0\0"
     assert raw[12:28].hex() == KEY.transfer
     assert raw[28:36] == b"\x02\0\0\0\x03\0\0\0"
 
 
 def test_every_flipped_bit_of_header_and_payload_is_noticed() -> None:
     payload = random.Random(1).randbytes(64)
-    raw = frames.encode(Kind.DATA, KEY, payload, region=1, first=2, blocks=3)
+    raw = frames.encode(Kind.OFFER, KEY, payload, region=1, first=2, blocks=3)
     whole = raw + payload
     for bit in range(len(whole) * 8):
         bad = bytearray(whole)
@@ -57,11 +58,26 @@ def test_without_cover_the_header_is_still_checked_and_the_payload_is_not() -> N
         frames.decode(other[:48] + raw[48:])
 
 
-def test_a_payload_in_pieces_has_the_sum_of_the_whole() -> None:
-    whole = random.Random(2).randbytes(3000)
-    raw = frames.encode(Kind.DATA, KEY, whole)
-    assert frames.intact(frames.decode(raw), whole[:1000], memoryview(whole)[1000:1001], whole[1001:])
-    assert not frames.intact(frames.decode(raw), whole[1000:], whole[:1000])
+def test_every_flipped_bit_of_blocks_is_in_their_sum() -> None:
+    payload = random.Random(3).randbytes(90)
+    good = frames.total(frames.sums(payload, 30))
+    for bit in range(len(payload) * 8):
+        bad = bytearray(payload)
+        bad[bit // 8] ^= 1 << bit % 8
+        assert frames.total(frames.sums(bad, 30)) != good, f"bit {bit}"
+    assert frames.total(frames.sums(payload[30:] + payload[:30], 30)) != good
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, frames.SUM_BYTES - 1, frames.SUM_BYTES, frames.SUM_BYTES + 1, 200_000])
+def test_blocks_summed_up_apart_have_the_sums_of_the_whole(size: int) -> None:
+    whole = random.Random(2).randbytes(3 * size)
+    sums = frames.sums(whole, size)
+    assert sums == b"".join(frames.sums(whole[at:at + size], size) for at in range(0, 3 * size, size))
+    assert len(sums) == 8 * 3 * -(-size // frames.SUM_BYTES)
+    first = whole[:min(size, frames.SUM_BYTES)]
+    assert sums[:8] == frames.checksum(first.ljust(frames.SUM_LEAST, b"\0")).to_bytes(8, "little")
+    with pytest.raises(ValueError, match="whole blocks"):
+        frames.sums(b"abc", 2)
 
 
 def sealed(raw: bytes) -> bytes:
@@ -70,7 +86,7 @@ def sealed(raw: bytes) -> bytes:
 
 @pytest.mark.parametrize(("change", "text"), [
     (lambda raw: b"HTTP" + raw[4:], "not an xpyd data link"),
-    (lambda raw: raw[:4] + b"\x09" + raw[5:], "wire version 9 is not 2"),
+    (lambda raw: raw[:4] + b"\x09" + raw[5:], "wire version 9 is not 3"),
     (lambda raw: raw[:5] + b"\x63" + raw[6:], "header with a wrong checksum"),
     (lambda raw: sealed(raw[:5] + b"\x63" + raw[6:]), "unknown frame kind 99"),
     (lambda raw: sealed(raw[:8] + (BODY_MAX + 1).to_bytes(4, "little") + raw[12:]), "over the bound"),

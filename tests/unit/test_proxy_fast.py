@@ -181,12 +181,14 @@ def test_simple_events_go_from_a_leg_to_the_client_without_python_until_that_end
 def test_without_a_compiler_the_package_is_built_without_shortcuts_and_says_so(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hook = load(ROOT / "sidecar/hatch_build.py")
-    made = tmp_path / hook.MADE
-    made.parent.mkdir(parents=True)
-    made.write_bytes(b"of an older source")
+    made = [tmp_path / hook.made_of(source) for source in hook.SOURCES]
+    for one in made:
+        one.parent.mkdir(parents=True)
+        one.write_bytes(b"of an older source")
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert "no-such-compiler" in hook.compile_in(tmp_path)
-    assert list(made.parent.iterdir()) == [], "an old one would not fit"
+    assert hook.compile_in(tmp_path).count("no-such-compiler") == len(made)
+    for one in made:
+        assert list(one.parent.iterdir()) == [], "an old one would not fit"
 
 
 def test_streams_are_served_and_go_on_elsewhere_without_shortcuts_too() -> None:

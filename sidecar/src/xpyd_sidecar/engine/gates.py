@@ -14,14 +14,12 @@ older try are in place before the newer one's can come (docs/decisions/0013).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from xpyd_sidecar.kv.blocks import extents
+from xpyd_sidecar.engine.links.moves import Scatter
 from xpyd_sidecar.kv.mapping import Unit
-
-RUNS_MAX: Final = 512
-"""Pieces of one write; the kernel takes 1,024 at once."""
 
 
 class Gate:
@@ -65,41 +63,24 @@ class Cache(NamedTuple):
 class Target(NamedTuple):
     """Where the blocks of one source of a try belong.
 
-    ``caches``: by array of this rank; None where blocks cannot be written directly. ``units``: by array of the source.
+    ``ids``: of blocks, 64-bit. ``caches``: by array of this rank; None where blocks cannot be written directly. ``units``:
+    by array of the source.
     """
 
     gate: Gate
     first: int
-    ids: tuple[int, ...]
+    ids: array[int]
     caches: Sequence[Cache | None]
     units: Mapping[int, Unit]
 
-    def extents(self, region: int, first: int, count: int) -> tuple[Cache, list[tuple[int, int]]] | None:
-        """Blocks ``first``.. of a region as ``(offset, bytes)`` in its array; None: take staging memory."""
+    def scatter(self, region: int, first: int, count: int, *, cover: bool) -> Scatter | None:
+        """The places of blocks ``first``.. of a region; None: take staging memory."""
         unit = self.units[region]
         cache = self.caches[unit.region] if unit.region < len(self.caches) else None
         if cache is None:
             return None
         at = first - self.first
+        ids = memoryview(self.ids)[at:at + count]
         if unit.heads:
-            return cache, [(block * cache.block_bytes + unit.offset, unit.size) for block in self.ids[at:at + count]]
-        return cache, [(start * cache.block_bytes, many * cache.block_bytes)
-                       for start, many in extents(self.ids[at:at + count])]
-
-
-def parts(pieces: Sequence[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Pieces ``(address, bytes)`` in groups of ``most`` bytes at most, as ``(which piece, offset in it, bytes)``."""
-    group: list[tuple[int, int, int]] = []
-    room = most
-    for at, (_, size) in enumerate(pieces):
-        offset = 0
-        while offset < size:
-            many = min(size - offset, room)
-            group.append((at, offset, many))
-            offset += many
-            room -= many
-            if not room:
-                yield group
-                group, room = [], most
-    if group:
-        yield group
+            return Scatter(cache.view, unit.size, count, ids, cache.block_bytes, unit.offset, cover)
+        return Scatter(cache.view, cache.block_bytes, count, ids, cache.block_bytes, 0, cover)

@@ -7,24 +7,17 @@ buffer where no load has asked for it yet, and nowhere if it is no longer wanted
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Final
 
 from xpyd_sidecar.engine.ahead import Slot
 from xpyd_sidecar.engine.arrivals import Arrived, Asked, Shared
 from xpyd_sidecar.engine.bounds import Chunk
-from xpyd_sidecar.engine.gates import parts
 from xpyd_sidecar.engine.links.near import Reader
-from xpyd_sidecar.engine.links.process_vm import address_of
-from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place
+from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place, packed
 from xpyd_sidecar.errors import ChecksumError, ProtocolError
-from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.blocks import overlap
 from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Key
-
-PART_BYTES: Final = 1 << 20
-"""Of an offer that are read at once where they are summed up; a fraction of a core's own cache."""
 
 
 class Intake:
@@ -56,7 +49,7 @@ class Intake:
             ProtocolError: it is not what was asked for.
         """
         offer = header.kind is Kind.OFFER
-        body = Place((memoryview(bytearray(header.length)),)) if offer else NOWHERE
+        body = Place.of(header.length) if offer else NOWHERE
         asked = self.asked.get(header.key)
         if asked is None:
             return body if offer else self._beforehand(header)
@@ -65,16 +58,18 @@ class Intake:
             raise ProtocolError(self._peer, f"sent {header.length} bytes for {header.blocks} blocks, not {size}")
         if not offer and self._shared.cover and not header.covered:
             raise ProtocolError(self._peer, "sent DATA without the checksum that was asked for")
-        direct = asked.target.extents(header.region, header.first, header.blocks) if asked.target is not None else None
-        if direct is not None:
-            cache, extents = direct
-            assert asked.target is not None
-            return body if offer else Place([cache.view[at:at + many] for at, many in extents], asked.target.gate)
+        place = self._place(asked, header, size, cover=header.covered)
+        return body if offer and place is not None else place
+
+    def _place(self, asked: Asked, header: Header, size: int, *, cover: bool) -> Place | None:
+        """Blocks of their own, or a chunk of staging memory, if there is one."""
+        if asked.target is not None:
+            direct = asked.target.scatter(header.region, header.first, header.blocks, cover=cover)
+            if direct is not None:
+                return Place(direct, asked.target.gate)
         if self._chunk is None:
             self._chunk = self._shared.staging.take()
-        if self._chunk is None:
-            return None
-        return body if offer else Place((self._chunk.view[:header.length],))
+        return None if self._chunk is None else Place(packed(self._chunk.view[:size], header.blocks, cover=cover))
 
     def _beforehand(self, header: Header) -> Place:
         """A place in the buffer for what no load has asked for, if it was granted."""
@@ -84,11 +79,11 @@ class Intake:
             return NOWHERE
         if self._shared.cover and not header.covered:
             raise ProtocolError(self._peer, "sent DATA without the checksum that was asked for")
-        return Place((self._slot.chunk.view,))
+        return Place(packed(self._slot.chunk.view, header.blocks, cover=header.covered))
 
-    def _buffered(self, header: Header, slot: Slot) -> None:
+    def _buffered(self, header: Header, slot: Slot, place: Place) -> None:
         """A frame for the buffer is complete; a load may have begun to ask for it meanwhile."""
-        if not frames.intact(header, slot.chunk.view):
+        if header.covered and place.total() != header.checksum:
             self._shared.staging.give(slot.chunk)
             raise ChecksumError(self._peer, "DATA frame with a wrong checksum")
         assert self._shared.ahead is not None
@@ -125,7 +120,7 @@ class Intake:
             raise ProtocolError(self._peer, f"sent {size} bytes in one frame, over {most}")
         return size
 
-    def data(self, connection: Connection, header: Header, place: Place) -> None:
+    def data(self, header: Header, place: Place) -> None:
         """A frame of DATA is complete.
 
         Raises:
@@ -133,12 +128,12 @@ class Intake:
         """
         slot, self._slot = self._slot, None
         if slot is not None:
-            self._buffered(header, slot)
+            self._buffered(header, slot, place)
             return
         asked = self.asked.get(header.key)
-        if asked is None or not place.views:
+        if asked is None or place.scatter is None:
             return  # a try that was cancelled; a chunk serves the next frame
-        self._check(header, place, header.checksum if header.covered else None, connection.checksum())
+        self._check(header, place, header.checksum if header.covered else None)
         self._came(asked, header, header.length, place.gate is None, "tcp")
 
     def offered(self, connection: Connection, header: Header, offer: messages.Offer) -> messages.Taken:
@@ -162,50 +157,26 @@ class Intake:
 
     def _read(self, connection: Connection, asked: Asked, header: Header, offer: messages.Offer) -> bool:
         assert self.reader is not None
-        direct = asked.target.extents(header.region, header.first, header.blocks) if asked.target is not None else None
-        gate = None
-        if direct is not None:
-            assert asked.target is not None
-            cache, extents = direct
-            gate = asked.target.gate
-            place = Place([cache.view[at:at + many] for at, many in extents], gate)
-            into = [(cache.address + at, many) for at, many in extents]
-        else:
-            assert self._chunk is not None
-            place = Place((self._chunk.view[:offer.size],))
-            into = [(address_of(self._chunk.view), offer.size)]
+        place = self._place(asked, header, offer.size, cover=offer.checksum is not None)
+        assert place is not None  # ``room`` has taken a chunk where one is needed
+        assert place.scatter is not None
+        gate = place.gate
         if gate is not None and not gate.enter():
             return True
         try:
-            found = self._read_parts(offer, into, place.views)
+            read = self.reader.read(offer.address, offer.size, place.scatter)
         finally:
             if gate is not None:
                 gate.leave()
-        if found is None:
+        if not read:
             return False
         connection.spend(offer.size)
-        self._check(header, place, offer.checksum, found.value())
+        self._check(header, place, offer.checksum)
         self._came(asked, header, offer.size, gate is None, self.reader.name)
         return True
 
-    def _read_parts(self, offer: messages.Offer, into: Sequence[tuple[int, int]],
-                    views: Sequence[memoryview]) -> frames.Sum | None:
-        """Read an offer in parts that are still in the processor's cache when they are summed up; None: unreadable."""
-        assert self.reader is not None
-        total = frames.Sum()
-        address = offer.address
-        for part in parts(into, offer.size if offer.checksum is None else PART_BYTES):
-            if not self.reader.read(address, sum(many for _, _, many in part),
-                                     [(into[at][0] + offset, many) for at, offset, many in part]):
-                return None
-            for at, offset, many in part:
-                address += many
-                if offer.checksum is not None:
-                    total.add(views[at][offset:offset + many])
-        return total
-
-    def _check(self, header: Header, place: Place, expected: int | None, found: int | None) -> None:
-        if expected is None or found == expected:
+    def _check(self, header: Header, place: Place, expected: int | None) -> None:
+        if expected is None or place.total() == expected:
             return
         if place.gate is None or place.gate.enter():  # else the blocks may be another's by now
             if place.gate is not None:

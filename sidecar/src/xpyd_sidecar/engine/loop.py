@@ -40,6 +40,8 @@ class Loop:
         self._awake = threading.Event()
         self._stop = threading.Event()
         self._hurry = False
+        self.alone = False
+        """Whether nothing else is to be done this round: what is called may then wait a little for more."""
         self._closers: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -96,7 +98,9 @@ class Loop:
         while not self._stop.is_set():
             timeout = 0.001 if self._hurry else max(0.0, tick_at - time.monotonic())
             self._hurry = False
-            for key, events in self._selector.select(timeout):
+            ready = self._selector.select(timeout)
+            self.alone = len(ready) == 1 and not self._posted
+            for key, events in ready:
                 if key.data is None:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(self._wake)

@@ -8,6 +8,7 @@ and gives the chunk back. When all chunks are in use the connections that need o
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -74,7 +75,8 @@ class Receiver:
             for key, gate in gates.items():
                 if key != step.key:
                     gate.close()
-            target = Target(gates.setdefault(step.key, Gate()), step.ready.first, step.ids, self._caches, step.units)
+            target = Target(gates.setdefault(step.key, Gate()), step.ready.first, array("q", step.ids), self._caches,
+                            step.units)
             if all(self._caches):
                 step = step._replace(ready=replace(step.ready, frame=frames.DIRECT_BYTES))
         self._loop.post(partial(self._do, step, target))

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, join_host_port
 from xpyd_sidecar.engine.bounds import Budget, Mark
-from xpyd_sidecar.engine.links.base import Blocks
+from xpyd_sidecar.engine.links.base import Blocks, Sums
 from xpyd_sidecar.engine.links.inviting import Arenas, Inviting, NoWay
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place, TcpLink
@@ -48,6 +48,8 @@ class Kept(NamedTuple):
     """Decode instance that it is for: its share of the budget."""
     gone: Callable[[], None] | None = None
     """Called once when the copy is let go."""
+    sums: Sums | None = None
+    """Of a copy whose checksums are made before it is asked for."""
 
 
 class Report(NamedTuple):
@@ -95,6 +97,8 @@ class Sender:
         self._peers: dict[int, Peer] = {}
         self._copying: deque[tuple[Key, Copy[Kept]]] = deque()
         self._sent: dict[Key, int] = {}
+        self._unsummed: deque[Sums] = deque()
+        """Of copies whose checksums are not made; each copy is in the budget."""
         self._reports: deque[Report] = deque()
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -138,13 +142,29 @@ class Sender:
             self._copying.append((key, copy))
             self._loop.hurry()
             return
-        self._carry_out(self._machine.copy(key, copy, time.monotonic()))
+        self._kept(key, copy)
         self._carry_out(self.spilling.relieve())
+
+    def _kept(self, key: Key, copy: Copy[Kept]) -> None:
+        """A copy is made. Until somebody asks for it there is time for its checksums."""
+        if self._machine.cover:
+            sums = Sums(copy.data.view, copy.blocks)
+            copy = copy._replace(data=copy.data._replace(sums=sums))
+            if not self._unsummed:
+                self._loop.post(self._sum_up)
+            self._unsummed.append(sums)
+        self._carry_out(self._machine.copy(key, copy, time.monotonic()))
+
+    def _sum_up(self) -> None:
+        """Make the sums of one copy; between two of them the loop serves its sockets."""
+        self._unsummed.popleft().make()
+        if self._unsummed:
+            self._loop.post(self._sum_up)
 
     def _drain_copies(self) -> None:
         while self._copying and self._copying[0][1].data.mark.done():
             key, copy = self._copying.popleft()
-            self._carry_out(self._machine.copy(key, copy, time.monotonic()))
+            self._kept(key, copy)
         if self._copying:
             self._loop.hurry()
             self._loop.post(self._drain_copies)
@@ -232,7 +252,8 @@ class Sender:
         self._began.setdefault(step.key, now)
         free = partial(self._pushed, step, size, now, peer.way.link.name)
         self._sent[step.key] = self._sent.get(step.key, 0) + size
-        piece = Blocks(step.copy.region, step.first, step.blocks, data)
+        sums = step.copy.data.sums if step.cut is None else None
+        piece = Blocks(step.copy.region, step.first, step.blocks, data, sums, step.first - step.copy.first)
         most = min(step.frame, frames.DIRECT_BYTES) or frames.FRAME_BYTES
         peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover, most=most)
 
@@ -252,7 +273,7 @@ class Sender:
             return
         self._sent[step.key] = self._sent.get(step.key, 0) + len(view)
         self.spilling.counted.append((metrics.AHEAD_BYTES, len(view)))
-        piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view)
+        piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view, step.copy.data.sums)
         self._session_link.put(peer.link, step.key, piece, free, cover=step.cover)
 
     def _left(self, kept: Kept, size: int, uses: copies.Uses | None) -> None:
@@ -263,6 +284,8 @@ class Sender:
 
     def _let_go(self, kept: Kept) -> None:
         self.budget.free(len(kept.view), kept.holder)
+        if kept.sums is not None:
+            kept.sums.drop()
         if kept.gone is not None:
             kept.gone()
 
@@ -301,11 +324,11 @@ class Peer:
         """Where a payload goes."""
         if header.kind is Kind.DATA:
             raise ProtocolError(connection.peer, "sent DATA where prefill listens")
-        return Place((memoryview(bytearray(header.length)),)) if header.length else NOWHERE
+        return Place.of(header.length) if header.length else NOWHERE
 
     def frame(self, connection: Connection, header: Header, place: Place) -> None:
         """A frame is complete."""
-        payload = place.views[0] if place.views else memoryview(b"")
+        payload = place.body
         if not frames.intact(header, payload):
             raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
         try:

@@ -90,7 +90,7 @@ class Source:
     def room(self, connection: Connection, header: Header) -> Place | None:
         """Where a payload goes: blocks of their own or staging for what is wanted, nowhere for what no longer is."""
         if header.kind is not Kind.DATA and header.kind is not Kind.OFFER:
-            return Place((memoryview(bytearray(header.length)),)) if header.length else NOWHERE
+            return Place.of(header.length) if header.length else NOWHERE
         if not self._joining.settled:
             raise ProtocolError(connection.peer, f"sent {header.kind.name} before the link was agreed")
         return self._intake.room(header)
@@ -98,9 +98,9 @@ class Source:
     def frame(self, connection: Connection, header: Header, place: Place) -> None:
         """A frame is complete."""
         if header.kind is Kind.DATA:
-            self._intake.data(connection, header, place)
+            self._intake.data(header, place)
             return
-        payload = place.views[0] if place.views else memoryview(b"")
+        payload = place.body
         if not frames.intact(header, payload):
             raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
         try:

@@ -14,7 +14,10 @@
   says where in the sender's memory such blocks lie. All but DATA carry a msgpack body (``kv.messages``) of at most
   ``BODY_MAX`` bytes.
 - ``region``: one array of blocks of the engine (a layer, or the K or V half of one), in the order of registration.
-- ``payload sum``: xxh3_64 over the ``length`` bytes when flag COVERED is set, else 0.
+- ``payload sum``: when flag COVERED is set, else 0. Of DATA: xxh3_64 over the sums of its pieces, 8 bytes each. A piece is
+  at most 64 KiB of one block; its sum is xxh3_64 over it, with zeros up to 256 bytes where it is shorter. So pieces can be
+  summed up by themselves: before it is known who asks for which blocks, and as they come. Of other kinds: xxh3_64 over the
+  ``length`` bytes.
 - ``header sum``: xxh3_64 over the first 56 bytes, always. It is checked before the header is used: bytes for the wrong
   place are as bad as wrong bytes, and a payload may be received right where it belongs.
 
@@ -27,7 +30,6 @@ Wire history
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -36,13 +38,17 @@ import xxhash
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.keys import Key
 
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 3
 MAGIC: Final = b"xpyd"
 BODY_MAX: Final = 64 << 10
 FRAME_BYTES: Final = 1 << 20
 """What a data frame aims at; a single block may be larger."""
 DIRECT_BYTES: Final = 4 << 20
 """The same where blocks are received right into their places: fewer frames for as many bytes."""
+SUM_BYTES: Final = 64 << 10
+"""Of a block that are summed up together."""
+SUM_LEAST: Final = 256
+"""Shorter pieces are summed up with zeros to this length."""
 PAYLOAD_MAX: Final = 256 << 20
 """No block of any model is larger."""
 COVERED: Final = 1
@@ -125,40 +131,44 @@ class HeaderError(FrameError):
     """A header that is not what was sent."""
 
 
-class Sum:
-    """A checksum of bytes as they come."""
-
-    def __init__(self) -> None:
-        self._digest = xxhash.xxh3_64()
-
-    def add(self, part: memoryview) -> None:
-        """The next bytes."""
-        self._digest.update(part)
-
-    def value(self) -> int:
-        """Of all so far: as ``checksum``."""
-        return self._digest.intdigest()
+def piece_sum(piece: bytes | memoryview) -> bytes:
+    """The sum of one piece, as it is summed up again."""
+    data = piece if len(piece) >= SUM_LEAST else bytes(piece) + bytes(SUM_LEAST - len(piece))
+    return xxhash.xxh3_64_intdigest(data).to_bytes(8, "little")
 
 
-def checksum(*payload: bytes | bytearray | memoryview) -> int:
-    """xxh3_64 over bytes that may lie in several places."""
-    if len(payload) == 1:
-        return xxhash.xxh3_64_intdigest(payload[0])
-    return _streamed(payload)
+def sums(data: bytes | bytearray | memoryview, block: int) -> bytes:
+    """The sums of the pieces of packed blocks of ``block`` bytes, one after the other.
+
+    Raises:
+        ValueError: not whole blocks.
+    """
+    if block < 1 or len(data) % block:
+        raise ValueError("not whole blocks")
+    view = memoryview(data).cast("B")
+    return b"".join(piece_sum(view[at + start:at + min(start + SUM_BYTES, block)])
+                    for at in range(0, len(view), block) for start in range(0, block, SUM_BYTES))
 
 
-def _streamed(payload: Iterable[bytes | bytearray | memoryview]) -> int:
-    digest = xxhash.xxh3_64()
-    for part in payload:
-        digest.update(part)
-    return digest.intdigest()
+def total(sums: bytes) -> int:
+    """The payload sum of DATA whose pieces have these sums."""
+    return xxhash.xxh3_64_intdigest(sums)
+
+
+def checksum(payload: bytes | bytearray | memoryview) -> int:
+    """xxh3_64 over bytes."""
+    return xxhash.xxh3_64_intdigest(payload)
 
 
 def encode(kind: Kind, key: Key, payload: bytes | bytearray | memoryview, *, region: int = 0, first: int = 0,
-           blocks: int = 0, cover: bool = True) -> bytes:
-    """The header bytes of a frame with ``payload``; ``cover``: with a checksum of the payload."""
+           blocks: int = 0, cover: bool = True, known: int | None = None) -> bytes:
+    """The header bytes of a frame with ``payload``; ``cover``: with a checksum of the payload; ``known``: that one."""
+    of = 0
+    if cover:
+        of = known if known is not None else checksum(payload) if kind is not Kind.DATA else total(
+            sums(payload, len(payload) // max(1, blocks)))
     head = _HEAD.pack(MAGIC, WIRE_VERSION, kind, COVERED if cover else 0, len(payload), bytes.fromhex(key.transfer),
-                      key.attempt, key.generation, region, first, blocks, checksum(payload) if cover else 0)
+                      key.attempt, key.generation, region, first, blocks, of)
     return head + _SUM.pack(checksum(head))
 
 
@@ -186,6 +196,6 @@ def decode(raw: bytes | bytearray | memoryview) -> Header:
                   Key(TransferId(transfer.hex()), Attempt(attempt), generation), region, first, blocks, of)
 
 
-def intact(header: Header, *payload: bytes | bytearray | memoryview) -> bool:
-    """Whether a payload is what was sent, where it is covered."""
-    return not header.covered or checksum(*payload) == header.checksum
+def intact(header: Header, payload: bytes | bytearray | memoryview) -> bool:
+    """Whether the payload of a frame other than DATA is what was sent, where it is covered."""
+    return not header.covered or checksum(payload) == header.checksum

@@ -45,7 +45,7 @@ class Sending(Generic[C]):
         self._geometry = Geometry(regions, block_bytes, tuple(kinds))
         self._keep_s = keep_s
         self._send_s = send_s
-        self._cover = cover
+        self.cover = cover
         self._open: dict[Key, Transfer[C]] = {}
         self._early: OrderedDict[Key, dict[int, Ready]] = OrderedDict()
         self._expected: OrderedDict[Key, tuple[int, Expect]] = OrderedDict()
@@ -158,7 +158,7 @@ class Sending(Generic[C]):
         if copy is None:
             return []
         transfer.stored = True
-        return [Store(link, key, copy, self._cover or transfer.ahead[1].checksum)]
+        return [Store(link, key, copy, self.cover or transfer.ahead[1].checksum)]
 
     def full(self, link: int, key: Key, region: int, first: int, until: float) -> None:
         """Decode has no room for a copy: nothing of its transfer is offered again before ``until``."""
@@ -229,7 +229,7 @@ class Sending(Generic[C]):
             wanted, cut = asked_of(ready, copy.region)
             first, count = overlap(copy.first, copy.blocks, ready.first, ready.count)
             if wanted and count:
-                cover = self._cover or ready.checksum
+                cover = self.cover or ready.checksum
                 sends.append(Send(link, key, copy, first, count, cover, cut, frame=ready.frame))
         if not sends:
             return [Free(copy)]
@@ -262,7 +262,7 @@ class Sending(Generic[C]):
                 else:
                     held.uses.more()
                     held.left[link] = upto, end, cut
-                cover = self._cover or transfer.takers[link].checksum
+                cover = self.cover or transfer.takers[link].checksum
                 frame = transfer.takers[link].frame
                 yield Send(link, key, held.copy, first, upto - first, cover, cut, held.uses, frame)
         transfer.held = [held for held in transfer.held if held.left]

@@ -24,11 +24,12 @@ import os
 import secrets
 import stat
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from xpyd_sidecar.engine.links.base import Blocks, Session
+from xpyd_sidecar.engine.links.moves import Scatter
 from xpyd_sidecar.engine.links.process_vm import TICKET_BYTES, address_of, offer, pieces
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import frames, messages
@@ -162,18 +163,15 @@ class ArenaReader:
         self._size = shown.size
         self._base = address_of(memoryview(self._map))
 
-    def read(self, address: int, size: int, into: Sequence[tuple[int, int]]) -> bool:
-        """Read ``size`` bytes from an offset into ``(address, bytes)`` pieces.
+    def read(self, address: int, size: int, into: Scatter) -> bool:
+        """Read ``size`` bytes from an offset to their places.
 
         Raises:
             ProtocolError: they are not in the arena.
         """
         if not HEAD_BYTES <= address <= self._size - size:
             raise ProtocolError(self._peer, f"offered {size} bytes at {address} of an arena of {self._size}")
-        at = self._base + address
-        for target, length in into:
-            ctypes.memmove(target, at, length)
-            at += length
+        into.copy(self._base + address)
         return True
 
     def close(self) -> None:

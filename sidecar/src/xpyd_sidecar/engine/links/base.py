@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from xpyd_sidecar.engine.links import moves
+from xpyd_sidecar.kv import frames
 from xpyd_sidecar.kv.frames import FRAME_BYTES
 from xpyd_sidecar.kv.keys import Key
 
@@ -31,13 +33,55 @@ class Session(Protocol):
         """
 
 
+class Sums:
+    """The sums of packed blocks: made ahead while nobody waits for them, else of what is asked for, when it is."""
+
+    def __init__(self, data: memoryview, blocks: int) -> None:
+        self._data = data
+        self._each = len(data) // blocks
+        self._made = b""
+        self._wanted = True
+
+    def make(self) -> None:
+        """Make all of them, unless some have been asked for already."""
+        if self._wanted:
+            self._made = moves.sums(self._data, self._each)
+
+    def drop(self) -> None:
+        """The data is given back."""
+        self._wanted = False
+
+    def of(self, first: int, count: int) -> bytes:
+        """Those of ``count`` blocks from ``first`` on (``frames.sums``)."""
+        if self._made:
+            each = len(self._made) // (len(self._data) // self._each)
+            return self._made[first * each:(first + count) * each]
+        self._wanted = False
+        return moves.sums(self._data[first * self._each:(first + count) * self._each], self._each)
+
+
 class Blocks(NamedTuple):
-    """Blocks to be put: so many of one region from ``first`` on, packed in ``data``."""
+    """Blocks to be put: so many of one region from ``first`` on, packed in ``data``.
+
+    ``sums``: of more blocks, of which these begin with number ``at``.
+    """
 
     region: int
     first: int
     blocks: int
     data: memoryview
+    sums: Sums | None = None
+    at: int = 0
+
+    def part(self, first: int, count: int) -> Blocks:
+        """So many of them from block ``first`` of the region on."""
+        each, skip = len(self.data) // self.blocks, first - self.first
+        return Blocks(self.region, first, count, self.data[skip * each:(skip + count) * each], self.sums, self.at + skip)
+
+    def total(self) -> int:
+        """The payload sum of them in one frame."""
+        sums = self.sums or Sums(self.data, self.blocks)
+        return frames.total(sums.of(self.at if self.sums else 0, self.blocks))
 
 
 class Link(Protocol):

@@ -16,11 +16,11 @@ Where both have a GPU that can form an NCCL group with the other's, HELLO and WE
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, Protocol
 
 from xpyd_sidecar.engine.links.arena import ArenaReader
+from xpyd_sidecar.engine.links.moves import Scatter
 from xpyd_sidecar.engine.links.process_vm import ProcessReader
 from xpyd_sidecar.kv import messages
 
@@ -57,8 +57,8 @@ class Reader(Protocol):
     def name(self) -> Literal["process_vm", "arena"]:
         """Of the link."""
 
-    def read(self, address: int, size: int, into: Sequence[tuple[int, int]]) -> bool:
-        """Read ``size`` bytes into ``(address, bytes)`` pieces. False: this memory cannot be read."""
+    def read(self, address: int, size: int, into: Scatter) -> bool:
+        """Read ``size`` bytes, which is what ``into`` takes, to their places. False: this memory cannot be read."""
 
     def close(self) -> None:
         """The session has ended."""

@@ -17,15 +17,14 @@ import ctypes
 import errno
 import os
 import secrets
-import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from xpyd_sidecar.engine.gates import RUNS_MAX
 from xpyd_sidecar.engine.links.base import Blocks, Session
+from xpyd_sidecar.engine.links.moves import Scatter
 from xpyd_sidecar.engine.links.tcp import TcpLink
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages
@@ -35,7 +34,8 @@ from xpyd_sidecar.kv.keys import Key
 
 TICKET_BYTES: Final = 32
 OFFERS_AHEAD: Final = 4
-_libc: Final = ctypes.CDLL(None, use_errno=True)
+THREADS: Final = 2
+"""That copy one offer on decode's side, where it is worth it."""
 
 
 class Offered(NamedTuple):
@@ -117,7 +117,6 @@ class ProcessReader:
     def __init__(self, peer: str, near: messages.Near) -> None:
         self._peer = peer
         self._near = near
-        self._seen = ctypes.create_string_buffer(TICKET_BYTES)
 
     def probe(self) -> str:
         """Why the peer's memory cannot be read; empty if it can."""
@@ -125,46 +124,29 @@ class ProcessReader:
         if len(near.ticket) != TICKET_BYTES or near.pid < 1 or not 0 < near.address < 1 << 64:
             return "the peer names no memory"
         try:
-            self._read(0, 0, [])
-        except (OSError, PeerGone) as error:
-            return f"process_vm_readv: {error.strerror if isinstance(error, OSError) else 'another process has its number'}"
-        return ""
+            holds = Scatter(bytearray(TICKET_BYTES), TICKET_BYTES, 1, None, 0, 0, False).read(
+                near.pid, near.address, near.address, near.ticket, 1)
+        except OSError as error:
+            return f"process_vm_readv: {error.strerror}"
+        return "" if holds else "process_vm_readv: another process has its number"
 
-    def read(self, address: int, size: int, into: Sequence[tuple[int, int]]) -> bool:
-        """Read ``size`` bytes into ``(address, bytes)`` pieces. False: this memory cannot be read.
+    def read(self, address: int, size: int, into: Scatter) -> bool:
+        """Read ``size`` bytes to their places. False: this memory cannot be read.
 
         Raises:
             PeerGone: the peer has ended, or has given this session up; what was read is worthless.
         """
+        del size  # known to ``into``
+        near = self._near
         try:
-            for start in range(0, len(into), RUNS_MAX):
-                part = into[start:start + RUNS_MAX]
-                many = sum(length for _, length in part)
-                self._read(address, many, part)
-                address += many
+            holds = into.read(near.pid, address, near.address, near.ticket, THREADS)
         except OSError as error:
             if error.errno == errno.ESRCH:
                 raise PeerGone(self._peer, "its process has ended") from None
             return False
-        return True
-
-    def _read(self, address: int, size: int, into: Sequence[tuple[int, int]]) -> None:
-        near = self._near
-        seen = ctypes.addressof(self._seen)
-        local = struct.pack(f"{2 * len(into) + 2}Q", *(number for piece in into for number in piece), seen, TICKET_BYTES)
-        if size:
-            remote = struct.pack("4Q", address, size, near.address, TICKET_BYTES)
-        else:
-            remote = struct.pack("2Q", near.address, TICKET_BYTES)
-        got = _libc.process_vm_readv(near.pid, local, ctypes.c_ulong(len(into) + 1), remote,
-                                     ctypes.c_ulong(len(remote) // 16), ctypes.c_ulong(0))
-        if got < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        if got != size + TICKET_BYTES:
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
-        if self._seen.raw != near.ticket:
+        if not holds:
             raise PeerGone(self._peer, "has given this session up")
+        return True
 
     def close(self) -> None:
         """Nothing is held."""
@@ -172,16 +154,14 @@ class ProcessReader:
 
 def pieces(blocks: Blocks, most: int) -> Iterator[tuple[Blocks, bool]]:
     """Blocks in pieces of ``most`` bytes, or one block, and whether a piece is the last."""
-    each = len(blocks.data) // blocks.blocks
     end = blocks.first + blocks.blocks
-    for first, count in runs(blocks.first, blocks.blocks, each, most):
-        offset = (first - blocks.first) * each
-        yield Blocks(blocks.region, first, count, blocks.data[offset:offset + count * each]), first + count == end
+    for first, count in runs(blocks.first, blocks.blocks, len(blocks.data) // blocks.blocks, most):
+        yield blocks.part(first, count), first + count == end
 
 
 def offer(session: Session, key: Key, piece: Blocks, address: int, *, cover: bool) -> None:
     """Tell the peer where a piece lies."""
-    body = messages.body(messages.Offer(address, len(piece.data), frames.checksum(piece.data) if cover else None))
+    body = messages.body(messages.Offer(address, len(piece.data), piece.total() if cover else None))
     session.queue(frames.encode(Kind.OFFER, key, body, region=piece.region, first=piece.first, blocks=piece.blocks), body)
 
 

@@ -17,12 +17,14 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from xpyd_sidecar.engine.gates import RUNS_MAX, Gate
+from xpyd_sidecar.engine.gates import Gate
+from xpyd_sidecar.engine.links import moves
 from xpyd_sidecar.engine.links.base import Blocks, Session
+from xpyd_sidecar.engine.links.moves import Scatter
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.errors import ChecksumError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames
@@ -34,7 +36,9 @@ SOCKET_BUFFER: Final = 1 << 20
 IO_AT_ONCE: Final = 4 << 20
 """Bytes moved for one connection before the others have their turn."""
 VIEWS_AT_ONCE: Final = 64
-BYTES_AT_ONCE: Final = 2 << 20
+BYTES_AT_ONCE: Final = 4 << 20
+PATIENCE_MS: Final = 2
+"""How long a call may wait for its socket where no other one is ready."""
 LOW_WATER: Final = 256 << 10
 _WASTE: Final = memoryview(bytearray(256 << 10))
 """Where bytes go that nobody wants; never read."""
@@ -42,13 +46,29 @@ _numbers = itertools.count(1)
 
 
 class Place(NamedTuple):
-    """Where the payload of a frame goes: memory of its length, in order. ``gate``: each write happens inside of it."""
+    """Where the payload of a frame goes. ``gate``: each write happens inside of it; ``body``: the bytes, of small ones."""
 
-    views: Sequence[memoryview]
+    scatter: Scatter | None
     gate: Gate | None = None
+    body: memoryview = memoryview(b"")
+
+    @classmethod
+    def of(cls, length: int) -> Place:
+        """Memory of its own."""
+        body = memoryview(bytearray(length))
+        return cls(packed(body, 1, cover=False), None, body) if length else NOWHERE
+
+    def total(self) -> int:
+        """The payload sum of what has come, if it was summed up."""
+        return frames.total(self.scatter.sums()) if self.scatter is not None else 0
 
 
-NOWHERE: Final = Place(())
+NOWHERE: Final = Place(None)
+
+
+def packed(memory: memoryview, blocks: int, *, cover: bool) -> Scatter:
+    """Blocks one after the other."""
+    return Scatter(memory, len(memory) // max(1, blocks), blocks, None, 0, 0, cover)
 
 
 class Owner(Protocol):
@@ -83,11 +103,8 @@ class Connection:
         self._raw_view = memoryview(self._raw)
         self._header: Header | None = None
         self._place = NOWHERE
-        self._left: list[memoryview] = []
-        """What of the place is not yet filled, last piece first."""
         self._missing = 0
         """Bytes of the frame's payload that have not come."""
-        self._sum: frames.Sum | None = None
         self._got = 0
         """Bytes of the next header."""
         self._spent = 0
@@ -133,10 +150,6 @@ class Connection:
             self._want(1)  # a slow peer's few bytes are heard, too
         late, self._late = self._late, now - self.last_in > timeout
         return late and self._late
-
-    def checksum(self) -> int | None:
-        """Of the payload of the DATA frame that has just come, made while it came; None: not covered."""
-        return self._sum.value() if self._sum is not None else None
 
     def resume(self) -> None:
         """Ask for room again."""
@@ -202,7 +215,7 @@ class Connection:
                 while size < BYTES_AT_ONCE and len(views) < min(VIEWS_AT_ONCE, len(self._out)):
                     views.append(self._view(len(views)))
                     size += len(views[-1])
-                sent = self._sock.sendmsg(views)
+                sent = moves.send(self._sock.fileno(), views, PATIENCE_MS if self._loop.alone else 0)
                 self.last_out = time.monotonic()
                 moved += sent
                 self._sent(sent)
@@ -246,7 +259,7 @@ class Connection:
                 moved += got
                 drained = self._header is not None and got < self._missing
                 self._arrived(got)
-                if drained and len(self._left) < RUNS_MAX:
+                if drained and moves.COMPILED:
                     break  # the socket is empty: asking again would only say so
         self._spent = 0
 
@@ -256,16 +269,15 @@ class Connection:
             return self._sock.recv_into(self._raw_view[self._got:])
         gate = self._place.gate
         if gate is not None and not gate.enter():
-            self._place, self._left = NOWHERE, []
-            gate = None
+            self._place, gate = NOWHERE, None
         try:
-            if not self._left:
+            scatter = self._place.scatter
+            if scatter is None:
                 return self._sock.recv_into(_WASTE[:self._missing])
-            if len(self._left) == 1:
-                return self._sock.recvmsg_into([self._left[0], self._raw_view])[0]
-            if len(self._left) <= RUNS_MAX:
-                return self._sock.recvmsg_into([*reversed(self._left), self._raw_view])[0]
-            return self._sock.recvmsg_into(self._left[:-RUNS_MAX - 1:-1])[0]
+            patience = PATIENCE_MS if self._loop.alone else 0
+            got = scatter.receive(self._sock.fileno(), self._raw_view, patience, self._low)
+            self._low = scatter.low
+            return got
         finally:
             if gate is not None:
                 gate.leave()
@@ -278,27 +290,14 @@ class Connection:
             return
         if size < self._missing:
             self._missing -= size
-            self._fill(size)
             if self._missing < 2 * LOW_WATER:
                 self._want(1)
             return
-        self._fill(self._missing)
         header, place = self._header, self._place
-        self._header, self._place, self._left, self._got = None, NOWHERE, [], size - self._missing
+        self._header, self._place, self._got = None, NOWHERE, size - self._missing
         self._owner.frame(self, header, place)
         if self._got == HEADER_BYTES and self.open:
             self._begin()
-
-    def _fill(self, size: int) -> None:
-        while size and self._left:
-            view = self._left[-1]
-            if self._sum is not None:
-                self._sum.add(view[:size])
-            if size < len(view):
-                self._left[-1] = view[size:]
-                return
-            size -= len(view)
-            self._left.pop()
 
     def _begin(self) -> None:
         self._header = frames.decode(self._raw)
@@ -310,8 +309,7 @@ class Connection:
         if place is None:
             self.paused = True
             return
-        self._place, self._left, self._missing, self._got = place, list(reversed(place.views)), self._header.length, 0
-        self._sum = frames.Sum() if self._header.covered and self._header.kind is Kind.DATA else None
+        self._place, self._missing, self._got = place, self._header.length, 0
         if not self._missing:
             self._arrived(0)
         elif self._missing > 2 * LOW_WATER:
@@ -341,14 +339,15 @@ class TcpLink:
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
             most: int = frames.FRAME_BYTES) -> None:
         """Cut blocks into frames and queue them; the last one to leave frees the data."""
-        each = len(blocks.data) // blocks.blocks
-        cuts = list(runs(blocks.first, blocks.blocks, each, most))
+        cuts = list(runs(blocks.first, blocks.blocks, len(blocks.data) // blocks.blocks, most))
         for at, (first, count) in enumerate(cuts):
-            offset = (first - blocks.first) * each
-            payload = blocks.data[offset:offset + count * each]
-            header = partial(frames.encode, Kind.DATA, key, payload, region=blocks.region, first=first, blocks=count,
-                             cover=cover)
-            session.queue(header, payload, sent if at == len(cuts) - 1 else None)
+            part = blocks.part(first, count)
+            session.queue(partial(_header, key, part, cover=cover), part.data, sent if at == len(cuts) - 1 else None)
+
+
+def _header(key: Key, part: Blocks, *, cover: bool) -> bytes:
+    return frames.encode(Kind.DATA, key, part.data, region=part.region, first=part.first, blocks=part.blocks, cover=cover,
+                         known=part.total() if cover else None)
 
 
 def tune(sock: socket.socket) -> None:

@@ -1,0 +1,637 @@
+/* Bytes between a socket, or another process's memory, and scattered blocks, summed up on the way, without the interpreter.
+ *
+ *     Scatter(memory, size, count, ids, stride, offset, cover)    count blocks of size bytes; the nth lies at
+ *                                                                 memory + ids[n] * stride + offset; ids None: n * size
+ *     Scatter.receive(fd, tail, patience_ms, low)                 from a socket; then what follows them, into tail
+ *     Scatter.read(pid, address, ticket_at, ticket, threads)      from a process's memory
+ *     Scatter.copy(address)                                       from this process's
+ *     Scatter.sums()                                              as of sums(), of what has come
+ *     sums(data, size)                                            of packed blocks of size bytes, 8 bytes for each piece
+ *     send(fd, views, patience_ms)                                into a socket
+ *
+ * Belongs here: loops over system calls. What a frame is and where blocks belong is said in Python, and `plain` has the same
+ * in Python alone. The sum of a piece (at most 64 KiB of one block) is XXH3_64 with its default secret and seed 0
+ * (github.com/Cyan4973/xxHash, doc/xxhash_spec.md); pieces below 256 bytes are padded with zeros to that, so that the algorithm
+ * for long inputs is all that is needed.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <structmember.h>
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <time.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "sums are made for little-endian machines"
+#endif
+
+#define REVISION 1 /* the same as in plain.py: one that was built for other files is not loaded */
+#define PIECE ((size_t)64 << 10)
+#define PADDED 256
+#define AT_ONCE ((size_t)512 << 10) /* summed up while it is still in a core's own cache */
+#define IOV 512
+#define TICKET 32
+#define SPLIT ((size_t)512 << 10) /* less is not worth a thread */
+
+/* ---- XXH3_64, inputs above 240 bytes */
+
+#define P32_1 0x9E3779B1U
+#define P32_2 0x85EBCA77U
+#define P32_3 0xC2B2AE3DU
+#define P64_1 0x9E3779B185EBCA87ULL
+#define P64_2 0xC2B2AE3D27D4EB4FULL
+#define P64_3 0x165667B19E3779F9ULL
+#define P64_4 0x85EBCA77C2B2AE63ULL
+#define P64_5 0x27D4EB2F165667C5ULL
+
+static const unsigned char secret[192] __attribute__((aligned(64))) = {
+    0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c, 0xde, 0xd4, 0x6d, 0xe9,
+    0x83, 0x90, 0x97, 0xdb, 0x72, 0x40, 0xa4, 0xa4, 0xb7, 0xb3, 0x67, 0x1f, 0xcb, 0x79, 0xe6, 0x4e, 0xcc, 0xc0, 0xe5, 0x78,
+    0x82, 0x5a, 0xd0, 0x7d, 0xcc, 0xff, 0x72, 0x21, 0xb8, 0x08, 0x46, 0x74, 0xf7, 0x43, 0x24, 0x8e, 0xe0, 0x35, 0x90, 0xe6,
+    0x81, 0x3a, 0x26, 0x4c, 0x3c, 0x28, 0x52, 0xbb, 0x91, 0xc3, 0x00, 0xcb, 0x88, 0xd0, 0x65, 0x8b, 0x1b, 0x53, 0x2e, 0xa3,
+    0x71, 0x64, 0x48, 0x97, 0xa2, 0x0d, 0xf9, 0x4e, 0x38, 0x19, 0xef, 0x46, 0xa9, 0xde, 0xac, 0xd8, 0xa8, 0xfa, 0x76, 0x3f,
+    0xe3, 0x9c, 0x34, 0x3f, 0xf9, 0xdc, 0xbb, 0xc7, 0xc7, 0x0b, 0x4f, 0x1d, 0x8a, 0x51, 0xe0, 0x4b, 0xcd, 0xb4, 0x59, 0x31,
+    0xc8, 0x9f, 0x7e, 0xc9, 0xd9, 0x78, 0x73, 0x64, 0xea, 0xc5, 0xac, 0x83, 0x34, 0xd3, 0xeb, 0xc3, 0xc5, 0x81, 0xa0, 0xff,
+    0xfa, 0x13, 0x63, 0xeb, 0x17, 0x0d, 0xdd, 0x51, 0xb7, 0xf0, 0xda, 0x49, 0xd3, 0x16, 0x55, 0x26, 0x29, 0xd4, 0x68, 0x9e,
+    0x2b, 0x16, 0xbe, 0x58, 0x7d, 0x47, 0xa1, 0xfc, 0x8f, 0xf8, 0xb8, 0xd1, 0x7a, 0xd0, 0x31, 0xce, 0x45, 0xcb, 0x3a, 0x8f,
+    0x95, 0x16, 0x04, 0x28, 0xaf, 0xd7, 0xfb, 0xca, 0xbb, 0x4b, 0x40, 0x7e,
+};
+
+static uint64_t load(const unsigned char *at)
+{
+    uint64_t value;
+    memcpy(&value, at, 8);
+    return value;
+}
+
+/* Takes in `rounds` rounds of 1,024 bytes, each ended by a scramble, then `rest` stripes of 64 bytes. */
+static void take_plain(uint64_t *acc, const unsigned char *data, size_t rounds, size_t rest)
+{
+    for (size_t round = 0; round <= rounds; round++) {
+        for (size_t n = 0; n < (round < rounds ? 16 : rest); n++, data += 64)
+            for (int i = 0; i < 8; i++) {
+                uint64_t value = load(data + 8 * i), key = value ^ load(secret + n * 8 + 8 * i);
+                acc[i ^ 1] += value;
+                acc[i] += (key & 0xffffffff) * (key >> 32);
+            }
+        for (int i = 0; round < rounds && i < 8; i++)
+            acc[i] = (acc[i] ^ acc[i] >> 47 ^ load(secret + 128 + 8 * i)) * P32_1;
+    }
+}
+
+#if defined(__x86_64__)
+#define AHEAD 1024
+
+__attribute__((target("avx2"))) static void take_avx2(uint64_t *acc, const unsigned char *data, size_t rounds, size_t rest)
+{
+    const __m256i prime = _mm256_set1_epi32((int)P32_1);
+    __m256i sum[2] = {_mm256_loadu_si256((const __m256i *)acc), _mm256_loadu_si256((const __m256i *)acc + 1)};
+    for (size_t round = 0; round <= rounds; round++) {
+        size_t many = round < rounds ? 16 : rest;
+#pragma GCC unroll 8
+        for (size_t n = 0; n < many; n++, data += 64) {
+            _mm_prefetch((const char *)data + AHEAD, _MM_HINT_T0);
+            for (int i = 0; i < 2; i++) {
+                __m256i value = _mm256_loadu_si256((const __m256i *)data + i);
+                __m256i key = _mm256_xor_si256(value, _mm256_loadu_si256((const __m256i *)(secret + n * 8) + i));
+                __m256i product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
+                sum[i] = _mm256_add_epi64(_mm256_add_epi64(sum[i], _mm256_shuffle_epi32(value, 0x4e)), product);
+            }
+        }
+        for (int i = 0; round < rounds && i < 2; i++) {
+            __m256i one = _mm256_xor_si256(sum[i], _mm256_srli_epi64(sum[i], 47));
+            one = _mm256_xor_si256(one, _mm256_loadu_si256((const __m256i *)(secret + 128) + i));
+            __m256i high = _mm256_slli_epi64(_mm256_mul_epu32(_mm256_srli_epi64(one, 32), prime), 32);
+            sum[i] = _mm256_add_epi64(_mm256_mul_epu32(one, prime), high);
+        }
+    }
+    _mm256_storeu_si256((__m256i *)acc, sum[0]);
+    _mm256_storeu_si256((__m256i *)acc + 1, sum[1]);
+}
+
+__attribute__((target("avx512f"))) static void take_avx512(uint64_t *acc, const unsigned char *data, size_t rounds,
+                                                           size_t rest)
+{
+    const __m512i prime = _mm512_set1_epi32((int)P32_1);
+    __m512i sum = _mm512_loadu_si512(acc);
+    for (size_t round = 0; round <= rounds; round++) {
+        size_t many = round < rounds ? 16 : rest;
+#pragma GCC unroll 8
+        for (size_t n = 0; n < many; n++, data += 64) {
+            _mm_prefetch((const char *)data + AHEAD, _MM_HINT_T0);
+            __m512i value = _mm512_loadu_si512(data), key = _mm512_xor_si512(value, _mm512_loadu_si512(secret + n * 8));
+            __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
+            sum = _mm512_add_epi64(sum, _mm512_add_epi64(_mm512_shuffle_epi32(value, (_MM_PERM_ENUM)0x4e), product));
+        }
+        if (round < rounds) {
+            __m512i one = _mm512_xor_si512(sum, _mm512_srli_epi64(sum, 47));
+            one = _mm512_xor_si512(one, _mm512_loadu_si512(secret + 128));
+            __m512i high = _mm512_slli_epi64(_mm512_mul_epu32(_mm512_srli_epi64(one, 32), prime), 32);
+            sum = _mm512_add_epi64(_mm512_mul_epu32(one, prime), high);
+        }
+    }
+    _mm512_storeu_si512(acc, sum);
+}
+#endif
+
+static void (*take)(uint64_t *, const unsigned char *, size_t, size_t) = take_plain;
+
+static uint64_t fold(uint64_t one, uint64_t other)
+{
+    unsigned __int128 product = (unsigned __int128)one * other;
+    return (uint64_t)product ^ (uint64_t)(product >> 64);
+}
+
+static uint64_t xxh3(const unsigned char *data, size_t size)
+{
+    unsigned char padded[PADDED];
+    if (size < PADDED) {
+        memcpy(padded, data, size);
+        memset(padded + size, 0, PADDED - size);
+        data = padded;
+        size = PADDED;
+    }
+    uint64_t acc[8] = {P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1};
+    size_t rounds = (size - 1) / 1024;
+    take(acc, data, rounds, (size - 1 - rounds * 1024) / 64);
+    for (int i = 0; i < 8; i++) { /* the last stripe, with a part of the secret that has no multiple of 8 */
+        uint64_t value = load(data + size - 64 + 8 * i), key = value ^ load(secret + 121 + 8 * i);
+        acc[i ^ 1] += value;
+        acc[i] += (key & 0xffffffff) * (key >> 32);
+    }
+    uint64_t sum = size * P64_1;
+    for (int i = 0; i < 4; i++)
+        sum += fold(acc[2 * i] ^ load(secret + 11 + 16 * i), acc[2 * i + 1] ^ load(secret + 19 + 16 * i));
+    sum ^= sum >> 37;
+    sum *= 0x165667919E3779F9ULL;
+    return sum ^ sum >> 32;
+}
+
+/* ---- Scatter */
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer memory;
+    char held, cover;
+    size_t size, count, total, done;
+    size_t *at;                 /* where each block begins in memory */
+    size_t per_block, summed;   /* pieces of a block; pieces whose sum is made */
+    uint64_t *sum;
+    int low;
+} Scatter;
+
+static PyTypeObject *scatter_type;
+
+/* Memory of the bytes from pos on, of at most `most` bytes in `room` stretches. */
+static size_t stretches(const Scatter *self, size_t pos, size_t most, struct iovec *to, size_t room, size_t *bytes)
+{
+    size_t used = 0, block = pos / self->size, skip = pos % self->size;
+    char *base = self->memory.buf;
+    *bytes = 0;
+    for (; block < self->count && *bytes < most; block++, skip = 0) {
+        size_t many = self->size - skip;
+        if (many > most - *bytes)
+            many = most - *bytes;
+        char *start = base + self->at[block] + skip;
+        if (used && (char *)to[used - 1].iov_base + to[used - 1].iov_len == start)
+            to[used - 1].iov_len += many;
+        else if (used == room)
+            break;
+        else
+            to[used++] = (struct iovec){start, many};
+        *bytes += many;
+    }
+    return used;
+}
+
+static size_t piece_end(const Scatter *self, size_t piece)
+{
+    size_t block = piece / self->per_block, end = (piece % self->per_block + 1) * PIECE;
+    return block * self->size + (end < self->size ? end : self->size);
+}
+
+static void sum_piece(Scatter *self, size_t piece)
+{
+    size_t block = piece / self->per_block, start = piece % self->per_block * PIECE;
+    size_t size = self->size - start < PIECE ? self->size - start : PIECE;
+    self->sum[piece] = xxh3((unsigned char *)self->memory.buf + self->at[block] + start, size);
+}
+
+/* Sum up the pieces that are complete. */
+static void sum_up(Scatter *self)
+{
+    if (!self->cover)
+        return;
+    size_t pieces = self->count * self->per_block;
+    while (self->summed < pieces && piece_end(self, self->summed) <= self->done)
+        sum_piece(self, self->summed++);
+}
+
+static int place_blocks(Scatter *self, PyObject *ids, Py_ssize_t stride, Py_ssize_t offset)
+{
+    Py_buffer found = {0};
+    const int64_t *numbers = NULL;
+    if (ids != Py_None) {
+        if (PyObject_GetBuffer(ids, &found, PyBUF_SIMPLE) < 0)
+            return -1;
+        numbers = found.buf;
+    }
+    int wrong = ids != Py_None && (size_t)found.len != self->count * sizeof(int64_t);
+    size_t room = (size_t)self->memory.len;
+    for (size_t n = 0; n < self->count && !wrong; n++) {
+        if (!numbers)
+            self->at[n] = n * self->size;
+        else if (numbers[n] < 0 || (stride && (uint64_t)numbers[n] > room / (size_t)stride))
+            wrong = 1;
+        else
+            self->at[n] = (size_t)numbers[n] * (size_t)stride + (size_t)offset;
+        wrong = wrong || self->size > room || self->at[n] > room - self->size;
+    }
+    if (ids != Py_None)
+        PyBuffer_Release(&found);
+    if (wrong)
+        PyErr_SetString(PyExc_ValueError, "blocks outside of the memory");
+    return wrong ? -1 : 0;
+}
+
+static PyObject *scatter_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    PyObject *memory, *ids;
+    Py_ssize_t size, count, stride, offset;
+    int cover;
+    (void)kwargs;
+    if (!PyArg_ParseTuple(args, "OnnOnnp", &memory, &size, &count, &ids, &stride, &offset, &cover))
+        return NULL;
+    if (size < 1 || count < 1 || stride < 0 || offset < 0 || count > PY_SSIZE_T_MAX / size / 16) {
+        PyErr_SetString(PyExc_ValueError, "no blocks, or too many");
+        return NULL;
+    }
+    allocfunc make = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Scatter *self = (Scatter *)make(type, 0);
+    if (!self)
+        return NULL;
+    if (PyObject_GetBuffer(memory, &self->memory, PyBUF_WRITABLE) < 0)
+        goto failed;
+    self->held = 1;
+    self->size = (size_t)size;
+    self->count = (size_t)count;
+    self->total = self->size * self->count;
+    self->cover = (char)cover;
+    self->low = 1;
+    self->per_block = (self->size + PIECE - 1) / PIECE;
+    self->at = PyMem_Malloc(self->count * sizeof *self->at);
+    if (cover)
+        self->sum = PyMem_Malloc(self->count * self->per_block * sizeof *self->sum);
+    if (!self->at || (cover && !self->sum)) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    if (place_blocks(self, ids, stride, offset) < 0)
+        goto failed;
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static void scatter_free(Scatter *self)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)self);
+    if (self->held)
+        PyBuffer_Release(&self->memory);
+    PyMem_Free(self->at);
+    PyMem_Free(self->sum);
+    freefunc give = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    give(self);
+    Py_DECREF(type);
+}
+
+static int64_t now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
+/* After EAGAIN: whether the socket is ready within a millisecond, and before `until`. */
+static int ready_soon(int fd, short events, int64_t until)
+{
+    struct pollfd ready = {fd, events, 0};
+    return now_us() < until && poll(&ready, 1, 1) > 0;
+}
+
+/* Bytes received, those of the tail included; -1 with errno. */
+static ssize_t pull(Scatter *self, int fd, char *tail, size_t room, int patience)
+{
+    ssize_t all = 0;
+    int64_t until = patience > 0 ? now_us() + patience * 1000 : 0;
+    while (self->done < self->total) {
+        struct iovec to[IOV + 1];
+        size_t bytes, used = stretches(self, self->done, AT_ONCE, to, IOV, &bytes);
+        if (self->done + bytes == self->total && room)
+            to[used++] = (struct iovec){tail, room};
+        struct msghdr message = {.msg_iov = to, .msg_iovlen = used};
+        ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && patience > 0) {
+            int one = 1; /* the end of a frame would not wake */
+            if (self->low > 1 && self->total - self->done < (size_t)self->low &&
+                setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof one) == 0)
+                self->low = 1;
+            if (ready_soon(fd, POLLIN, until))
+                continue;
+            errno = EAGAIN;
+        }
+        if (got <= 0)
+            return all ? all : got;
+        all += got;
+        size_t missing = self->total - self->done;
+        self->done += (size_t)got < missing ? (size_t)got : missing;
+        sum_up(self);
+    }
+    return all;
+}
+
+static PyObject *failure(int code)
+{
+    errno = code;
+    return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+static PyObject *scatter_receive(Scatter *self, PyObject *args)
+{
+    int fd, patience, low;
+    Py_buffer tail;
+    if (!PyArg_ParseTuple(args, "iw*ii", &fd, &tail, &patience, &low))
+        return NULL;
+    ssize_t got;
+    int code;
+    self->low = low;
+    Py_BEGIN_ALLOW_THREADS
+    got = pull(self, fd, tail.buf, (size_t)tail.len, patience);
+    code = errno;
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&tail);
+    return got < 0 ? failure(code) : PyLong_FromSsize_t(got);
+}
+
+typedef struct {
+    Scatter *self;
+    size_t first, end; /* pieces */
+    pid_t pid;
+    uint64_t address, ticket_at;
+    const char *ticket;
+    int code; /* 0; an errno; -1: the ticket is another */
+} Reading;
+
+static void *read_part(void *argument)
+{
+    Reading *job = argument;
+    Scatter *self = job->self;
+    size_t pos = job->first ? piece_end(self, job->first - 1) : 0, end = piece_end(self, job->end - 1);
+    size_t piece = job->first;
+    while (pos < end) {
+        struct iovec to[IOV + 1], from[2];
+        char seen[TICKET];
+        size_t bytes, used = stretches(self, pos, end - pos < AT_ONCE ? end - pos : AT_ONCE, to, IOV, &bytes);
+        to[used++] = (struct iovec){seen, TICKET};
+        from[0] = (struct iovec){(void *)(uintptr_t)(job->address + pos), bytes};
+        from[1] = (struct iovec){(void *)(uintptr_t)job->ticket_at, TICKET};
+        ssize_t got = process_vm_readv(job->pid, to, used, from, 2, 0);
+        if (got != (ssize_t)(bytes + TICKET)) {
+            job->code = got < 0 ? errno : EFAULT;
+            return NULL;
+        }
+        if (memcmp(seen, job->ticket, TICKET)) {
+            job->code = -1;
+            return NULL;
+        }
+        pos += bytes;
+        for (; self->cover && piece < job->end && piece_end(self, piece) <= pos; piece++)
+            sum_piece(self, piece);
+    }
+    return NULL;
+}
+
+static PyObject *scatter_read(Scatter *self, PyObject *args)
+{
+    int pid, threads;
+    unsigned long long address, ticket_at;
+    const char *ticket;
+    Py_ssize_t ticket_size;
+    if (!PyArg_ParseTuple(args, "iKKy#i", &pid, &address, &ticket_at, &ticket, &ticket_size, &threads))
+        return NULL;
+    if (ticket_size != TICKET)
+        return PyErr_Format(PyExc_ValueError, "a ticket has %d bytes", TICKET);
+    size_t pieces = self->count * self->per_block, half = (pieces + 1) / 2;
+    int split = threads > 1 && self->total >= SPLIT && half < pieces, made = 0;
+    Reading mine = {self, 0, split ? half : pieces, pid, address, ticket_at, ticket, 0};
+    Reading other = {self, half, pieces, pid, address, ticket_at, ticket, 0};
+    Py_BEGIN_ALLOW_THREADS
+    pthread_t thread;
+    if (split) {
+        sigset_t every, before; /* signals are for the interpreter's threads */
+        sigfillset(&every);
+        pthread_sigmask(SIG_SETMASK, &every, &before);
+        made = pthread_create(&thread, NULL, read_part, &other) == 0;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    read_part(&mine);
+    if (made)
+        pthread_join(thread, NULL);
+    else if (split)
+        read_part(&other);
+    Py_END_ALLOW_THREADS
+    if (mine.code == 0 && split)
+        mine.code = other.code;
+    if (mine.code > 0)
+        return failure(mine.code);
+    if (mine.code == 0) {
+        self->done = self->total;
+        self->summed = pieces;
+    }
+    return PyBool_FromLong(mine.code == 0);
+}
+
+static PyObject *scatter_copy(Scatter *self, PyObject *args)
+{
+    unsigned long long address;
+    if (!PyArg_ParseTuple(args, "K", &address))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    while (self->done < self->total) {
+        struct iovec to[IOV];
+        size_t bytes, used = stretches(self, self->done, AT_ONCE, to, IOV, &bytes);
+        const char *from = (const char *)(uintptr_t)address + self->done;
+        for (size_t n = 0; n < used; from += to[n++].iov_len)
+            memcpy(to[n].iov_base, from, to[n].iov_len);
+        self->done += bytes;
+        sum_up(self);
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *scatter_sums(Scatter *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBytes_FromStringAndSize((const char *)self->sum, self->cover ? (Py_ssize_t)(self->summed * 8) : 0);
+}
+
+static PyObject *scatter_missing(Scatter *self, void *unused)
+{
+    (void)unused;
+    return PyLong_FromSize_t(self->total - self->done);
+}
+
+static PyMethodDef scatter_methods[] = {
+    {"receive", (PyCFunction)scatter_receive, METH_VARARGS, NULL},
+    {"read", (PyCFunction)scatter_read, METH_VARARGS, NULL},
+    {"copy", (PyCFunction)scatter_copy, METH_VARARGS, NULL},
+    {"sums", (PyCFunction)scatter_sums, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef scatter_fields[] = {{"missing", (getter)scatter_missing, NULL, NULL, NULL}, {0}};
+
+static PyMemberDef scatter_members[] = {{"low", T_INT, offsetof(Scatter, low), READONLY, NULL}, {0}};
+
+static PyType_Slot scatter_slots[] = {
+    {Py_tp_new, scatter_new},         {Py_tp_dealloc, scatter_free},    {Py_tp_methods, scatter_methods},
+    {Py_tp_getset, scatter_fields},   {Py_tp_members, scatter_members}, {0, NULL},
+};
+
+static PyType_Spec scatter_spec = {"xpyd_sidecar.engine.links._moves.Scatter", sizeof(Scatter), 0, Py_TPFLAGS_DEFAULT,
+                                   scatter_slots};
+
+/* ---- of the module */
+
+static PyObject *moves_sums(PyObject *module, PyObject *args)
+{
+    Py_buffer data;
+    Py_ssize_t size;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*n", &data, &size))
+        return NULL;
+    if (size < 1 || data.len % size) {
+        PyBuffer_Release(&data);
+        PyErr_SetString(PyExc_ValueError, "not whole blocks");
+        return NULL;
+    }
+    size_t each = (size_t)size, count = (size_t)(data.len / size), pieces = (each + PIECE - 1) / PIECE;
+    PyObject *out = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(count * pieces * 8));
+    if (out) {
+        char *put = PyBytes_AsString(out);
+        const unsigned char *from = data.buf;
+        Py_BEGIN_ALLOW_THREADS
+        for (size_t block = 0; block < count; block++)
+            for (size_t start = 0; start < each; start += PIECE, put += 8) {
+                uint64_t sum = xxh3(from + block * each + start, each - start < PIECE ? each - start : PIECE);
+                memcpy(put, &sum, 8);
+            }
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&data);
+    return out;
+}
+
+/* Bytes sent; -1 with errno. */
+static ssize_t push(int fd, struct iovec *from, size_t many, int patience)
+{
+    ssize_t all = 0;
+    int64_t until = patience > 0 ? now_us() + patience * 1000 : 0;
+    while (many) {
+        struct msghdr message = {.msg_iov = from, .msg_iovlen = many};
+        ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (sent < 0 && errno == EINTR)
+            continue;
+        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && patience > 0) {
+            if (ready_soon(fd, POLLOUT, until))
+                continue;
+            errno = EAGAIN;
+        }
+        if (sent < 0)
+            return all ? all : sent;
+        all += sent;
+        for (size_t left = (size_t)sent; many && left >= from->iov_len; from++, many--)
+            left -= from->iov_len, sent -= (ssize_t)from->iov_len;
+        if (many) {
+            from->iov_base = (char *)from->iov_base + sent;
+            from->iov_len -= (size_t)sent;
+        }
+    }
+    return all;
+}
+
+static PyObject *moves_send(PyObject *module, PyObject *args)
+{
+    int fd, patience;
+    PyObject *views;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iOi", &fd, &views, &patience))
+        return NULL;
+    Py_buffer held[64];
+    struct iovec from[64];
+    Py_ssize_t many = PySequence_Size(views), got = 0;
+    PyObject *result = NULL;
+    if (many < 0)
+        return NULL;
+    if (many > 64)
+        many = 64;
+    for (; got < many; got++) {
+        PyObject *one = PySequence_GetItem(views, got);
+        int failed = !one || PyObject_GetBuffer(one, &held[got], PyBUF_SIMPLE) < 0;
+        Py_XDECREF(one);
+        if (failed)
+            goto end;
+        from[got] = (struct iovec){held[got].buf, (size_t)held[got].len};
+    }
+    ssize_t sent;
+    int code;
+    Py_BEGIN_ALLOW_THREADS
+    sent = push(fd, from, (size_t)many, patience);
+    code = errno;
+    Py_END_ALLOW_THREADS
+    result = sent < 0 ? failure(code) : PyLong_FromSsize_t(sent);
+end:
+    while (got--)
+        PyBuffer_Release(&held[got]);
+    return result;
+}
+
+static PyMethodDef methods[] = {
+    {"sums", moves_sums, METH_VARARGS, NULL},
+    {"send", moves_send, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_moves", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__moves(void)
+{
+#if defined(__x86_64__)
+    take = __builtin_cpu_supports("avx512f") ? take_avx512 : __builtin_cpu_supports("avx2") ? take_avx2 : take_plain;
+#endif
+    PyObject *made = PyModule_Create(&module);
+    if (!made)
+        return NULL;
+    scatter_type = (PyTypeObject *)PyType_FromSpec(&scatter_spec);
+    if (!scatter_type || PyModule_AddObjectRef(made, "Scatter", (PyObject *)scatter_type) < 0 ||
+        PyModule_AddIntConstant(made, "REVISION", REVISION) < 0) {
+        Py_DECREF(made);
+        return NULL;
+    }
+    return made;
+}

@@ -1,0 +1,172 @@
+"""Loops over system calls, compiled and in Python: bytes come to their places, sums are right, bad uses are errors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import resource
+import socket
+import sys
+from array import array
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from xpyd_sidecar.engine.links import moves, plain
+from xpyd_sidecar.kv import frames
+
+SIZES = [1, 63, 240, 255, 256, 257, 1024, 1025, 1088, 1089, 4096, frames.SUM_BYTES - 1, frames.SUM_BYTES,
+         frames.SUM_BYTES + 1, 200_000]
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def way(request: pytest.FixtureRequest) -> ModuleType:
+    if request.param == "plain":
+        return plain
+    if not moves.COMPILED:
+        pytest.skip("not compiled here")
+    from xpyd_sidecar.engine.links import _moves
+
+    return _moves
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    one.setblocking(False)
+    other.setblocking(False)
+    with one, other:
+        yield one, other
+
+
+def content(size: int, seed: int = 1) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def numbers(*found: int) -> array[int]:
+    return array("q", found)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sums_are_those_of_the_frames(way: ModuleType, size: int) -> None:
+    data = content(3 * size)
+    assert way.sums(data, size) == frames.sums(data, size)
+    for bad in (0, size * 2):
+        with pytest.raises(ValueError, match="whole blocks"):
+            way.sums(data, bad)
+
+
+@pytest.mark.parametrize("size", [1, 100, 4096, frames.SUM_BYTES + 5])
+def test_what_comes_in_pieces_lies_in_its_places_and_the_rest_in_the_tail(
+        way: ModuleType, size: int, pair: tuple[socket.socket, socket.socket]) -> None:
+    data, tail, draw = content(5 * size), bytearray(64), random.Random(2)
+    memory = bytearray(10 * (size + 3))
+    ids = numbers(7, 2, 3, 9, 0)
+    scatter = way.Scatter(memory, size, 5, memoryview(ids), size + 3, 2, True)
+    with pytest.raises(BlockingIOError):
+        scatter.receive(pair[1].fileno(), tail, 0, 1)
+    stream = data + b"next"
+    sent = got = 0
+    while got < len(stream):
+        if sent < len(stream):
+            sent += pair[0].send(stream[sent:sent + draw.randrange(1, 2 * size + 10)])
+        while got < sent:
+            missing = scatter.missing
+            if not missing:
+                tail[got - len(data):] = pair[1].recv(64)
+                got = sent
+                break
+            many = scatter.receive(pair[1].fileno(), tail, 0, 1)
+            assert scatter.missing == missing - min(many, missing)
+            got += many
+    for n, block in enumerate(ids):
+        at = block * (size + 3) + 2
+        assert memory[at:at + size] == data[n * size:(n + 1) * size]
+    assert sum(map(bool, memory)) <= 5 * size, "nothing beside them"
+    assert tail[:4] == b"next"
+    assert scatter.sums() == frames.sums(data, size)
+    pair[0].close()
+    other = way.Scatter(bytearray(4), 4, 1, None, 0, 0, False)
+    assert other.receive(pair[1].fileno(), tail, 1, 1) == 0
+    with pytest.raises(OSError, match="Bad file"):
+        other.receive(-1, tail, 1, 1)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("size", "count"), [(16, 3000), (100_000, 20), (3 << 20, 1)])
+def test_a_process_is_read_while_its_ticket_holds(way: ModuleType, size: int, count: int, threads: int) -> None:
+    data = ctypes.create_string_buffer(content(size * count), size * count)
+    ticket = ctypes.create_string_buffer(b"t" * 32, 32)
+    ids = numbers(*random.Random(3).sample(range(count), count))
+    memory = bytearray(size * count)
+
+    def read(expected: bytes, address: int = ctypes.addressof(data), pid: int = os.getpid()) -> tuple[bool, bytes]:
+        scatter = way.Scatter(memory, size, count, ids, size, 0, True)
+        return scatter.read(pid, address, ctypes.addressof(ticket), expected, threads), scatter.sums()
+
+    assert read(b"t" * 32) == (True, frames.sums(data.raw, size))
+    for n, block in enumerate(ids):
+        assert memory[block * size:(block + 1) * size] == data.raw[n * size:(n + 1) * size]
+    assert not read(b"u" * 32)[0]
+    with pytest.raises(OSError, match="Bad address"):
+        read(b"t" * 32, address=4096)
+    with pytest.raises(ProcessLookupError):
+        read(b"t" * 32, pid=2 ** 22 + 1)
+
+
+def test_memory_of_this_process_is_copied(way: ModuleType) -> None:
+    data = ctypes.create_string_buffer(content(70_000 * 4), 70_000 * 4)
+    memory = bytearray(70_000 * 4)
+    scatter = way.Scatter(memory, 70_000, 4, numbers(3, 2, 1, 0), 70_000, 0, True)
+    scatter.copy(ctypes.addressof(data))
+    assert memory == b"".join(data.raw[n * 70_000:(n + 1) * 70_000] for n in (3, 2, 1, 0))
+    assert (scatter.missing, scatter.sums()) == (0, frames.sums(data.raw, 70_000))
+
+
+@pytest.mark.parametrize("bad", [
+    (4, 0, None, 0, 0), (0, 4, None, 0, 0), (30, 4, None, 0, 0), (4, 2, numbers(1), 4, 0), (4, 1, numbers(-1), 4, 0),
+    (4, 1, numbers(25), 4, 0), (4, 1, numbers(24), 4, 1), (4, 1, numbers(2 ** 62), 4, 0), (101, 1, numbers(0), 1, 0)])
+def test_places_outside_of_the_memory_are_refused(way: ModuleType, bad: tuple[int, int, Any, int, int]) -> None:
+    with pytest.raises(ValueError, match=r"outside of the memory|no blocks"):
+        way.Scatter(bytearray(100), *bad, False)
+
+
+def test_a_full_socket_takes_what_fits_and_a_closed_one_is_an_error(
+        way: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
+    views = [memoryview(content(300_000, n)) for n in range(10)]
+    whole, got, sent = b"".join(views), b"", 0
+    sent = way.send(pair[0].fileno(), views, 1)
+    assert 0 < sent < len(whole)
+    with pytest.raises(BlockingIOError):
+        way.send(pair[0].fileno(), [b"x"], 1)
+    while len(got) < sent:
+        got += pair[1].recv(1 << 20)
+    assert got == whole[:sent]
+    assert way.send(pair[0].fileno(), [b"ab", b"", b"c"], 0) == 3
+    pair[1].close()
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        way.send(pair[0].fileno(), views, 1)
+
+
+def test_nothing_is_kept_of_what_is_done(way: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
+    memory, ids = bytearray(1 << 20), array("q", range(1024))
+    before = sys.getrefcount(memory), sys.getrefcount(ids)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(bytearray(1 << 20)))
+    most = 0
+    for turn in range(400):
+        scatter = way.Scatter(memory, 1024, 1024, memoryview(ids), 1024, 0, True)
+        with pytest.raises(BlockingIOError):
+            scatter.receive(pair[1].fileno(), memoryview(bytearray(8)), 0, 1)
+        with pytest.raises(ValueError, match="outside"):
+            way.Scatter(memory, 1024, 1024, memoryview(ids), 2048, 0, True)
+        way.send(pair[0].fileno(), [memoryview(b"x")], 0)
+        pair[1].recv(1)
+        if turn == 100:
+            most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    del scatter, address
+    assert (sys.getrefcount(memory), sys.getrefcount(ids)) == before
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most < 4 << 10, "KiB"
+    memory += b"x"  # an exported buffer would forbid it
