@@ -66,7 +66,7 @@ class EventStream(Scanner):
         if quick is not None:
             out, at = quick
             return out if at == len(data) else out + self._feed_end(data[at:])
-        if not self._clean or data.find(ABORT) >= 0:  # find: ``in`` first tries its operand as a number
+        if not self._clean:
             return self._feed_end(data)
         at, size = 0, len(data)
         payloads: list[bytes] = []
@@ -74,7 +74,8 @@ class EventStream(Scanner):
             start = data.find(b"\r\n", at + 1, at + 9) + 2
             end = start + size_of(data[at:start - 2]) if start > 2 else -1
             if (end < 0 or data.find(b"\n", start) != end - 2 or data[end - 2:end + 2] != b"\n\n\r\n"
-                    or not data.startswith(b'data: {"', start) or data.startswith(ERROR, start)):
+                    or not data.startswith(b'data: {"', start) or data.startswith(ERROR, start)
+                    or data.find(ABORT, start, end) >= 0):  # find: ``in`` first tries its operand as a number
                 rest = self._feed_end(data[at:])
                 return (data[:at] if self._framed else b"".join(payloads)) + rest
             if not self._framed:

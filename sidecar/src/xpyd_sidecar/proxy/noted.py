@@ -21,6 +21,7 @@ from xpyd_sidecar.routing.ways import Way
 _IDS = b'"token_ids":['
 TOKEN_IDS = re.compile(rb'"token_ids":\[[0-9,]*\]')
 NO_IDS = b'"token_ids":null'
+_FINISHES = b',"logprobs":null,"finish_reason":"'
 _MAX_REST = 16
 """Bytes behind the ids of an event that is like all others: no usage, say."""
 _TEXT_AT = {"completions": b'"text":', "chat": b'"delta":'}
@@ -138,6 +139,9 @@ class NotedStream(EventStream):
             return self._spliced(event, self._splicer)
         if not event.startswith(b"data: {"):
             return event
+        closing = self._closing(event) if self._prefix else None
+        if closing is not None:
+            return closing
         prompt, bare = split_prompt(event)
         try:
             noted = decode(bare[6:])
@@ -155,6 +159,19 @@ class NotedStream(EventStream):
             return b""  # made for the ids alone
         self._may_learn(event, noted)
         return TOKEN_IDS.sub(NO_IDS, event) if event.find(_IDS) >= 0 else event
+
+    def _closing(self, event: bytes) -> bytes | None:
+        """The event with the finish reason, if it is else as it was learned: noted without decoding it. None: it is not."""
+        text = len(self._prefix)
+        stop = event.find(_FINISHES, text) if event.startswith(self._prefix) else -1
+        ids = event.find(_IDS, stop) + len(_IDS) if stop >= 0 else 0
+        close = event.find(b"]", ids)
+        if ids < len(_IDS) or close <= ids or event.find(b"[", stop, ids - 1) >= 0 or event[close:] + b"\r\n" != self._last:
+            return None
+        shown = event[text:stop]
+        self._log += b"%b\t%b\n" % (shown, event[ids:close].replace(b",", b"\t"))
+        self._position.finished.add(0)  # a stream that goes on from ids has one choice
+        return b"%b%b%bnull%b" % (self._lead, shown, event[stop:ids - 1], event[close + 1:])
 
     def _spliced(self, event: bytes, splicer: Splicer) -> bytes:
         try:
