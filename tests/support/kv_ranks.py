@@ -19,6 +19,7 @@ from xpyd_sidecar.engine.ahead import Expecting
 from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache
+from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.process_vm import address_of
 from xpyd_sidecar.engine.receiver import Receiver
@@ -41,6 +42,11 @@ def key(letter: str = "a", attempt: int = 1) -> Key:
     return Key(TransferId(letter * 32), Attempt(attempt), 1)
 
 
+def _bytes(chunk: Chunk) -> memoryview:
+    """Memory of the host, or of what stands for a GPU."""
+    return chunk.view if len(chunk.view) else memoryview(chunk.tensor.numpy())
+
+
 def whole(regions: int, block_bytes: int) -> tuple[Part, ...]:
     """All of a source's arrays, as they are."""
     return (Part(Cut(0, regions, 0, 0, block_bytes), 0, 0),)
@@ -50,11 +56,13 @@ class PrefillRank:
     """A sender and what it has reported."""
 
     def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0, cover: bool = True,
-                 block: int = BLOCK, ways: Ways = TCP, timeout_s: float = TIMEOUT_S) -> None:
+                 block: int = BLOCK, ways: Ways = TCP, timeout_s: float = TIMEOUT_S,
+                 grouping: Grouping | None = None) -> None:
         self.block = block
         machine = Sending[Kept](keep_s=keep_s, send_s=5, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
         self.sender = Sender(Me(InstanceName("p"), P_LIFE, 0, data_key), machine, host="127.0.0.1", port=0, ways=ways,
-                             keep_bytes=keep_bytes, peer_timeout_s=timeout_s, largest_frame=max(block, 1 << 20))
+                             keep_bytes=keep_bytes, peer_timeout_s=timeout_s, largest_frame=max(block, 1 << 20),
+                             grouping=grouping)
         self.address = self.sender.address
         self.incarnation = P_LIFE
         self.reports: list[Report] = []
@@ -86,7 +94,7 @@ class DecodeRank:
     def __init__(self, *, data_key: bytes = DATA_KEY, chunks: int = 8, cover: bool = True, load_s: float = 5.0,
                  grace_s: float = 0.1, block: int = BLOCK, ways: Ways = TCP, direct: bool = False,
                  buffer_bytes: int = 0, pool_bytes: int = 0, claim_s: float = 5.0, window: int = 0,
-                 timeout_s: float = TIMEOUT_S) -> None:
+                 timeout_s: float = TIMEOUT_S, grouping: Grouping | None = None) -> None:
         """``direct``: blocks are received right into ``memory`` (by region, 256 blocks each)."""
         self.block = block
         self.memory = [bytearray(256 * block) for _ in range(REGIONS)] if direct else []
@@ -97,7 +105,7 @@ class DecodeRank:
         self.receiver = Receiver(Me(InstanceName("d"), D_LIFE, 0, data_key), self.staging, block_bytes=[block] * REGIONS,
                                  largest_frame=most, cover=cover, peer_timeout_s=timeout_s, ways=ways, caches=caches,
                                  make=lambda size: Chunk(None, memoryview(bytearray(size))), buffer_bytes=buffer_bytes,
-                                 pool_bytes=pool_bytes, claim_s=claim_s)
+                                 pool_bytes=pool_bytes, claim_s=claim_s, grouping=grouping)
         self.machine = Receiving(load_s=load_s, grace_s=grace_s, regions=REGIONS, cover=cover, window=window)
         self.cache: dict[tuple[int, int], bytes] = {}
         self.finished: list[Finished] = []
@@ -125,7 +133,7 @@ class DecodeRank:
                 if place is not None:
                     self.moved[event.way] += event.size
                     for at, block in enumerate(place.ids):
-                        source, start = (event.chunk.view, at) if event.chunk else (self.memory[place.region], block)
+                        source, start = (_bytes(event.chunk), at) if event.chunk else (self.memory[place.region], block)
                         self.cache[place.region, block] = bytes(source[start * self.block:(start + 1) * self.block])
                     self.carry_out(self.machine.placed(event.key))
                 if event.chunk is not None:

@@ -234,6 +234,9 @@ class HostDevice:
     def mark(self, stream: Any) -> Mark:
         return NOW
 
+    def settle(self) -> None:
+        """Everything is done at once."""
+
     def empty(self, size: int) -> torch.Tensor:
         return torch.empty(size, dtype=torch.uint8)
 

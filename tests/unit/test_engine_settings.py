@@ -28,7 +28,8 @@ def test_everything_has_a_default_but_host_and_key(environ: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize(("options", "text"), [
-    ({"transport": "nccl"}, r"transport: 'nccl' is not supported yet \(auto, tcp and shm are\)"),
+    ({"nccl_groups": 0}, r"nccl_groups: 0 must be at least 1 and at most 1024"),
+    ({"nccl_ctas": 33}, r"nccl_ctas: 33 must be at least 1 and at most 32"),
     ({"shared_folder": "/nowhere"}, r"shared_folder: /nowhere is no folder"),
     ({"transport": "pigeon"}, r"Invalid enum value 'pigeon' - at `\$\.transport`"),
     ({"mode": "pull"}, r"Invalid enum value 'pull' - at `\$\.mode`"),

@@ -191,7 +191,7 @@ NAMES = ["open", "opened", "move", "launched", "done", "broken", "close", "ended
 EVENTS = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 5), st.booleans()), max_size=120)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(EVENTS, st.integers(1, 3), st.integers(1, 3))
 def test_any_order_of_events_keeps_the_laws(events: list[tuple[str, int, bool]], most: int, flight: int) -> None:
     m = Groups[int](most=most, flight=flight, depth=2, open_s=10, move_s=5, idle_s=20)
@@ -248,7 +248,7 @@ class Gpu:
             self.resident.append(self.queued.popleft())
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(2, 4), st.integers(1, 12), st.integers(1, 3), st.data())
 def test_engines_that_all_send_to_each_other_never_wait_in_a_circle(count: int, each: int, flight: int,
                                                                    data: st.DataObject) -> None:

@@ -66,6 +66,10 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Of rank 0; the other ranks of an engine listen on the ports after it. 0: chosen by the kernel."""
     shared_folder: str = ""
     """Folder that engines of one host share, where transport shm makes its arenas; empty: none."""
+    nccl_groups: int = 16
+    """Peers' ranks with which this rank has an NCCL group at once, at most; each takes GPU memory (``kv.groups``)."""
+    nccl_ctas: int = 4
+    """Channels of such a group, 1 to 32: thread blocks on the GPU while it works, and 9.19 MiB of GPU memory each."""
     advertise_data: HostPort | None = None
     """Address announced for data when peers must take another way (address translation); counts up like ``data_port``."""
 

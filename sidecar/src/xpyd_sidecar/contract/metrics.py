@@ -40,9 +40,13 @@ BUFFER_USED = "xpyd_kv_buffer_used_bytes"
 """Gauge: bytes in use of decode's lookup buffer, all ranks."""
 POOL_USED = "xpyd_kv_host_pool_used_bytes"
 """Gauge: bytes in use of decode's host pool, all ranks."""
+NCCL_GROUPS = "xpyd_kv_nccl_groups"
+"""Gauge: NCCL groups of this engine, those that are being made or ended included, all ranks."""
+NCCL_BYTES = "xpyd_kv_nccl_bytes"
+"""Gauge: GPU memory of these groups and of the slots for their pieces, all ranks."""
 LINK_BYTES = "xpyd_kv_link_bytes"
-"""Counter (``_total``), label ``link`` (tcp|process_vm|arena|buffer): payload bytes that came in, also those of loads that
-failed."""
+"""Counter (``_total``), label ``link`` (tcp|process_vm|arena|nccl|buffer): payload bytes that came in, also those of loads
+that failed."""
 
 DP_LOCAL = "xpyd_dp_local_step"
 """Gauge: forwards that this data-parallel rank has begun."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from xpyd_sidecar.engine.ahead import Ahead
 from xpyd_sidecar.engine.bounds import Chunk, Staging
 from xpyd_sidecar.engine.gates import Target
+from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.sender import Me
 from xpyd_sidecar.kv.keys import Key, Outcome
@@ -61,3 +62,5 @@ class Shared:
     largest_frame: int
     ahead: Ahead | None
     broken: Callable[[Ask, Outcome, str, bool], None]
+    grouping: Grouping | None = None
+    """Makes links over NCCL, where there is a GPU for it."""

@@ -59,8 +59,9 @@ def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> S
 
 
 def _check(options: KvOptions, field: str) -> None:
-    if options.transport == "nccl":
-        raise ConfigError(f"{field}.transport: {options.transport!r} is not supported yet (auto, tcp and shm are)")
+    for name, number, top in (("nccl_groups", options.nccl_groups, 1024), ("nccl_ctas", options.nccl_ctas, 32)):
+        if not 1 <= number <= top:
+            raise ConfigError(f"{field}.{name}: {number} must be at least 1 and at most {top}")
     if options.shared_folder and not Path(options.shared_folder).is_dir():
         raise ConfigError(f"{field}.shared_folder: {options.shared_folder} is no folder")
     if options.buffer_bytes is not None and options.buffer_share is not None:

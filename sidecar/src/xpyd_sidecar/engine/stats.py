@@ -32,6 +32,8 @@ GAUGES = {
     metrics.KEPT_BYTES: "Bytes of KV copies that this engine holds to send.",
     metrics.BUFFER_USED: "Bytes in use of the lookup buffer.",
     metrics.POOL_USED: "Bytes in use of the host pool behind the lookup buffer.",
+    metrics.NCCL_GROUPS: "NCCL groups with peers' ranks.",
+    metrics.NCCL_BYTES: "GPU memory of NCCL groups and of the slots for what they move.",
 }
 LINK = "link:"
 

@@ -13,7 +13,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -27,7 +26,6 @@ from xpyd_sidecar.engine.ahead import Expecting
 from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import Budget, Chunk, Mark, Staging, Tally
 from xpyd_sidecar.engine.crew import Hand
-from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.memory import Memory
 from xpyd_sidecar.engine.notes import Forwards, Noting, packed, packed_first
 from xpyd_sidecar.engine.place import place
@@ -37,6 +35,7 @@ from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.reports import LoadReport, Orders, RankAddress, Report, SendReport
 from xpyd_sidecar.engine.sender import Kept, Me, Sender
 from xpyd_sidecar.engine.settings import Settings
+from xpyd_sidecar.engine.ways import choose
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import receiving
 from xpyd_sidecar.kv.copies import Copy
@@ -79,10 +78,10 @@ class WorkerSide:
                              kinds=[one.kind for one in self._arrays])
         buffer = _buffer_bytes(options, block_bytes * num_blocks)
         keep = options.keep_bytes + options.host_pool_bytes + (buffer if options.mode == "get" else 0)
-        ways = Ways(options.transport, Path(options.shared_folder) if options.shared_folder else None)
+        ways, self._groups = choose(options, self._memory.device, self._memory.largest_frame)
         self._sender = Sender(me, send, host=settings.host, port=options.data_port + rank if options.data_port else 0,
                               ways=ways, keep_bytes=keep, peer_timeout_s=options.peer_timeout_s,
-                              largest_frame=self._memory.largest_frame)
+                              largest_frame=self._memory.largest_frame, grouping=self._groups)
         pinned = self._memory.device.type == "cuda"
         make = partial(memory.chunk, pinned=pinned)
         self._pool = Pool(make, keep)
@@ -94,7 +93,7 @@ class WorkerSide:
                                   largest_frame=self._memory.largest_frame, cover=cover,
                                   peer_timeout_s=options.peer_timeout_s, ways=ways, caches=self._memory.caches(),
                                   make=make, buffer_bytes=buffer, pool_bytes=options.host_pool_bytes,
-                                  claim_s=options.keep_ttl_s)
+                                  claim_s=options.keep_ttl_s, grouping=self._groups)
         window = max(2, options.window_bytes // block_bytes) if options.mode == "get" else 0
         self._loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
                                 regions=regions, cover=cover, window=window)
@@ -318,6 +317,9 @@ class WorkerSide:
         assert self._receiver.ahead is not None
         buffer, pool = self._receiver.ahead.used
         levels = {metrics.KEPT_BYTES: self._sender.budget.used, metrics.BUFFER_USED: buffer, metrics.POOL_USED: pool}
+        if self._groups is not None:
+            usage = self._groups.usage
+            levels |= {metrics.NCCL_GROUPS: usage.groups, metrics.NCCL_BYTES: usage.memory}
         if levels == self._levels:
             return {}
         self._levels = levels
@@ -329,6 +331,8 @@ class WorkerSide:
             self._hand.stop()
         self._receiver.stop()
         self._sender.stop()
+        if self._groups is not None:
+            self._groups.stop()
 
     def _carry_out(self, steps: Sequence[Instruction]) -> None:
         for step in steps:

@@ -7,11 +7,14 @@ from typing import Final
 
 from xpyd_sidecar.engine.links import near
 from xpyd_sidecar.engine.links.arena import ArenaLink
-from xpyd_sidecar.engine.links.base import Link
+from xpyd_sidecar.engine.links.base import Link, Session
+from xpyd_sidecar.engine.links.grouping import GroupLink
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.process_vm import ProcessLink
 from xpyd_sidecar.engine.links.tcp import TcpLink
+from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv.frames import Kind
 
 ARENAS_MAX: Final = 16
 """Of one rank, 16 MiB each; sessions beyond them use TCP."""
@@ -30,12 +33,13 @@ class Arenas:
 class Inviting:
     """Which link it is. ``link`` is the one to use at any time; ``close`` ends it with the session."""
 
-    def __init__(self, ways: Ways, largest: int, arenas: Arenas, grouped: Callable[[int], Link] | None = None) -> None:
+    def __init__(self, ways: Ways, largest: int, arenas: Arenas, grouped: Callable[[int], GroupLink] | None = None) -> None:
         """``grouped``: makes the link of an NCCL group with pieces of so many bytes."""
         self.link: Link = TcpLink()
         self.gpu: messages.Gpu | None = None
         """What decode is told, where a group is possible."""
         self._grouped = grouped
+        self._group: GroupLink | None = None
         self._piece = 0
         self._ways = ways
         self._arenas = arenas
@@ -85,13 +89,26 @@ class Inviting:
             self._arena.unname()
             self.link = self._arena
         elif choice.way == "nccl" and self.gpu is not None and self._grouped is not None:
-            self.link = self._grouped(self._piece)
+            self.link = self._group = self._grouped(self._piece)
         elif choice.way == "tcp":
             self._refuse_tcp(choice.reason)
             self._drop_arena()
         else:
             raise ValueError(f"chose {choice.way}, which was not offered")
         return None
+
+    def told(self, session: Session, kind: Kind, body: memoryview) -> None:
+        """Decode says POSTED or UNGROUP.
+
+        Raises:
+            ProtocolError: this session has no groups.
+        """
+        if self._group is None:
+            raise ProtocolError(session.peer, f"sent {kind.name} over a link without groups")
+        if kind is Kind.POSTED:
+            self._group.received(session)
+        else:
+            self._group.ungrouped(messages.read_body(body, messages.Group))
 
     def _make(self) -> messages.Arena:
         if self._ways.folder is None:
@@ -118,8 +135,8 @@ class Inviting:
     def close(self) -> None:
         """The session has ended."""
         self._settled = True
-        if self.gpu is not None:
-            self.link.close()
+        if self._group is not None:
+            self._group.close()
         if self._process is not None:
             self._process.close()
         self._drop_arena()

@@ -21,16 +21,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple
 
 from xpyd_sidecar.engine.links.base import Blocks, Session
+from xpyd_sidecar.engine.links.grouping import Context
 from xpyd_sidecar.engine.links.nccl_driver import Piece
 from xpyd_sidecar.engine.links.nccl_thread import Hub
 from xpyd_sidecar.engine.links.process_vm import pieces
 from xpyd_sidecar.engine.links.tcp import TcpLink
-from xpyd_sidecar.errors import PeerError, PeerGone, ProtocolError
+from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages
-from xpyd_sidecar.kv.frames import NO_TRANSFER, Kind
+from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.kv.keys import Key
 
@@ -62,27 +64,14 @@ class Waiting(NamedTuple):
     put: Put
 
 
-class Context(NamedTuple):
-    """What a side of the link needs of its session. ``post``: have a call made on its I/O thread; ``fail``: end it."""
-
-    hub: Hub
-    session: Session
-    post: Callable[[Callable[[], None]], None]
-    fail: Callable[[PeerError], None]
-
-    def say(self, kind: Kind, body: messages.Body, key: Key = NO_TRANSFER) -> None:
-        """Send a frame of the session."""
-        payload = messages.body(body)
-        self.session.queue(frames.encode(kind, key, payload), payload)
-
-
 class NcclLink:
     """Prefill's side."""
 
     name = "nccl"
 
-    def __init__(self, context: Context, piece: int) -> None:
+    def __init__(self, hub: Hub, context: Context, piece: int) -> None:
         """``piece``: bytes of the largest piece that both sides take; a block fits."""
+        self._hub = hub
         self._context = context
         self._piece = piece
         self._tcp = TcpLink()
@@ -97,7 +86,7 @@ class NcclLink:
 
     def post(self, call: Callable[[], None]) -> None:
         """Have a call made on the session's I/O thread."""
-        self._context.post(call)
+        self._context.post(partial(self._context.run, call))
 
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
             most: int = frames.FRAME_BYTES) -> None:  # the interface's; pieces are as large as slots
@@ -115,7 +104,7 @@ class NcclLink:
             while self._waiting and len(self._offered) < OFFERS_AHEAD:
                 self._offer(self._waiting.popleft())
         elif not self._number and time.monotonic() >= self._not_before:
-            self._number = self._context.hub.join(self, Way.SEND)
+            self._number = self._hub.join(self, Way.SEND)
         elif not self._number:
             waiting, self._waiting = self._waiting, deque()
             for one in waiting:
@@ -123,7 +112,7 @@ class NcclLink:
 
     def _offer(self, one: Waiting) -> None:
         self._offered.append((self._number, one))
-        self._context.hub.hold(self._number, 1)
+        self._hub.hold(self._number, 1)
         body = messages.body(messages.Offer(self._number, len(one.blocks.data), 0 if one.cover else None))
         self._context.session.queue(frames.encode(Kind.OFFER, one.key, body, region=one.blocks.region,
                                                   first=one.blocks.first, blocks=one.blocks.blocks), body)
@@ -139,7 +128,7 @@ class NcclLink:
     def taken(self, session: Session, *, read: bool) -> None:
         """Decode does not want the oldest offer any more, or cannot receive it in the group."""
         number, one = self._answered(session)
-        self._context.hub.hold(number, -1)
+        self._hub.hold(number, -1)
         if read:
             one.put.done()
         else:
@@ -155,14 +144,14 @@ class NcclLink:
             return
         self._moving += 1
         data = one.blocks.data
-        self._context.hub.move(number, Piece(len(data), one.cover, data, tag=one), self)
-        self._context.hub.hold(number, -1)
+        self._hub.move(number, Piece(len(data), one.cover, data, tag=one), self)
+        self._hub.hold(number, -1)
         self._pump()
 
     def ungrouped(self, message: messages.Group) -> None:
         """Decode has left a group."""
         if self._number and message.number == self._number:
-            self._context.hub.leave(self._number, f"decode: {message.reason}")
+            self._hub.leave(self._number, f"decode: {message.reason}")
 
     @property
     def busy(self) -> bool:
@@ -173,7 +162,7 @@ class NcclLink:
         """The session has ended: what the GPU does not read may be freed, the rest when the group has ended."""
         self._closed = True
         if self._number:
-            self._context.hub.leave(self._number, "the session has ended")
+            self._hub.leave(self._number, "the session has ended")
         held = [*(one for _, one in self._offered), *self._waiting]
         self._offered.clear()
         self._waiting.clear()

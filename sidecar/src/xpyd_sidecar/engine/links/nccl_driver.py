@@ -66,6 +66,9 @@ class Device(Protocol):
     def empty(self, size: int) -> torch.Tensor:
         """``size`` bytes of its memory."""
 
+    def settle(self) -> None:
+        """Wait for what the calling thread has begun on it."""
+
     def verdict(self) -> torch.Tensor:
         """Two numbers in host memory, to be written by the stream."""
 
@@ -104,6 +107,10 @@ class CudaDevice:
         """``size`` bytes of its memory."""
         return torch.empty(size, dtype=torch.uint8, device=self._device)
 
+    def settle(self) -> None:
+        """Wait for what the calling thread has begun on it."""
+        torch.cuda.current_stream(self._device).synchronize()
+
     def verdict(self) -> torch.Tensor:
         """Two numbers in pinned host memory."""
         return torch.empty(2, dtype=torch.int64, pin_memory=True)
@@ -139,6 +146,7 @@ class Driver:
         self.slot_bytes = padded(piece) + TRAILER
         self.binding = binding
         self.weights = weights(padded(piece) // 8, device.empty)
+        device.settle()  # every group's stream reads them
 
     def unique_id(self) -> bytes:
         """Names a new group; made by rank 0."""

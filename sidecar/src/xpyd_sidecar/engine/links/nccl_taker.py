@@ -9,29 +9,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple
 
 from xpyd_sidecar.engine.bounds import Chunk, Staging
-from xpyd_sidecar.engine.links.nccl import OFFERS_AHEAD, Context
+from xpyd_sidecar.engine.links.grouping import Context, Wanted
+from xpyd_sidecar.engine.links.nccl import OFFERS_AHEAD, NcclLink
 from xpyd_sidecar.engine.links.nccl_driver import Piece
+from xpyd_sidecar.engine.links.nccl_thread import Hub, Usage
 from xpyd_sidecar.errors import ChecksumError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.groups import Way
-
-
-class Source(Protocol):
-    """What decode's side asks of the session that it belongs to."""
-
-    def wants(self, header: Header, offer: messages.Offer) -> bool:
-        """Whether an offer is still wanted.
-
-        Raises:
-            ProtocolError: it is not what was asked for.
-        """
-
-    def received(self, header: Header, chunk: Chunk, size: int) -> None:
-        """Blocks are here, intact, in GPU memory."""
 
 
 class Offered(NamedTuple):
@@ -45,13 +33,13 @@ class Offered(NamedTuple):
 class NcclTaker:
     """Decode's side."""
 
-    name: Literal["nccl"] = "nccl"
-
-    def __init__(self, context: Context, staging: Staging, source: Source) -> None:
+    def __init__(self, hub: Hub, context: Context, staging: Staging, wanted: Wanted) -> None:
         """``staging``: slots of GPU memory, one for a piece."""
+        self.piece = hub.driver.piece
+        self._hub = hub
         self._context = context
         self._staging = staging
-        self._source = source
+        self._wanted = wanted
         self._turn: Turn | None = None
         self._last = 0
         """Prefill's number of the last group."""
@@ -74,7 +62,7 @@ class NcclTaker:
             self._turn.leave("prefill has made another one")
             self._without(f"prefill has made group {message.number}")
         self._last = message.number
-        self._turn = Turn(self, self._context, message)
+        self._turn = Turn(self, self._hub, self._context, message)
 
     def ungrouped(self, message: messages.Group) -> None:
         """Prefill has left a group."""
@@ -87,20 +75,25 @@ class NcclTaker:
         Raises:
             ProtocolError: not what was asked for, or more than may be offered at once.
         """
-        if len(self._queue) >= OFFERS_AHEAD:
-            raise ProtocolError(self._context.session.peer, f"offered more than {OFFERS_AHEAD} pieces at once")
+        if len(self._queue) >= OFFERS_AHEAD or offer.size > self.piece:
+            reason = f"offered {offer.size} bytes and {len(self._queue)} pieces before; bounds {self.piece}, {OFFERS_AHEAD}"
+            raise ProtocolError(self._context.session.peer, reason)
         self._queue.append(Offered(header, offer))
         self.pump()
 
+    def resume(self) -> None:
+        """A slot is free."""
+        self._context.run(self.pump)
+
     def pump(self) -> None:
-        """Answer what can be answered; again when a slot is free.
+        """Answer what can be answered.
 
         Raises:
             ProtocolError: an offer that is not what was asked for.
         """
         while self._queue and self._given is None and not self._closed:
             header, offer, _ = self._queue[0]
-            if not self._source.wants(header, offer):
+            if not self._wanted.wants(header, offer):
                 self._taken(read=True)
             elif self._turn is None or offer.address != self._last:
                 self._taken(read=False)
@@ -120,11 +113,6 @@ class NcclTaker:
         self._turn, self._given = None, None
         if self._running and not self._closed:
             self._context.fail(PeerGone(self._context.session.peer, f"nccl: {reason}"))
-
-    @property
-    def busy(self) -> bool:
-        """Whether something is offered or under way."""
-        return bool(self._queue or self._running)
 
     def close(self) -> None:
         """The session has ended. Slots come back when the group has ended."""
@@ -155,7 +143,7 @@ class NcclTaker:
                 reason = f"a piece over NCCL with a wrong checksum, or another piece than number {piece.nth}"
                 self._context.fail(ChecksumError(self._context.session.peer, reason))
             return
-        self._source.received(one.header, one.chunk._replace(home=partial(self._staging.give, one.chunk)), piece.size)
+        self._wanted.received(one.header, one.chunk._replace(home=partial(self._staging.give, one.chunk)), piece.size)
 
     def lost(self, turn: Turn, reason: str) -> None:
         """A group does no more."""
@@ -177,23 +165,24 @@ class NcclTaker:
 class Turn:
     """One group of a session at decode. What is told of it after the next one was begun no longer counts."""
 
-    def __init__(self, taker: NcclTaker, context: Context, message: messages.Group) -> None:
+    def __init__(self, taker: NcclTaker, hub: Hub, context: Context, message: messages.Group) -> None:
         self.open = False
         self._taker = taker
+        self._hub = hub
         self._context = context
-        self._number = context.hub.join(self, Way.RECEIVE, message.uid)
+        self._number = hub.join(self, Way.RECEIVE, message.uid)
 
     def move(self, piece: Piece) -> None:
         """Receive a piece."""
-        self._context.hub.move(self._number, piece, self)
+        self._hub.move(self._number, piece, self)
 
     def leave(self, reason: str) -> None:
         """End the group."""
-        self._context.hub.leave(self._number, reason)
+        self._hub.leave(self._number, reason)
 
     def post(self, call: Callable[[], None]) -> None:
         """Have a call made on the session's I/O thread."""
-        self._context.post(call)
+        self._context.post(partial(self._context.run, call))
 
     def begun(self, uid: bytes) -> None:
         """Prefill has minted the id."""
@@ -219,3 +208,35 @@ class Turn:
     def over(self, given_back: tuple[Piece, ...]) -> None:
         """The GPU has let go of slots."""
         self._taker.over(given_back)
+
+
+class NcclGrouping:
+    """Both sides of every session of this process."""
+
+    def __init__(self, hub: Hub, receives: int) -> None:
+        """``receives``: slots to receive into, made when first needed."""
+        self._hub = hub
+        driver = hub.driver
+        self._staging = Staging(lambda: Chunk(driver.device.empty(driver.slot_bytes), memoryview(b"")), receives)
+
+    def link(self, context: Context, piece: int) -> NcclLink:
+        """Prefill's side of a session."""
+        return NcclLink(self._hub, context, piece)
+
+    def taker(self, context: Context, wanted: Wanted) -> NcclTaker:
+        """Decode's side of a session."""
+        return NcclTaker(self._hub, context, self._staging, wanted)
+
+    def on_free(self, call: Callable[[], None] | None) -> None:
+        """Call this whenever a slot to receive into is free again."""
+        self._staging.on_free(call)
+
+    @property
+    def usage(self) -> Usage:
+        """What it takes of the GPU now, slots to receive into included."""
+        usage = self._hub.usage
+        return usage._replace(memory=usage.memory + self._staging.made * self._hub.driver.slot_bytes)
+
+    def stop(self) -> None:
+        """End every group, and the thread."""
+        self._hub.stop()
