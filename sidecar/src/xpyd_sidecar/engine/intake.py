@@ -11,6 +11,7 @@ import time
 from xpyd_sidecar.engine.ahead import Slot
 from xpyd_sidecar.engine.arrivals import Arrived, Asked, Shared
 from xpyd_sidecar.engine.bounds import Chunk
+from xpyd_sidecar.engine.links.grouping import Taker
 from xpyd_sidecar.engine.links.near import Reader
 from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place, packed
 from xpyd_sidecar.errors import ChecksumError, ProtocolError
@@ -26,6 +27,8 @@ class Intake:
     def __init__(self, shared: Shared, peer: str) -> None:
         self.asked: dict[Key, Asked] = {}
         self.reader: Reader | None = None
+        self.taker: Taker | None = None
+        """Where blocks come in NCCL groups."""
         self._shared = shared
         self._peer = peer
         self._chunk: Chunk | None = None
@@ -41,6 +44,8 @@ class Intake:
             self._shared.staging.give(slot.chunk)
         if self.reader is not None:
             self.reader.close()
+        if self.taker is not None:
+            self.taker.close()
 
     def room(self, header: Header) -> Place | None:
         """Where the payload of a DATA or an OFFER goes; None: wait until staging memory is free.
@@ -50,6 +55,8 @@ class Intake:
         """
         offer = header.kind is Kind.OFFER
         body = Place.of(header.length) if offer else NOWHERE
+        if offer and self.taker is not None:
+            return body
         asked = self.asked.get(header.key)
         if asked is None:
             return body if offer else self._beforehand(header)
@@ -115,7 +122,7 @@ class Intake:
         if asked.have.find(1, slot, slot + header.blocks) >= 0:
             raise ProtocolError(self._peer, f"sent blocks {header.first}..{end - 1} of array {header.region} twice")
         size = header.blocks * unit.size
-        most = max(self._shared.largest_frame, ready.frame)
+        most = max(self._shared.largest_frame, ready.frame, self.taker.piece if self.taker is not None else 0)
         if size > most:
             raise ProtocolError(self._peer, f"sent {size} bytes in one frame, over {most}")
         return size
@@ -144,16 +151,42 @@ class Intake:
         """
         if self.reader is None:
             raise ProtocolError(self._peer, "sent OFFER over a link of TCP alone")
-        asked = self.asked.get(header.key)
         read = True
-        if asked is not None:
-            if self._shared.cover and offer.checksum is None:
-                raise ProtocolError(self._peer, "sent OFFER without the checksum that was asked for")
-            size = self._expected(asked, header)
-            if offer.size != size:
-                raise ProtocolError(self._peer, f"offered {offer.size} bytes for {header.blocks} blocks, not {size}")
-            read = self._read(connection, asked, header, offer)
+        if self.wants(header, offer):
+            read = self._read(connection, self.asked[header.key], header, offer)
         return messages.Taken(read)
+
+    def wants(self, header: Header, offer: messages.Offer) -> bool:
+        """Whether an offer is still wanted.
+
+        Raises:
+            ProtocolError: it is not what was asked for.
+        """
+        asked = self.asked.get(header.key)
+        if asked is None:
+            return False
+        if self._shared.cover and offer.checksum is None:
+            raise ProtocolError(self._peer, "sent OFFER without the checksum that was asked for")
+        size = self._expected(asked, header)
+        if offer.size != size:
+            raise ProtocolError(self._peer, f"offered {offer.size} bytes for {header.blocks} blocks, not {size}")
+        return True
+
+    def received(self, header: Header, chunk: Chunk, size: int) -> None:
+        """Blocks have come in a group, into a slot of GPU memory.
+
+        Raises:
+            ProtocolError: they have come before.
+        """
+        asked = self.asked.get(header.key)
+        wanted = False
+        try:
+            wanted = asked is not None and self._expected(asked, header) == size
+        finally:
+            if not wanted:
+                self._shared.staging.give(chunk)
+        if asked is not None and wanted:
+            self._arrived(asked, header, size, chunk, "nccl")
 
     def _read(self, connection: Connection, asked: Asked, header: Header, offer: messages.Offer) -> bool:
         assert self.reader is not None
@@ -184,12 +217,15 @@ class Intake:
             raise ChecksumError(self._peer, f"{header.kind.name} frame with a wrong checksum")
 
     def _came(self, asked: Asked, header: Header, size: int, staged: bool, way: str) -> None:
-        unit = asked.step.units[header.region]
-        slot = unit.nth * asked.step.ready.count + header.first - asked.step.ready.first
-        asked.have[slot:slot + header.blocks] = b"\1" * header.blocks
         chunk = None
         if staged:
             chunk, self._chunk = self._chunk, None
             assert chunk is not None
+        self._arrived(asked, header, size, chunk, way)
+
+    def _arrived(self, asked: Asked, header: Header, size: int, chunk: Chunk | None, way: str) -> None:
+        unit = asked.step.units[header.region]
+        slot = unit.nth * asked.step.ready.count + header.first - asked.step.ready.first
+        asked.have[slot:slot + header.blocks] = b"\1" * header.blocks
         self._shared.inbox.append(Arrived(header.key, header.region, header.first, header.blocks, chunk, size, way,
                                             asked.step.source, time.monotonic()))

@@ -21,6 +21,7 @@ from xpyd_sidecar.engine.ahead import Ahead, Expecting
 from xpyd_sidecar.engine.arrivals import Arrived, Broken, Shared
 from xpyd_sidecar.engine.bounds import Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache, Gate, Target
+from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.sender import Me
@@ -41,10 +42,11 @@ class Receiver:
     def __init__(self, me: Me, staging: Staging, *, block_bytes: Sequence[int], largest_frame: int, cover: bool,
                  peer_timeout_s: float, ways: Ways, caches: Sequence[Cache | None] = (),
                  make: Callable[[int], Chunk] | None = None, buffer_bytes: int = 0, pool_bytes: int = 0,
-                 claim_s: float = 0.0) -> None:
+                 claim_s: float = 0.0, grouping: Grouping | None = None) -> None:
         """``block_bytes``: bytes of a block, by array of the cache; ``caches``: those that may be written directly.
 
         ``make``, ``buffer_bytes``, ``pool_bytes``, ``claim_s``: of the buffer for what comes before it is asked for.
+        ``grouping``: makes links over NCCL, where there is a GPU for it.
         """
         self.inbox: deque[Arrived | Broken] = deque()
         self.staging = staging
@@ -61,8 +63,11 @@ class Receiver:
         if make is not None:
             self.ahead = Ahead(make, buffer_bytes=buffer_bytes, pool_bytes=pool_bytes, block_bytes=tuple(block_bytes),
                                cover=cover, ttl_s=claim_s, post=self._loop.post)
-        self._shared = Shared(me, ways, staging, self.inbox, cover, largest_frame, self.ahead, self._broken)
+        self._shared = Shared(me, ways, staging, self.inbox, cover, largest_frame, self.ahead, self._broken,
+                              grouping)
         staging.on_free(lambda: self._loop.post(self._resume))
+        if grouping is not None:
+            grouping.on_free(lambda: self._loop.post(self._resume))
         self._loop.start()
 
     # --- from the engine's thread ---
@@ -96,6 +101,8 @@ class Receiver:
     def stop(self) -> None:
         """End the thread and close every connection."""
         self.staging.on_free(None)
+        if self._shared.grouping is not None:
+            self._shared.grouping.on_free(None)
         self._loop.stop()
 
     # --- on the loop's thread ---
@@ -176,7 +183,7 @@ class Receiver:
 
     def _resume(self) -> None:
         for source in list(self._sources.values()):
-            source.link.resume()
+            source.resume()
 
     def _tick(self, now: float) -> None:
         if self.ahead is not None:

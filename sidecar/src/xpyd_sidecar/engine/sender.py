@@ -20,6 +20,7 @@ from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, join_host_port
 from xpyd_sidecar.engine.bounds import Budget, Mark
 from xpyd_sidecar.engine.links.base import Blocks, Sums
+from xpyd_sidecar.engine.links.grouping import Context, Grouping
 from xpyd_sidecar.engine.links.inviting import Arenas, Inviting, NoWay
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place, TcpLink
@@ -75,8 +76,9 @@ class Sender:
     """The thread and its listening socket."""
 
     def __init__(self, me: Me, machine: Sending[Kept], *, host: str, port: int, ways: Ways, keep_bytes: int,
-                 peer_timeout_s: float, largest_frame: int = frames.FRAME_BYTES) -> None:
-        """Bind and start.
+                 peer_timeout_s: float, largest_frame: int = frames.FRAME_BYTES,
+                 grouping: Grouping | None = None) -> None:
+        """Bind and start. ``grouping``: makes links over NCCL, where there is a GPU for it.
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -91,6 +93,7 @@ class Sender:
         self.noted: deque[Noted] = deque()
         """Transfers that have ended, for the engine's thread to take."""
         self.ways = ways
+        self.grouping = grouping
         self.largest_frame = largest_frame
         self.arenas = Arenas()
         self._timeout = peer_timeout_s
@@ -147,7 +150,7 @@ class Sender:
 
     def _kept(self, key: Key, copy: Copy[Kept]) -> None:
         """A copy is made. Until somebody asks for it there is time for its checksums."""
-        if self._machine.cover:
+        if self._machine.cover and self.grouping is None:
             sums = Sums(copy.data.view, copy.blocks)
             copy = copy._replace(data=copy.data._replace(sums=sums))
             if not self._unsummed:
@@ -196,6 +199,8 @@ class Sender:
             self._carry_out(self._machine.cancel(number, key, why.outcome, why.reason))
         elif header.kind is Kind.TAKEN:
             peer.way.link.taken(peer.link, read=messages.read_body(body, messages.Taken).read)
+        elif header.kind is Kind.POSTED or header.kind is Kind.UNGROUP:
+            peer.way.told(peer.link, header.kind, body)
         elif header.kind is Kind.LINK:
             peer.decided(messages.read_body(body, messages.LinkChoice))
         elif header.kind is not Kind.PING:
@@ -310,8 +315,10 @@ class Peer:
         self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
         self._accepted = False
         self._born = time.monotonic()
-        self.way = Inviting(sender.ways, sender.largest_frame, sender.arenas)
         self.link = Connection(loop, sock, address, self)
+        grouping = sender.grouping
+        grouped = partial(grouping.link, Context(self.link, loop.post, self.link.close)) if grouping is not None else None
+        self.way = Inviting(sender.ways, sender.largest_frame, sender.arenas, grouped)
         self.say(Kind.CHALLENGE, NO_TRANSFER, messages.Challenge(self._nonce, sender.me.incarnation))
 
     def say(self, kind: Kind, key: Key, body: messages.Body | None = None, *, region: int = 0, first: int = 0,
@@ -387,12 +394,13 @@ class Peer:
             self._reject(Outcome.INCARNATION, reason)
             raise Incompatible(self.link.peer, reason)
         try:
-            near, reason = self.way.welcome(hello.host)
+            near, reason = self.way.welcome(hello.host, hello.gpu)
         except NoWay as error:
             self._reject(Outcome.INCOMPATIBLE, str(error))
             raise Incompatible(self.link.peer, str(error)) from None
         self._accepted = True
-        self.say(Kind.WELCOME, NO_TRANSFER, messages.DataWelcome(proofs.prove(me.key, "prefill", terms), near, reason))
+        proof = proofs.prove(me.key, "prefill", terms)
+        self.say(Kind.WELCOME, NO_TRANSFER, messages.DataWelcome(proof, near, reason, self.way.gpu))
 
     def _reject(self, outcome: Outcome, reason: str) -> None:
         self.say(Kind.REJECT, NO_TRANSFER, messages.Reason(outcome, reason))

@@ -16,6 +16,7 @@ from xpyd_sidecar.engine.arrivals import Asked, Shared
 from xpyd_sidecar.engine.gates import Target
 from xpyd_sidecar.engine.intake import Intake
 from xpyd_sidecar.engine.joining import Joining
+from xpyd_sidecar.engine.links.grouping import Context
 from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.sender import IDLE_S
@@ -43,6 +44,7 @@ class Source:
         self.expected: set[Key] = set()
         """Tries that may be pushed ahead, and have not been asked for."""
         self._shared = shared
+        self._post = loop.post
         self._ended = ended
         self._joining = Joining(shared, address, incarnation)
         self._intake = Intake(shared, address)
@@ -87,6 +89,12 @@ class Source:
         payload = messages.body(body) if body is not None else b""
         self.link.queue(frames.encode(kind, key, payload), payload)
 
+    def resume(self) -> None:
+        """Memory to receive into is free."""
+        self.link.resume()
+        if self._intake.taker is not None:
+            self._intake.taker.resume()
+
     def room(self, connection: Connection, header: Header) -> Place | None:
         """Where a payload goes: blocks of their own or staging for what is wanted, nowhere for what no longer is."""
         if header.kind is not Kind.DATA and header.kind is not Kind.OFFER:
@@ -104,7 +112,9 @@ class Source:
         if not frames.intact(header, payload):
             raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
         try:
-            if header.kind is Kind.OFFER:
+            if header.kind is Kind.OFFER and self._intake.taker is not None:
+                self._intake.taker.offered(header, messages.read_body(payload, messages.Offer))
+            elif header.kind is Kind.OFFER:
                 taken = self._intake.offered(connection, header, messages.read_body(payload, messages.Offer))
                 self._say(Kind.TAKEN, header.key, taken)
             else:
@@ -124,6 +134,12 @@ class Source:
             gone = self.asked.pop(header.key, None)
             if gone is not None:
                 self._shared.broken(gone.step, why.outcome, f"{self.link.peer}: {why.reason}", not why.retry)
+        elif header.kind in {Kind.GROUP, Kind.UNGROUP} and (taker := self._intake.taker) is not None:
+            message = messages.read_body(payload, messages.Group)
+            if header.kind is Kind.GROUP:
+                taker.group(message)
+            else:
+                taker.ungrouped(message)
         elif header.kind is not Kind.PING:
             self._joined(header.kind, payload)
 
@@ -136,6 +152,9 @@ class Source:
             raise Incompatible(self.link.peer, self._joining.refused)
         if self._joining.settled:
             self._intake.reader = self._joining.reader
+            if self._joining.grouped and self._shared.grouping is not None:
+                context = Context(self.link, self._post, self.link.close)
+                self._intake.taker = self._shared.grouping.taker(context, self._intake)
             later, self._later = self._later, []
             for one in later:
                 self._say(*one)
