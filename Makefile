@@ -212,7 +212,7 @@ campaign-dp: $(STAMP) ## Step sync: larger models, 10,000 requests per variant, 
 .PHONY: campaign-scale
 STEPS ?= 60
 SWITCHES ?= 100
-campaign-scale: $(STAMP) ## 1,000 simulated scale steps; STEPS= real ones, SWITCHES= of roles, into bench/results (an hour)
+campaign-scale: $(STAMP) ## 1,000 simulated scale steps; STEPS= real ones, SWITCHES= of roles, added to bench/results (an hour; goes on where it ended)
 	@$(BIN)/python tests/campaigns/scale.py --simulated --real --steps $(STEPS) --switches $(SWITCHES)
 # --- end of campaigns ---
 
