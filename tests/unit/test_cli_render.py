@@ -80,11 +80,11 @@ def test_pods_prints_every_object_that_would_be_made(tmp_path: Path, capsys: pyt
 
 def test_pods_names_every_refusal_by_file_line_and_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "qwen.yaml"
-    file.write_text(DOCUMENT + "  kv: {transport: nccl}\n  decode:\n    template: {spec: {hostNetwork: true}}\n")
+    file.write_text(DOCUMENT + "  router: {compat: p2p}\n  decode:\n    template: {spec: {hostNetwork: true}}\n")
     assert main(["render", "pods", "-f", str(file)]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert f"xpyd: {file}:7: spec.kv.transport: nccl is not built yet; write auto, tcp or shm\n" in captured.err
+    assert f"xpyd: {file}:7: spec.router.compat: " in captured.err
     assert f"xpyd: {file}:9: spec.decode.template.spec.hostNetwork: " in captured.err
     file.write_text("a: [\n")
     assert main(["render", "pods", "-f", str(file)]) == 2

@@ -36,7 +36,6 @@ def refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     if isinstance(service.spec.model.origin, Beside):
         reason = f"{service.spec.model.source} lies beside the document, where no pod reads it; write a hub id, a path or pvc://"
         yield "spec.model.source", reason
-    yield from not_built.transport(service)
     for role in Role:
         yield from not_built.role(service, role)
         yield from not_built.executor(service, role, devices=has_devices(service.spec.role(role)))

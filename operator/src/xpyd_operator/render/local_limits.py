@@ -45,11 +45,8 @@ def _model(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 
 def _kv(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
-    kv = service.spec.kv
-    if kv.transport == "nccl" and not gpus:
+    if service.spec.kv.transport == "nccl" and not gpus:
         yield "spec.kv.transport", "nccl needs GPUs and this host has none; write tcp or auto"
-    else:
-        yield from not_built.transport(service)
 
 
 def _router(service: DisaggService) -> Iterator[tuple[str, str]]:

@@ -9,13 +9,6 @@ from xpyd_operator.render.engine import RAY_OWNED
 from xpyd_sidecar.contract.ids import Role
 
 
-def transport(service: DisaggService) -> Iterator[tuple[str, str]]:
-    """Links."""
-    name = service.spec.kv.transport
-    if name == "nccl":
-        yield "spec.kv.transport", f"{name} is not built yet; write auto, tcp or shm"
-
-
 def role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
     """One role."""
     if which is Role.PREFILL and service.spec.prefill.parallelism.data > 1:
