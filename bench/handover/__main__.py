@@ -42,6 +42,7 @@ def headline(result: dict[str, Any]) -> dict[str, Any]:
         "ttft_1p1d_vs_single": max(versus[length]["ttft"]["median"] for length in long),
         "tpot_1p1d_vs_single": max(versus[length]["tpot"]["median"] for length in long),
         "handover_vs_transfer": one["handover_idle"][str(REFERENCE)].get("ratio", {}).get("median"),
+        "last_kv_to_decode_vs_transfer": one["handover_idle"][str(REFERENCE)].get("last_kv_ratio", {}).get("median"),
         "handover_vs_transfer_running_8": one["handover_running_8"].get("ratio", {}).get("median"),
         "put_async_step_overhead": added["alive"]["added_to_leg"],
         "put_async_step_overhead_stopped_peer": added["stopped"]["added_to_leg"],

@@ -27,13 +27,26 @@ def ratios(ones: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
 def handover(events: Sequence[Any]) -> float | None:
     """Seconds from the end of prefill's last forward to the beginning of decode's first, less decode's others in between.
 
+    Below 0 where decode began before prefill had ended: the last layer's KV leaves before what follows it is computed.
     None: the trace lacks one of them (a prompt that decode computed itself).
     """
     done = [one.at + one.seconds for one in events if one.name == "prefill forward"]
     first = [one.at for one in events if one.name == "first decode forward"]
     if not done or not first:
         return None
-    begin, end = max(done), min(first)
+    return _between(events, max(done), min(first))
+
+
+def last_kv(events: Sequence[Any]) -> float | None:
+    """The same from the moment at which the last copy of KV was handed to the link."""
+    pushed = [one.at for one in events if one.name == "push"]
+    first = [one.at for one in events if one.name == "first decode forward"]
+    return _between(events, max(pushed), min(first)) if pushed and first else None
+
+
+def _between(events: Sequence[Any], begin: float, end: float) -> float:
+    if end <= begin:
+        return end - begin
     others = sum(max(0.0, min(end, one.at + one.seconds) - max(begin, one.at)) for one in events
                  if one.name == "forward of others")
     return end - begin - others

@@ -18,7 +18,7 @@ import steps
 from client import Contender, Crowd, Nixl, Seen, Url, prompt_of
 from cluster import Cluster
 from engines import Engine
-from figures import handover, milliseconds, ratios, spread
+from figures import handover, last_kv, milliseconds, ratios, spread
 from make_model import ensure_wide
 from processes import ProcessFailed, free_port
 from raw import Link
@@ -106,6 +106,7 @@ class Traced:
         self._headers = {"Authorization": f"Bearer {keys.admin_token(keys.read(cluster.key_file))}", HEADER: "last 1"}
         self._session = session
         self.seconds: dict[int, list[float]] = {}
+        self.last_kv: dict[int, list[float]] = {}
         self.traces: dict[int, Traces] = {}
 
     async def look(self, length: int) -> None:
@@ -117,6 +118,7 @@ class Traced:
         ours = any(event.note == f"{length} tokens" for event in line.events)  # else one of those that run beside it
         if ours and (seconds := handover(line.events)) is not None:
             self.seconds.setdefault(length, []).append(seconds)
+            self.last_kv.setdefault(length, []).append(last_kv(line.events) or 0.0)
             self.traces[length] = traces
 
 
@@ -147,10 +149,10 @@ async def stage_one(bench: Bench, *, second: bool) -> dict[str, Any]:
                         raw[length].append(await asyncio.to_thread(links[length].seconds))
 
             idle = await bench.in_turns(contenders, bench.rounds, session, after)
-        print(timeline.text(traced.traces[REFERENCE], 150), flush=True)
+        print(timeline.text(traced.traces[REFERENCE], 120), flush=True)
         out["idle"] = by_length(idle)
         out["idle_vs_single"] = {name: against(idle, name, "single") for name in contenders if name != "single"}
-        out["handover_idle"] = {str(length): hand(traced.seconds[length], raw[length]) for length in raw}
+        out["handover_idle"] = {str(length): hand(traced, length, raw[length]) for length in raw}
         running: dict[str, Rounds] = {name: {REFERENCE: []} for name in contenders}
         for _ in range(max(2, bench.rounds // 4)):
             for name in bench.draw.sample(sorted(contenders), len(contenders)):
@@ -162,7 +164,7 @@ async def stage_one(bench: Bench, *, second: bool) -> dict[str, Any]:
                             await busy.look(REFERENCE)
         out["running_8"] = by_length(running)
         out["running_8_vs_single"] = {name: against(running, name, "single") for name in contenders if name != "single"}
-        out["handover_running_8"] = hand(busy.seconds.get(REFERENCE, []), raw[REFERENCE])
+        out["handover_running_8"] = hand(busy, REFERENCE, raw[REFERENCE])
         work = await bench.reference(contenders, bench.rounds, 3.0, session)
         out["reference_workload"] = workload(work)
     prefill, decode = cluster.prefill[0].engine, cluster.decode[0].engine
@@ -175,12 +177,14 @@ async def stage_one(bench: Bench, *, second: bool) -> dict[str, Any]:
     return out
 
 
-def hand(seconds: Sequence[float], raw: Sequence[float]) -> dict[str, Any]:
+def hand(traced: Traced, length: int, raw: Sequence[float]) -> dict[str, Any]:
     """Hand-overs beside the link alone."""
-    if not seconds:
+    if not traced.seconds.get(length):
         return {"handover_ms": None}
-    return {"handover_ms": milliseconds(seconds), "transfer_ms": milliseconds(raw),
-            "ratio": spread([one / statistics.median(raw) for one in seconds])}
+    alone = statistics.median(raw)
+    whole, late = traced.seconds[length], traced.last_kv[length]
+    return {"handover_ms": milliseconds(whole), "last_kv_to_decode_ms": milliseconds(late), "transfer_ms": milliseconds(raw),
+            "ratio": spread([one / alone for one in whole]), "last_kv_ratio": spread([one / alone for one in late])}
 
 
 def workload(found: dict[str, list[Seen]]) -> dict[str, Any]:

@@ -31,5 +31,13 @@ def test_without_one_of_the_two_there_is_none(missing: slice) -> None:
     assert figures.handover(left) is None
 
 
+def test_the_last_kv_may_be_there_before_prefill_has_ended() -> None:
+    early = [*STEPS[:2], Event("p", "push", 0.3, 0.1), Event("p", "push", 0.9, 0.02),
+             Event("d", "first decode forward", 0.97, 0.01), Event("d", "forward of others", 0.91, 0.02)]
+    assert figures.handover(early) == pytest.approx(-0.03)
+    assert figures.last_kv(early) == pytest.approx(0.07 - 0.02)
+    assert figures.last_kv(STEPS) is None
+
+
 def test_ratios_are_taken_within_a_round() -> None:
     assert figures.ratios([2.0, 30.0, 4.0], [1.0, 10.0, 1.0])["median"] == 3.0
