@@ -183,7 +183,8 @@ def hand(traced: Traced, length: int, raw: Sequence[float]) -> dict[str, Any]:
         return {"handover_ms": None}
     alone = statistics.median(raw)
     whole, late = traced.seconds[length], traced.last_kv[length]
-    return {"handover_ms": milliseconds(whole), "last_kv_to_decode_ms": milliseconds(late), "transfer_ms": milliseconds(raw),
+    return {"handover_ms": milliseconds(whole), "last_kv_to_decode_ms": milliseconds(late),
+            "transfer_ms": milliseconds(raw),
             "ratio": spread([one / alone for one in whole]), "last_kv_ratio": spread([one / alone for one in late])}
 
 
