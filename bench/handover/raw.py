@@ -50,7 +50,7 @@ class Link:
         while self._hear(prefill) != "ready":
             pass
         self._say(decode, order)
-        taken, right = self._hear(decode).split()
+        taken, right, _ = self._hear(decode).split()
         if right != "1":
             raise RuntimeError("the link brought wrong bytes")
         return float(taken)

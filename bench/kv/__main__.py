@@ -98,20 +98,21 @@ class Pair:
             while side.hear() != "met":
                 pass
 
-    def turn(self, block: int, *, cover: bool, busy: bool) -> tuple[float, float]:
-        """Seconds, and seconds of processor of both sides."""
+    def turn(self, block: int, *, cover: int, busy: bool) -> tuple[float, float]:
+        """Seconds, and seconds of processor of both sides; of ours with what was done beforehand."""
+        early = self._sides[0].cpu_s()
         if len(self._sides) == 2 and self.name != "raw_tcp":
-            self._sides[0].say(f"{block} {int(cover)} {int(busy)}")
+            self._sides[0].say(f"{block} {cover} {int(busy)}")
             while self._sides[0].hear() != "ready":
                 pass
-        before = sum(side.cpu_s() for side in self._sides)
+        before = early if self.name in OURS else self._sides[0].cpu_s()
         raw = self.name in ("memcpy", "raw_tcp")
-        self._sides[-1].say(f"{block} {int(busy)}" if raw else f"{block} {int(cover)} {int(busy)}")
-        seconds, right = self._sides[-1].hear().split()
-        used = sum(side.cpu_s() for side in self._sides) - before
+        self._sides[-1].say(f"{block} {int(busy)}" if raw else f"{block} {cover} {int(busy)}")
+        seconds, right, used = self._sides[-1].hear().split()
+        others = self._sides[0].cpu_s() - before if len(self._sides) > 1 else 0.0
         if right != "1":
             raise Failed(f"{self.name}: wrong bytes with blocks of {block}")
-        return float(seconds), used
+        return float(seconds), float(used) + others
 
     def end(self) -> None:
         for side in self._sides:
@@ -139,18 +140,28 @@ def begin(args: argparse.Namespace) -> tuple[list[Pair], dict[str, str]]:
 
 
 def measure(pairs: list[Pair], rounds: int, *, busy: bool) -> dict[str, dict[int, list[tuple[float, float]]]]:
-    """By contender and block: (seconds, processor seconds) of each round. Ours with checksum has "+xxh3" in its name."""
+    """By contender and block: (seconds, processor seconds) of each round.
+
+    Ours with checksums has "+xxh3" in its name, and "_late" where prefill makes none of them beforehand.
+    """
     found: dict[str, dict[int, list[tuple[float, float]]]] = {}
     for at in range(rounds + 1):  # the first warms up
         for block in BLOCKS:
             for pair in pairs:
-                for cover in (False, True) if pair.name in OURS and not busy else (pair.name in OURS,):
+                for cover in covers(pair.name, busy=busy):
                     taken = pair.turn(block, cover=cover, busy=busy)
                     if at:
-                        name = pair.name + ("+xxh3" if cover else "")
+                        name = pair.name + ("", "+xxh3", "+xxh3_late")[cover]
                         found.setdefault(name, {}).setdefault(block, []).append(taken)
         print(f"  {'busy' if busy else 'idle'}: round {at} of {rounds}", flush=True)
     return found
+
+
+def covers(name: str, *, busy: bool) -> tuple[int, ...]:
+    """With which checksums a contender has its turns."""
+    if name not in OURS:
+        return (0,)
+    return (1,) if busy else (0, 1, 2) if name != "ours_arena" else (0, 1)
 
 
 def ratio(found: dict[str, dict[int, list[tuple[float, float]]]], ours: str, *theirs: str) -> dict[int, float]:
@@ -195,6 +206,10 @@ def main() -> None:
         "shm_xxh3_vs_memcpy": ratio(idle, "ours_process_vm+xxh3", "memcpy"),
         "shm_vs_nixl": ratio(idle, "ours_process_vm+xxh3", "nixl_host"),
         "shm_bare_vs_nixl": ratio(idle, "ours_process_vm", "nixl_host"),
+        "shm_late_vs_nixl": ratio(idle, "ours_process_vm+xxh3_late", "nixl_host"),
+        "tcp_late_vs_raw": ratio(idle, "ours_tcp+xxh3_late", "raw_tcp"),
+        "tcp_late_vs_gloo": ratio(idle, "ours_tcp+xxh3_late", "gloo_blocks", "gloo_packed"),
+        "tcp_late_vs_nixl": ratio(idle, "ours_tcp+xxh3_late", "nixl_tcp"),
         "arena_vs_memcpy": ratio(idle, "ours_arena", "memcpy"),
         "tcp_vs_gloo": ratio(idle, "ours_tcp+xxh3", "gloo_blocks", "gloo_packed"),
         "tcp_vs_nixl": ratio(idle, "ours_tcp+xxh3", "nixl_tcp"),

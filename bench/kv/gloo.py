@@ -32,7 +32,7 @@ class Side:
     def join(self, port: int) -> None:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=self.rank, world_size=2)
 
-    def ready(self, block: int, *, cover: bool) -> None:
+    def ready(self, block: int, *, cover: int) -> None:
         self.whole = max(block, PIECE) if self.packed else block
         self.order = torch.from_numpy(place(len(self.memory) // block))
 

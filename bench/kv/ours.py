@@ -18,6 +18,7 @@ from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache
 from xpyd_sidecar.engine.links import near
+from xpyd_sidecar.engine.links.base import Sums
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.process_vm import ProcessReader
 from xpyd_sidecar.engine.receiver import Receiver
@@ -33,6 +34,8 @@ STEP_S: Final = 0.0003
 """Decode's engine looks for what has come so often; less often than this adds to the time that is measured."""
 PREFILL_STEP_S: Final = 0.002
 KEY: Final = bytes(32)
+LATE: Final = 2
+MAKE: Final = Sums.make
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -48,6 +51,10 @@ def layout(size: int, block: int) -> tuple[int, int]:
     """Arrays, and blocks of each."""
     arrays = min(PARTS, size // block)
     return arrays, size // block // arrays
+
+
+def _nothing(_: Sums) -> None:
+    """Sums are made when the blocks are sent, as where they are asked for before they are computed."""
 
 
 class Prefill:
@@ -74,8 +81,9 @@ class Prefill:
     def meet(self, other: dict[str, Any]) -> None:
         del other
 
-    def ready(self, block: int, *, cover: bool) -> None:
-        self._sender = self._senders[block, cover]
+    def ready(self, block: int, *, cover: int) -> None:
+        self._sender = self._senders[block, bool(cover)]
+        Sums.make = _nothing if cover == LATE else MAKE  # type: ignore[method-assign]
         arrays, blocks = layout(len(self._memory), block)
         key = Key(TransferId(f"{self._count:032x}"), Attempt(1), 1)
         self._count += 1
@@ -84,7 +92,7 @@ class Prefill:
             if not self._sender.budget.reserve(len(part)):
                 raise RuntimeError("copies of the last transfer were not freed")
             self._sender.push(key, Copy(array, 0, blocks, Kept(part, NOW)))
-        time.sleep(0.02)
+        time.sleep(0.05)  # prefill has copies before anybody asks for them, and makes their sums
 
     def move(self, block: int) -> None:
         while not (reports := self._sender.take_reports()):
@@ -111,9 +119,9 @@ class Decode:
     def meet(self, other: dict[str, Any]) -> None:
         self._peer = other
 
-    def ready(self, block: int, *, cover: bool) -> None:
+    def ready(self, block: int, *, cover: int) -> None:
         arrays, blocks = layout(len(self._memory), block)
-        if (block, cover) not in self._made:
+        if (block, bool(cover)) not in self._made:
             view, base = memoryview(self._memory), self._memory.ctypes.data
             each = blocks * block
             caches = [Cache(view[n * each:(n + 1) * each], base + n * each, block) for n in range(arrays)]
@@ -121,12 +129,12 @@ class Decode:
             receiver = Receiver(
                 Me(InstanceName("d"), Incarnation(secrets.token_hex(16)), 0, KEY),
                 Staging(lambda: Chunk(None, memoryview(bytearray(largest))), 64), block_bytes=[block] * arrays,
-                largest_frame=largest, cover=cover, peer_timeout_s=30, ways=self._ways, caches=caches)
-            machine = Receiving(load_s=600, grace_s=1, regions=arrays, cover=cover)
-            self._made[block, cover] = receiver, machine
-        self._receiver, self._machine = self._made[block, cover]
+                largest_frame=largest, cover=bool(cover), peer_timeout_s=30, ways=self._ways, caches=caches)
+            machine = Receiving(load_s=600, grace_s=1, regions=arrays, cover=bool(cover))
+            self._made[block, bool(cover)] = receiver, machine
+        self._receiver, self._machine = self._made[block, bool(cover)]
         key = Key(TransferId(f"{self._count:032x}"), Attempt(1), 1)
-        address = HostPort(self._peer["at"][f"{block} {int(cover)}"])
+        address = HostPort(self._peer["at"][f"{block} {min(cover, 1)}"])
         ids = tuple(n * 7919 % blocks for n in range(blocks))
         whole = Part(Cut(0, arrays, 0, 0, block), 0, 0)
         sources = (From(address, Incarnation(self._peer["life"]), (whole,)),)

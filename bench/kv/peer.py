@@ -3,10 +3,10 @@
 Both say a line of JSON, read the other's, and then take orders, one a line:
 
     p    "BLOCK COVER BUSY"    make ready to move BYTES in blocks of BLOCK bytes; answers "ready"; decode's order moves them
-    d    "BLOCK COVER BUSY"    have them moved; answers "SECONDS RIGHT", when all is known to be in place
+    d    "BLOCK COVER BUSY"    have them moved; answers "SECONDS RIGHT PROCESSOR_SECONDS", when all is known to be in place
 
 The source is packed, as prefill keeps its copies; the destination's blocks lie in the order of ``place``. BUSY: a thread of
-Python computes in each process while the bytes move.
+Python computes in each process while the bytes move. COVER: 0 no checksums, 1 with them, 2 as 1 but none made beforehand.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Side(Protocol):
     def meet(self, other: dict[str, Any]) -> None:
         """What the other side has said."""
 
-    def ready(self, block: int, *, cover: bool) -> None:
+    def ready(self, block: int, *, cover: int) -> None:
         """Make ready for a transfer, untimed."""
 
     def move(self, block: int) -> None:
@@ -93,18 +93,20 @@ def main() -> None:
     print("met", flush=True)
     for line in sys.stdin:
         block, cover, busy = map(int, line.split())
-        side.ready(block, cover=bool(cover))
+        side.ready(block, cover=cover)
         if role == "p":
             print("ready", flush=True)
             with Busy(on=bool(busy)):
                 side.move(block)
             continue
         target[:] = 0
+        used = time.process_time()
         with Busy(on=bool(busy)):
             began = time.perf_counter()
             side.move(block)
             took = time.perf_counter() - began
-        print(took, int(right(target, source, block)), flush=True)
+        used = time.process_time() - used
+        print(took, int(right(target, source, block)), used, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 /* What the machine can do: packed blocks to scattered ones, by memcpy and over one TCP connection, written in C.
  *
- *   raw memcpy BYTES         reads lines "BLOCK BUSY", copies BYTES, answers "SECONDS RIGHT"
+ *   raw memcpy BYTES         reads lines "BLOCK BUSY", copies BYTES, answers "SECONDS RIGHT PROCESSOR_SECONDS"
  *   raw send BYTES           says its port, then serves one connection: each u64 that comes asks for BYTES
  *   raw receive BYTES PORT   reads lines "BLOCK BUSY", asks for BYTES, receives each block in its place, answers as above
  *
@@ -31,9 +31,9 @@ static void fail(const char *what) {
     exit(1);
 }
 
-static double now(void) {
+static double now(clockid_t clock) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
@@ -105,16 +105,17 @@ static void lines(int fd) {
         uint64_t ask = strtoul(rest, NULL, 10);
         memset(target, 0, total);
         busy((int)ask);
-        double began = now();
+        double began = now(CLOCK_MONOTONIC), used = now(CLOCK_PROCESS_CPUTIME_ID);
         if (fd < 0)
             for (size_t n = 0; n < total / block; n++) memcpy(target + place(n, block), source + n * block, block);
         else {
             if (write(fd, &ask, sizeof ask) != sizeof ask) fail("write");
             receive(fd, block);
         }
-        double took = now() - began;
+        double took = now(CLOCK_MONOTONIC) - began;
         busy(0);
-        printf("%.9f %d\n", took, right(block));
+        used = now(CLOCK_PROCESS_CPUTIME_ID) - used;
+        printf("%.9f %d %.9f\n", took, right(block), used);
         fflush(stdout);
     }
 }

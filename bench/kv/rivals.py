@@ -51,7 +51,7 @@ class NixlPrefill(Nixl):
         self.peer = self.agent.add_remote_agent(base64.b64decode(other["metadata"]))
         self.handles: dict[int, Any] = {}
 
-    def ready(self, block: int, *, cover: bool) -> None:
+    def ready(self, block: int, *, cover: int) -> None:
         if block not in self.handles:
             both = pieces(self.memory.ctypes.data, self.base, len(self.memory), block)
             local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", [(a, block, 0) for a, _ in both], "DRAM")
@@ -75,7 +75,7 @@ class NixlDecode(Nixl):
         self.agent.add_remote_agent(base64.b64decode(other["metadata"]))
         self.trigger.connect(other["trigger"])
 
-    def ready(self, block: int, *, cover: bool) -> None:
+    def ready(self, block: int, *, cover: int) -> None:
         del block, cover
 
     def move(self, block: int) -> None:
@@ -108,7 +108,7 @@ class MooncakePrefill(Mooncake):
         self.trigger.accept()
         self.peer, self.base = f"127.0.0.1:{other['port']}", other["base"]
 
-    def ready(self, block: int, *, cover: bool) -> None:
+    def ready(self, block: int, *, cover: int) -> None:
         self.both = pieces(self.memory.ctypes.data, self.base, len(self.memory), block)
 
     def move(self, block: int) -> None:
@@ -127,7 +127,7 @@ class MooncakeDecode(Mooncake):
     def meet(self, other: dict[str, Any]) -> None:
         self.trigger.connect(other["trigger"])
 
-    def ready(self, block: int, *, cover: bool) -> None:
+    def ready(self, block: int, *, cover: int) -> None:
         del block, cover
 
     def move(self, block: int) -> None:
