@@ -9,6 +9,7 @@ from typing import Literal
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.engine.arrivals import Shared
 from xpyd_sidecar.engine.links import near
+from xpyd_sidecar.engine.links.moves import COMPILED
 from xpyd_sidecar.engine.links.near import Reader
 from xpyd_sidecar.errors import AuthError, ProtocolError
 from xpyd_sidecar.kv import messages, proofs
@@ -82,6 +83,7 @@ class Joining:
         if way == "tcp" and transport in {"shm", "nccl"}:
             self.refused = f"transport {transport}: {reason}"
         else:
-            logger.info("xpyd: blocks of %s come over %s%s", self._peer, way, f" ({reason})" if reason else "")
+            logger.info("xpyd: blocks of %s come over %s%s%s", self._peer, way, f" ({reason})" if reason else "",
+                        "" if COMPILED else ", without compiled loops")
             self.settled = True
         return messages.LinkChoice(way, reason)

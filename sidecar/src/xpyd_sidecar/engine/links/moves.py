@@ -28,4 +28,4 @@ except ImportError:  # not built, or for another machine: everything works witho
     from xpyd_sidecar.engine.links.plain import Scatter, send, sums
 
 COMPILED = Scatter.__module__ != "xpyd_sidecar.engine.links.plain"
-"""Whether the loops run outside of the interpreter; the engine's log says so."""
+"""Whether the loops run outside of the interpreter; the log of a link says so where they are not."""
