@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from scripts import load
 
-from xpyd_sidecar.proxy import fast, plain
+from xpyd_sidecar.proxy import fast, noted, plain
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.proxy.wire import chunk_of
@@ -134,6 +134,7 @@ def test_a_stream_read_by_shortcuts_reads_as_without_them(way: Way | None, monke
         some: list[tuple[bytes, bytes]] = []
         with monkeypatch.context() as without:
             without.setattr(EventStream, "quick", lambda *_: None)
+            without.setattr(noted, "BY_HAND", True)
             for read in reads(raw, dice) if number % 3 else [raw]:
                 if slow.failure or slow.done:
                     break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -73,3 +74,51 @@ def test_what_is_told_without_a_record_reads_as_any_other_line(style: Literal["j
     logging.getLogger().setLevel("WARNING")
     logs.tell(logger, "ok", fields)
     assert len(out.getvalue().splitlines()) == before, "the level counts"
+
+
+class Paper(io.StringIO):
+    """Says when something was written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = asyncio.Event()
+
+    def write(self, text: str) -> int:
+        self.written.set()
+        return super().write(text)
+
+    def messages(self) -> list[str]:
+        return [json.loads(line)["message"] for line in self.getvalue().splitlines()]
+
+
+async def test_lines_without_a_record_leave_together_in_time_in_order_and_with_the_next_record() -> None:
+    out = Paper()
+    logs.configure("info", "json", out, service="test")
+    logger = logging.getLogger("xpyd.part")
+    for number in range(3):
+        logs.tell(logger, f"line {number}", {})
+    assert out.messages() == []
+    await asyncio.wait_for(out.written.wait(), 20)
+    logs.tell(logger, "line 3", {})
+    logger.info("line 4")
+    for number in range(5, 5 + logs.MOST_LINES):
+        logs.tell(logger, f"line {number}", {})
+    assert out.messages() == [f"line {number}" for number in range(5 + logs.MOST_LINES)], "nobody waits for a full batch"
+    logs.tell(logger, "the last", {})
+    logging.getLogger().handlers[0].flush()
+    assert out.messages()[-1] == "the last"
+
+
+def test_a_line_that_a_loop_did_not_write_any_more_is_written_by_the_next() -> None:
+    out = Paper()
+    logs.configure("info", "json", out, service="test")
+    logger = logging.getLogger("xpyd.part")
+
+    async def tell(message: str, *, wait: bool) -> None:
+        logs.tell(logger, message, {})
+        if wait:
+            await asyncio.wait_for(out.written.wait(), 20)
+
+    asyncio.run(tell("one", wait=False))
+    asyncio.run(tell("two", wait=True))
+    assert out.messages() == ["one", "two"]

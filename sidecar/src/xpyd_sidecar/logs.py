@@ -24,6 +24,9 @@ _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | 
 
 MAX_KNOWN = 64
 """Beginnings of lines that are remembered."""
+WAIT_S = 0.05
+MOST_LINES = 256
+"""Lines without a record wait so long, or until there are so many; a record and the process's end take them along."""
 
 
 def configure(level: Literal["debug", "info", "warning", "error"], style: Literal["json", "text"],
@@ -83,12 +86,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class JsonHandler(logging.StreamHandler[TextIO]):
-    """Writes JSON lines, of records and without them. The latter leave together, at the end of the event loop's turn."""
+    """Writes JSON lines, of records and without them. The latter leave many at a time: a write costs more than a line."""
 
     def __init__(self, stream: TextIO, fields: dict[str, str]) -> None:
         super().__init__(stream)
         self._fields = fields
         self._lines: list[bytes] = []
+        self._due: asyncio.AbstractEventLoop | None = None
+        """The loop that will write them."""
         self._known: dict[tuple[str, str], bytes] = {}
         """What lines of a logger and message have in common."""
         self.setFormatter(JsonFormatter(fields))
@@ -113,11 +118,20 @@ class JsonHandler(logging.StreamHandler[TextIO]):
             known = self._known[logger, message] = _encode(words)[1:-1]
         own = _encode(fields)[1:]
         self._lines.append(b'{"time":"%b",%b%b%b' % (_stamp(time.time()).encode(), known, b"," if fields else b"", own))
-        if len(self._lines) == 1:
-            try:
-                asyncio.get_running_loop().call_soon(self._turn)
-            except RuntimeError:  # no loop runs
-                self._turn()
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # no loop runs
+            self._turn()
+            return
+        if len(self._lines) >= MOST_LINES:
+            self._turn()
+        if self._lines and self._due is not loop:
+            self._due = loop
+            loop.call_later(WAIT_S, self._on_time)
+
+    def _on_time(self) -> None:
+        self._due = None
+        self._turn()
 
     def _turn(self) -> None:
         self.acquire()

@@ -11,7 +11,7 @@ import re
 import msgspec
 
 from xpyd_sidecar.proxy.events import ABORT, DONE, ERROR, EventStream, size_of
-from xpyd_sidecar.proxy.fast import NOTED
+from xpyd_sidecar.proxy.fast import COMPILED, NOTED
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.position import Event, Position, split_prompt
@@ -22,6 +22,8 @@ _IDS = b'"token_ids":['
 TOKEN_IDS = re.compile(rb'"token_ids":\[[0-9,]*\]')
 NO_IDS = b'"token_ids":null'
 _FINISHES = b',"logprobs":null,"finish_reason":"'
+BY_HAND = not COMPILED
+"""Events as they were learned are looked for here, since no shortcut does."""
 _MAX_REST = 16
 """Bytes behind the ids of an event that is like all others: no usage, say."""
 _TEXT_AT = {"completions": b'"text":', "chat": b'"delta":'}
@@ -72,7 +74,9 @@ class NotedStream(EventStream):
         out: list[bytes] = []
         at, size = 0, len(data)
         while at < size and self._clean:
-            alike = (self.quick(data, at) or self._alike(data, at)) if self._prefix else None
+            alike = None
+            if self._prefix:
+                alike = self.quick(data, at) or (self._alike(data, at) if BY_HAND or not self._framed else None)
             if alike is not None:
                 out.append(alike[0])
                 at = alike[1]
