@@ -6,6 +6,7 @@ alone import vLLM.
 
     connector       what vLLM loads; hands every hook to one of the two sides
     scheduler_side  pairing and offers; its thread is ``control``
+    crew            the scheduler side's calls to all workers beside a step's orders
     worker_side     copies out and in; its threads are ``sender`` and ``receiver``, which move bytes over ``links``
     dp_plugin       keeps data-parallel ranks in step; ``step_stats`` takes what it counts to the connector's statistics
 """

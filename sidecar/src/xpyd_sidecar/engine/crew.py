@@ -94,7 +94,7 @@ class Crew:
             self._asked.put_nowait(release)
         except queue.Full:
             return False
-        return True
+        return self._ready  # where the thread has ended meanwhile it may be said twice, which does no harm
 
     def stop(self) -> None:
         """End the thread."""
