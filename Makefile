@@ -60,6 +60,10 @@ else
 	@echo "left out: tests/kube (it needs root)"
 endif
 
+.PHONY: check-gpu
+check-gpu: ## KV over NCCL between the GPUs of this machine, without vLLM (needs CUDA and nccl4py; PYTHON=… names another)
+	@PYTHONPATH=sidecar/src $(if $(filter command line,$(origin PYTHON)),$(PYTHON),$(BIN)/python) scripts/check_gpu.py
+
 test-gitops: $(STAMP) ## Helm chart, Argo CD's and Flux's judgement, alerts by promtool (root; outside CI for its build)
 	@$(CLUSTER) build --profile light --gitops
 	@$(BIN)/python scripts/promtool.py
