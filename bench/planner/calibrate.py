@@ -49,7 +49,8 @@ spec:
   router: {{ports: {{http: {port}, members: {members}}}}}
 """
 KV_TOKENS = 10**6
-RUNS, REQUESTS = 3, 80
+RUNS, REQUESTS, RUN_S = 3, (40, 100), 45.0
+"""Requests of a run: so many as come in that time, within bounds."""
 USED = 0.3
 """Share of the time that prefill works: below saturation, yet some wait for others."""
 SLOWEST_RATE = 0.5
@@ -166,7 +167,8 @@ async def _runs() -> list[list[Outcome]]:
     alone = [(await sent(load(100.0, 1, PROMPTS, OUTPUTS, 10 + index)))[0] for index in range(ALONE)]
     rate = max(SLOWEST_RATE, USED / median(each.ttft for each in alone))
     sys.stdout.write(f"{rate:.2f} requests a second\n")
-    return [await sent(load(rate, REQUESTS, PROMPTS, OUTPUTS, 20 + index)) for index in range(RUNS)]
+    count = min(REQUESTS[1], max(REQUESTS[0], round(rate * RUN_S)))
+    return [await sent(load(rate, count, PROMPTS, OUTPUTS, 20 + index)) for index in range(RUNS)]
 
 
 def _all_answered(outcomes: Sequence[Outcome]) -> None:
