@@ -290,7 +290,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("check-gpu: there is no CUDA device here; nothing was checked")
         return 1
-    _, version, reason = load(torch.device("cuda", 0), ctas=OPTIONS.nccl_ctas, piece=8)
+    _, version, reason = load(torch.device("cuda", 0), ctas=OPTIONS.nccl_ctas, piece=8, groups=1, flight=1)
     if reason:
         print(f"check-gpu: {reason}; nothing was checked")
         return 1

@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key
 from nccl_fake import FakeNccl, HostDevice, World
 
-from xpyd_sidecar.engine.links import nccl
-from xpyd_sidecar.engine.links.nccl_driver import Driver, load, padded, weigh, weights
+from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.engine.links import nccl, nccl_driver
+from xpyd_sidecar.engine.links.nccl_driver import Driver, fixed_bytes, load, padded, weigh, weights
 from xpyd_sidecar.engine.links.nccl_taker import NcclGrouping
-from xpyd_sidecar.engine.links.nccl_thread import DEPTH, Hub, Limits
+from xpyd_sidecar.engine.links.nccl_thread import DEPTH, FLIGHT, Hub, Limits
 from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.kv.groups import group_bytes
+from xpyd_sidecar.engine.ways import choose, most_bytes
+from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.messages import Gpu
 
@@ -40,7 +42,9 @@ class Process:
     grouping: NcclGrouping = field(init=False)
 
     def __post_init__(self) -> None:
-        self.hub = Hub(Driver(FakeNccl(self.world), HostDevice(self.name), ctas=4, piece=PIECE), self.limits)
+        driver = Driver(FakeNccl(self.world), HostDevice(self.name), ctas=4, piece=PIECE, groups=self.limits.groups,
+                        flight=FLIGHT)
+        self.hub = Hub(driver, self.limits)
         self.grouping = NcclGrouping(self.hub, self.receives)
 
     @property
@@ -113,7 +117,8 @@ def test_blocks_come_in_a_group_that_is_made_once(stage: Stage, block: int, cove
     until(lambda: p.sender.budget.used == 0)
     usage = stage.processes[0].hub.usage
     assert usage.groups == 1
-    assert usage.memory <= 4 * (padded(PIECE) + 16) + 2 * PIECE + group_bytes(4)
+    assert usage.memory == fixed_bytes(PIECE, LIMITS.groups, FLIGHT) + 1_000_000, "NCCL's own count of the group"
+    assert most_bytes(KvOptions(nccl_groups=1), PIECE) > usage.memory
 
 
 def test_engines_that_open_to_each_other_at_once_both_go_on(stage: Stage) -> None:
@@ -324,30 +329,51 @@ def test_auto_takes_a_group_where_both_can(stage: Stage) -> None:
 # --- the sum ---
 
 
+def scratch() -> torch.Tensor:
+    return torch.empty(32, dtype=torch.int64)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.binary(min_size=8, max_size=256), st.integers(0, 255), st.integers(1, 255))
 def test_a_changed_byte_changes_the_sum(data: bytes, at: int, flip: int) -> None:
     factors = weights(32, lambda size: torch.empty(size, dtype=torch.uint8))
     words = torch.zeros(padded(len(data)), dtype=torch.uint8)
     words[:len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    before = int(weigh(words.view(torch.int64), factors))
+    before = int(weigh(words.view(torch.int64), factors, scratch()))
     words[at % len(data)] ^= flip
-    assert int(weigh(words.view(torch.int64), factors)) != before
+    assert int(weigh(words.view(torch.int64), factors, scratch())) != before
 
 
 def test_the_sum_is_what_is_documented() -> None:
     factors = weights(4, lambda size: torch.empty(size, dtype=torch.uint8))
     words = [-3, 2**63 - 1, 5, -(2**63)]
     expected = sum((2 * i + 1) * word for i, word in enumerate(words)) % 2**64
-    assert int(weigh(torch.tensor(words), factors)) % 2**64 == expected
+    assert int(weigh(torch.tensor(words), factors, scratch())) % 2**64 == expected
 
 
 def test_words_that_change_places_are_noticed() -> None:
     factors = weights(4, lambda size: torch.empty(size, dtype=torch.uint8))
-    assert int(weigh(torch.tensor([1, 2, 3, 4]), factors)) != int(weigh(torch.tensor([1, 3, 2, 4]), factors))
+    before, after = (int(weigh(torch.tensor(words), factors, scratch())) for words in ([1, 2, 3, 4], [1, 3, 2, 4]))
+    assert before != after
+
+
+def test_what_may_be_written_is_read_where_it_is_and_cuts_are_brought_to_pinned_memory() -> None:
+    host, copy = torch.zeros(8, dtype=torch.uint8), bytearray(b"blocks")
+    assert bytes(nccl_driver._pinned(memoryview(copy), host).numpy()) == b"blocks"
+    assert not host.any()
+    assert bytes(nccl_driver._pinned(memoryview(b"cut"), host).numpy()) == b"cut"
+    assert bytes(host.numpy()[:4]) == b"cut\0"
 
 
 def test_without_a_gpu_there_is_no_driver() -> None:
-    driver, version, reason = load(torch.device("cpu"), ctas=4, piece=PIECE)
+    driver, version, reason = load(torch.device("cpu"), ctas=4, piece=PIECE, groups=1, flight=1)
     assert (driver, version) == (None, "")
     assert reason == "the KV cache is on cpu, not on a CUDA device"
+
+
+def test_an_engine_without_a_gpu_offers_none_and_refuses_to_insist() -> None:
+    for transport in ("auto", "tcp", "shm"):
+        ways, grouping = choose(KvOptions(transport=transport), torch.device("cpu"), PIECE)  # type: ignore[arg-type]
+        assert (ways.group, grouping) == (None, None)
+    with pytest.raises(ConfigError, match=r"transport: nccl cannot be used: the KV cache is on cpu"):
+        choose(KvOptions(transport="nccl"), torch.device("cpu"), PIECE)

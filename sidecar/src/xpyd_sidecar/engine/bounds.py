@@ -48,11 +48,6 @@ class Staging:
         self._made = 0
         self._waiting: Callable[[], None] | None = None
 
-    @property
-    def made(self) -> int:
-        """Chunks that there are."""
-        return self._made
-
     def take(self) -> Chunk | None:
         """A chunk, or None where all are in use; ``on_free`` tells when to ask again."""
         with self._lock:

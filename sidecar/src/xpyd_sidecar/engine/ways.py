@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine.links.nccl_driver import TRAILER, load, padded
+from xpyd_sidecar.engine.links.nccl_driver import TRAILER, fixed_bytes, load, padded
 from xpyd_sidecar.engine.links.nccl_taker import NcclGrouping
 from xpyd_sidecar.engine.links.nccl_thread import FLIGHT, Hub, Limits
 from xpyd_sidecar.engine.links.near import Ways
@@ -36,7 +36,8 @@ def choose(options: KvOptions, device: torch.device, largest_frame: int,
     folder = Path(options.shared_folder) if options.shared_folder else None
     if options.transport in {"tcp", "shm"}:
         return Ways(options.transport, folder), None
-    driver, version, reason = load(device, ctas=options.nccl_ctas, piece=max(PIECE_BYTES, largest_frame))
+    driver, version, reason = load(device, ctas=options.nccl_ctas, piece=max(PIECE_BYTES, largest_frame),
+                                   groups=options.nccl_groups, flight=FLIGHT)
     if driver is None:
         if options.transport == "nccl":
             raise ConfigError(f'kv_connector_extra_config["xpyd"].transport: nccl cannot be used: {reason}')
@@ -48,7 +49,7 @@ def choose(options: KvOptions, device: torch.device, largest_frame: int,
 
 
 def most_bytes(options: KvOptions, piece: int = PIECE_BYTES) -> int:
-    """GPU memory that the link takes at most: its groups, the slots of pieces, and what sums need for those under way."""
-    slots = (FLIGHT + RECEIVES) * (padded(piece) + TRAILER)
-    return options.nccl_groups * group_bytes(options.nccl_ctas) + slots + (1 + 2 * FLIGHT) * padded(piece)
+    """GPU memory that the link takes at most: what it takes at the start, and its groups."""
+    start = fixed_bytes(piece, options.nccl_groups, FLIGHT) + RECEIVES * (padded(piece) + TRAILER)
+    return start + options.nccl_groups * group_bytes(options.nccl_ctas)
 

@@ -16,16 +16,21 @@ What happens on the stream of a group, in order: copy or gather into the slot, s
 ``ncclRecv``, sum, comparison, and its result into pinned memory. Only then passes the event that the host looks at. The
 forward's stream is not involved: the copy out of the cache was waited for before the piece was given (``bounds.Mark``), and
 the copy into the cache is made by the engine's thread when the piece is here (``engine.memory``).
+
+All memory is taken at the start, and all streams. To allocate while NCCL's kernels run may wait for them (CUDA synchronizes
+implicitly), and they wait for a peer whose thread may be doing just the same. For that reason no copy is made from memory
+that is not pinned either.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 
@@ -34,6 +39,8 @@ from xpyd_sidecar.engine.memory import CudaMark
 from xpyd_sidecar.kv.groups import Way, group_bytes
 
 TRAILER: Final = 16
+STREAM_BYTES: Final = 2 << 20
+"""That torch's allocator takes for the first small tensor of a stream."""
 _SUCCESS: Final = 0
 _IN_PROGRESS: Final = 7
 
@@ -69,8 +76,16 @@ class Device(Protocol):
     def settle(self) -> None:
         """Wait for what the calling thread has begun on it."""
 
-    def verdict(self) -> torch.Tensor:
-        """Two numbers in host memory, to be written by the stream."""
+    def host(self, size: int) -> torch.Tensor:
+        """``size`` bytes of host memory that its streams copy from and to."""
+
+
+class Kit(NamedTuple):
+    """What one piece uses while it is under way. ``slot``: to send from. ``host``: pinned; a piece, or two words."""
+
+    slot: torch.Tensor | None
+    scratch: torch.Tensor
+    host: torch.Tensor
 
 
 class CudaDevice:
@@ -111,9 +126,9 @@ class CudaDevice:
         """Wait for what the calling thread has begun on it."""
         torch.cuda.current_stream(self._device).synchronize()
 
-    def verdict(self) -> torch.Tensor:
-        """Two numbers in pinned host memory."""
-        return torch.empty(2, dtype=torch.int64, pin_memory=True)
+    def host(self, size: int) -> torch.Tensor:
+        """Pinned host memory."""
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
 
 
 @dataclass(eq=False)
@@ -126,27 +141,46 @@ class Piece:
     slot: torch.Tensor | None = None
     tag: Any = None
     """The owner's."""
+    kit: Kit | None = None
     mark: Mark | None = None
     nth: int = 0
-    verdict: torch.Tensor | None = None
+    intact: bool = False
+    """Of a piece that was received: it is what was sent, and the piece that was meant."""
 
-    def intact(self) -> bool:
-        """Of a piece that was received: whether it is what was sent, and the piece that was meant."""
-        return self.verdict is not None and self.verdict.tolist() == [0, self.nth]
+    def look(self) -> None:
+        """The mark has passed: see what came."""
+        if self.data is None and self.kit is not None:
+            self.intact = self.kit.host.view(torch.int64).tolist() == [0, self.nth]
 
 
 class Driver:
     """Makes communicators. Used by the communicator thread alone, but for ``Communicator.abort``."""
 
-    def __init__(self, binding: Any, device: Device, *, ctas: int, piece: int) -> None:
-        """``binding``: ``nccl.core``. ``ctas``: channels of a group; ``piece``: bytes of the largest piece."""
+    def __init__(self, binding: Any, device: Device, *, ctas: int, piece: int, groups: int, flight: int) -> None:
+        """``binding``: ``nccl.core``. ``ctas``: channels of a group; ``piece``: bytes of the largest piece.
+
+        ``groups``: at once, at most; ``flight``: pieces under way in each direction, at most.
+        """
         self.device = device
         self.ctas = ctas
         self.piece = piece
         self.slot_bytes = padded(piece) + TRAILER
         self.binding = binding
         self.weights = weights(padded(piece) // 8, device.empty)
-        device.settle()  # every group's stream reads them
+        self.sends = [Kit(device.empty(self.slot_bytes), self._words(), device.host(piece)) for _ in range(flight)]
+        self.receives = [Kit(None, self._words(), device.host(TRAILER)) for _ in range(flight)]
+        device.settle()  # every group's stream reads the weights
+        self.bytes = fixed_bytes(piece, groups, flight)
+        """GPU memory that it has, besides that of groups."""
+        self.streams = deque(device.stream() for _ in range(groups))
+        for stream in self.streams:  # what sums need besides, torch allocates with a stream's first one
+            with device.on(stream):
+                weigh(self.weights, self.weights, self.sends[0].scratch)
+            device.settle()
+
+    def _words(self) -> torch.Tensor:
+        return self.device.empty(padded(self.piece)).view(torch.int64)
+
 
     def unique_id(self) -> bytes:
         """Names a new group; made by rank 0."""
@@ -164,7 +198,7 @@ class Communicator:
         binding = driver.binding
         self._driver = driver
         self._device = driver.device
-        self._stream = driver.device.stream()
+        self.stream = driver.streams.popleft()
         self._peer = 1 if way is Way.SEND else 0
         self._nth = 0
         config = binding.NCCLConfig(blocking=False, min_ctas=1, max_ctas=driver.ctas)
@@ -182,35 +216,37 @@ class Communicator:
         return code == _IN_PROGRESS
 
     def launch(self, piece: Piece) -> None:
-        """Begin to send or to receive a piece, which has a slot."""
+        """Begin to send or to receive a piece, which has a slot and a kit."""
         assert piece.slot is not None
+        assert piece.kit is not None
         self._nth += 1
         piece.nth = self._nth
         end = padded(piece.size)
         message = piece.slot[:end + TRAILER]
-        with self._device.on(self._stream):
+        with self._device.on(self.stream):
             if piece.data is None:
-                self._comm.recv(message, self._peer, stream=self._device.handle(self._stream))
+                self._comm.recv(message, self._peer, stream=self._device.handle(self.stream))
                 return
             words = message.view(torch.int64)
             words[end // 8 - 1:].zero_()
-            message[:piece.size].copy_(_tensor(piece.data), non_blocking=True)
+            message[:piece.size].copy_(_pinned(piece.data, piece.kit.host), non_blocking=True)
             if piece.cover:
-                words[-2].copy_(weigh(words[:-2], self._driver.weights))
+                words[-2].copy_(weigh(words[:-2], self._driver.weights, piece.kit.scratch))
             words[-1].fill_(piece.nth)
-            self._comm.send(message, self._peer, stream=self._device.handle(self._stream))
+            self._comm.send(message, self._peer, stream=self._device.handle(self.stream))
 
     def launched(self, piece: Piece) -> None:
         """The call is over: the stream has the piece. Have it checked, and its end marked."""
         assert piece.slot is not None
-        with self._device.on(self._stream):
+        assert piece.kit is not None
+        with self._device.on(self.stream):
             if piece.data is None:
                 words = piece.slot[:padded(piece.size) + TRAILER].view(torch.int64)
-                piece.verdict = self._device.verdict()
-                found = weigh(words[:-2], self._driver.weights) - words[-2] if piece.cover else words[-2]
-                piece.verdict[0:1].copy_(found.reshape(1), non_blocking=True)
-                piece.verdict[1:2].copy_(words[-1:], non_blocking=True)
-            piece.mark = self._device.mark(self._stream)
+                verdict = piece.kit.host.view(torch.int64)
+                found = weigh(words[:-2], self._driver.weights, piece.kit.scratch) - words[-2] if piece.cover else words[-2]
+                verdict[0:1].copy_(found.reshape(1), non_blocking=True)
+                verdict[1:2].copy_(words[-1:], non_blocking=True)
+            piece.mark = self._device.mark(self.stream)
 
     def memory(self) -> int:
         """Bytes of GPU memory: what NCCL says, or (a library that cannot say) what it may be."""
@@ -226,7 +262,7 @@ class Communicator:
         self._comm.abort()
 
 
-def load(device: torch.device, *, ctas: int, piece: int) -> tuple[Driver | None, str, str]:
+def load(device: torch.device, *, ctas: int, piece: int, groups: int, flight: int) -> tuple[Driver | None, str, str]:
     """A driver for a device or None; NCCL's version; and why there is none."""
     if device.type != "cuda":
         return None, "", f"the KV cache is on {device.type}, not on a CUDA device"
@@ -237,7 +273,13 @@ def load(device: torch.device, *, ctas: int, piece: int) -> tuple[Driver | None,
         return None, "", f"nccl4py: {error}"
     if library is None:
         return None, "", "nccl4py: libnccl cannot be loaded"
-    return Driver(binding, CudaDevice(device), ctas=ctas, piece=piece), str(library.version), ""
+    driver = Driver(binding, CudaDevice(device), ctas=ctas, piece=piece, groups=groups, flight=flight)
+    return driver, str(library.version), ""
+
+
+def fixed_bytes(piece: int, groups: int, flight: int) -> int:
+    """GPU memory of a driver, besides that of groups: slots to send from, weights, what sums need, torch's for streams."""
+    return flight * (padded(piece) + TRAILER) + (1 + 2 * flight) * padded(piece) + groups * STREAM_BYTES
 
 
 def padded(size: int) -> int:
@@ -252,11 +294,14 @@ def weights(words: int, empty: Callable[[int], torch.Tensor]) -> torch.Tensor:
     return out
 
 
-def weigh(words: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+def weigh(words: torch.Tensor, factors: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
     """The sum that a trailer carries, on the device of the words; overflow wraps."""
-    return (words * factors[:len(words)]).sum()
+    return torch.mul(words, factors[:len(words)], out=scratch[:len(words)]).sum()
 
 
-def _tensor(data: memoryview) -> torch.Tensor:
-    """Bytes as a tensor; memory that may not be written is copied, since torch knows no other kind."""
-    return torch.frombuffer(bytearray(data) if data.readonly else data, dtype=torch.uint8)
+def _pinned(data: memoryview, host: torch.Tensor) -> torch.Tensor:
+    """Bytes of a copy (pinned, as every pool is), or what was cut out of one, brought to pinned memory."""
+    if not data.readonly:
+        return torch.frombuffer(data, dtype=torch.uint8)
+    memoryview(host.numpy())[:len(data)] = data
+    return host[:len(data)]

@@ -137,7 +137,7 @@ class NcclTaker:
         self._running.discard(piece)
         one: Offered = piece.tag
         assert one.chunk is not None
-        if self._closed or not piece.intact():
+        if self._closed or not piece.intact:
             self._staging.give(one.chunk)
             if not self._closed:
                 reason = f"a piece over NCCL with a wrong checksum, or another piece than number {piece.nth}"
@@ -214,10 +214,12 @@ class NcclGrouping:
     """Both sides of every session of this process."""
 
     def __init__(self, hub: Hub, receives: int) -> None:
-        """``receives``: slots to receive into, made when first needed."""
+        """``receives``: slots to receive into."""
         self._hub = hub
         driver = hub.driver
-        self._staging = Staging(lambda: Chunk(driver.device.empty(driver.slot_bytes), memoryview(b"")), receives)
+        slots = [Chunk(driver.device.empty(driver.slot_bytes), memoryview(b"")) for _ in range(receives)]
+        self._staging = Staging(slots.pop, receives)
+        self._bytes = receives * driver.slot_bytes
 
     def link(self, context: Context, piece: int) -> NcclLink:
         """Prefill's side of a session."""
@@ -235,7 +237,7 @@ class NcclGrouping:
     def usage(self) -> Usage:
         """What it takes of the GPU now, slots to receive into included."""
         usage = self._hub.usage
-        return usage._replace(memory=usage.memory + self._staging.made * self._hub.driver.slot_bytes)
+        return usage._replace(memory=usage.memory + self._bytes)
 
     def stop(self) -> None:
         """End every group, and the thread."""

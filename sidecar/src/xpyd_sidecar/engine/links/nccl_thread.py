@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-import torch
-
 from xpyd_sidecar.engine.links.nccl_driver import Communicator, Driver, Piece
 from xpyd_sidecar.kv import groups
 from xpyd_sidecar.kv.groups import Groups, Way
@@ -91,7 +89,7 @@ class Joined:
     comm: Communicator | None = None
     memory: int = 0
     pieces: list[Piece] = field(default_factory=list)
-    """That were launched and hold a slot."""
+    """That were launched and hold a kit."""
 
 
 class Hub:
@@ -99,13 +97,13 @@ class Hub:
 
     def __init__(self, driver: Driver, limits: Limits) -> None:
         self.driver = driver
-        self.usage = Usage(0, 0)
+        self.usage = Usage(0, driver.bytes)
+        self._fixed = driver.bytes
         self._machine = Groups[Piece](most=limits.groups, flight=FLIGHT, depth=DEPTH, open_s=limits.open_s,
                                       move_s=limits.move_s, idle_s=limits.idle_s)
         self._joined: dict[int, Joined] = {}
         self._numbers = itertools.count(1)
-        self._free: list[torch.Tensor] = []
-        self._slots = 0
+        self._kits = {Way.SEND: list(driver.sends), Way.RECEIVE: list(driver.receives)}
         self._commands: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._stop = False
@@ -157,13 +155,20 @@ class Hub:
                     self._changed.wait(POLL_S if self._machine.working else REST_S)
                 commands, self._commands = self._commands, deque()
             for call in commands:
-                call()
-            self._poll()
+                self._guard(call)
+            self._guard(self._poll)
             now = time.monotonic()
             if now >= tick_at:
                 tick_at = now + 0.05
                 self._carry_out(self._machine.tick(now))
         self._end_all()
+
+    @staticmethod
+    def _guard(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:  # one session's fault must not end the thread that serves all others
+            logger.exception("xpyd: a call of the communicator thread failed")
 
     def _end_all(self) -> None:
         for number in list(self._joined):
@@ -175,7 +180,7 @@ class Hub:
                     self._changed.wait(REST_S)
                 commands, self._commands = self._commands, deque()
             for call in commands:
-                call()
+                self._guard(call)
         if self._joined:
             logger.error("xpyd: %d NCCL groups could not be ended within %s s", len(self._joined), STOP_S)
 
@@ -247,11 +252,9 @@ class Hub:
 
     def _launch(self, joined: Joined, piece: Piece) -> None:
         assert joined.comm is not None
-        if piece.slot is None:
-            if not self._free:
-                self._free.append(self.driver.device.empty(self.driver.slot_bytes))
-                self._slots += 1
-            piece.slot = self._free.pop()
+        piece.kit = self._kits[joined.way].pop()
+        if piece.data is not None:
+            piece.slot = piece.kit.slot
         joined.pieces.append(piece)
         joined.comm.launch(piece)
         if piece.data is None:
@@ -259,15 +262,16 @@ class Hub:
 
     def _moved(self, joined: Joined, piece: Piece) -> None:
         joined.pieces.remove(piece)
-        self._give_back(piece)
+        piece.look()
+        self._give_back(joined.way, piece)
         if piece.nth == 1 and joined.comm is not None and not joined.pieces:
             joined.memory = joined.comm.memory()
         joined.member.post(partial(joined.member.moved, piece))
 
-    def _give_back(self, piece: Piece) -> None:
-        if piece.data is not None and piece.slot is not None:
-            self._free.append(piece.slot)
-            piece.slot = None
+    def _give_back(self, way: Way, piece: Piece) -> None:
+        if piece.kit is not None:
+            self._kits[way].append(piece.kit)
+            piece.kit = None
 
     def _end(self, number: int, joined: Joined) -> None:
         if joined.comm is None:
@@ -291,10 +295,11 @@ class Hub:
     def _over(self, number: int, joined: Joined, pieces: tuple[Piece, ...]) -> None:
         del self._joined[number]
         for piece in pieces:
-            self._give_back(piece)
+            self._give_back(joined.way, piece)
+        if joined.comm is not None:
+            self.driver.streams.append(joined.comm.stream)
         joined.member.post(partial(joined.member.over, pieces))
 
     def _measure(self) -> None:
-        fixed = self._slots * self.driver.slot_bytes + 8 * len(self.driver.weights)
         self.usage = Usage(sum(one.comm is not None for one in self._joined.values()),
-                           fixed + sum(one.memory for one in self._joined.values()))
+                           self._fixed + sum(one.memory for one in self._joined.values()))
