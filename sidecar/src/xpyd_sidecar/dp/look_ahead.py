@@ -3,16 +3,16 @@
 A granted step is run by every rank, whether anybody has tokens for it or not. Asking for many saves announcements and,
 when a request ends early, wastes forwards on all ranks. So a rank never promises more than its running requests can use,
 and no more than a quarter of what it has run since it was idle: of every busy time, at most a fifth is wasted. Nor more
-than 8: most answers end before their budget, anywhere in a lease, so that half of one is wasted; waves waste half of 16.
+than 4: most answers end before their budget, anywhere in a lease, so that half of one is wasted; waves waste half of 16.
 
-    asked = min(8, budget - 1, max(1, run / 4))        budget 1: 0
+    asked = min(4, budget - 1, max(1, run / 4))        budget 1: 0
 """
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-CEILING: Final = 8
+CEILING: Final = 4
 RAMP: Final = 4
 
 
