@@ -72,7 +72,7 @@ async def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], b
             parts = found[name] = Parts()
             (folder / name).mkdir()
             with ExitStack() as stack:
-                await stage(Bench(folder / name, args.rounds, stack), parts)
+                await parts.take(f"stage {name}", partial(stage, Bench(folder / name, args.rounds, stack), parts))
             print(f"stage {name} after {time.monotonic() - began:.0f} s", flush=True)
     return {**headline(found["one"].out if "one" in found else {}), "date": datetime.now(UTC).date().isoformat(),
             "processors": os.cpu_count(), "load_before": round(load, 1), "rounds": args.rounds,

@@ -41,11 +41,11 @@ class Parts:
         self.out: dict[str, Any] = {}
         self.failed = False
 
-    async def take(self, name: str, part: Callable[[], Awaitable[dict[str, Any]]]) -> None:
+    async def take(self, name: str, part: Callable[[], Awaitable[dict[str, Any] | None]]) -> None:
         """Measure one, and say what came out."""
         began = time.monotonic()
         try:
-            self.out |= await part()
+            self.out |= await part() or {}
         except Exception as error:  # noqa: BLE001 (it is named in the result, and makes the exit code 1)
             traceback.print_exc()
             self.failed = True
