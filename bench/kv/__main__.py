@@ -185,6 +185,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--idle", action="store_true", help="not beside threads that compute")
     args = parser.parse_args()
+    if args.write and (args.idle or args.only):
+        parser.error("only a whole run is written")
     load = os.getloadavg()[0]
     pairs, absent = begin(args)
     try:
