@@ -92,22 +92,15 @@ def test_context_parallelism_is_refused(plain: VllmConfig, name: str, monkeypatc
         check(plain, attention())
 
 
-NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-
-
-def test_drafts_from_the_tokens_themselves_are_fine_on_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    drafting = config(speculative_config=NGRAM)
-    assert check(drafting, attention())
-    monkeypatch.setattr(drafting.parallel_config, "pipeline_parallel_size", 2)
-    with pytest.raises(ConfigError, match="speculative_config with pipeline_parallel_size 2 is not supported"):
-        check(drafting, attention())
-
-
-def test_models_that_draft_are_refused() -> None:
-    drafting = config(speculative_config={"method": "draft_model", "model": str(ensure_model()),
-                                          "num_speculative_tokens": 3})
-    with pytest.raises(ConfigError, match=r"speculative_config.method draft_model is not supported .*KV of its own"):
-        check(drafting, attention())
+@pytest.mark.parametrize(("drafts", "reason"), [
+    ({"method": "ngram", "prompt_lookup_max": 3}, "have not been seen to work"),
+    ({"method": "draft_model"}, "KV of its own"),
+], ids=["from the tokens", "by a model"])
+def test_speculative_decoding_is_refused(drafts: dict[str, Any], reason: str) -> None:
+    if drafts["method"] == "draft_model":
+        drafts = {**drafts, "model": str(ensure_model())}
+    with pytest.raises(ConfigError, match=rf"speculative decoding \({drafts['method']}\) is not supported: .*{reason}"):
+        check(config(speculative_config={**drafts, "num_speculative_tokens": 3}), attention())
 
 
 @pytest.mark.parametrize(("given", "is_called"), [("auto", "float32"), ("fp8_e5m2", "fp8_e5m2")])

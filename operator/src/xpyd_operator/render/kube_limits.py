@@ -39,6 +39,7 @@ def refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     for role in Role:
         yield from not_built.role(service, role)
         yield from not_built.executor(service, role, devices=has_devices(service.spec.role(role)))
+        yield from not_built.pipeline(service, role, devices=has_devices(service.spec.role(role)))
         yield from _memory(service, role)
         template = service.spec.role(role).template
         if template is not None:

@@ -32,6 +32,7 @@ def refusals(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
     for role in Role:
         yield from not_built.role(service, role)
         yield from not_built.executor(service, role, devices=gpus > 0)
+        yield from not_built.pipeline(service, role, devices=gpus > 0)
     yield from not_built.sizes(service)
     yield from _router(service)
 

@@ -15,6 +15,14 @@ def role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
         yield "spec.prefill.parallelism.data", "data-parallel prefill is not built yet; write 1 and more replicas"
 
 
+def pipeline(service: DisaggService, which: Role, *, devices: bool) -> Iterator[tuple[str, str]]:
+    """Stages of a role without devices: on CPUs vLLM makes what a later stage receives into only where it compiles."""
+    given = (*service.spec.engine.args, *service.spec.role(which).args)
+    if service.spec.role(which).parallelism.pipeline > 1 and not devices and "--enforce-eager" in given:
+        reason = "vLLM for CPUs ends at the first request of several stages with --enforce-eager; leave that out or write 1"
+        yield f"spec.{which}.parallelism.pipeline", reason
+
+
 def executor(service: DisaggService, which: Role, *, devices: bool) -> Iterator[tuple[str, str]]:
     """How a role with or without devices runs its workers."""
     if service.spec.role(which).parallelism.executor != "ray":
@@ -28,10 +36,11 @@ def executor(service: DisaggService, which: Role, *, devices: bool) -> Iterator[
 
 
 def sizes(service: DisaggService) -> Iterator[tuple[str, str]]:
-    """Both roles together. KV is cut by heads; that stages may differ has not been seen with engines."""
+    """Both roles together. KV is cut by heads and by stages; several stages of decode have been seen with as many alone."""
     here, there = service.spec.decode.parallelism.pipeline, service.spec.prefill.parallelism.pipeline
-    if service.spec.prefill.most > 0 and here != there:
-        yield "spec.decode.parallelism.pipeline", f"must be {there} as in prefill, not {here}; tensor sizes may differ"
+    if service.spec.prefill.most > 0 and here not in {1, there}:
+        reason = f"must be 1, or {there} as in prefill, not {here}; tensor sizes may differ"
+        yield "spec.decode.parallelism.pipeline", reason
 
 
 def router(service: DisaggService) -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -32,7 +32,6 @@ __all__ = [
 ]
 
 SUPPORTED: Final = "0.32."
-DRAFTS_WITHOUT_KV: Final = frozenset({"ngram"})
 
 
 def check_version() -> None:
@@ -83,17 +82,14 @@ def check_model(config: Any, kv_cache: Any) -> None:
         if getattr(parallel, name, 1) > 1:
             raise ConfigError(f"kv connector: {name} {getattr(parallel, name)} is not supported (1 is)")
     if config.speculative_config is not None:
-        _check_speculative(str(config.speculative_config.method), parallel.pipeline_parallel_size)
+        _refuse_speculative(str(config.speculative_config.method))
 
 
-def _check_speculative(method: str, pipeline: int) -> None:
-    """Drafts taken from the tokens themselves leave the KV as it is; a model that drafts has KV of its own."""
-    if method not in DRAFTS_WITHOUT_KV:
-        raise ConfigError(f"kv connector: speculative_config.method {method} is not supported (ngram is): a model that "
-                          "drafts has KV of its own, which prefill does not compute")
-    if pipeline > 1:  # vLLM ends a connector's step on the last stage alone where it drafts
-        raise ConfigError(f"kv connector: speculative_config with pipeline_parallel_size {pipeline} is not supported "
-                          "(1 is)")
+def _refuse_speculative(method: str) -> NoReturn:
+    reason = "drafts taken from the tokens have not been seen to work" if method == "ngram" else (
+        "a model that drafts has KV of its own, which prefill does not compute")
+    raise ConfigError(f"kv connector: speculative decoding ({method}) is not supported: {reason}; "
+                      "leave speculative_config out")
 
 
 def kv_heads(config: Any, kv_cache: Any) -> dict[str, int]:
