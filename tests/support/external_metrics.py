@@ -4,14 +4,20 @@
         metrics.value = "100"            what every metric says from now on
 
 The API server reaches it as any extension: APIService → Service without selector → EndpointSlice → this process. An
-EndpointSlice takes no loopback address, so it listens on the host's own.
+EndpointSlice takes no loopback address, so it listens on the host's own, or on another one that is given. For tests without
+a loop of their own:
+
+    with served(cluster, "team-a", address) as metrics: …
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +25,7 @@ from typing import Any, Self
 import yaml
 from aiohttp import web
 from processes import free_port
-from testcluster.light import LightCluster
+from testcluster.base import Cluster
 from testcluster.pki import Pki
 
 GROUP, VERSION = "external.metrics.k8s.io", "v1beta1"
@@ -36,15 +42,16 @@ def own_address() -> str:
 class ExternalMetrics:
     """See the module. ``asked`` counts the answers that carried a value."""
 
-    def __init__(self, cluster: LightCluster, namespace: str) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, address: str = "") -> None:
         self.value = "0"
         self.asked = 0
+        self._address = address
         self._cluster = cluster
         self._namespace = namespace
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Self:
-        address, port = own_address(), free_port()
+        address, port = self._address or own_address(), free_port()
         app = web.Application()
         app.router.add_get("/{path:.*}", self._answer)
         self._runner = web.AppRunner(app)
@@ -87,6 +94,23 @@ class ExternalMetrics:
         item = {"metricName": parts[5], "metricLabels": {}, "timestamp": now, "value": self.value}
         return web.json_response({"kind": "ExternalMetricValueList", "apiVersion": f"{GROUP}/{VERSION}", "metadata": {},
                                   "items": [item]})
+
+
+@contextlib.contextmanager
+def served(cluster: Cluster, namespace: str, address: str) -> Iterator[ExternalMetrics]:
+    """The same in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="external metrics")
+    thread.start()
+    metrics = ExternalMetrics(cluster, namespace, address)
+    try:
+        asyncio.run_coroutine_threadsafe(metrics.__aenter__(), loop).result(60)
+        yield metrics
+    finally:
+        asyncio.run_coroutine_threadsafe(metrics.__aexit__(None, None, None), loop).result(60)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
 
 
 def _objects(namespace: str, address: str, port: int) -> list[dict[str, Any]]:
