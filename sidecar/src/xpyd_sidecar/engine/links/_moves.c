@@ -39,7 +39,8 @@
 #define REVISION 1 /* the same as in plain.py: one that was built for other files is not loaded */
 #define PIECE ((size_t)64 << 10)
 #define PADDED 256
-#define AT_ONCE ((size_t)512 << 10) /* summed up while it is still in a core's own cache */
+#define SUMMED ((size_t)256 << 10) /* of one call, where it is summed up while it is still in a core's own cache */
+#define UNSUMMED ((size_t)1 << 20) /* the same where it is not */
 #define IOV 512
 #define TICKET 32
 #define SPLIT ((size_t)512 << 10) /* less is not worth a thread */
@@ -215,6 +216,11 @@ static size_t stretches(const Scatter *self, size_t pos, size_t most, struct iov
     return used;
 }
 
+static size_t at_once(const Scatter *self)
+{
+    return self->cover ? SUMMED : UNSUMMED;
+}
+
 static size_t piece_end(const Scatter *self, size_t piece)
 {
     size_t block = piece / self->per_block, end = (piece % self->per_block + 1) * PIECE;
@@ -338,7 +344,7 @@ static ssize_t pull(Scatter *self, int fd, char *tail, size_t room, int patience
     int64_t until = patience > 0 ? now_us() + patience * 1000 : 0;
     while (self->done < self->total) {
         struct iovec to[IOV + 1];
-        size_t bytes, used = stretches(self, self->done, AT_ONCE, to, IOV, &bytes);
+        size_t bytes, used = stretches(self, self->done, at_once(self), to, IOV, &bytes);
         if (self->done + bytes == self->total && room)
             to[used++] = (struct iovec){tail, room};
         struct msghdr message = {.msg_iov = to, .msg_iovlen = used};
@@ -401,11 +407,11 @@ static void *read_part(void *argument)
     Reading *job = argument;
     Scatter *self = job->self;
     size_t pos = job->first ? piece_end(self, job->first - 1) : 0, end = piece_end(self, job->end - 1);
-    size_t piece = job->first;
+    size_t piece = job->first, most = at_once(self);
     while (pos < end) {
         struct iovec to[IOV + 1], from[2];
         char seen[TICKET];
-        size_t bytes, used = stretches(self, pos, end - pos < AT_ONCE ? end - pos : AT_ONCE, to, IOV, &bytes);
+        size_t bytes, used = stretches(self, pos, end - pos < most ? end - pos : most, to, IOV, &bytes);
         to[used++] = (struct iovec){seen, TICKET};
         from[0] = (struct iovec){(void *)(uintptr_t)(job->address + pos), bytes};
         from[1] = (struct iovec){(void *)(uintptr_t)job->ticket_at, TICKET};
@@ -473,7 +479,7 @@ static PyObject *scatter_copy(Scatter *self, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     while (self->done < self->total) {
         struct iovec to[IOV];
-        size_t bytes, used = stretches(self, self->done, AT_ONCE, to, IOV, &bytes);
+        size_t bytes, used = stretches(self, self->done, at_once(self), to, IOV, &bytes);
         const char *from = (const char *)(uintptr_t)address + self->done;
         for (size_t n = 0; n < used; from += to[n++].iov_len)
             memcpy(to[n].iov_base, from, to[n].iov_len);
