@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,7 +16,11 @@ import pytest
 
 from xpyd_operator.cli import main, timeline, trace
 from xpyd_operator.errors import NotFound, XpydError
+from xpyd_operator.local import store
+from xpyd_operator.local.paths import ServiceFolder
+from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import InstanceName, ServiceName, TransferId
+from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.timeline import HEADER, Clock, Event, Timeline, Traces
 
 EVENTS = (
@@ -107,6 +112,25 @@ def test_a_router_by_its_url_is_asked_with_the_admin_token(monkeypatch: pytest.M
         assert "request r-1" in capsys.readouterr().out
     assert [(one["path"], one["Authorization"], one[HEADER]) for one in asked] == [
         ("/trace", "Bearer secret", "slowest 3"), ("/trace", "Bearer secret", "id r-1")]
+
+
+def test_a_service_of_this_host_is_asked_by_its_name_with_the_token_of_its_key(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("XPYD_HOME", str(tmp_path))
+    folder = ServiceFolder("q")
+    folder.make()
+    folder.desired.write_text("{}")
+    store.save(folder.settings, store.Settings("127.0.0.1", "127.0.0.1", str(tmp_path), "python"))
+    key = store.service_key(folder)
+    assert main.main(["trace", "q"]) == 2
+    assert "no router of q runs" in capsys.readouterr().err
+    with router(200, msgspec.json.encode(TRACES)) as (url, asked):
+        config = SidecarConfig(service=ServiceName("q"), instance=InstanceName("router"), key_file=str(folder.key),
+                               run_dir=str(tmp_path), router=RouterConfig(port=int(url.rpartition(":")[2])))
+        store.save(folder.router / "config.json", config)
+        assert main.main(["trace"]) == 0
+    assert [(one["Authorization"], one[HEADER]) for one in asked] == [(f"Bearer {keys.admin_token(key)}", "last 1")]
+    assert "request r-1" in capsys.readouterr().out
 
 
 def test_no_request_yet_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
