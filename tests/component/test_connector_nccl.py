@@ -82,7 +82,7 @@ def stage() -> Iterator[Stage]:
     for process in one.processes:
         process.grouping.stop()
     assert one.world.misuse == []
-    assert one.world.alive() == 0, "every communicator was aborted"
+    until(lambda: one.world.alive() == 0)  # every communicator was aborted, by threads of their own
     assert one.world.threads <= {"xpyd-nccl"}
 
 

@@ -273,7 +273,10 @@ def load(device: torch.device, *, ctas: int, piece: int, groups: int, flight: in
         return None, "", f"nccl4py: {error}"
     if library is None:
         return None, "", "nccl4py: libnccl cannot be loaded"
-    driver = Driver(binding, CudaDevice(device), ctas=ctas, piece=piece, groups=groups, flight=flight)
+    try:
+        driver = Driver(binding, CudaDevice(device), ctas=ctas, piece=piece, groups=groups, flight=flight)
+    except RuntimeError as error:  # above all: no GPU memory is left
+        return None, "", f"{device}: {error}"
     return driver, str(library.version), ""
 
 

@@ -171,10 +171,10 @@ class Hub:
             logger.exception("xpyd: a call of the communicator thread failed")
 
     def _end_all(self) -> None:
-        for number in list(self._joined):
-            self._carry_out(self._machine.close(number, "this engine stops"))
         end = time.monotonic() + STOP_S
-        while self._joined and time.monotonic() < end:
+        while (self._joined or self._commands) and time.monotonic() < end:
+            for number in list(self._joined):
+                self._carry_out(self._machine.close(number, "this engine stops"))
             with self._changed:
                 if not self._commands:
                     self._changed.wait(REST_S)
