@@ -24,6 +24,7 @@ from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import InstanceName, State
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
+from xpyd_sidecar.contract.timeline import HEADER, Traces
 from xpyd_sidecar.errors import ConfigError, XpydError
 from xpyd_sidecar.proxy import owner as ow
 from xpyd_sidecar.proxy.owner import Owner
@@ -96,7 +97,11 @@ async def test_workers_share_the_port_the_roster_and_the_counts() -> None:
         served = [s.value for m in text_string_to_metric_families(text) for s in m.samples
                   if s.name == "xpyd_router_requests_total"]
         assert served == [40]
-        assert (await f.get("/fleet")).status == 401
+        traced = await f.get("/trace", headers={"Authorization": f"Bearer {keys.admin_token(KEY)}", HEADER: "last 3"})
+        traces = msgspec.json.decode(traced.body, type=Traces)
+        assert (traces.remembered, len(traces.found)) == (40, 3)
+        assert "p0" in traces.silent, "scripted engines have no control socket"
+        assert (await f.get("/fleet")).status == (await f.get("/trace")).status == 401
         assert (await f.get("/health")).status == 200
         assert len({f.d[0].seen[i].connection for i in range(len(f.d[0].seen))}) > 1
 
