@@ -219,7 +219,8 @@ class Stage:
 class Life:
     """Four engines and the scenarios that run on them."""
 
-    def __init__(self, folder: Path, seed: int, report: Report, **options: Any) -> None:
+    def __init__(self, folder: Path, seed: int, report: Report, *, leak_s: float = LEAK_S, **options: Any) -> None:
+        self.leak_s = leak_s
         self.source = source = random.Random(seed)
         self.report = report
         unit = 3 * 2 * BLOCK * 4 * 4  # of KV, per block
@@ -329,7 +330,7 @@ class Life:
         self.report.answers_200 += ends[0] in {"loaded", "computed", "failed"}
 
     def _leaks(self) -> None:
-        end = time.monotonic() + LEAK_S
+        end = time.monotonic() + self.leak_s
         while left := [words for stage in self.stages for words in _held(stage)]:
             if time.monotonic() > end:
                 self.report.blame("leaked", "; ".join(left))
@@ -357,7 +358,8 @@ def _held(stage: Stage) -> list[str]:
 
 def run_life(folder: Path, seed: int, first: int, count: int, weights: Mapping[Fault, int] = SCRIPTED,
              **options: Any) -> Report:
-    """Scenarios beside each other on engines of their own; what came of them. ``options``: not drawn, but so."""
+    """Scenarios beside each other on engines of their own; what came of them. ``options``: not drawn, but so;
+    ``leak_s``: how long something may still be held at the end."""
     report = Report()
     life = Life(folder, seed, report, **options)
     try:
