@@ -27,6 +27,15 @@ from xpyd_sidecar.contract import launch
 
 PLUGIN = Path(__file__).parent / "moe_on_cpu"
 ARGS = ("--num-gpu-blocks-override", "64")
+HEADLESS = """
+import sys
+from vllm.entrypoints.cli.serve import run_headless
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+if __name__ == "__main__":
+    run_headless(make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:]))
+"""
+"""What ``vllm serve --headless`` does; that command wants a distribution named vllm, and the build for CPUs is none."""
 
 
 class Step(NamedTuple):
@@ -72,9 +81,9 @@ class DpEngine(Engine):
         """Start the process, and those of ranks that are apart."""
         super().start()
         for rank in range(1, self.ranks) if self._apart else ():
-            command = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(ensure_moe()), "--headless",
-                       "--data-parallel-size", str(self.ranks), "--data-parallel-start-rank", str(rank), *self._apart,
-                       *BASE_ARGS, *ARGS)
+            command = (sys.executable, "-c", HEADLESS, "--headless", "--api-server-count", "0", "--model",
+                       str(ensure_moe()), "--data-parallel-size", str(self.ranks), "--data-parallel-start-rank", str(rank),
+                       *self._apart, *BASE_ARGS, *ARGS)
             self.far.append(Group(command, log=self.folder / f"{self.name}-rank-{rank}.log", env=self._env,
                                   name=f"rank {rank} of {self.name}"))
         return self
