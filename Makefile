@@ -216,8 +216,8 @@ campaign-dp: $(STAMP) ## Step sync: larger models, 10,000 requests per variant, 
 .PHONY: campaign-scale
 STEPS ?= 60
 SWITCHES ?= 100
-campaign-scale: $(STAMP) ## 1,000 simulated scale steps; STEPS= real ones, SWITCHES= of roles, added to bench/results (an hour; goes on where it ended)
-	@$(BIN)/python tests/campaigns/scale.py --simulated --real --steps $(STEPS) --switches $(SWITCHES)
+campaign-scale: $(STAMP) ## 1,000 simulated scale steps; STEPS= real ones, SWITCHES= of roles, added to bench/results (an hour; goes on where it ended, FRESH=1 begins anew)
+	@$(BIN)/python tests/campaigns/scale.py --simulated --real --steps $(STEPS) --switches $(SWITCHES) $(if $(FRESH),--fresh)
 # --- end of campaigns ---
 
 .PHONY: dashboard-picture
