@@ -290,14 +290,15 @@ async def test_pod_security_speaks_before_a_pod_is_made(place: Place) -> None:
 
 
 async def test_what_cannot_be_done_is_refused_and_the_last_document_goes_on(place: Place) -> None:
-    await place.apply(kv={"transport": "nccl"})
+    wrong = {"compat": "p2p", "ports": {"http": 30002}}  # where older engines come to
+    await place.apply(router=wrong)
     await place.wait(lambda: place.condition("Valid").get("reason") == "Unsupported", "the fault is said")
-    assert "spec.kv.transport" in place.condition("Valid")["message"]
+    assert "spec.router.ports.members" in place.condition("Valid")["message"]
     assert place.condition("Ready")["status"] == "False"
     assert place.of("Pod") == {}
-    await place.apply(kv={"transport": "auto"})
+    await place.apply()
     await place.wait_settled("1P2D")
-    await place.apply(decode=3, kv={"transport": "nccl"})
+    await place.apply(decode=3, router=wrong)
     await place.wait(lambda: place.condition("Valid").get("reason") == "Unsupported", "the fault is said")
     await asyncio.sleep(1.0)
     assert len(place.ready()) == 3

@@ -19,7 +19,7 @@ async def test_a_step_of_the_load_is_answered_in_one_interval_with_a_reason_and_
     flow = Flow(team.agent)
     document = team.document(
         prefill={"scaling": {"min": 1, "max": 6}}, decode={"scaling": {"min": 1, "max": 3}},
-        planner={"mode": "Auto", "slo": {"ttftP95": "3s", "tpotP95": "60ms"}, "interval": "3s"})
+        planner={"mode": "Auto", "slo": {"ttftP95": "3s", "tpotP95": "60ms"}, "interval": "5s"})
     document["metadata"]["namespace"] = team.namespace
     text = yaml.safe_dump(document)
     judge = Judge.found()
@@ -46,7 +46,7 @@ async def test_a_step_of_the_load_is_answered_in_one_interval_with_a_reason_and_
     begun = await team.operator.metric(DECISIONS)
     await team.wait(lambda: wanted() > calm, "the pool is raised")
     decided = await team.operator.metric(DECISIONS) - begun
-    assert decided <= 2, "the interval in which the load rose, or the first one that shows nothing else"
+    assert decided <= 3, "the interval in which the load rose, the first one that shows nothing else, one until we see it"
     await team.wait(lambda: team.events("Planned"), "an Event says so")
     [latest] = [each for each in team.events("Planned") if f"to {wanted()}P" in each["message"]][-1:]
     assert "(add " in latest["message"]
