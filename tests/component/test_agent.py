@@ -79,7 +79,8 @@ def test_a_killed_router_comes_back_and_knows_everybody(cluster: Cluster) -> Non
     cluster.start_router()
     cluster.wait_ready()
     assert complete(cluster.url, PROMPT, 8)["token_ids"] == plain
-    assert status(cluster.decode[0])["routers"][0]["ack_age_s"] < 10 * HEARTBEAT_S
+    [known] = [one for one in status(cluster.decode[0])["routers"] if one["address"] == cluster.members_address]
+    assert known["ack_age_s"] < 10 * HEARTBEAT_S
 
 
 def test_a_killed_agent_takes_no_engine_out_of_service(cluster: Cluster) -> None:
