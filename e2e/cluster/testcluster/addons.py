@@ -68,8 +68,11 @@ def dns(address: str, domain: str) -> list[dict[str, Any]]:
         "args": ["-conf", "/etc/coredns/Corefile"],
         "ports": [{"name": "dns", "containerPort": 53, "protocol": "UDP"},
                   {"name": "dns-tcp", "containerPort": 53, "protocol": "TCP"}],
-        "readinessProbe": {"httpGet": {"path": "/ready", "port": 8181}, "periodSeconds": 1, "failureThreshold": 10},
-        "livenessProbe": {"httpGet": {"path": "/health", "port": 8080}, "initialDelaySeconds": 30},
+        "readinessProbe": {"httpGet": {"path": "/ready", "port": 8181}, "periodSeconds": 1, "timeoutSeconds": 5,
+                           "failureThreshold": 10},
+        # Engines that start take all of a small host: slow answers are no reason to leave a cluster without names.
+        "livenessProbe": {"httpGet": {"path": "/health", "port": 8080}, "initialDelaySeconds": 30, "timeoutSeconds": 10,
+                          "failureThreshold": 6},
         "securityContext": {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True,
                             "capabilities": {"drop": ["ALL"], "add": ["NET_BIND_SERVICE"]}},
         "volumeMounts": [{"name": "config", "mountPath": "/etc/coredns"}],
