@@ -213,10 +213,8 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("model", "p", "d"), PAIRS, ids=str)
-def test_every_head_of_every_layer_comes_to_its_place_and_nothing_else_is_touched(
-        make: Callable[..., Engine], model: Model, p: tuple[int, int], d: tuple[int, int]) -> None:
-    prefill, decode = make("p", model, *p), make("d", model, *d)
+def hand_over(prefill: Engine, decode: Engine) -> None:
+    """A prompt in chunks, of which decode has the first block: the others come to their places, nothing else changes."""
     one = Run(decode, tokens=70, prompt=3, ids=[9, 2, 7, 8, 20], first=1)
     one.prefill(prefill, [4, 5, 6, 1, 11], chunk=25)
     one.allocate(prefill)
@@ -226,6 +224,13 @@ def test_every_head_of_every_layer_comes_to_its_place_and_nothing_else_is_touche
     assert not decode.touched(set(one.ids[1:]))
     one.end()
     until(lambda: prefill.idle() and decode.idle(), prefill, decode)
+
+
+@pytest.mark.parametrize(("model", "p", "d"), PAIRS, ids=str)
+def test_every_head_of_every_layer_comes_to_its_place_and_nothing_else_is_touched(
+        make: Callable[..., Engine], model: Model, p: tuple[int, int], d: tuple[int, int]) -> None:
+    prefill, decode = make("p", model, *p), make("d", model, *d)
+    hand_over(prefill, decode)
     assert (prefill.counts["send/ok"], decode.counts["receive/ok"]) == (1, 1)
 
 
@@ -234,15 +239,7 @@ def test_every_head_of_every_layer_comes_to_its_place_and_nothing_else_is_touche
 def test_other_modes_move_cuts_as_well(make: Callable[..., Engine], mode: str, p: tuple[int, int],
                                        d: tuple[int, int]) -> None:
     prefill, decode = make("p", GQA, *p, mode=mode), make("d", GQA, *d, mode=mode, window_bytes=1)
-    one = Run(decode, tokens=70, prompt=3, ids=[9, 2, 7, 8, 20], first=1)
-    one.prefill(prefill, [4, 5, 6, 1, 11], chunk=25)
-    one.allocate(prefill)
-    one.wait_over(prefill)
-    assert one.ok
-    assert not decode.wrong(one.ids, 3, first=1)
-    assert not decode.touched(set(one.ids[1:]))
-    one.end()
-    until(lambda: prefill.idle() and decode.idle(), prefill, decode)
+    hand_over(prefill, decode)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "auto"])
