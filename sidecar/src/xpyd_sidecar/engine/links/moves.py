@@ -5,24 +5,15 @@ Belongs here: the choice. XPYD_PLAIN=1 in the environment takes Python's, so tha
 
 from __future__ import annotations
 
-import os
-
+from xpyd_sidecar import built
 from xpyd_sidecar.engine.links.plain import REVISION
 
 __all__ = ["COMPILED", "Scatter", "send", "sums"]
 
-
-def _take(revision: int) -> None:
-    if os.environ.get("XPYD_PLAIN") == "1":
-        raise ImportError("Python's way is wanted")
-    if revision != REVISION:
-        raise ImportError(f"the loops were built for other files (revision {revision}, not {REVISION})")
-
-
 try:
     from xpyd_sidecar.engine.links import _moves
 
-    _take(_moves.REVISION)
+    built.check("the loops", _moves.REVISION, REVISION)
     from xpyd_sidecar.engine.links._moves import Scatter, send, sums
 except ImportError:  # not built, or for another machine: everything works without
     from xpyd_sidecar.engine.links.plain import Scatter, send, sums
