@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import hashlib
 import itertools
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -45,7 +47,9 @@ ROSTER, ROUTER = "xpyd.dev/roster", "xpyd.dev/router"
 LEASE_S = 10.0
 AGAIN_S = 0.2
 PROBE_S = 0.1
-_networks = itertools.count(Random().randrange(1, 250))
+NETWORKS = range(1, 251)
+"""Second bytes of the loopback networks that agents take for their pods."""
+CLAIM = 10000
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,27 @@ def same_for_all(_: Object) -> str:
 def by_image(pod: Object) -> str:
     """A fingerprint for each image."""
     return hashlib.sha256(image_of(pod).encode()).hexdigest()[:32]
+
+
+def claim_network() -> tuple[socket.socket, int]:
+    """A loopback network that no other agent of this machine has, and the socket that holds it until it is closed.
+
+    Agents of several test processes would otherwise meet on one address. The kernel gives an address and port to one socket
+    alone, and takes it back however its process ends. Raises OSError when every network is taken.
+    """
+    first = Random().randrange(len(NETWORKS))
+    for network in (*NETWORKS[first:], *NETWORKS[:first]):
+        claim = socket.socket()
+        try:
+            claim.bind((f"127.{network}.255.254", CLAIM))
+            claim.listen()
+        except OSError as error:
+            claim.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            return claim, network
+    raise OSError(errno.EADDRINUSE, "every loopback network is taken by another agent")
 
 
 @dataclass
@@ -147,13 +172,15 @@ class NodeAgent:
         self._kube = kube
         self._namespace = namespace
         self._node = f"node-{namespace}"
-        self._network = next(_networks) % 250 + 1
+        self._network = 0
+        self._claim: socket.socket | None = None
         self._hosts = itertools.count(1)
         self._pods = Mirror(kube, "Pod", namespace)
         self._lease: asyncio.Task[None] | None = None
         self._ends: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
+        self._claim, self._network = claim_network()
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "scripted",
                  "lastHeartbeatTime": now_text(), "lastTransitionTime": now_text()}
         await self._kube.create("Node", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self._node}})
@@ -174,6 +201,8 @@ class NodeAgent:
         for life in self.lives.values():
             if life.router is not None:
                 await life.router.stop()
+        if self._claim is not None:
+            self._claim.close()
         with contextlib.suppress(KubeError, aiohttp.ClientError, TimeoutError):
             await self._kube.delete("Node", "", self._node)
         if error is None:
