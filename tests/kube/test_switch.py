@@ -32,6 +32,7 @@ async def test_a_pod_changes_its_role_and_the_label_comes_last_also_with_an_oper
     [one] = told()
     assert (one.role, one.epoch) == (Role.PREFILL, 2)
     assert len(team.pods(role="decode")) == 2, "the label waits for the routers"
+    await team.wait(lambda: team.events("Switched"), "the Event of it")  # Events are lost with the operator that owes them
     await team.operator.kill()
     team.operator.spawn()
     team.agent.shows_roles = True
@@ -42,7 +43,6 @@ async def test_a_pod_changes_its_role_and_the_label_comes_last_also_with_an_oper
     assert label(switched, ROLE) == "prefill"
     assert not label(switched, ROSTER)
     assert not label(switched, ROUTER)
-    await team.wait(lambda: team.events("Switched"), "the Event of it")
     await team.apply(team.document(prefill=1, decode=2, rollout=WINDOW))
     await team.wait_settled("1P2D")
     assert uids(team) == before
