@@ -49,6 +49,8 @@ ENGINE_ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "
 TWO_RANKS = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp")
 UNEQUAL_EVERY = 4
 """One life in so many has an engine of two tensor-parallel ranks."""
+LIFE = 250
+"""Scenarios of one life with engines."""
 WAVES = 3
 """Between two signals."""
 KILLS = 0.3
@@ -149,12 +151,12 @@ def real(total: int, have: int, minutes: float, seed: int) -> Iterator[Report]:
         report = Report()
         source = random.Random(f"{seed} {have}")
         with tempfile.TemporaryDirectory() as folder:
-            life = Life(Path(folder), have // 60, report)
+            life = Life(Path(folder), have // LIFE, report)
             with life.running():
                 end = min(end, time.monotonic() + minutes * 60)
                 run = Run(life.hosts, known, report, source)
                 try:
-                    _live(life, run, min(total - have, 250), have, end)
+                    _live(life, run, min(total - have, LIFE), have, end)
                 finally:
                     run.close()
         have += report.scenarios
