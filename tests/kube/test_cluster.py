@@ -70,7 +70,7 @@ def test_the_audit_log_names_user_verb_and_resource_once(cluster: LightCluster) 
     cluster.kubectl("create", "rolebinding", "reader", "--role=reader", "--serviceaccount=default:auditor")
     auditor = cluster.kubectl_as(cluster.kubeconfig_for("auditor"))
     user = "system:serviceaccount:default:auditor"
-    wait_until(lambda: bool(auditor("auth", "can-i", "list", "pods")), 10, "the role works")
+    wait_until(lambda: bool(auditor("auth", "can-i", "list", "pods")), 60, "the role works")
     before = len(requests(cluster, user))
     auditor("get", "--raw", "/api/v1/namespaces/default/pods")
     with pytest.raises(CommandFailed, match="forbidden"):
@@ -82,7 +82,7 @@ def test_the_audit_log_names_user_verb_and_resource_once(cluster: LightCluster) 
 def test_pod_security_is_enforced_where_a_namespace_asks_for_it(cluster: LightCluster) -> None:
     cluster.kubectl("create", "namespace", "strict")
     cluster.kubectl("label", "namespace", "strict", "pod-security.kubernetes.io/enforce=restricted")
-    wait_until(lambda: bool(cluster.kubectl("get", "serviceaccount", "default", "-n", "strict")), 20, "its service account")
+    wait_until(lambda: bool(cluster.kubectl("get", "serviceaccount", "default", "-n", "strict")), 60, "its service account")
     with pytest.raises(CommandFailed, match="violates PodSecurity"):
         cluster.kubectl("run", "loose", "-n", "strict", "--image=none", "--privileged")
 

@@ -19,7 +19,7 @@ from node_agent import Script
 from testcluster.control_plane import CONTROLLERS
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
-SLOW_S = 45.0
+SLOW_S = 90.0
 JSON_PATCH = "application/json-patch+json"
 
 

@@ -168,7 +168,7 @@ async def test_random_steps(quiet_team: Team, operator_kubeconfig: Path, tmp_pat
             await chaos.calm()
             await chaos.apply()
             shape = f"{chaos.counts['prefill']}P{chaos.counts['decode']}D"
-            await team.wait_settled(shape, deadline_s=60)
+            await team.wait_settled(shape)
             assert all(is_ready(pod) for pod in team.pods())
             assert len(chaos.done) == 13, chaos.done
             invariants(team)

@@ -27,7 +27,7 @@ async def test_the_same_kv_rolls_pod_by_pod(team: Team) -> None:
     dog = Watchdog(team, floors={"prefill": 1, "decode": 3}, most={"prefill": 2, "decode": 4})
     await team.apply(team.document(decode=3, engine=NEW))
     await team.wait(lambda: dog.made, "the first new pod is made")
-    await team.wait_settled("1P3D", deadline_s=40)
+    await team.wait_settled("1P3D")
     assert images(team) == {"engine:2"}
     assert not before & uids(team)
     assert len(dog.made) == 4, dog.made
@@ -44,7 +44,7 @@ async def test_another_kv_comes_up_beside_the_old_one_in_balance(team: Team) -> 
     dog = Watchdog(team, floors={"prefill": 2, "decode": 2}, most={"prefill": 3, "decode": 3})
     await team.apply(team.document(prefill=2, decode=2, engine=NEW))
     await team.wait(lambda: len(team.status().get("fingerprints", ())) == 2, "both fingerprints are told")
-    await team.wait_settled("2P2D", deadline_s=40)
+    await team.wait_settled("2P2D")
     assert images(team) == {"engine:2"}
     assert len(team.status()["fingerprints"]) == 1
     assert team.status()["fingerprints"] != old
@@ -59,7 +59,7 @@ async def test_a_change_to_one_role_leaves_the_other_alone(team: Team) -> None:
     dog = Watchdog(team, floors={"prefill": 2, "decode": 2}, most={"prefill": 2, "decode": 3})
     await team.apply(team.document(prefill=2, decode={"replicas": 2, "args": ["--max-num-seqs=8"]}))
     await team.wait(lambda: dog.made, "a new pod is made")
-    await team.wait_settled("2P2D", deadline_s=40)
+    await team.wait_settled("2P2D")
     assert uids(team, "prefill") == prefill
     assert not uids(team, "decode") & decode
     dog.end()
@@ -75,7 +75,7 @@ async def test_without_surge_no_more_devices_are_used(quiet_team: Team) -> None:
     dog = Watchdog(team, floors={"prefill": 1, "decode": 1}, most={"prefill": 2, "decode": 2})
     await team.apply(team.document(prefill=2, decode=2, rollout=rollout, engine=NEW))
     await team.wait(lambda: dog.made, "a new pod is made")
-    await team.wait_settled("2P2D", deadline_s=60)
+    await team.wait_settled("2P2D")
     assert images(team) == {"engine:2"}
     dog.end()
 
@@ -92,7 +92,7 @@ async def test_a_surge_that_no_node_takes_is_told_and_costs_nothing(quiet_team: 
     await team.wait_condition("Degraded", words=("Unschedulable", "Insufficient nvidia.com/gpu"))
     dog.check()
     team.agent.devices = 4
-    await team.wait_settled("1P1D", deadline_s=40)
+    await team.wait_settled("1P1D")
     assert images(team) == {"engine:2"}
     dog.end()
 
@@ -109,7 +109,7 @@ async def test_a_revert_in_mid_rollout_keeps_capacity(team: Team, same: bool) ->
     await team.wait(lambda: any(image_of(pod) == "engine:2" and pod["metadata"]["name"] in team.ready()
                                 for pod in team.pods(role="decode")), "a new decode pod serves")
     await team.apply(team.document(prefill=2, decode=3, engine=OLD))
-    await team.wait_settled("2P3D", deadline_s=40)
+    await team.wait_settled("2P3D")
     assert images(team) == {"engine:1"}
     assert len(before & uids(team)) >= 3, "what still ran of the old revision stays"
     assert not dog.pairless
@@ -141,7 +141,7 @@ async def test_a_new_revision_and_a_new_shape_at_once(team: Team) -> None:
     await team.wait_settled("1P3D")
     dog = Watchdog(team, floors={"prefill": 1, "decode": 2})
     await team.apply(team.document(prefill=2, decode=2, engine=NEW))
-    await team.wait_settled("2P2D", deadline_s=40)
+    await team.wait_settled("2P2D")
     assert images(team) == {"engine:2"}
     assert len({label(pod, REVISION) for pod in team.pods()}) <= 2
     dog.end()

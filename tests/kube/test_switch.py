@@ -36,7 +36,7 @@ async def test_a_pod_changes_its_role_and_the_label_comes_last_also_with_an_oper
     await team.operator.kill()
     team.operator.spawn()
     team.agent.shows_roles = True
-    await team.wait_settled("2P1D", deadline_s=60)
+    await team.wait_settled("2P1D")
     assert uids(team) == before, "no pod ended and none was made"
     assert told() == [one], "told once, by whichever operator"
     [switched] = [pod for pod in team.pods() if (pod["metadata"].get("annotations") or {}).get(ASSIGNMENT)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import aiohttp
 from processes import Group, ProcessFailed, free_port
 
-READY_S = 30.0
+READY_S = 90.0
 POLL_S = 0.05
 IMAGE = "registry.example/xpyd-sidecar:test"
 

@@ -25,7 +25,7 @@ from testcluster.light import LightCluster
 OPERATOR_NAMESPACE = "xpyd-system"
 OPERATOR = "xpyd-operator"
 USER = f"system:serviceaccount:{OPERATOR_NAMESPACE}:{OPERATOR}"
-DEADLINE_S = 25.0
+DEADLINE_S = 90.0
 POLL_S = 0.03
 CHILDREN = ("Service", "Secret", "NetworkPolicy", "PodDisruptionBudget", "DisaggPool", "Deployment")
 WATCHED = ("DisaggService", "DisaggPool", "Pod", *(kind for kind in CHILDREN if kind != "DisaggPool"))
