@@ -206,7 +206,7 @@ async def running(
 
     beating = asyncio.create_task(beats())
     try:
-        await _wait_ready(port, router)
+        await wait_ready(port, router)
         yield port, router
     finally:
         beating.cancel()
@@ -218,7 +218,8 @@ async def running(
             await engine.stop()
 
 
-async def _wait_ready(port: int, router: Group) -> None:
+async def wait_ready(port: int, router: Group) -> None:
+    """Wait until the router at ``port`` says that it is ready."""
     for _ in range(600):
         assert router.returncode() is None, router.tail()
         with contextlib.suppress(OSError):

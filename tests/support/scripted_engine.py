@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -106,9 +107,12 @@ class ScriptedEngine:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def start(self) -> Self:
-        """Listen; again at the same port after ``stop``."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
+    async def start(self, listener: socket.socket | None = None) -> Self:
+        """Listen, on ``listener`` where one is given; again at the same port after ``stop``."""
+        if listener is None:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, limit=1 << 26)
+        else:
+            self._server = await asyncio.start_server(self._serve, sock=listener, limit=1 << 26)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

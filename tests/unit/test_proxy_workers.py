@@ -224,7 +224,7 @@ async def test_an_owner_that_stood_still_itself_kills_no_worker() -> None:
         pids, now = f.pids, f.dispatch.loop.time()
         for worker in f.router._workers.values():
             worker.heard_at = now - 2 * ow.SILENT_S
-        f.router._turned_at = now - 2 * ow.SILENT_S
+        f.router.awake = now
         f.router._turn()
         await f.wait_known()
         await f.ok()

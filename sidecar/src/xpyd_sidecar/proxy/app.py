@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
+import math
+from collections.abc import Callable
 
 from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import keys
@@ -18,10 +21,12 @@ from xpyd_sidecar.proxy.connection import Bounds
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.guests import PORT_AFTER_MEMBERS, GuestListener
 from xpyd_sidecar.proxy.members import Members
+from xpyd_sidecar.proxy.patience import GRACE_S, late, within
 from xpyd_sidecar.proxy.server import Server
 from xpyd_sidecar.proxy.tls import Certificate
 from xpyd_sidecar.proxy.traces import Tracer
 from xpyd_sidecar.routing.paths import STREAMED
+from xpyd_sidecar.routing.roster import STANDSTILL_S
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +58,8 @@ class Router:
         self.port = 0
         self.members_port = 0
         self.guests_port = 0
+        self.awake = -math.inf
+        """When this process last came back from standing still."""
         self._sweeper: asyncio.Task[None] | None = None
 
     def _make_dispatch(self, config: SidecarConfig) -> Dispatch:
@@ -103,11 +110,11 @@ class Router:
         self.server.drain()
         await asyncio.sleep(self._config.listen_on_s)
         self.server.stop_listening()
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._config.drain_timeout_s
-        while (self.dispatch.servings or self.dispatch.passing or self.server.connections) and loop.time() < end:
-            await asyncio.sleep(0.02)
-            self.server.leave()
+        with contextlib.suppress(TimeoutError):
+            async with within(self._config.drain_timeout_s):
+                while self.dispatch.servings or self.dispatch.passing or self.server.connections:
+                    await asyncio.sleep(0.02)
+                    self.server.leave()
         if self.dispatch.servings or self.dispatch.passing:
             logger.warning("cut off requests that outlived the drain", extra={
                 "requests": len(self.dispatch.servings) + len(self.dispatch.passing)})
@@ -130,11 +137,20 @@ class Router:
             self.guests.close()
 
     async def _sweep(self) -> None:
+        loop, gap = asyncio.get_running_loop(), min(SWEEP_S, self._config.heartbeat_s / 2)
+        turns: list[Callable[[], object]] = [lambda: self.dispatch.sweep(self.awake), lambda: self.server.sweep(self.awake),
+                                             self.members.look, self._client_keys.look, self._turn]
+        if self.guests is not None:
+            turns.append(self.guests.look)
         while True:
-            await asyncio.sleep(min(SWEEP_S, self._config.heartbeat_s / 2))
-            turns = [self.dispatch.sweep, self.server.sweep, self.members.look, self._client_keys.look, self._turn]
-            if self.guests is not None:
-                turns.append(self.guests.look)
+            due = loop.time() + gap
+            await asyncio.sleep(gap)
+            if late(now := loop.time(), due):
+                if now - due > STANDSTILL_S:
+                    self.awake = now
+                    logger.warning("this process stood still", extra={"seconds": round(now - due, 1)})
+                self.dispatch.watch.tick()  # the roster must know of it before anything else it hears
+                await asyncio.sleep(GRACE_S)
             for turn in turns:
                 try:
                     turn()

@@ -423,8 +423,8 @@ class Connection(asyncio.Protocol):
 
     # ---- time
 
-    def sweep(self, now: float) -> None:
-        """Called every second: close what is overdue."""
+    def sweep(self, now: float, awake: float) -> None:
+        """Called every second: close what is overdue. ``awake``: this process stood still before, and nobody was slow."""
         if self._transport is None:
             return
         outlet = self.outlet
@@ -432,27 +432,28 @@ class Connection(asyncio.Protocol):
             # At the second look: uvloop's count leaves out what it has just been given.
             outlet.direct = not (outlet.buffered or self._transport.get_write_buffer_size())
             outlet.buffered = False
-        if self._blocked_at and now - self._blocked_at > UNREAD_S:
+        since = max(self._since, awake)
+        if self._blocked_at and now - max(self._blocked_at, awake) > UNREAD_S:
             logger.info("a client left its answer unread", extra={"seconds": UNREAD_S})
             self.abort()
         elif self._closing:
-            if now - self._since > LINGER_S:
+            if now - since > LINGER_S:
                 self.abort()
         elif self._upload is not None:
-            self._sweep_upload(self._upload, now)
+            self._sweep_upload(self._upload, now, since)
         elif self._busy:
             return
         elif self.receiving:
-            if now - self._since > self._allowed_s():
+            if now - since > self._allowed_s():
                 self._fault = rules.too_slow(self._allowed_s())
                 self._refuse(self._fault)
-        elif now - self._since > self._idle_s():
+        elif now - since > self._idle_s():
             self._close_idle()
 
-    def _sweep_upload(self, upload: Upload, now: float) -> None:
+    def _sweep_upload(self, upload: Upload, now: float, since: float) -> None:
         if upload.blocked:
             self._since = now  # it is not the client who is slow
-        elif now - self._since > self._allowed_s():
+        elif now - since > self._allowed_s():
             self._give_up(rules.too_slow(self._allowed_s()))
             self._next()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, TransferId
@@ -186,8 +187,8 @@ class Dispatch:
 
     # ---- time
 
-    def sweep(self) -> None:
-        """Called every second."""
+    def sweep(self, awake: float = -math.inf) -> None:
+        """Called every second. ``awake``: when this process last came back from standing still."""
         now = self.loop.time()
         self.watch.tick()
         self.rooms.look(now, self.roster.members())
@@ -195,8 +196,8 @@ class Dispatch:
         self.pool.sweep()
         self.observer.turn()
         for serving in list(self.servings):
-            serving.sweep(now, STALL_S)
-        self.passing.sweep(now)
+            serving.sweep(now, awake, STALL_S)
+        self.passing.sweep(now, awake)
 
     def abort(self, reason: str) -> None:
         """Cut off what still waits or runs."""

@@ -15,9 +15,11 @@ from __future__ import annotations
 import json
 import logging
 from asyncio import AbstractEventLoop
+from functools import partial
 from typing import Final
 
 from xpyd_sidecar.contract import legs
+from xpyd_sidecar.proxy.patience import Alarm
 from xpyd_sidecar.proxy.upstream import Call, Pool, request_bytes
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.pick import Target
@@ -49,7 +51,7 @@ class Farewells:
         headers = [] if target.dp_rank is None else [(b"x-data-parallel-rank", b"%d" % target.dp_rank)]
         call = self._pool.hold(target.http, self)
         self._open.add(call)
-        self._loop.call_later(ANSWER_S, self._late, call)
+        Alarm(self._loop, self._loop.time() + ANSWER_S, partial(self._late, call))
         self._pool.send(call, request_bytes(b"POST", PATH, target.http, headers, body))
 
     def _late(self, call: Call) -> None:

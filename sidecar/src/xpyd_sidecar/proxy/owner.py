@@ -33,6 +33,7 @@ from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.errors import ConfigError, XpydError
 from xpyd_sidecar.proxy import link as li
 from xpyd_sidecar.proxy.app import Router
+from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing.faults import Fault
@@ -45,8 +46,6 @@ MAX_UNREAD = 4 << 20
 """Bytes that a worker may leave unread before it is told no more."""
 READ_AGAIN = 64 << 10
 SILENT_S = 15.0
-STILL_S = 5.0
-"""An owner whose turns are further apart stood still itself: what workers said meanwhile is not read yet."""
 RETRY_S = 5.0
 """Until a worker that the system would not start is tried again."""
 MARGIN_S = 5.0
@@ -105,7 +104,6 @@ class Owner(Router):
         self._names: set[InstanceName] = set()
         self._drains: dict[tuple[InstanceName, Incarnation], int] = {}
         self._away = self._stopping = False
-        self._turned_at = self._loop.time()
         self._deaths: deque[float] = deque()
         self._changed = asyncio.Event()
         self.failed: asyncio.Future[None] = self._loop.create_future()
@@ -123,7 +121,7 @@ class Owner(Router):
         for number in range(1, self._count + 1):
             await self._start(number)
         try:
-            async with asyncio.timeout(START_S):
+            async with within(START_S):
                 while not all(worker.listening for worker in self._workers.values()) or len(self._workers) < self._count:
                     if self.failed.done():
                         self.failed.result()
@@ -168,7 +166,7 @@ class Owner(Router):
         code = await worker.process.wait()
         worker.link.close()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):  # what it said last may still be on its way
+            async with within(1.0):  # what it said last may still be on its way
                 await worker.link.ended
         worker.legs.clear()
         worker.in_flight, worker.queued, worker.retries_left = 0, 0, 0.0
@@ -215,7 +213,7 @@ class Owner(Router):
             self._reserved.close()
         limit = self._config.listen_on_s + self._config.drain_timeout_s + MARGIN_S
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit):
+            async with within(limit):
                 await asyncio.gather(*(w.process.wait() for w in self._workers.values() if w.process is not None))
         await self.end()
 
@@ -229,7 +227,7 @@ class Owner(Router):
             if not any(w.process is not None and w.process.returncode is None for w in self._workers.values()):
                 task.cancel()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(MARGIN_S):
+            async with within(MARGIN_S):
                 await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._reserved is not None:
             self._reserved.close()
@@ -357,10 +355,6 @@ class Owner(Router):
     def _turn(self) -> None:
         """Called every second."""
         now = self._loop.time()
-        if now - self._turned_at > STILL_S:
-            for worker in self._workers.values():
-                worker.heard_at = max(worker.heard_at, now)
-        self._turned_at = now
         for worker in self._workers.values():
             link, process = worker.link, worker.process
             if link is None or process is None or process.returncode is not None:
@@ -369,7 +363,7 @@ class Owner(Router):
                 self._flush()
                 worker.behind = False
                 link.send(li.CatchUp(self._index, self._beginning.events(self.dispatch.roster)))
-            if now - worker.heard_at > SILENT_S:
+            if now - max(worker.heard_at, self.awake) > SILENT_S:
                 logger.error("a worker gives no sign of life: killing it", extra={"worker": worker.number})
                 worker.heard_at = math.inf
                 process.kill()

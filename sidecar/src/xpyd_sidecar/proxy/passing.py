@@ -12,15 +12,16 @@ byte of an answer, if the whole body is here. An answer that has begun and break
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.proxy.patience import Alarm
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import access
 from xpyd_sidecar.proxy.tally import Counts
@@ -108,10 +109,10 @@ class Passing:
         for passed in list(self._open):
             passed.on_lost(instance, incarnation, reason)
 
-    def sweep(self, now: float) -> None:
+    def sweep(self, now: float, awake: float) -> None:
         """Called every second."""
         for passed in list(self._open):
-            passed.sweep(now)
+            passed.sweep(now, awake)
 
     def abort(self, reason: str) -> None:
         """Cut off what still runs."""
@@ -139,16 +140,16 @@ class Passed:
         self._over = False
         self._paused = False
         self._began = perf_counter()
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Alarm | None = None
 
     def start(self) -> None:
         """Pick and send. Raises Fault where nobody can serve it."""
         if self._upload is not None and self._upload.fault is not None:
             raise self._upload.fault
         self._send()
-        limit = self._dispatch.config.request_timeout_s
-        self._timer = self._dispatch.loop.call_later(limit, self._refuse, faults.upstream(
-            f"no whole answer within {limit:g} s", 504), "timeout")
+        limit, loop = self._dispatch.config.request_timeout_s, self._dispatch.loop
+        fault = faults.upstream(f"no whole answer within {limit:g} s", 504)
+        self._timer = Alarm(loop, loop.time() + limit, partial(self._refuse, fault, "timeout"))
 
     def _send(self) -> None:
         dispatch, request = self._dispatch, self._request
@@ -283,10 +284,12 @@ class Passed:
             self._tunnel.cancel()
             self.on_failed(Kind.LOST, reason)
 
-    def sweep(self, now: float) -> None:
+    def sweep(self, now: float, awake: float) -> None:
         """Called every second: doubt an engine that is silent."""
-        waits = self._paused or (self._upload is not None and not self._upload.done)
-        if self._tunnel is not None and self._target is not None and not waits and now - self._tunnel.last_at > _STALL_S:
+        if self._tunnel is None or self._target is None or self._paused:
+            return
+        waits = self._upload is not None and not self._upload.done
+        if not waits and now - max(self._tunnel.last_at, awake) > _STALL_S:
             self._dispatch.doubt(self._target)
 
     def abort(self, reason: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
+from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.wire import MAX_HEAD, Malformed, parse_head
 from xpyd_sidecar.routing.roster import Probed
 
@@ -17,7 +18,7 @@ TIMEOUT_S = 5.0
 async def probe(address: HostPort, timeout_s: float = TIMEOUT_S) -> tuple[Probed, str]:
     """Ask once; never raises for what the other side does. The words say why it is not healthy."""
     try:
-        async with asyncio.timeout(timeout_s):
+        async with within(timeout_s):
             return await _ask(address)
     except TimeoutError:
         return Probed.SILENT, f"no answer to GET /health within {timeout_s:g} s"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from email.utils import formatdate
 
 from xpyd_sidecar.errors import ConfigError
@@ -67,15 +68,15 @@ class Server:
         """A connection was refused before there was a whole request."""
         logger.info("refused: %s", fault.message, extra={"status": fault.status})
 
-    def sweep(self) -> None:
-        """Called every second."""
+    def sweep(self, awake: float = -math.inf) -> None:
+        """Called every second. ``awake``: when this process last came back from standing still."""
         self.date = formatdate(usegmt=True).encode()
         now = self.loop.time()
         if self._certificate is not None and now - self._looked_at >= LOOK_S:
             self._looked_at = now
             self._certificate.look()
         for connection in list(self.connections):
-            connection.sweep(now)
+            connection.sweep(now, awake)
 
     def stop_listening(self) -> None:
         """Accept nobody any more."""

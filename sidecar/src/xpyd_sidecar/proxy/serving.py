@@ -7,7 +7,6 @@ event and of its end.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.kept import FirstToken
 from xpyd_sidecar.proxy.noted import NotedStream
+from xpyd_sidecar.proxy.patience import Alarm
 from xpyd_sidecar.proxy.reply import Reply
 from xpyd_sidecar.proxy.streams import spliced, stream_of
 from xpyd_sidecar.proxy.upstream import Call, request_bytes
@@ -101,7 +101,7 @@ class Serving:
         self._relaying: Call | None = None
         self._first = b""
         self._answer: tuple[Call, bytes] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Alarm | None = None
         self._timer_at = math.inf
         self._paused = False
         self._gone = False
@@ -204,12 +204,15 @@ class Serving:
         """What is missing of the client's stream, where no engine is needed for it (exchange.Course)."""
         return None if self._position is None else self._position.tail()
 
-    def sweep(self, now: float, stall_s: float) -> None:
-        """Called every second: doubt an engine that is silent on an open leg, and mind the deadline."""
+    def sweep(self, now: float, awake: float, stall_s: float) -> None:
+        """Called every second: doubt an engine that is silent on an open leg, and mind the deadline.
+
+        ``awake``: when this process last came back from standing still. Nobody was silent before.
+        """
         self._set_timer()
         for leg in self._legs.values():
             bound = min(stall_s, STREAM_STALL_S) if leg.call is self._relaying else stall_s
-            if now - leg.call.last_at > bound and not self._paused:
+            if now - max(leg.call.last_at, awake) > bound and not self._paused:
                 self._dispatch.doubt(leg.send.target)
 
     def abort(self, reason: str) -> None:
@@ -400,7 +403,7 @@ class Serving:
         self._timer_at = math.inf
         if due < self._loop.time() + SOON_S:
             self._timer_at = due
-            self._timer = self._loop.call_at(due, self._on_timer)
+            self._timer = Alarm(self._loop, due, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

@@ -13,6 +13,7 @@ import asyncio
 from typing import Protocol, cast
 
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
+from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.upstream import CONNECT_S
 from xpyd_sidecar.proxy.wire import MAX_HEAD, Chunks, Head, Malformed, chunk_of, parse_head
 from xpyd_sidecar.routing.moves import Kind
@@ -66,7 +67,7 @@ class Tunnel(asyncio.Protocol):
     async def _connect(self) -> None:
         try:
             host, port = split_host_port(self._address)
-            async with asyncio.timeout(CONNECT_S):
+            async with within(CONNECT_S):
                 await self._loop.create_connection(lambda: self, host, port)
         except TimeoutError:
             self._fail(Kind.REFUSED, f"no connection to {self._address} within {CONNECT_S:g} s")

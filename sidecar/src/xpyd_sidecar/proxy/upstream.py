@@ -21,6 +21,7 @@ from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.fast import Outlet
 from xpyd_sidecar.proxy.leg import Connection
+from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.wire import Head
 from xpyd_sidecar.routing.moves import Kind
 
@@ -133,7 +134,7 @@ class Call:
     async def _connect(self) -> None:
         try:
             host, port = split_host_port(self.address)
-            async with asyncio.timeout(CONNECT_S):
+            async with within(CONNECT_S):
                 _, connection = await self._pool.loop.create_connection(
                     lambda: Connection(self._pool, self.address), host, port)
         except TimeoutError:

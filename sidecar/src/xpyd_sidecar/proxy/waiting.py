@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import Protocol
 
+from xpyd_sidecar.proxy.patience import Alarm
 from xpyd_sidecar.proxy.reply import Handler
 from xpyd_sidecar.routing.faults import Fault, too_many, unavailable
 from xpyd_sidecar.routing.queue import Full, Queue, Ticket
@@ -85,7 +86,7 @@ class Line:
         self._timeout_s = timeout_s
         self._queue = Queue(size, timeout_s)
         self._waiting: dict[int, Waiting] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Alarm | None = None
         self._due = False
 
     def __len__(self) -> int:
@@ -111,7 +112,7 @@ class Line:
         waiting.ticket = ticket
         self._waiting[ticket.number] = waiting
         if self._timer is None:
-            self._timer = self._loop.call_at(self._queue.deadline, self._on_timer)
+            self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)
         return waiting
 
     def leave(self, waiting: Waiting) -> None:
@@ -159,4 +160,4 @@ class Line:
             words = f"no instance had room within {self._timeout_s:g} s"
             waiting.request.refuse(unavailable(words, again))
         if self._waiting:
-            self._timer = self._loop.call_at(self._queue.deadline, self._on_timer)
+            self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import uvloop
@@ -35,6 +36,7 @@ from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.app import GC_THRESHOLD, Router
 from xpyd_sidecar.proxy.auth import ClientKeys
 from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.proxy.patience import Alarm, within
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.watch import Watch
@@ -197,7 +199,7 @@ class WorkerDispatch(Dispatch):
 class _Waiting:
     """A request that the owner answers."""
 
-    def __init__(self, reply: Reply, timer: asyncio.TimerHandle) -> None:
+    def __init__(self, reply: Reply, timer: Alarm) -> None:
         self.reply = reply
         self.timer = timer
         self.gone = False
@@ -230,7 +232,7 @@ class WorkerPaths(Paths):
             return super().handle(request, reply)
         self._number += 1
         number = self._number
-        timer = self._loop.call_later(ASK_S, self._answered, number, None)
+        timer = Alarm(self._loop, self._loop.time() + ASK_S, partial(self._answered, number, None))
         waiting = self._asked[number] = _Waiting(reply, timer)
         self.link.send(li.Ask(number, request.method, request.path, request.headers, request.request_id))
         return waiting
@@ -368,7 +370,7 @@ async def _run(fd: int) -> int:
     worker.worker.reports.flush()
     link.close()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(2.0):
+        async with within(2.0):
             await link.ended
     return 0
 

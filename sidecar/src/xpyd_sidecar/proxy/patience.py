@@ -1,0 +1,62 @@
+"""Deadlines of a process that may itself stand still: a paused machine, SIGSTOP, a live migration.
+
+Belongs here: when a deadline counts. Does not belong here: what follows from it.
+
+A loop that runs again hears of its timers before it has read its sockets, and what a peer did in time waits there. So a
+deadline that is noticed late blames nobody yet:
+
+    due ──noticed within LATE_S──▶ over
+     └────noticed later──────────▶ GRACE_S more, once ──▶ over
+
+One grace and no second: a loop that always lags keeps its deadlines, each a little later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+LATE_S = 0.25
+"""A timer that rings so much too late: the loop did not run."""
+GRACE_S = 1.0
+"""Time to read what came meanwhile, and for a peer that stood still too to go on."""
+
+
+def late(now: float, due: float) -> bool:
+    """Whether the loop cannot have looked at its sockets since ``due``."""
+    return now - due > LATE_S
+
+
+class Alarm:
+    """Calls ``ring`` at ``due`` (seconds of the loop's clock), or once the grace is over."""
+
+    __slots__ = ("_due", "_handle", "_loop", "_ring")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, due: float, ring: Callable[[], object]) -> None:
+        self._loop = loop
+        self._due = due
+        self._ring = ring
+        self._handle = loop.call_at(due, self._on_time)
+
+    def cancel(self) -> None:
+        """Do not ring."""
+        self._handle.cancel()
+
+    def _on_time(self) -> None:
+        if late(self._loop.time(), self._due):
+            self._handle = self._loop.call_later(GRACE_S, self._ring)
+        else:
+            self._ring()
+
+
+@contextlib.asynccontextmanager
+async def within(seconds: float) -> AsyncIterator[None]:
+    """``asyncio.timeout`` with the grace. Raises ``TimeoutError`` where the block takes longer."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as limit:
+        alarm = Alarm(loop, loop.time() + seconds, lambda: limit.reschedule(loop.time()))
+        try:
+            yield
+        finally:
+            alarm.cancel()
