@@ -14,9 +14,9 @@ HERE = Path(__file__).parents[1] / "kv"
 
 
 class Link:
-    """The shipped link of one host (process_vm, with checksum)."""
+    """The shipped link of one host (decode maps prefill's copies; with checksum)."""
 
-    def __init__(self, size: int, block: int, name: str = "ours_process_vm") -> None:
+    def __init__(self, size: int, block: int, name: str = "ours_shm") -> None:
         """``size``: bytes of a transfer; ``block``: of each of its blocks."""
         self._block = block
         environment = dict(os.environ) | {"PYTHONPATH": str(HERE)}

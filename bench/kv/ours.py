@@ -1,23 +1,27 @@
 """Our links: sender and receiver with their threads and machines, as in an engine; the main thread is the engine's.
 
-Names: ours_tcp, ours_process_vm, ours_arena. The cache has 16 arrays, as a model of so many layers would.
+Names: ours_tcp; ours_shm, as shipped (decode maps prefill's copies); ours_process_vm and ours_arena, where it cannot. The
+cache has 16 arrays, as a model of so many layers would.
 """
 
 from __future__ import annotations
 
 import secrets
+import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from peer import PARTS
 
+import xpyd_sidecar.engine.receiver as receiver_module
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
-from xpyd_sidecar.engine.arrivals import Arrived
+from xpyd_sidecar.engine.arrivals import Arrived, Broken
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache
-from xpyd_sidecar.engine.links import near
+from xpyd_sidecar.engine.links import mapped, near
 from xpyd_sidecar.engine.links.base import Sums
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.process_vm import ProcessReader
@@ -30,8 +34,7 @@ from xpyd_sidecar.kv.mapping import Cut, Part
 from xpyd_sidecar.kv.receiving import Finished, From, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
 
-STEP_S: Final = 0.0003
-"""Decode's engine looks for what has come so often; less often than this adds to the time that is measured."""
+WAIT_S: Final = 60.0
 PREFILL_STEP_S: Final = 0.002
 KEY: Final = bytes(32)
 LATE: Final = 2
@@ -57,12 +60,34 @@ def _nothing(_: Sums) -> None:
     """Sums are made when the blocks are sent, as where they are asked for before they are computed."""
 
 
+class Inbox(deque[Arrived | Broken]):
+    """Tells when all blocks are there, so that looking for them costs the link nothing. An engine looks once in a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = threading.Event()
+        self.missing = 0
+
+    def append(self, event: Arrived | Broken) -> None:
+        """Also from another thread."""
+        super().append(event)
+        self.missing -= event.blocks if isinstance(event, Arrived) else self.missing
+        if not self.missing:
+            self.all.set()
+
+
+receiver_module.deque = Inbox  # type: ignore[attr-defined]  # which it makes its inbox of
+
+
 class Prefill:
     """A new sender for each size and cover, since these belong to the machine."""
 
     def __init__(self, name: str, memory: Bytes) -> None:
         self._ways = ways_of(name)
-        self._memory = memory
+        self._memory = memoryview(memory)
+        if name != "ours_process_vm":  # copies of an engine on CPU lie in such memory
+            self._memory = mapped.make(len(memory))
+            self._memory[:] = memory.data
         self._senders: dict[tuple[int, bool], Sender] = {}
         self._life = Incarnation(secrets.token_hex(16))
         self._count = 0
@@ -88,7 +113,7 @@ class Prefill:
         key = Key(TransferId(f"{self._count:032x}"), Attempt(1), 1)
         self._count += 1
         for array in range(arrays):
-            part = memoryview(self._memory)[array * blocks * block:(array + 1) * blocks * block]
+            part = self._memory[array * blocks * block:(array + 1) * blocks * block]
             if not self._sender.budget.reserve(len(part)):
                 raise RuntimeError("copies of the last transfer were not freed")
             self._sender.push(key, Copy(array, 0, blocks, Kept(part, NOW)))
@@ -108,7 +133,7 @@ class Decode:
 
     def __init__(self, name: str, memory: Bytes) -> None:
         self._ways = ways_of(name)
-        self._way = name.removeprefix("ours_")
+        self._way = "mapped" if name == "ours_shm" else name.removeprefix("ours_")
         self._memory = memory
         self._made: dict[tuple[int, bool], tuple[Receiver, Receiving]] = {}
         self._count = 0
@@ -142,22 +167,25 @@ class Decode:
         self._count += 1
 
     def move(self, block: int) -> None:
+        inbox = self._receiver.inbox
+        assert isinstance(inbox, Inbox)
+        inbox.missing = len(self._memory) // block
+        inbox.all.clear()
         for step in self._machine.load(self._order, time.monotonic()):
             self._receiver.carry_out(step)  # type: ignore[arg-type]
-        while True:
-            for _ in range(len(self._receiver.inbox)):
-                event = self._receiver.inbox.popleft()
-                if not isinstance(event, Arrived) or event.chunk is not None or event.way != self._way:
-                    raise RuntimeError(f"not what is measured: {event}")
-                blocks = event.first, event.blocks
-                if self._machine.arrived(event.key, event.source, event.region, blocks, event.size) is None:
-                    raise RuntimeError("blocks for no load")
-                for step in self._machine.placed(event.key):
-                    if not isinstance(step, Finished):
-                        self._receiver.carry_out(step)
-                        continue
-                    self._receiver.close(step.request)
-                    if not self._receiver.settled(step.request):
-                        raise RuntimeError("still being written")
-                    return
-            time.sleep(STEP_S)
+        if not inbox.all.wait(WAIT_S):
+            raise RuntimeError("nothing comes")
+        for event in inbox:
+            if not isinstance(event, Arrived) or event.chunk is not None or event.way != self._way:
+                raise RuntimeError(f"not what is measured: {event}")
+            blocks = event.first, event.blocks
+            if self._machine.arrived(event.key, event.source, event.region, blocks, event.size) is None:
+                raise RuntimeError("blocks for no load")
+            for step in self._machine.placed(event.key):
+                if not isinstance(step, Finished):
+                    self._receiver.carry_out(step)
+                    continue
+                self._receiver.close(step.request)
+                if not self._receiver.settled(step.request):
+                    raise RuntimeError("still being written")
+        inbox.clear()

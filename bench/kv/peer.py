@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 
 PARTS = 16
+PAGE = 4096
 KINDS = {"ours": "ours", "gloo": "gloo", "nixl": "rivals", "mooncake": "rivals"}
 
 
@@ -52,6 +53,13 @@ def content(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The bytes that are moved."""
     at = np.arange(size, dtype=np.uint32)
     return ((at >> 10) * 31 + at).astype(np.uint8)
+
+
+def aligned(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Zeros that begin with a page, as those of raw.c do."""
+    memory = np.zeros(size + PAGE, np.uint8)
+    skip = -memory.ctypes.data % PAGE
+    return memory[skip:skip + size]
 
 
 def right(target: np.ndarray[Any, np.dtype[np.uint8]], source: np.ndarray[Any, np.dtype[np.uint8]], block: int) -> bool:
@@ -86,7 +94,8 @@ class Busy:
 def main() -> None:
     name, role, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
     module = importlib.import_module(KINDS[name.split("_")[0]])
-    source, target = content(size), np.zeros(size, np.uint8)
+    source, target = aligned(size), aligned(size)
+    source[:] = content(size)
     side: Side = (module.Prefill if role == "p" else module.Decode)(name, source if role == "p" else target)
     print(json.dumps(side.hello()), flush=True)
     side.meet(json.loads(sys.stdin.readline()))

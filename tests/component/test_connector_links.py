@@ -26,7 +26,7 @@ def lanes(prefill: str, decode: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("tokens", [130, 900])
 def test_blocks_come_from_prefills_memory_and_the_answer_is_the_same(cluster: Cluster, tokens: int) -> None:
     [prefill], [decode] = cluster.prefill, cluster.decode
-    links = {"link": ("process_vm", "arena"), "tcp": ("tcp",)}
+    links = {"link": ("process_vm", "mapped", "arena"), "tcp": ("tcp",)}
 
     def moved(which: str) -> float:
         return sum(decode.engine.metric(f"{metrics.LINK_BYTES}_total", link=name) for name in links[which])

@@ -19,9 +19,10 @@ from xpyd_sidecar.engine.ahead import Expecting
 from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache
+from xpyd_sidecar.engine.links import mapped
 from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.process_vm import address_of
+from xpyd_sidecar.engine.links.plain import address_of
 from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.sender import Kept, Me, Report, Sender
 from xpyd_sidecar.kv.copies import Copy
@@ -45,6 +46,18 @@ def key(letter: str = "a", attempt: int = 1) -> Key:
 def _bytes(chunk: Chunk) -> memoryview:
     """Memory of the host, or of what stands for a GPU."""
     return chunk.view if len(chunk.view) else memoryview(chunk.tensor.numpy())
+
+
+def kept(data: bytes) -> memoryview:
+    """Memory for a copy; peers cannot map it."""
+    return memoryview(data)
+
+
+def mapped_copy(data: bytes) -> memoryview:
+    """The same where they can."""
+    view = mapped.make(len(data))
+    view[:] = data
+    return view
 
 
 def whole(regions: int, block_bytes: int) -> tuple[Part, ...]:
@@ -71,7 +84,7 @@ class PrefillRank:
              gone: Callable[[], None] | None = None) -> None:
         data = b"".join(blocks)
         assert self.sender.budget.reserve(len(data), holder)
-        self.sender.push(which, Copy(region, first, len(blocks), Kept(memoryview(data), NOW, holder, gone)))
+        self.sender.push(which, Copy(region, first, len(blocks), Kept(kept(data), NOW, holder, gone)))
 
     def wait_reports(self, count: int = 1, deadline_s: float = 15.0) -> list[Report]:
         end = time.monotonic() + deadline_s

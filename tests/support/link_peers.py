@@ -2,6 +2,7 @@
 
     python link_peers.py prefill TRANSPORT FOLDER BLOCK COUNT          offers COUNT blocks of every region, says its address
     python link_peers.py decode LINK FOLDER BLOCK COUNT ADDRESS        asks for them, takes some, and says so
+TRANSPORT mapped: shm, with the copies in memory that decode may map.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import kv_ranks
 from kv_ranks import REGIONS, DecodeRank, PrefillRank, key
 
 from xpyd_sidecar.contract.ids import HostPort
@@ -61,6 +63,8 @@ class DecodeProcess:
 
 
 def prefill(transport: str, folder: str, block: int, count: int) -> None:
+    if transport == "mapped":
+        transport, kv_ranks.kept = "shm", kv_ranks.mapped_copy
     ways = Ways(transport, Path(folder) if folder else None)
     with PrefillRank(keep_bytes=1 << 30, keep_s=60, block=block, ways=ways) as p:
         for region in range(REGIONS):

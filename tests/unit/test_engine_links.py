@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import kv_ranks
 import pytest
 from kv_ranks import REGIONS, TCP, DecodeRank, PrefillRank, content, key
 from link_peers import DecodeProcess, PrefillProcess
@@ -33,7 +34,7 @@ from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Outcome
 
-LINKS = ["tcp", "process_vm", "arena"]
+LINKS = ["tcp", "process_vm", "mapped", "arena"]
 
 
 @pytest.fixture
@@ -46,6 +47,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 def ways(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Ways:
     if request.param == "arena":
         forbid_process_vm(monkeypatch)
+    if request.param == "mapped":
+        monkeypatch.setattr(kv_ranks, "kept", kv_ranks.mapped_copy)
     return Ways("tcp" if request.param == "tcp" else "shm", folder)
 
 
@@ -258,7 +261,7 @@ def test_a_reader_that_is_late_takes_nothing_for_what_was_freed() -> None:
     link.put(session, key(), Blocks(0, 0, 5, memoryview(data)), lambda: freed.append(1), cover=False)
     reader, into = reading(link), bytearray(5000)
     (offer,) = session.offers
-    assert reader.read(offer.address, 5000, packed(memoryview(into), 5, cover=False))
+    assert reader.read(offer, packed(memoryview(into), 5, cover=False))
     assert into == data
     assert link.busy
     assert freed == []
@@ -266,7 +269,7 @@ def test_a_reader_that_is_late_takes_nothing_for_what_was_freed() -> None:
     assert freed == [1]
     data[:] = b"y" * 5000
     with pytest.raises(PeerGone, match="given this session up"):
-        reader.read(offer.address, 5000, packed(memoryview(into), 5, cover=False))
+        reader.read(offer, packed(memoryview(into), 5, cover=False))
 
 
 def test_scattered_pieces_beyond_what_one_call_takes() -> None:
@@ -274,7 +277,7 @@ def test_scattered_pieces_beyond_what_one_call_takes() -> None:
     link.put(session, key(), Blocks(0, 0, 3000, memoryview(data)), lambda: None, cover=False)
     into = bytearray(6000)
     places = Scatter(into, 1, 3000, array("q", range(3000)), 2, 0, False)
-    assert reading(link).read(session.offers[0].address, 3000, places)
+    assert reading(link).read(session.offers[0], places)
     assert into[::2] == data
     assert not any(into[1::2])
 
@@ -311,13 +314,13 @@ def test_a_full_arena_makes_puts_wait_and_frees_each_copy_once(folder: Path) -> 
         offer = session.offers[n]
         place = Place(packed(memoryview(into), 1, cover=True))
         assert place.scatter is not None
-        assert reader.read(offer.address, offer.size, place.scatter)
+        assert reader.read(offer, place.scatter)
         assert into == bytes([n]) * (1 << 20)
         assert place.total() == offer.checksum
         link.taken(session, read=True)
     assert not link.busy
     with pytest.raises(ProtocolError, match="of an arena of"):
-        reader.read(link.size - 10, 11, packed(memoryview(bytearray(11)), 1, cover=False))
+        reader.read(messages.Offer(link.size - 10, 11, None), packed(memoryview(bytearray(11)), 1, cover=False))
     link.put(session, key(), Blocks(0, 0, 40, memoryview(bytes(40 << 20))), lambda: freed.append(20), cover=False)
     link.close()
     assert freed == list(range(21))
@@ -349,19 +352,20 @@ def test_an_arena_that_is_not_the_one_meant_is_not_mapped(change: dict[str, Any]
     link.close()
 
 
-@pytest.mark.parametrize("link", ["process_vm", "arena"])
+@pytest.mark.parametrize("link", LINKS[1:])
 def test_prefill_killed_in_the_middle_is_noticed_and_leaves_nothing(link: str, folder: Path,
                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     if link == "arena":
         forbid_process_vm(monkeypatch)
     size = 1 << 20
     ways = Ways("shm", folder)
-    with PrefillProcess("shm", folder, block=size, count=40) as p, DecodeRank(block=size, chunks=2, ways=ways) as d:
+    transport = "mapped" if link == "mapped" else "shm"
+    with PrefillProcess(transport, folder, block=size, count=40) as p, DecodeRank(block=size, chunks=2, ways=ways) as d:
         d.load("r", key(), p.address, first=0, count=40)
         end = time.monotonic() + 20
         while not d.receiver.inbox and time.monotonic() < end:
             time.sleep(0.01)
-        assert d.receiver.inbox  # some has come, and two chunks hold the rest up
+        assert d.receiver.inbox[0].way == link  # some has come, and two chunks hold the rest up
         p.process.send_signal(signal.SIGKILL)
         p.process.wait()
         d.wait(lambda: d.finished, 20)
@@ -372,6 +376,8 @@ def test_prefill_killed_in_the_middle_is_noticed_and_leaves_nothing(link: str, f
 def test_decode_killed_in_the_middle_leaves_no_memory_descriptor_or_file_at_prefill(
         link: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 1 << 20
+    if link == "mapped":
+        monkeypatch.setattr(kv_ranks, "kept", kv_ranks.mapped_copy)
     ways = Ways("tcp" if link == "tcp" else "shm", folder)
     with PrefillRank(block=size, keep_bytes=128 << 20, keep_s=60, ways=ways, timeout_s=20) as p:
         before = sockets_and_arenas()

@@ -197,7 +197,7 @@ class Intake:
         if gate is not None and not gate.enter():
             return True
         try:
-            read = self.reader.read(offer.address, offer.size, place.scatter)
+            read = self.reader.read(offer, place.scatter)
         finally:
             if gate is not None:
                 gate.leave()
@@ -205,7 +205,7 @@ class Intake:
             return False
         connection.spend(offer.size)
         self._check(header, place, offer.checksum)
-        self._came(asked, header, offer.size, gate is None, self.reader.name)
+        self._came(asked, header, offer.size, gate is None, self.reader.way)
         return True
 
     def _check(self, header: Header, place: Place, expected: int | None) -> None:

@@ -14,6 +14,7 @@ Nothing here needs vLLM, so that it can be tested with torch alone.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -21,9 +22,12 @@ import torch
 
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Mark
 from xpyd_sidecar.engine.gates import Cache
+from xpyd_sidecar.engine.links import mapped
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.frames import FRAME_BYTES
 from xpyd_sidecar.kv.mapping import UNKNOWN, Array, Kind
+
+logger = logging.getLogger(__name__)
 
 
 class Outgoing(NamedTuple):
@@ -158,6 +162,16 @@ def chunk(size: int, *, pinned: bool) -> Chunk:
     """Staging memory of ``size`` bytes; pinned, so that copies to a GPU need not wait."""
     tensor = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
     return Chunk(tensor, memoryview(tensor.numpy()))
+
+
+def mapped_chunk(size: int) -> Chunk:
+    """Host memory of ``size`` bytes that peers on this host may map; where the system makes none, memory as any other."""
+    try:
+        view = mapped.make(size)
+    except OSError as error:
+        logger.warning("xpyd: peers cannot map the copies of this rank: %s", error)
+        return chunk(size, pinned=False)
+    return Chunk(torch.frombuffer(view, dtype=torch.uint8), view)
 
 
 def _arrays(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:

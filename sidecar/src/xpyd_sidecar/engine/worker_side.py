@@ -84,7 +84,7 @@ class WorkerSide:
                               largest_frame=self._memory.largest_frame, grouping=self._groups)
         pinned = self._memory.device.type == "cuda"
         make = partial(memory.chunk, pinned=pinned)
-        self._pool = Pool(make, keep)
+        self._pool = Pool(memory.mapped_chunk if ways.host and not pinned else make, keep)
         if pinned:
             self._pool.prepare()
         self._staging = Staging(partial(memory.chunk, self._memory.largest_frame, pinned=pinned),

@@ -247,13 +247,27 @@ class Group(msgspec.Struct, frozen=True):
     """Of UNGROUP."""
 
 
-class Offer(msgspec.Struct, frozen=True):
+class Within(msgspec.Struct, frozen=True):
+    """Where an offer lies in memory of prefill's that a peer on its host may map."""
+
+    name: bytes
+    """Of the memory, drawn at random; its first bytes."""
+    fd: int
+    """Prefill's descriptor of it."""
+    size: int
+    """Of the whole, its name included."""
+    offset: int
+
+
+class Offer(msgspec.Struct, frozen=True, omit_defaults=True):
     """Body of OFFER: packed blocks, in the sender's memory, or (an offset) in the arena, or (its number) in a group."""
 
     address: int
     size: int
     checksum: int | None
     """xxh3_64 of them; None: not covered. Of a group: None or not, since the sum travels with them."""
+    within: Within | None = None
+    """None: in memory that cannot be mapped."""
 
 
 class Taken(msgspec.Struct, frozen=True):

@@ -3,7 +3,8 @@
  *     Scatter(memory, size, count, ids, stride, offset, cover)    count blocks of size bytes; the nth lies at
  *                                                                 memory + ids[n] * stride + offset; ids None: n * size
  *     Scatter.receive(fd, tail, patience_ms, low)                 from a socket; then what follows them, into tail
- *     Scatter.read(pid, address, ticket_at, ticket, threads)      from a process's memory
+ *     Scatter.read(pid, address, ticket_at, ticket, threads, mapped)
+ *                                                                 from a process's memory; mapped: where it lies here, or 0
  *     Scatter.copy(address)                                       from this process's
  *     Scatter.sums()                                              as of sums(), of what has come
  *     sums(data, size)                                            of packed blocks of size bytes, 8 bytes for each piece
@@ -36,13 +37,14 @@
 #error "sums are made for little-endian machines"
 #endif
 
-#define REVISION 1 /* the same as in plain.py: one that was built for other files is not loaded */
+#define REVISION 2 /* the same as in plain.py: one that was built for other files is not loaded */
 #define PIECE ((size_t)64 << 10)
 #define PADDED 256
 #define SUMMED ((size_t)256 << 10) /* of one call, where it is summed up while it is still in a core's own cache */
 #define UNSUMMED ((size_t)1 << 20) /* the same where it is not */
 #define IOV 512
 #define TICKET 32
+#define ACROSS ((size_t)4 << 10) /* less is copied through the caches */
 #define SPLIT ((size_t)512 << 10) /* less is not worth a thread */
 
 /* ---- XXH3_64, inputs above 240 bytes */
@@ -76,7 +78,11 @@ static uint64_t load(const unsigned char *at)
     return value;
 }
 
-/* Takes in `rounds` rounds of 1,024 bytes, each ended by a scramble, then `rest` stripes of 64 bytes. */
+/* Takes in `rounds` rounds of 1,024 bytes, each ended by a scramble, then `rest` stripes of 64 bytes.
+ *
+ * With `to`, whose address is a multiple of 64, what was taken in is stored there as well, past the caches: these bytes are
+ * read next by another core or much later, and a line that is written whole need not be fetched first.
+ */
 static void take_plain(uint64_t *acc, const unsigned char *data, size_t rounds, size_t rest)
 {
     for (size_t round = 0; round <= rounds; round++) {
@@ -94,7 +100,10 @@ static void take_plain(uint64_t *acc, const unsigned char *data, size_t rounds, 
 #if defined(__x86_64__)
 #define AHEAD 1024
 
-__attribute__((target("avx2"))) static void take_avx2(uint64_t *acc, const unsigned char *data, size_t rounds, size_t rest)
+#define WITH(set) __attribute__((target(set))) static
+#define BOTH(set) __attribute__((target(set), always_inline)) static inline
+
+BOTH("avx2") void both_avx2(uint64_t *acc, const unsigned char *data, size_t rounds, size_t rest, unsigned char *to)
 {
     const __m256i prime = _mm256_set1_epi32((int)P32_1);
     __m256i sum[2] = {_mm256_loadu_si256((const __m256i *)acc), _mm256_loadu_si256((const __m256i *)acc + 1)};
@@ -105,6 +114,10 @@ __attribute__((target("avx2"))) static void take_avx2(uint64_t *acc, const unsig
             _mm_prefetch((const char *)data + AHEAD, _MM_HINT_T0);
             for (int i = 0; i < 2; i++) {
                 __m256i value = _mm256_loadu_si256((const __m256i *)data + i);
+                if (to) {
+                    _mm256_stream_si256((__m256i *)to, value);
+                    to += 32;
+                }
                 __m256i key = _mm256_xor_si256(value, _mm256_loadu_si256((const __m256i *)(secret + n * 8) + i));
                 __m256i product = _mm256_mul_epu32(key, _mm256_srli_epi64(key, 32));
                 sum[i] = _mm256_add_epi64(_mm256_add_epi64(sum[i], _mm256_shuffle_epi32(value, 0x4e)), product);
@@ -121,8 +134,26 @@ __attribute__((target("avx2"))) static void take_avx2(uint64_t *acc, const unsig
     _mm256_storeu_si256((__m256i *)acc + 1, sum[1]);
 }
 
-__attribute__((target("avx512f"))) static void take_avx512(uint64_t *acc, const unsigned char *data, size_t rounds,
-                                                           size_t rest)
+WITH("avx2") void take_avx2(uint64_t *acc, const unsigned char *data, size_t rounds, size_t rest)
+{
+    both_avx2(acc, data, rounds, rest, NULL);
+}
+
+WITH("avx2") void carry_avx2(uint64_t *acc, const unsigned char *data, size_t rounds, size_t rest, unsigned char *to)
+{
+    both_avx2(acc, data, rounds, rest, to);
+}
+
+WITH("avx2") void copy_avx2(unsigned char *to, const unsigned char *from, size_t stripes)
+{
+    for (; stripes; stripes--, to += 64, from += 64) {
+        _mm_prefetch((const char *)from + 2 * AHEAD, _MM_HINT_T0);
+        _mm256_stream_si256((__m256i *)to, _mm256_loadu_si256((const __m256i *)from));
+        _mm256_stream_si256((__m256i *)to + 1, _mm256_loadu_si256((const __m256i *)from + 1));
+    }
+}
+
+BOTH("avx512f") void both_avx512(uint64_t *acc, const unsigned char *data, size_t rounds, size_t rest, unsigned char *to)
 {
     const __m512i prime = _mm512_set1_epi32((int)P32_1);
     __m512i sum = _mm512_loadu_si512(acc);
@@ -132,6 +163,10 @@ __attribute__((target("avx512f"))) static void take_avx512(uint64_t *acc, const 
         for (size_t n = 0; n < many; n++, data += 64) {
             _mm_prefetch((const char *)data + AHEAD, _MM_HINT_T0);
             __m512i value = _mm512_loadu_si512(data), key = _mm512_xor_si512(value, _mm512_loadu_si512(secret + n * 8));
+            if (to) {
+                _mm512_stream_si512((__m512i *)to, value);
+                to += 64;
+            }
             __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
             sum = _mm512_add_epi64(sum, _mm512_add_epi64(_mm512_shuffle_epi32(value, (_MM_PERM_ENUM)0x4e), product));
         }
@@ -144,15 +179,46 @@ __attribute__((target("avx512f"))) static void take_avx512(uint64_t *acc, const 
     }
     _mm512_storeu_si512(acc, sum);
 }
+
+WITH("avx512f") void take_avx512(uint64_t *acc, const unsigned char *data, size_t rounds, size_t rest)
+{
+    both_avx512(acc, data, rounds, rest, NULL);
+}
+
+WITH("avx512f") void carry_avx512(uint64_t *acc, const unsigned char *data, size_t rounds, size_t rest,
+                                         unsigned char *to)
+{
+    both_avx512(acc, data, rounds, rest, to);
+}
 #endif
 
 static void (*take)(uint64_t *, const unsigned char *, size_t, size_t) = take_plain;
+static void (*take_across)(uint64_t *, const unsigned char *, size_t, size_t, unsigned char *); /* NULL: not on this machine */
+static void (*copy_across)(unsigned char *, const unsigned char *, size_t);
 
 static uint64_t fold(uint64_t one, uint64_t other)
 {
     unsigned __int128 product = (unsigned __int128)one * other;
     return (uint64_t)product ^ (uint64_t)(product >> 64);
 }
+
+/* The sum of `size` bytes, of which all whole stripes but the last are taken in; `last`: the last 64. */
+static uint64_t finish(uint64_t *acc, const unsigned char *last, size_t size)
+{
+    for (int i = 0; i < 8; i++) { /* with a part of the secret that has no multiple of 8 */
+        uint64_t value = load(last + 8 * i), key = value ^ load(secret + 121 + 8 * i);
+        acc[i ^ 1] += value;
+        acc[i] += (key & 0xffffffff) * (key >> 32);
+    }
+    uint64_t sum = size * P64_1;
+    for (int i = 0; i < 4; i++)
+        sum += fold(acc[2 * i] ^ load(secret + 11 + 16 * i), acc[2 * i + 1] ^ load(secret + 19 + 16 * i));
+    sum ^= sum >> 37;
+    sum *= 0x165667919E3779F9ULL;
+    return sum ^ sum >> 32;
+}
+
+#define BEGIN {P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1}
 
 static uint64_t xxh3(const unsigned char *data, size_t size)
 {
@@ -163,20 +229,33 @@ static uint64_t xxh3(const unsigned char *data, size_t size)
         data = padded;
         size = PADDED;
     }
-    uint64_t acc[8] = {P32_3, P64_1, P64_2, P64_3, P64_4, P32_2, P64_5, P32_1};
+    uint64_t acc[8] = BEGIN;
     size_t rounds = (size - 1) / 1024;
     take(acc, data, rounds, (size - 1 - rounds * 1024) / 64);
-    for (int i = 0; i < 8; i++) { /* the last stripe, with a part of the secret that has no multiple of 8 */
-        uint64_t value = load(data + size - 64 + 8 * i), key = value ^ load(secret + 121 + 8 * i);
-        acc[i ^ 1] += value;
-        acc[i] += (key & 0xffffffff) * (key >> 32);
+    return finish(acc, data + size - 64, size);
+}
+
+/* Copy bytes that may change meanwhile; with `cover`, the sum of what has been written. */
+static uint64_t carry(unsigned char *to, const unsigned char *from, size_t size, int cover)
+{
+    size_t head = -(uintptr_t)to % 64, stripes = (size - head) / 64, tail = size - head - stripes * 64;
+    if (size < ACROSS || (cover && head) || !take_across) {
+        memcpy(to, from, size);
+        return cover ? xxh3(to, size) : 0;
     }
-    uint64_t sum = size * P64_1;
-    for (int i = 0; i < 4; i++)
-        sum += fold(acc[2 * i] ^ load(secret + 11 + 16 * i), acc[2 * i + 1] ^ load(secret + 19 + 16 * i));
-    sum ^= sum >> 37;
-    sum *= 0x165667919E3779F9ULL;
-    return sum ^ sum >> 32;
+    if (!cover) {
+        memcpy(to, from, head);
+        copy_across(to + head, from + head, stripes);
+        memcpy(to + size - tail, from + size - tail, tail);
+        return 0;
+    }
+    uint64_t acc[8] = BEGIN;
+    size_t rounds = (size - 1) / 1024;
+    unsigned char last[64]; /* what is written there is what is summed up: it is read once */
+    take_across(acc, from, rounds, (size - 1 - rounds * 1024) / 64, to);
+    memcpy(last, from + size - 64, 64);
+    memcpy(to + size - 64, last, 64);
+    return finish(acc, last, size);
 }
 
 /* ---- Scatter */
@@ -232,6 +311,26 @@ static void sum_piece(Scatter *self, size_t piece)
     size_t block = piece / self->per_block, start = piece % self->per_block * PIECE;
     size_t size = self->size - start < PIECE ? self->size - start : PIECE;
     self->sum[piece] = xxh3((unsigned char *)self->memory.buf + self->at[block] + start, size);
+}
+
+/* Bring a piece from memory in which all blocks lie one after the other. */
+static void carry_piece(Scatter *self, size_t piece, const unsigned char *packed)
+{
+    size_t block = piece / self->per_block, start = piece % self->per_block * PIECE;
+    size_t size = self->size - start < PIECE ? self->size - start : PIECE;
+    uint64_t sum = carry((unsigned char *)self->memory.buf + self->at[block] + start, packed + block * self->size + start,
+                         size, self->cover);
+    if (self->cover)
+        self->sum[piece] = sum;
+}
+
+/* What has been read was read before what is read next, and what was written is seen by others. */
+static void fence(void)
+{
+#if defined(__x86_64__)
+    _mm_sfence();
+#endif
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
 /* Sum up the pieces that are complete. */
@@ -399,6 +498,7 @@ typedef struct {
     pid_t pid;
     uint64_t address, ticket_at;
     const char *ticket;
+    const unsigned char *mapped; /* where what lies at `address` lies here, or NULL */
     int code; /* 0; an errno; -1: the ticket is another */
 } Reading;
 
@@ -408,6 +508,16 @@ static void *read_part(void *argument)
     Scatter *self = job->self;
     size_t pos = job->first ? piece_end(self, job->first - 1) : 0, end = piece_end(self, job->end - 1);
     size_t piece = job->first, most = at_once(self);
+    if (job->mapped) {
+        for (; piece < job->end; piece++)
+            carry_piece(self, piece, job->mapped);
+        fence();
+        char seen[TICKET];
+        struct iovec to = {seen, TICKET}, from = {(void *)(uintptr_t)job->ticket_at, TICKET};
+        ssize_t got = process_vm_readv(job->pid, &to, 1, &from, 1, 0);
+        job->code = got < 0 ? errno : got != TICKET ? EFAULT : memcmp(seen, job->ticket, TICKET) ? -1 : 0;
+        return NULL;
+    }
     while (pos < end) {
         struct iovec to[IOV + 1], from[2];
         char seen[TICKET];
@@ -434,17 +544,18 @@ static void *read_part(void *argument)
 static PyObject *scatter_read(Scatter *self, PyObject *args)
 {
     int pid, threads;
-    unsigned long long address, ticket_at;
+    unsigned long long address, ticket_at, mapped;
     const char *ticket;
     Py_ssize_t ticket_size;
-    if (!PyArg_ParseTuple(args, "iKKy#i", &pid, &address, &ticket_at, &ticket, &ticket_size, &threads))
+    if (!PyArg_ParseTuple(args, "iKKy#iK", &pid, &address, &ticket_at, &ticket, &ticket_size, &threads, &mapped))
         return NULL;
     if (ticket_size != TICKET)
         return PyErr_Format(PyExc_ValueError, "a ticket has %d bytes", TICKET);
     size_t pieces = self->count * self->per_block, half = (pieces + 1) / 2;
     int split = threads > 1 && self->total >= SPLIT && half < pieces, made = 0;
-    Reading mine = {self, 0, split ? half : pieces, pid, address, ticket_at, ticket, 0};
-    Reading other = {self, half, pieces, pid, address, ticket_at, ticket, 0};
+    const unsigned char *here = (const unsigned char *)(uintptr_t)mapped;
+    Reading mine = {self, 0, split ? half : pieces, pid, address, ticket_at, ticket, here, 0};
+    Reading other = {self, half, pieces, pid, address, ticket_at, ticket, here, 0};
     Py_BEGIN_ALLOW_THREADS
     pthread_t thread;
     if (split) {
@@ -476,17 +587,15 @@ static PyObject *scatter_copy(Scatter *self, PyObject *args)
     unsigned long long address;
     if (!PyArg_ParseTuple(args, "K", &address))
         return NULL;
+    const unsigned char *from = (const unsigned char *)(uintptr_t)address;
+    size_t pieces = self->count * self->per_block;
     Py_BEGIN_ALLOW_THREADS
-    while (self->done < self->total) {
-        struct iovec to[IOV];
-        size_t bytes, used = stretches(self, self->done, at_once(self), to, IOV, &bytes);
-        const char *from = (const char *)(uintptr_t)address + self->done;
-        for (size_t n = 0; n < used; from += to[n++].iov_len)
-            memcpy(to[n].iov_base, from, to[n].iov_len);
-        self->done += bytes;
-        sum_up(self);
-    }
+    for (size_t piece = 0; piece < pieces; piece++)
+        carry_piece(self, piece, from);
+    fence();
     Py_END_ALLOW_THREADS
+    self->done = self->total;
+    self->summed = pieces;
     Py_RETURN_NONE;
 }
 
@@ -628,7 +737,10 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_moves", NULL, -1, m
 PyMODINIT_FUNC PyInit__moves(void)
 {
 #if defined(__x86_64__)
-    take = __builtin_cpu_supports("avx512f") ? take_avx512 : __builtin_cpu_supports("avx2") ? take_avx2 : take_plain;
+    int avx2 = __builtin_cpu_supports("avx2"), avx512 = avx2 && __builtin_cpu_supports("avx512f");
+    take = avx512 ? take_avx512 : avx2 ? take_avx2 : take_plain;
+    take_across = avx512 ? carry_avx512 : avx2 ? carry_avx2 : NULL;
+    copy_across = avx2 ? copy_avx2 : NULL;
 #endif
     PyObject *made = PyModule_Create(&module);
     if (!made)

@@ -30,7 +30,8 @@ from typing import Final, Literal, NamedTuple
 
 from xpyd_sidecar.engine.links.base import Blocks, Session
 from xpyd_sidecar.engine.links.moves import Scatter
-from xpyd_sidecar.engine.links.process_vm import TICKET_BYTES, address_of, offer, pieces
+from xpyd_sidecar.engine.links.plain import address_of
+from xpyd_sidecar.engine.links.process_vm import TICKET_BYTES, offer, pieces
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.keys import Key
@@ -138,6 +139,7 @@ class ArenaReader:
     """Decode's side."""
 
     name: Literal["arena"] = "arena"
+    way = "arena"
 
     def __init__(self, peer: str, folder: Path, shown: messages.Arena) -> None:
         """Map what prefill has made.
@@ -163,15 +165,15 @@ class ArenaReader:
         self._size = shown.size
         self._base = address_of(memoryview(self._map))
 
-    def read(self, address: int, size: int, into: Scatter) -> bool:
-        """Read ``size`` bytes from an offset to their places.
+    def read(self, offer: messages.Offer, into: Scatter) -> bool:
+        """Read what lies at an offset to its places.
 
         Raises:
-            ProtocolError: they are not in the arena.
+            ProtocolError: it is not in the arena.
         """
-        if not HEAD_BYTES <= address <= self._size - size:
-            raise ProtocolError(self._peer, f"offered {size} bytes at {address} of an arena of {self._size}")
-        into.copy(self._base + address)
+        if not HEAD_BYTES <= offer.address <= self._size - offer.size:
+            raise ProtocolError(self._peer, f"offered {offer.size} bytes at {offer.address} of an arena of {self._size}")
+        into.copy(self._base + offer.address)
         return True
 
     def close(self) -> None:

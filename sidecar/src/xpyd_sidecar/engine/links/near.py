@@ -57,8 +57,12 @@ class Reader(Protocol):
     def name(self) -> Literal["process_vm", "arena"]:
         """Of the link."""
 
-    def read(self, address: int, size: int, into: Scatter) -> bool:
-        """Read ``size`` bytes, which is what ``into`` takes, to their places. False: this memory cannot be read."""
+    @property
+    def way(self) -> str:
+        """How it has last read, for counts: the name of the link, or ``mapped``."""
+
+    def read(self, offer: messages.Offer, into: Scatter) -> bool:
+        """Read what is offered, of as many bytes as ``into`` takes, to its places. False: this memory cannot be read."""
 
     def close(self) -> None:
         """The session has ended."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from xpyd_sidecar.kv import frames
 
-REVISION: Final = 1
+REVISION: Final = 2
 """Of ``_moves``, which is not loaded when it was built for other files."""
 RUNS_MAX: Final = 512
 """Pieces of one call; the kernel takes 1,024 at once."""
@@ -65,25 +65,22 @@ class Scatter:
         self._came(min(got, self.missing))
         return got
 
-    def read(self, pid: int, address: int, ticket_at: int, ticket: bytes, threads: int, /) -> bool:
+    def read(self, pid: int, address: int, ticket_at: int, ticket: bytes, threads: int,  # noqa: PLR0917  # as above
+             mapped: int, /) -> bool:
         """Read all from the memory of a process. False: its ticket, read after each part, is not this one.
+
+        ``mapped``: where what lies at ``address`` there is mapped here; 0: nowhere.
 
         Raises:
             OSError: as of process_vm_readv(2).
         """
         del threads
-        seen = ctypes.create_string_buffer(len(ticket))
+        if mapped:
+            self.copy(mapped)
+            return _read(pid, [], 0, 0, ticket_at, len(ticket)) == ticket
         while self.missing:
             views, many = self._stretch()
-            into = [number for view in views for number in (_address(view), len(view))]
-            local = struct.pack(f"{len(into) + 2}Q", *into, ctypes.addressof(seen), len(ticket))
-            remote = struct.pack("4Q", address, many, ticket_at, len(ticket))
-            got = _libc.process_vm_readv(pid, local, ctypes.c_ulong(len(views) + 1), remote, ctypes.c_ulong(2),
-                                         ctypes.c_ulong(0))
-            if got != many + len(ticket):
-                code = ctypes.get_errno() if got < 0 else errno.EFAULT
-                raise OSError(code, os.strerror(code))
-            if seen.raw != ticket:
+            if _read(pid, views, address, many, ticket_at, len(ticket)) != ticket:
                 return False
             address += many
             self._came(many)
@@ -94,7 +91,7 @@ class Scatter:
         while self.missing:
             views, many = self._stretch()
             for view in views:
-                ctypes.memmove(_address(view), address, len(view))
+                ctypes.memmove(address_of(view), address, len(view))
                 address += len(view)
             self._came(many)
 
@@ -145,6 +142,21 @@ def send(fd: int, views: Sequence[Any], patience_ms: int, /) -> int:
     return os.writev(fd, views)
 
 
-def _address(view: memoryview) -> int:
+def _read(pid: int, into: Sequence[memoryview], address: int, many: int,  # noqa: PLR0917  # as the system call has them
+          ticket_at: int, ticket: int) -> bytes:
+    """Read ``many`` bytes of a process into views, then its ticket, which is returned."""
+    seen = ctypes.create_string_buffer(ticket)
+    to = [number for view in into for number in (address_of(view), len(view))]
+    local = struct.pack(f"{len(to) + 2}Q", *to, ctypes.addressof(seen), ticket)
+    remote = struct.pack("4Q", address, many, ticket_at, ticket)
+    got = _libc.process_vm_readv(pid, local, ctypes.c_ulong(len(into) + 1), remote, ctypes.c_ulong(2), ctypes.c_ulong(0))
+    if got != many + ticket:
+        code = ctypes.get_errno() if got < 0 else errno.EFAULT
+        raise OSError(code, os.strerror(code))
+    return seen.raw
+
+
+def address_of(view: memoryview) -> int:
+    """Where bytes lie in this process."""
     address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
     return address

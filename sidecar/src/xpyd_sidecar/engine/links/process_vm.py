@@ -1,12 +1,15 @@
-"""Blocks that the peer reads out of this process's memory: one copy, made by the kernel in the peer's own thread.
+"""Blocks that the peer reads out of this process's memory: one copy, made in the peer's own threads.
+
+The kernel makes it, or the peer itself where the copies lie in memory that it has mapped (``mapped``).
 
     prefill                                          decode
     OFFER(address, size, checksum) ───────────────▶  process_vm_readv(blocks, ticket) → where they belong
     copy is freed                  ◀───────────────  TAKEN
 
 A copy stays where it is until TAKEN, or until the session ends. Before it is freed without TAKEN the session's ticket is
-wiped. Decode reads the ticket after the blocks, in the same system call: while it is still there the blocks were, too. So a
-decode that was stopped in the middle, and whose peer has given it up since, never takes other bytes for these.
+wiped. Decode reads the ticket after the blocks (in the same system call, if one brings them): while it is still there the
+blocks were, too. So a decode that was stopped in the middle, and whose peer has given it up since, never takes other bytes
+for these.
 
 The ticket also tells the peer's memory from that of a stranger with the same process number (containers).
 """
@@ -15,22 +18,26 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
 
-import numpy as np
-
+from xpyd_sidecar.engine.links import mapped
 from xpyd_sidecar.engine.links.base import Blocks, Session
+from xpyd_sidecar.engine.links.mapped import Mapping
 from xpyd_sidecar.engine.links.moves import Scatter
+from xpyd_sidecar.engine.links.plain import address_of
 from xpyd_sidecar.engine.links.tcp import TcpLink
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.keys import Key
+
+logger = logging.getLogger(__name__)
 
 TICKET_BYTES: Final = 32
 OFFERS_AHEAD: Final = 4
@@ -78,7 +85,8 @@ class ProcessLink:
         while self._waiting and len(self._offered) < OFFERS_AHEAD:
             one = self._waiting.popleft()
             self._offered.append(one)
-            offer(session, one.key, one.blocks, address_of(one.blocks.data), cover=one.cover)
+            at = address_of(one.blocks.data)
+            offer(session, one.key, one.blocks, at, cover=one.cover, within=mapped.find(at, len(one.blocks.data)))
 
     def taken(self, session: Session, *, read: bool) -> None:
         """The oldest offer was read, or goes over TCP."""
@@ -117,6 +125,10 @@ class ProcessReader:
     def __init__(self, peer: str, near: messages.Near) -> None:
         self._peer = peer
         self._near = near
+        self._mapping: Mapping | None = None
+        self._unmapped = b""
+        """Name of the last memory that could not be mapped."""
+        self.way = "process_vm"
 
     def probe(self) -> str:
         """Why the peer's memory cannot be read; empty if it can."""
@@ -125,21 +137,28 @@ class ProcessReader:
             return "the peer names no memory"
         try:
             holds = Scatter(bytearray(TICKET_BYTES), TICKET_BYTES, 1, None, 0, 0, False).read(
-                near.pid, near.address, near.address, near.ticket, 1)
+                near.pid, near.address, near.address, near.ticket, 1, 0)
         except OSError as error:
             return f"process_vm_readv: {error.strerror}"
         return "" if holds else "process_vm_readv: another process has its number"
 
-    def read(self, address: int, size: int, into: Scatter) -> bool:
-        """Read ``size`` bytes to their places. False: this memory cannot be read.
+    def read(self, offer: messages.Offer, into: Scatter) -> bool:
+        """Read what is offered to its places. False: this memory cannot be read.
 
         Raises:
             PeerGone: the peer has ended, or has given this session up; what was read is worthless.
+            ProtocolError: it does not lie in the memory that is named.
         """
-        del size  # known to ``into``
-        near = self._near
+        near, base = self._near, self._base(offer.within) if offer.within is not None else 0
+        at = 0
+        if base and offer.within is not None:
+            if not mapped.HEAD_BYTES <= offer.within.offset <= offer.within.size - offer.size:
+                raise ProtocolError(self._peer, f"offered {offer.size} bytes at {offer.within.offset} of a memory of "
+                                                f"{offer.within.size}")
+            at = base + offer.within.offset
+        self.way = "mapped" if at else "process_vm"
         try:
-            holds = into.read(near.pid, address, near.address, near.ticket, THREADS)
+            holds = into.read(near.pid, offer.address, near.address, near.ticket, THREADS, at)
         except OSError as error:
             if error.errno == errno.ESRCH:
                 raise PeerGone(self._peer, "its process has ended") from None
@@ -148,8 +167,28 @@ class ProcessReader:
             raise PeerGone(self._peer, "has given this session up")
         return True
 
+    def _base(self, within: messages.Within) -> int:
+        """Where the peer's memory is mapped; 0: it cannot be."""
+        known = self._mapping
+        if known is not None and (known.name, known.size) == (within.name, within.size):
+            return known.base
+        if within.name == self._unmapped:
+            return 0
+        self.close()
+        try:
+            self._mapping = Mapping(self._near.pid, within)
+        except (OSError, ValueError) as error:
+            self._unmapped = within.name
+            logger.info("xpyd: copies of %s are read by system calls (not mapped: %s)", self._peer, error)
+            return 0
+        logger.info("xpyd: copies of %s are mapped", self._peer)
+        return self._mapping.base
+
     def close(self) -> None:
-        """Nothing is held."""
+        """Let go of what is mapped."""
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
 
 
 def pieces(blocks: Blocks, most: int) -> Iterator[tuple[Blocks, bool]]:
@@ -159,16 +198,11 @@ def pieces(blocks: Blocks, most: int) -> Iterator[tuple[Blocks, bool]]:
         yield blocks.part(first, count), first + count == end
 
 
-def offer(session: Session, key: Key, piece: Blocks, address: int, *, cover: bool) -> None:
+def offer(session: Session, key: Key, piece: Blocks, address: int, *, cover: bool,
+          within: messages.Within | None = None) -> None:
     """Tell the peer where a piece lies."""
-    body = messages.body(messages.Offer(address, len(piece.data), piece.total() if cover else None))
+    body = messages.body(messages.Offer(address, len(piece.data), piece.total() if cover else None, within))
     session.queue(frames.encode(Kind.OFFER, key, body, region=piece.region, first=piece.first, blocks=piece.blocks), body)
-
-
-def address_of(view: memoryview) -> int:
-    """Where bytes lie in this process."""
-    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return address
 
 
 def _nothing() -> None:
