@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.connector import XpydConnector
+from xpyd_sidecar.engine.reports import Report
 from xpyd_sidecar.engine.settings import Settings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_side import WorkerSide
@@ -312,6 +314,21 @@ def test_a_decode_engine_that_is_not_there_is_given_up(make: Callable[..., Engin
     assert p.scheduler.pending()
     until(lambda: idle(p), p)
     assert p.counts["send/peer_lost"] == 1
+
+
+def test_an_engine_steps_on_until_its_workers_say_that_nothing_is_held(make: Callable[..., Engine]) -> None:
+    """Else its metrics would go on saying so: copies may leave after their transfer has ended."""
+    side = make("p").scheduler
+
+    def said(held: int) -> bool:
+        report = Report(levels={0: {metrics.KEPT_BYTES: held, metrics.NCCL_GROUPS: 1}})
+        side.heard(SimpleNamespace(kv_connector_worker_meta=report, finished_recving=None, finished_sending=None))
+        side.take_stats()
+        return side.pending()
+
+    assert said(4096)
+    assert said(4096), "also when it was said before"
+    assert not said(0)
 
 
 def test_statistics_add_up_over_intervals_and_pipes() -> None:

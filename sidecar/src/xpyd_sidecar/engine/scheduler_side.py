@@ -38,6 +38,8 @@ from xpyd_sidecar.kv.pairing import Pairing, Verdict
 
 logger = logging.getLogger(__name__)
 
+HELD: Final = (metrics.KEPT_BYTES, metrics.BUFFER_USED, metrics.POOL_USED)
+"""Gauges of a worker that come to 0 without anybody's request."""
 REFUSED_PROMPT: Final = [0]
 """Of the request in whose name vLLM's front end reports a leg that it refused."""
 
@@ -257,10 +259,15 @@ class SchedulerSide:
             self._pair(self._pairing.end(request.request_id))
 
     def pending(self) -> bool:
-        """Whether the engine must keep stepping although it has no requests: sends are open, or something is to be told."""
+        """Whether the engine must keep stepping although it has no requests.
+
+        Sends are open, something is to be told, or KV is still held in host memory: copies may leave after their transfer
+        has ended, and what waits to be claimed runs out, which the workers can only say in a step.
+        """
         with self._lock:
             orders = self._orders
-            return bool(self._offers.open or orders.releases or orders.abandons or self._stats.data or self._gauges_moved())
+            return bool(self._offers.open or orders.releases or orders.abandons or self._stats.data or self._gauges_moved()
+                        or any(levels.get(name) for levels in self._levels.values() for name in HELD))
 
     def take_stats(self) -> Stats | None:
         """What has been counted since the last call."""
