@@ -267,3 +267,25 @@ async def test_the_log_of_refusals_is_bounded(monkeypatch: pytest.MonkeyPatch) -
         for i in range(10):
             await agent.say(msgspec.msgpack.encode({"t": f"kind{i}"}))
         assert len(members._refusals._said) <= 3
+
+
+async def test_answers_of_a_batch_leave_at_its_end_each_to_its_sender() -> None:
+    """Waking ZMQ's own thread for each costs more than the answer."""
+    async with listening() as (members, port, taken), contextlib.AsyncExitStack() as stack:
+        agents = [await stack.enter_async_context(beater(port, identity=b"a%d" % i)) for i in range(5)]
+        for agent in agents:
+            await agent.say(beat("d0"))
+        assert members._pump is not None
+        answered: list[list[tuple[bytes, bytes]]] = []
+        whole = members._pump._answer
+
+        def note(answers: list[tuple[bytes, bytes]]) -> None:
+            answered.append(answers)
+            whole(answers)
+
+        members._pump._answer = note  # type: ignore[method-assign]
+        for seq, agent in enumerate(agents):
+            await agent.send(beat("d0", seq=seq))
+        assert [(await agent.ack()).seq for agent in agents] == list(range(5))
+        assert sorted(sender for answers in answered for sender, _ in answers) == [b"a%d" % i for i in range(5)]
+        assert len(taken.messages) == 10

@@ -148,3 +148,18 @@ def test_a_fixed_limit_is_that_of_each_instance() -> None:
     assert not limits.room([full])
     assert limits.room([]), "nobody frees a place where nobody is"
     assert not limits.look(1.0, [full, free])
+
+
+def test_a_beat_of_an_unused_instance_counts_as_any_other() -> None:
+    """The short way for instances that this router has never sent anything notes what the long one would."""
+    limits = Limits()
+    one = member("d0", running=3, waiting=9)
+    for at in range(6):
+        one.beat_at = float(at)
+        limits.look(float(at), [one])
+    short = limits._seen[one.name]
+    long = msgspec.structs.replace(short, beats=short.beats.copy(), waited=1)
+    assert not limits._heard(6.0, one, long)
+    assert short.waited == long.waited == 0
+    assert set(long.beats) == set(short.beats) == {short.beats[-1]}
+    assert limits.of(one) == math.inf

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import zmq
 
@@ -53,7 +52,7 @@ class GuestListener(Listener):
         logger.warning("engines that nobody can identify may join on port %d (compat: p2p)", bound, extra={"port": bound})
         return bound
 
-    def _on_message(self, frames: list[Any]) -> None:
+    def _on_message(self, frames: list[zmq.Frame]) -> None:
         refused = ""
         try:
             self._take(self._guests.heartbeat(p2p.decode(frames[-1].buffer)))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import zmq
@@ -78,7 +77,7 @@ class Members(Listener):
         self._pump = Pump(self._socket, self._on_message)
         return bound
 
-    def _on_message(self, frames: list[Any]) -> None:
+    def _on_message(self, frames: list[zmq.Frame]) -> bytes:
         seq, refused, in_flight = -1, "", 0
         try:
             message = _read(frames)
@@ -100,12 +99,7 @@ class Members(Listener):
             self._count("taken")
         if refused:
             self._refusals.say(frames[-1], refused)
-        ack = Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight)
-        assert self._socket is not None
-        try:
-            self._socket.send_multipart([frames[0], _encode(ack)], zmq.NOBLOCK)
-        except zmq.ZMQError as error:  # the peer is gone or does not read: it will beat again
-            logger.debug("acknowledgement not sent: %s", error)
+        return _encode(Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight))
 
 
 class Refusals:
@@ -116,8 +110,8 @@ class Refusals:
         self._loop = asyncio.get_running_loop()
         self._said: dict[str, float] = {}
 
-    def say(self, frame: Any, reason: str) -> None:
-        """``frame``: a ``zmq.Frame`` of the message, which knows the peer's address."""
+    def say(self, frame: zmq.Frame, reason: str) -> None:
+        """``frame``: of the message; knows the peer's address."""
         try:
             peer = str(frame.get("Peer-Address"))
         except (zmq.ZMQError, UnicodeDecodeError):
@@ -151,8 +145,8 @@ def bind(socket: zmq.Socket[bytes], host: str, port: int, max_message: int, sett
     return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
 
 
-def _read(frames: list[Any]) -> Up:
-    if len(frames) != 2:
-        raise Refused(f"a message is one frame, not {len(frames) - 1}")
-    message: Up = _decode(frames[1].buffer)
+def _read(frames: list[zmq.Frame]) -> Up:
+    if len(frames) != 1:
+        raise Refused(f"a message is one frame, not {len(frames)}")
+    message: Up = _decode(frames[0].bytes)
     return message

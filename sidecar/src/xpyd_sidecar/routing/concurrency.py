@@ -49,6 +49,10 @@ WINDOW = 4
 """The most of so many beats counts: requests of one batch end together, and a beat at that moment shows an empty engine."""
 
 
+_UNUSED: tuple[float, int] = (SLACK, 0)
+"""What ``_heard`` makes of a beat of an instance that this router has never sent anything."""
+
+
 class _Seen(msgspec.Struct):
     incarnation: Incarnation
     rate: Rate
@@ -98,23 +102,29 @@ class Limits:
         if seen is not None and seen.incarnation == member.incarnation:
             seen.rate.add(now)
 
-    def look(self, now: float, members: Iterable[Member]) -> bool:
+    def look(self, now: float, members: Sequence[Member]) -> bool:
         """Take note of the beats that came since the last look. True: somebody has more room."""
         if self._fixed:
             return False
-        more, there = False, set()
+        more, there = False, 0
+        known = self._seen.get
         for member in members:
-            there.add(member.name)
-            seen = self._seen.get(member.name)
+            there += 1
+            seen = known(member.name)
             if seen is None or seen.incarnation != member.incarnation:
                 self._seen[member.name] = _Seen(member.incarnation, Rate(), member.beat_at)
                 more |= self._limited.pop(member.name, None) is not None
             elif seen.beat_at != member.beat_at:
                 seen.beat_at = member.beat_at
-                more |= self._heard(now, member, seen)
-        for name in self._seen.keys() - there:
-            del self._seen[name]
-            more |= self._limited.pop(name, None) is not None
+                if seen.rate.none and not member.in_flight_at_beat and seen.limit == math.inf:
+                    seen.waited = 0
+                    seen.beats.append(_UNUSED)
+                else:
+                    more |= self._heard(now, member, seen)
+        if len(self._seen) > there:
+            for name in self._seen.keys() - {member.name for member in members}:
+                del self._seen[name]
+                more |= self._limited.pop(name, None) is not None
         return more
 
     def _heard(self, now: float, member: Member, seen: _Seen) -> bool:
@@ -128,6 +138,8 @@ class Limits:
         may_wait = max(SLACK, rate * WAIT_S)
         seen.waited = seen.waited + 1 if own > may_wait else 0
         seen.beats.append((mine - own + may_wait, mine))
+        if seen.waited < STANDS and before == math.inf:
+            return False  # law 2; nearly every beat
         formula, used = max(each for each, _ in seen.beats), max(each for _, each in seen.beats)
         if seen.waited >= STANDS:
             seen.limit = math.ceil(max(LEAST, formula, SINK * min(before, used)))

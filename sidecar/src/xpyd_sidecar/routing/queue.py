@@ -219,6 +219,11 @@ class Rate:
         self._sum = self._sum * math.exp(-(now - self._at) / RATE_S) + count
         self._at = now
 
+    @property
+    def none(self) -> bool:
+        """Whether nothing ever happened."""
+        return self._since is None
+
     def per_s(self, now: float) -> float:
         """The rate; 0 where nothing happened yet. The weights are those of the time there was, at least a second."""
         if self._since is None:

@@ -60,6 +60,7 @@ class Roster:
         """When this process last came back from standing still."""
         self._picks: dict[Role, tuple[Member, ...]] | None = None
         self._models: list[str] | None = None
+        self._named: list[Member] | None = None
 
     def begin(self, started: float, settle_s: float, *, beside_engine: bool) -> None:
         """It is a replica of one that began at another time."""
@@ -77,7 +78,9 @@ class Roster:
 
     def members(self) -> list[Member]:
         """All, by name."""
-        return [self._members[name] for name in sorted(self._members)]
+        if self._named is None:
+            self._named = [self._members[name] for name in sorted(self._members)]
+        return self._named.copy()
 
     def find(self, name: InstanceName, incarnation: Incarnation) -> Member | None:
         """The member, if it still is this incarnation."""
@@ -152,8 +155,10 @@ class Roster:
         member = self._members.get(beat.instance)
         if member is None:
             return self._join(now, beat)
-        claims.refuse_stale(member, beat, heard=not self._silent(now, member))
-        out = [] if member.same(beat) else self._change(member, beat)
+        out: list[Instruction] = []
+        if beat.seq < member.seq or not member.same(beat):  # what says nothing new and comes in order is nothing to refuse
+            claims.refuse_stale(member, beat, heard=not self._silent(now, member))
+            out = [] if member.same(beat) else self._change(member, beat)
         if beat.leaving:  # with each beat: what had nowhere to go may have by now
             out.append(Leaving(member.name, member.incarnation, f"{member.name} drains and ends soon"))
         member.hear(now, beat)
@@ -253,8 +258,9 @@ class Roster:
         self._ticked = now
         out: list[Instruction] = []
         asked: list[Member] = []
+        awake, missed = self._awake, self._missed
         for member in list(self._members.values()):
-            silent = self._silent(now, member)
+            silent = now - max(member.beat_at, awake) > missed * member.interval_s
             if silent and not member.http:  # nothing to probe
                 self._forget(member)
                 out.append(Changed(member.name, "evicted: silent before it had an address", "evicted"))
@@ -279,7 +285,7 @@ class Roster:
         self._changed()
 
     def _changed(self) -> None:
-        self._picks = self._models = None
+        self._picks = self._models = self._named = None
 
     def _silent(self, now: float, member: Member) -> bool:
         return now - max(member.beat_at, self._awake) > self._missed * member.interval_s
