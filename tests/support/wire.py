@@ -4,6 +4,8 @@
     wire.corrupt = 1                 ruin the payload of the next data frame that comes from the target
     wire.ruin_header = 1             flip a bit in the header of the next frame
     wire.half = 1                    pass on half of the next data frame, then close both ends
+    wire.spare = 5                   let so many data frames pass before any of these
+    wire.ruin_at = 32                byte of the header in which the bit is flipped
     wire.slow_s = 0.05               keep every frame for so long
     wire.hold.set()                  take bytes from the target, pass none on (a stuck peer)
     wire.cut()                       close every connection
@@ -28,7 +30,8 @@ class Wire:
     """The proxy; its threads end with ``close``."""
 
     def __init__(self, target_port: int) -> None:
-        self.corrupt = self.ruin_header = self.half = 0
+        self.corrupt = self.ruin_header = self.half = self.spare = 0
+        self.ruin_at = HEADER_BYTES // 2
         self.slow_s = 0.0
         self.hold = threading.Event()
         self.frames = 0
@@ -91,6 +94,10 @@ class Wire:
                 payload = _exactly(source, header.length)
                 if header.kind is Kind.DATA:
                     self.frames += 1
+                    if self.spare > 0:
+                        self.spare -= 1
+                        sink.sendall(raw + payload)
+                        continue
                     if self.corrupt > 0:
                         self.corrupt -= 1
                         payload = bytes(len(payload))
@@ -100,7 +107,7 @@ class Wire:
                         break
                 if self.ruin_header > 0:
                     self.ruin_header -= 1
-                    raw = raw[:HEADER_BYTES // 2] + bytes([raw[HEADER_BYTES // 2] ^ 1]) + raw[HEADER_BYTES // 2 + 1:]
+                    raw = raw[:self.ruin_at] + bytes([raw[self.ruin_at] ^ 1]) + raw[self.ruin_at + 1:]
                 if self.slow_s:
                     time.sleep(self.slow_s)
                 while self.hold.is_set() and not self._closed and source.fileno() >= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import random
@@ -67,7 +68,7 @@ def test_what_comes_in_pieces_lies_in_its_places_and_the_rest_in_the_tail(
     ids = numbers(7, 2, 3, 9, 0)
     scatter = way.Scatter(memory, size, 5, memoryview(ids), size + 3, 2, True)
     with pytest.raises(BlockingIOError):
-        scatter.receive(pair[1].fileno(), tail, 0, 1)
+        scatter.receive(pair[1].fileno(), tail, 0, 1, ())
     stream = data + b"next"
     sent = got = 0
     while got < len(stream):
@@ -79,7 +80,7 @@ def test_what_comes_in_pieces_lies_in_its_places_and_the_rest_in_the_tail(
                 tail[got - len(data):] = pair[1].recv(64)
                 got = sent
                 break
-            many = scatter.receive(pair[1].fileno(), tail, 0, 1)
+            many, _ = scatter.receive(pair[1].fileno(), tail, 0, 1, ())
             assert scatter.missing == missing - min(many, missing)
             got += many
     for n, block in enumerate(ids):
@@ -90,9 +91,65 @@ def test_what_comes_in_pieces_lies_in_its_places_and_the_rest_in_the_tail(
     assert scatter.sums() == frames.sums(data, size)
     pair[0].close()
     other = way.Scatter(bytearray(4), 4, 1, None, 0, 0, False)
-    assert other.receive(pair[1].fileno(), tail, 1, 1) == 0
+    assert other.receive(pair[1].fileno(), tail, 1, 1, ()) == (0, b"")
     with pytest.raises(OSError, match="Bad file"):
-        other.receive(-1, tail, 1, 1)
+        other.receive(-1, tail, 1, 1, ())
+
+
+def test_expected_frames_are_received_in_one_call_and_others_end_it(
+        way: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
+    """Frames of random sizes, cut at random; now and then one begins with other bytes than those that are expected."""
+    draw, followed = random.Random(6), 0
+    for turn in range(60):
+        count = draw.randrange(1, 9)
+        sizes = [draw.choice([1, 64, 3000, 70_000]) + draw.randrange(9) for _ in range(count)]
+        data = [content(size, turn * 100 + n) for n, size in enumerate(sizes)]
+        heads = [content(64, turn * 100 + 50 + n) for n in range(count)]
+        known = [head[:48] for head in heads]
+        odd = draw.randrange(3 * count)
+        if odd < count:
+            known[odd] = known[odd][:-1] + bytes([known[odd][-1] ^ 1])
+        memory = [bytearray(size) for size in sizes]
+        places = [way.Scatter(memory[n], sizes[n], 1, None, 0, 0, True) for n in range(count)]
+        stream, sent, tail = b"".join(map(bytes.__add__, data, heads)), 0, bytearray(64)
+        at = got = 0  # the frame that is received; bytes of the header after it
+        while at < count:
+            if sent < len(stream):
+                sent += pair[0].send(stream[sent:sent + draw.randrange(1, 100_000)])
+            with contextlib.suppress(BlockingIOError):
+                if places[at].missing:
+                    owed = places[at].missing
+                    follow = tuple(one for n in range(at, count - 1) for one in (known[n], places[n + 1]))
+                    many, taken = places[at].receive(pair[1].fileno(), tail, 1, 1, follow)
+                    assert taken == b"".join(heads[at:at + len(taken) // 64])
+                    for _ in range(0, len(taken), 64):
+                        many -= owed + 64
+                        at, followed = at + 1, followed + 1
+                        owed = sizes[at]
+                    assert places[at].missing == max(0, owed - many)
+                    got = max(0, many - owed)
+                else:
+                    got += pair[1].recv_into(memoryview(tail)[got:])
+            if got == 64:
+                assert tail == heads[at]
+                at, got = at + 1, 0
+        assert memory == data
+        assert [place.sums() for place in places] == [frames.sums(data[n], sizes[n]) for n in range(count)]
+    assert followed > 50 or way is plain
+
+
+def test_only_frames_and_a_header_may_follow(way: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
+    if way is plain:
+        pytest.skip("takes none")
+    one, other = (way.Scatter(bytearray(4), 4, 1, None, 0, 0, False) for _ in range(2))
+    bad: tuple[Any, ...]
+    for bad in ((b"x" * 48,), (b"x" * 47, other), (bytearray(48), other), (b"x" * 48, None), (b"x" * 48, other) * 17):
+        with pytest.raises(ValueError, match="at most 16 frames"):
+            one.receive(pair[1].fileno(), bytearray(64), 1, 1, bad)
+    with pytest.raises(ValueError, match="no header"):
+        one.receive(pair[1].fileno(), bytearray(63), 1, 1, (b"x" * 48, other))
+    with pytest.raises(TypeError):
+        one.receive(pair[1].fileno(), bytearray(64), 1, 1, [b"x" * 48, other])
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["read", "mapped"])
@@ -187,7 +244,7 @@ def test_nothing_is_kept_of_what_is_done(way: ModuleType, pair: tuple[socket.soc
     for turn in range(400):
         scatter = way.Scatter(memory, 1024, 1024, memoryview(ids), 1024, 0, True)
         with pytest.raises(BlockingIOError):
-            scatter.receive(pair[1].fileno(), memoryview(bytearray(8)), 0, 1)
+            scatter.receive(pair[1].fileno(), memoryview(bytearray(8)), 0, 1, ())
         with pytest.raises(ValueError, match="outside"):
             way.Scatter(memory, 1024, 1024, memoryview(ids), 2048, 0, True)
         way.send(pair[0].fileno(), [memoryview(b"x")], 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 import time
 
@@ -11,6 +12,10 @@ from kv_ranks import REGIONS, TIMEOUT_S, DecodeRank, PrefillRank, content, key
 from wire import Wire
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
+from xpyd_sidecar.engine.links import moves
+from xpyd_sidecar.engine.links.tcp import Connection
+from xpyd_sidecar.kv import frames
+from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.kv.keys import Outcome
 
 
@@ -100,6 +105,72 @@ def test_a_corrupted_payload_is_noticed_only_with_checksums(cover: bool) -> None
         assert d.wait_outcomes() == [Outcome.CHECKSUM if cover else Outcome.OK]
         if not cover:
             assert d.cache[0, 100] == bytes(1000)
+
+
+def drawn(region: int, n: int, size: int) -> bytes:
+    """As ``content``, for large blocks."""
+    return random.Random(region * 1000 + n).randbytes(size)
+
+
+@pytest.fixture
+def followed(monkeypatch: pytest.MonkeyPatch) -> list[Header]:
+    """Frames, of 64 KiB, that were received in one call with the one before them."""
+    monkeypatch.setattr(frames, "DIRECT_BYTES", 64 << 10)
+    found: list[Header] = []
+    real = Connection._next
+
+    def following(self: Connection, raw: bytes) -> None:
+        real(self, raw)
+        found.append(frames.decode(raw))
+
+    monkeypatch.setattr(Connection, "_next", following)
+    return found
+
+
+@pytest.mark.parametrize("cover", [True, False], ids=["covered", "bare"])
+def test_frames_come_to_their_places_in_whatever_order_and_cut_prefill_sends_them(
+        cover: bool, followed: list[Header]) -> None:
+    """Chunks of any size, some before READY and some after: what decode expects to follow is right only now and then."""
+    draw = random.Random(7)
+    for turn in range(8):
+        block, count = draw.choice([1000, 5000, 30_000, 70_000]), draw.randrange(2, 30)
+        with (PrefillRank(keep_bytes=64 << 20, block=block, cover=cover) as p,
+              DecodeRank(block=block, cover=cover, direct=True) as d):
+            first = draw.randrange(2)
+            d.load("r", key(), p, first=first, count=count - first)
+            at = 0
+            while at < count:
+                many = min(draw.choice([1, 3, 40]), count - at)
+                for region in draw.sample(range(REGIONS), REGIONS):
+                    p.copy(key(), region, at, [drawn(region, at + n, block) for n in range(many)])
+                at += many
+                time.sleep(draw.choice([0, 0.01]))
+            assert d.wait_outcomes() == [Outcome.OK], turn
+            assert d.cache == {(region, 100 + n): drawn(region, n, block)
+                               for region in range(REGIONS) for n in range(first, count)}
+    assert followed or not moves.COMPILED
+
+
+@pytest.mark.parametrize(("fault", "outcome"), [
+    ("corrupt", Outcome.CHECKSUM), ("half", Outcome.PEER_LOST), (9, Outcome.CHECKSUM), (32, Outcome.CHECKSUM),
+    (50, Outcome.CHECKSUM), (60, Outcome.CHECKSUM)])
+def test_a_fault_in_a_frame_that_followed_ends_the_load_and_not_the_next(
+        fault: str | int, outcome: Outcome, followed: list[Header]) -> None:
+    block = 30_000
+    with (PrefillRank(keep_bytes=64 << 20, block=block) as p, DecodeRank(block=block, direct=True) as d,
+          Wire(split_host_port(p.address)[1]) as wire):
+        for at, name in enumerate("abc"):
+            for region in range(REGIONS):
+                p.copy(key(name), region, 0, [drawn(region, n, block) for n in range(12)])
+            if name == "b":
+                wire.spare = 5
+                wire.corrupt, wire.half = int(fault == "corrupt"), int(fault == "half")
+                wire.ruin_header, wire.ruin_at = int(isinstance(fault, int)), fault if isinstance(fault, int) else 0
+            d.load(name, key(name), HostPort(f"127.0.0.1:{wire.port}"), first=0, count=12)
+            d.wait_outcomes(at + 1)
+        assert [one.outcome for one in d.finished] == [Outcome.OK, outcome, Outcome.OK]
+        assert d.cache == {(region, 100 + n): drawn(region, n, block) for region in range(REGIONS) for n in range(12)}
+    assert followed or not moves.COMPILED
 
 
 def test_decode_gets_checksums_when_it_alone_wants_them() -> None:

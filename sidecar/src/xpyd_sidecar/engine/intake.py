@@ -7,6 +7,8 @@ buffer where no load has asked for it yet, and nowhere if it is no longer wanted
 from __future__ import annotations
 
 import time
+from functools import partial
+from typing import Final
 
 from xpyd_sidecar.engine.ahead import Slot
 from xpyd_sidecar.engine.arrivals import Arrived, Asked, Shared
@@ -15,10 +17,13 @@ from xpyd_sidecar.engine.links.grouping import Taker
 from xpyd_sidecar.engine.links.near import Reader
 from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place, packed
 from xpyd_sidecar.errors import ChecksumError, ProtocolError
-from xpyd_sidecar.kv import messages
-from xpyd_sidecar.kv.blocks import overlap
+from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv.blocks import overlap, runs
 from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Key
+
+FOLLOW_BYTES: Final = 12 << 20
+"""Of frames that are expected after the one that is received, together."""
 
 
 class Intake:
@@ -73,10 +78,34 @@ class Intake:
         if asked.target is not None:
             direct = asked.target.scatter(header.region, header.first, header.blocks, cover=cover)
             if direct is not None:
-                return Place(direct, asked.target.gate)
+                after = partial(self._after, asked, header) if header.kind is Kind.DATA else None
+                return Place(direct, asked.target.gate, after=after)
         if self._chunk is None:
             self._chunk = self._shared.staging.take()
         return None if self._chunk is None else Place(packed(self._chunk.view[:size], header.blocks, cover=cover))
+
+    def _after(self, asked: Asked, header: Header, most: int) -> list[tuple[bytes, Place]]:
+        """The frames that come next if prefill has all that is asked for: array by array, in blocks' order."""
+        ready, target = asked.step.ready, asked.target
+        assert target is not None
+        out: list[tuple[bytes, Place]] = []
+        region, first, room = header.region, header.first + header.blocks, FOLLOW_BYTES
+        for _ in range(most):
+            if first == ready.first + ready.count:
+                region, first = region + 1, ready.first
+            unit = asked.step.units.get(region)
+            if unit is None:
+                break
+            _, count = next(runs(first, ready.first + ready.count - first, unit.size, frames.aim(ready.frame)))
+            nth = unit.nth * ready.count + first - ready.first
+            scatter = target.scatter(region, first, count, cover=header.covered)
+            room -= count * unit.size
+            if scatter is None or room < 0 or asked.have.find(1, nth, nth + count) >= 0:
+                break
+            header = header._replace(length=count * unit.size, region=region, first=first, blocks=count)
+            out.append((frames.known(header), Place(scatter, target.gate, after=partial(self._after, asked, header))))
+            first += count
+        return out
 
     def _beforehand(self, header: Header) -> Place:
         """A place in the buffer for what no load has asked for, if it was granted."""

@@ -259,8 +259,7 @@ class Sender:
         self._sent[step.key] = self._sent.get(step.key, 0) + size
         sums = step.copy.data.sums if step.cut is None else None
         piece = Blocks(step.copy.region, step.first, step.blocks, data, sums, step.first - step.copy.first)
-        most = min(step.frame, frames.DIRECT_BYTES) or frames.FRAME_BYTES
-        peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover, most=most)
+        peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover, most=frames.aim(step.frame))
 
     def _pushed(self, step: copies.Send[Kept], size: int, began: float, link: str) -> None:
         if step.key in self._began:  # else it has ended, and what is noted of it is told

@@ -131,6 +131,11 @@ class HeaderError(FrameError):
     """A header that is not what was sent."""
 
 
+def aim(frame: int) -> int:
+    """Bytes that DATA frames aim at where READY says ``frame``."""
+    return min(frame, DIRECT_BYTES) or FRAME_BYTES
+
+
 def piece_sum(piece: bytes | memoryview) -> bytes:
     """The sum of one piece, as it is summed up again."""
     data = piece if len(piece) >= SUM_LEAST else bytes(piece) + bytes(SUM_LEAST - len(piece))
@@ -170,6 +175,14 @@ def encode(kind: Kind, key: Key, payload: bytes | bytearray | memoryview, *, reg
     head = _HEAD.pack(MAGIC, WIRE_VERSION, kind, COVERED if cover else 0, len(payload), bytes.fromhex(key.transfer),
                       key.attempt, key.generation, region, first, blocks, of)
     return head + _SUM.pack(checksum(head))
+
+
+def known(header: Header) -> bytes:
+    """What the bytes of a header begin with: all but the sums."""
+    key = header.key
+    return _HEAD.pack(MAGIC, WIRE_VERSION, header.kind, COVERED if header.covered else 0, header.length,
+                      bytes.fromhex(key.transfer), key.attempt, key.generation, header.region, header.first, header.blocks,
+                      0)[:-_SUM.size]
 
 
 def decode(raw: bytes | bytearray | memoryview) -> Header:

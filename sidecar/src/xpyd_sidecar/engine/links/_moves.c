@@ -2,7 +2,7 @@
  *
  *     Scatter(memory, size, count, ids, stride, offset, cover)    count blocks of size bytes; the nth lies at
  *                                                                 memory + ids[n] * stride + offset; ids None: n * size
- *     Scatter.receive(fd, tail, patience_ms, low)                 from a socket; then what follows them, into tail
+ *     Scatter.receive(fd, tail, patience_ms, low, follow)         from a socket; then what follows them, into tail
  *     Scatter.read(pid, address, ticket_at, ticket, threads, mapped)
  *                                                                 from a process's memory; mapped: where it lies here, or 0
  *     Scatter.copy(address)                                       from this process's
@@ -37,12 +37,17 @@
 #error "sums are made for little-endian machines"
 #endif
 
-#define REVISION 2 /* the same as in plain.py: one that was built for other files is not loaded */
+#define REVISION 3 /* the same as in plain.py: one that was built for other files is not loaded */
 #define PIECE ((size_t)64 << 10)
 #define PADDED 256
 #define SUMMED ((size_t)256 << 10) /* of one call, where it is summed up while it is still in a core's own cache */
 #define UNSUMMED ((size_t)1 << 20) /* the same where it is not */
 #define IOV 512
+#define WAKE (256 << 10) /* a reader in the middle of a frame is woken for no less */
+#define FOLLOW 16 /* frames after the first that one call takes */
+#define HEADER 64 /* bytes of a frame's header */
+#define KNOWN 48  /* of them, what is known of a frame that is expected */
+#define TURN_US 8000 /* no call waits longer than this for a peer that sends little by little */
 #define TICKET 32
 #define ACROSS ((size_t)4 << 10) /* less is copied through the caches */
 #define SPLIT ((size_t)512 << 10) /* less is not worth a thread */
@@ -436,25 +441,49 @@ static int ready_soon(int fd, short events, int64_t until)
     return now_us() < until && poll(&ready, 1, 1) > 0;
 }
 
-/* Bytes received, those of the tail included; -1 with errno. */
-static ssize_t pull(Scatter *self, int fd, char *tail, size_t room, int patience)
+typedef struct {
+    const char *head; /* what its header begins with */
+    Scatter *scatter;
+} Frame;
+
+/* Bytes received, of headers and of the tail included; -1 with errno.
+ *
+ * Where the tail holds the header of the next expected frame, that frame is received, too, and its header kept in `taken`.
+ * One that begins with other bytes ends the call. Where what is known is the same, so are the place and the length: the
+ * header's own sum is left to who looks at it afterwards.
+ */
+static ssize_t pull(Scatter *self, int fd, char *tail, size_t room, int patience, const Frame *next, size_t many,
+                    char *taken, size_t *took)
 {
+    Scatter *first = self;
     ssize_t all = 0;
-    int64_t until = patience > 0 ? now_us() + patience * 1000 : 0;
-    while (self->done < self->total) {
+    size_t in_tail = 0;
+    int64_t began = patience > 0 ? now_us() : 0, until = began + patience * 1000;
+    for (;;) {
+        size_t missing = self->total - self->done;
+        if (!missing) {
+            if (!many || (in_tail == HEADER && memcmp(tail, next->head, KNOWN)))
+                return all;
+            if (in_tail == HEADER) {
+                memcpy(taken + HEADER * (*took)++, tail, HEADER);
+                self = next++->scatter;
+                many--;
+                in_tail = 0;
+                continue;
+            }
+        }
         struct iovec to[IOV + 1];
         size_t bytes, used = stretches(self, self->done, at_once(self), to, IOV, &bytes);
-        if (self->done + bytes == self->total && room)
-            to[used++] = (struct iovec){tail, room};
+        if (bytes == missing && room)
+            to[used++] = (struct iovec){tail + in_tail, room - in_tail};
         struct msghdr message = {.msg_iov = to, .msg_iovlen = used};
         ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && patience > 0) {
-            int one = 1; /* the end of a frame would not wake */
-            if (self->low > 1 && self->total - self->done < (size_t)self->low &&
-                setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof one) == 0)
-                self->low = 1;
+            int low = missing < WAKE ? 1 : missing > 2 * WAKE ? WAKE : first->low; /* the end of a frame would not wake */
+            if (low != first->low && setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0)
+                first->low = low;
             if (ready_soon(fd, POLLIN, until))
                 continue;
             errno = EAGAIN;
@@ -462,11 +491,15 @@ static ssize_t pull(Scatter *self, int fd, char *tail, size_t room, int patience
         if (got <= 0)
             return all ? all : got;
         all += got;
-        size_t missing = self->total - self->done;
-        self->done += (size_t)got < missing ? (size_t)got : missing;
+        size_t of_blocks = (size_t)got < missing ? (size_t)got : missing;
+        self->done += of_blocks;
+        in_tail += (size_t)got - of_blocks;
         sum_up(self);
+        if (patience > 0) {
+            int64_t now = now_us();
+            until = now + patience * 1000 < began + TURN_US ? now + patience * 1000 : began + TURN_US;
+        }
     }
-    return all;
 }
 
 static PyObject *failure(int code)
@@ -475,21 +508,52 @@ static PyObject *failure(int code)
     return PyErr_SetFromErrno(PyExc_OSError);
 }
 
+/* The frames in a tuple of (what its header begins with, Scatter), one after the other; -1: it is not one. */
+static Py_ssize_t frames_of(PyObject *follow, Frame *out)
+{
+    Py_ssize_t size = PyTuple_Size(follow), many = size / 2;
+    if (size < 0 || many > FOLLOW || size % 2)
+        goto wrong;
+    for (Py_ssize_t n = 0; n < many; n++) {
+        PyObject *head = PyTuple_GetItem(follow, 2 * n), *scatter = PyTuple_GetItem(follow, 2 * n + 1);
+        if (!PyBytes_Check(head) || PyBytes_Size(head) != KNOWN || !PyObject_TypeCheck(scatter, scatter_type))
+            goto wrong;
+        out[n] = (Frame){PyBytes_AsString(head), (Scatter *)scatter};
+    }
+    return many;
+wrong:
+    PyErr_Format(PyExc_ValueError, "at most %d frames, each %d bytes and a Scatter", FOLLOW, KNOWN);
+    return -1;
+}
+
 static PyObject *scatter_receive(Scatter *self, PyObject *args)
 {
     int fd, patience, low;
     Py_buffer tail;
-    if (!PyArg_ParseTuple(args, "iw*ii", &fd, &tail, &patience, &low))
+    PyObject *follow;
+    if (!PyArg_ParseTuple(args, "iw*iiO!", &fd, &tail, &patience, &low, &PyTuple_Type, &follow))
         return NULL;
+    Frame next[FOLLOW];
+    char taken[FOLLOW * HEADER];
+    size_t took = 0;
+    Py_ssize_t many = frames_of(follow, next);
+    if (many > 0 && tail.len != HEADER) {
+        PyErr_SetString(PyExc_ValueError, "a tail that is no header");
+        many = -1;
+    }
+    if (many < 0) {
+        PyBuffer_Release(&tail);
+        return NULL;
+    }
     ssize_t got;
     int code;
     self->low = low;
     Py_BEGIN_ALLOW_THREADS
-    got = pull(self, fd, tail.buf, (size_t)tail.len, patience);
+    got = pull(self, fd, tail.buf, (size_t)tail.len, patience, next, (size_t)many, taken, &took);
     code = errno;
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&tail);
-    return got < 0 ? failure(code) : PyLong_FromSsize_t(got);
+    return got < 0 ? failure(code) : Py_BuildValue("(ny#)", (Py_ssize_t)got, taken, (Py_ssize_t)(took * HEADER));
 }
 
 typedef struct {
@@ -666,7 +730,7 @@ static PyObject *moves_sums(PyObject *module, PyObject *args)
 static ssize_t push(int fd, struct iovec *from, size_t many, int patience)
 {
     ssize_t all = 0;
-    int64_t until = patience > 0 ? now_us() + patience * 1000 : 0;
+    int64_t began = patience > 0 ? now_us() : 0, until = began + patience * 1000;
     while (many) {
         struct msghdr message = {.msg_iov = from, .msg_iovlen = many};
         ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -680,6 +744,10 @@ static ssize_t push(int fd, struct iovec *from, size_t many, int patience)
         if (sent < 0)
             return all ? all : sent;
         all += sent;
+        if (patience > 0) {
+            int64_t now = now_us();
+            until = now + patience * 1000 < began + TURN_US ? now + patience * 1000 : began + TURN_US;
+        }
         for (size_t left = (size_t)sent; many && left >= from->iov_len; from++, many--)
             left -= from->iov_len, sent -= (ssize_t)from->iov_len;
         if (many) {

@@ -47,6 +47,11 @@ class Sums:
         if self._wanted:
             self._made = moves.sums(self._data, self._each)
 
+    @property
+    def made(self) -> bool:
+        """Whether they cost nothing any more."""
+        return bool(self._made)
+
     def drop(self) -> None:
         """The data is given back."""
         self._wanted = False

@@ -13,7 +13,7 @@ import numpy as np
 
 from xpyd_sidecar.kv import frames
 
-REVISION: Final = 2
+REVISION: Final = 3
 """Of ``_moves``, which is not loaded when it was built for other files."""
 RUNS_MAX: Final = 512
 """Pieces of one call; the kernel takes 1,024 at once."""
@@ -48,22 +48,25 @@ class Scatter:
         self._sums = bytearray()
         self._per_block = -(-size // frames.SUM_BYTES)
 
-    def receive(self, fd: int, tail: Any, patience_ms: int, low: int, /) -> int:
+    def receive(self, fd: int, tail: Any, patience_ms: int, low: int, follow: tuple[Any, ...],
+                /) -> tuple[int, bytes]:
         """Read once from a socket, without waiting: the blocks, and what follows them into ``tail``. Bytes of both.
 
-        ``patience_ms``: wait so long in all, if need be (here: not); ``low``: as ``self.low``. 0: the peer has closed.
+        ``patience_ms``: wait so long for more, if need be (here: not); ``low``: as ``self.low``. 0: the peer has closed.
+        ``follow``: what the headers of the next frames begin with (``frames.known``) and their places, one after the other.
+        What comes of them is received, too; the headers of those that were begun are returned (here: none is).
 
         Raises:
             OSError: as of recvmsg(2).
         """
-        del patience_ms
+        del patience_ms, follow
         self.low = low
         views, bytes_ = self._stretch()
         if bytes_ == self.missing:
             views.append(memoryview(tail))
         got = os.readv(fd, views)
         self._came(min(got, self.missing))
-        return got
+        return got, b""
 
     def read(self, pid: int, address: int, ticket_at: int, ticket: bytes, threads: int,  # noqa: PLR0917  # as above
              mapped: int, /) -> bool:

@@ -35,8 +35,11 @@ from xpyd_sidecar.kv.keys import Key
 SOCKET_BUFFER: Final = 1 << 20
 IO_AT_ONCE: Final = 4 << 20
 """Bytes moved for one connection before the others have their turn."""
+ALONE_AT_ONCE: Final = 16 << 20
+"""The same where no other one is ready: each time that this thread takes the interpreter up again costs it its caches."""
 VIEWS_AT_ONCE: Final = 64
-BYTES_AT_ONCE: Final = 4 << 20
+FOLLOW_MAX: Final = 15
+"""Frames that are received in one call with the one before them."""
 PATIENCE_MS: Final = 2
 """How long a call may wait for its socket where no other one is ready."""
 LOW_WATER: Final = 256 << 10
@@ -46,11 +49,16 @@ _numbers = itertools.count(1)
 
 
 class Place(NamedTuple):
-    """Where the payload of a frame goes. ``gate``: each write happens inside of it; ``body``: the bytes, of small ones."""
+    """Where the payload of a frame goes. ``gate``: each write happens inside of it; ``body``: the bytes, of small ones.
+
+    ``after``: the frames that are expected next, so many at most: what their headers begin with (``frames.known``), and
+    their places, inside the same gate.
+    """
 
     scatter: Scatter | None
     gate: Gate | None = None
     body: memoryview = memoryview(b"")
+    after: Callable[[int], list[tuple[bytes, Place]]] | None = None
 
     @classmethod
     def of(cls, length: int) -> Place:
@@ -69,6 +77,10 @@ NOWHERE: Final = Place(None)
 def packed(memory: memoryview, blocks: int, *, cover: bool) -> Scatter:
     """Blocks one after the other."""
     return Scatter(memory, len(memory) // max(1, blocks), blocks, None, 0, 0, cover)
+
+
+class Late(partial[bytes]):
+    """A header whose sum is made when its turn comes: what was read for it is then still in a cache when it leaves."""
 
 
 class Owner(Protocol):
@@ -107,6 +119,10 @@ class Connection:
         """Bytes of the frame's payload that have not come."""
         self._got = 0
         """Bytes of the next header."""
+        self._follow: list[tuple[bytes, Place]] = []
+        """Frames that are expected after this one, and their places."""
+        self._trust = 1
+        """How many are worth expecting: more where they have come, one where others have."""
         self._spent = 0
         self._low = 1
         self._watched = 0
@@ -209,10 +225,14 @@ class Connection:
     def _write(self) -> None:
         try:
             moved = 0
-            while self._out and moved < IO_AT_ONCE:
+            most = ALONE_AT_ONCE if self._loop.alone else IO_AT_ONCE
+            while self._out and moved < most:
                 views: list[memoryview] = []
                 size = 0
-                while size < BYTES_AT_ONCE and len(views) < min(VIEWS_AT_ONCE, len(self._out)):
+                once = most if moved else IO_AT_ONCE  # the first leave before the headers of all are made
+                while size < once and len(views) < min(VIEWS_AT_ONCE, len(self._out)):
+                    if views and isinstance(self._out[len(views)][0], Late):
+                        break
                     views.append(self._view(len(views)))
                     size += len(views[-1])
                 sent = moves.send(self._sock.fileno(), views, PATIENCE_MS if self._loop.alone else 0)
@@ -252,32 +272,43 @@ class Connection:
         with contextlib.suppress(BlockingIOError):
             moved = 0
             while moved + self._spent < IO_AT_ONCE and self.open and not self.paused:
-                got = self._receive()
+                got, heads = self._receive()
                 if not got:
                     raise PeerGone(self.peer, "closed the connection")
                 self.last_in = time.monotonic()
                 moved += got
+                for at in range(0, len(heads), HEADER_BYTES):
+                    got -= self._missing + HEADER_BYTES
+                    self._next(heads[at:at + HEADER_BYTES])
                 drained = self._header is not None and got < self._missing
                 self._arrived(got)
                 if drained and moves.COMPILED:
                     break  # the socket is empty: asking again would only say so
         self._spent = 0
 
-    def _receive(self) -> int:
-        """Read once: the rest of a payload, and the beginning of the next header with it."""
+    def _receive(self) -> tuple[int, bytes]:
+        """Read once: the rest of a payload, and the beginning of the next header with it.
+
+        Where that header is the expected one, its payload, too, and so on: the headers of such frames are returned.
+        """
         if self._header is None:
-            return self._sock.recv_into(self._raw_view[self._got:])
+            return self._sock.recv_into(self._raw_view[self._got:]), b""
         gate = self._place.gate
         if gate is not None and not gate.enter():
-            self._place, gate = NOWHERE, None
+            self._place, gate, self._follow = NOWHERE, None, []
         try:
             scatter = self._place.scatter
             if scatter is None:
-                return self._sock.recv_into(_WASTE[:self._missing])
+                return self._sock.recv_into(_WASTE[:self._missing]), b""
             patience = PATIENCE_MS if self._loop.alone else 0
-            got = scatter.receive(self._sock.fileno(), self._raw_view, patience, self._low)
+            follow: list[bytes | Scatter | None] = []
+            if patience and moves.COMPILED:
+                if not self._follow and self._place.after is not None:
+                    self._follow = self._place.after(self._trust)
+                follow = [part for head, place in self._follow for part in (head, place.scatter)]
+            got, heads = scatter.receive(self._sock.fileno(), self._raw_view, patience, self._low, tuple(follow))
             self._low = scatter.low
-            return got
+            return got, heads
         finally:
             if gate is not None:
                 gate.leave()
@@ -299,8 +330,23 @@ class Connection:
         if self._got == HEADER_BYTES and self.open:
             self._begin()
 
+    def _next(self, raw: bytes) -> None:
+        """A frame is complete, and the expected one has begun."""
+        header, place = self._header, self._place
+        assert header is not None
+        self._owner.frame(self, header, place)
+        self._header = frames.decode(raw)
+        _, self._place = self._follow.pop(0)
+        self._missing = self._header.length
+        if not self._follow:
+            self._trust = min(2 * self._trust, FOLLOW_MAX)
+
     def _begin(self) -> None:
         self._header = frames.decode(self._raw)
+        if self._follow:
+            head, _ = self._follow.pop(0)
+            if not self._raw.startswith(head):
+                self._follow, self._trust = [], 1
         self._room()
 
     def _room(self) -> None:
@@ -342,7 +388,9 @@ class TcpLink:
         cuts = list(runs(blocks.first, blocks.blocks, len(blocks.data) // blocks.blocks, most))
         for at, (first, count) in enumerate(cuts):
             part = blocks.part(first, count)
-            session.queue(partial(_header, key, part, cover=cover), part.data, sent if at == len(cuts) - 1 else None)
+            late = cover and (blocks.sums is None or not blocks.sums.made)
+            head = (Late if late else partial)(_header, key, part, cover=cover)
+            session.queue(head, part.data, sent if at == len(cuts) - 1 else None)
 
 
 def _header(key: Key, part: Blocks, *, cover: bool) -> bytes:
