@@ -73,6 +73,11 @@ class Target(NamedTuple):
     caches: Sequence[Cache | None]
     units: Mapping[int, Unit]
 
+    def direct(self, region: int) -> bool:
+        """Whether blocks of a region have places of their own."""
+        unit = self.units[region]
+        return unit.region < len(self.caches) and self.caches[unit.region] is not None
+
     def scatter(self, region: int, first: int, count: int, *, cover: bool) -> Scatter | None:
         """The places of blocks ``first``.. of a region; None: take staging memory."""
         unit = self.units[region]

@@ -70,6 +70,8 @@ class Intake:
             raise ProtocolError(self._peer, f"sent {header.length} bytes for {header.blocks} blocks, not {size}")
         if not offer and self._shared.cover and not header.covered:
             raise ProtocolError(self._peer, "sent DATA without the checksum that was asked for")
+        if offer and asked.target is not None and asked.target.direct(header.region):
+            return body
         place = self._place(asked, header, size, cover=header.covered)
         return body if offer and place is not None else place
 

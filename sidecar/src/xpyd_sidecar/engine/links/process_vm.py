@@ -40,7 +40,8 @@ from xpyd_sidecar.kv.keys import Key
 logger = logging.getLogger(__name__)
 
 TICKET_BYTES: Final = 32
-OFFERS_AHEAD: Final = 4
+OFFERS_AHEAD: Final = 8
+"""Twice what decode reads in a turn, so that prefill hears of some while it reads the others."""
 THREADS: Final = 2
 """That copy one offer on decode's side, where it is worth it."""
 

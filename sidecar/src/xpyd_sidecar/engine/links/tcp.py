@@ -127,6 +127,8 @@ class Connection:
         self._low = 1
         self._watched = 0
         self._late = False
+        self._inside = False
+        """Whether the loop has called this connection, which then looks itself what is to be written."""
         self.paused = False
         self.open = True
         tune(sock)
@@ -143,7 +145,7 @@ class Connection:
         self._out.append((header if callable(header) else memoryview(header), None if len(payload) else sent))
         if len(payload):
             self._out.append((memoryview(payload), sent))
-        if idle:
+        if idle and not self._inside:
             self._watch()  # written by the loop, so that a failure never closes the connection inside its owner's call
 
     def flush(self) -> None:
@@ -173,6 +175,7 @@ class Connection:
             self.paused = False
             self.last_in = time.monotonic()
             self._turn(self._room)
+            self._watch()
 
     def close(self, error: PeerError) -> None:
         """End the connection, once."""
@@ -203,10 +206,17 @@ class Connection:
                 return
             self.connecting = False
             self.last_in = time.monotonic()
-        if events & selectors.EVENT_WRITE:
-            self._turn(self._write)
-        if events & selectors.EVENT_READ and self.open:
-            self._turn(self._read)
+        self._inside = True
+        try:
+            if events & selectors.EVENT_WRITE:
+                self._turn(self._write)
+            idle = not self._out
+            if events & selectors.EVENT_READ and self.open:
+                self._turn(self._read)
+            if idle and self._out:  # what was read has been answered
+                self._turn(self._write)
+        finally:
+            self._inside = False
         self._watch()
 
     def _turn(self, action: Callable[[], None]) -> None:
@@ -220,7 +230,6 @@ class Connection:
             self.close(ProtocolError(self.peer, str(error)))
         except OSError as error:
             self.close(PeerGone(self.peer, str(error)))
-        self._watch()
 
     def _write(self) -> None:
         try:
@@ -271,7 +280,8 @@ class Connection:
     def _read(self) -> None:
         with contextlib.suppress(BlockingIOError):
             moved = 0
-            while moved + self._spent < IO_AT_ONCE and self.open and not self.paused:
+            most = ALONE_AT_ONCE if self._loop.alone else IO_AT_ONCE
+            while moved + self._spent < most and self.open and not self.paused:
                 got, heads = self._receive()
                 if not got:
                     raise PeerGone(self.peer, "closed the connection")
