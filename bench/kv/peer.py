@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import mmap
 import sys
 import threading
 import time
@@ -22,7 +23,6 @@ from typing import Any, Protocol
 import numpy as np
 
 PARTS = 16
-PAGE = 4096
 KINDS = {"ours": "ours", "gloo": "gloo", "nixl": "rivals", "mooncake": "rivals"}
 
 
@@ -55,11 +55,11 @@ def content(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     return ((at >> 10) * 31 + at).astype(np.uint8)
 
 
-def aligned(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Zeros that begin with a page, as those of raw.c do."""
-    memory = np.zeros(size + PAGE, np.uint8)
-    skip = -memory.ctypes.data % PAGE
-    return memory[skip:skip + size]
+def pages(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Zeros in small pages, as raw.c has them and an engine on CPU: numpy itself asks for large ones."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.uint8)
 
 
 def right(target: np.ndarray[Any, np.dtype[np.uint8]], source: np.ndarray[Any, np.dtype[np.uint8]], block: int) -> bool:
@@ -94,7 +94,7 @@ class Busy:
 def main() -> None:
     name, role, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
     module = importlib.import_module(KINDS[name.split("_")[0]])
-    source, target = aligned(size), aligned(size)
+    source, target = pages(size), pages(size)
     source[:] = content(size)
     side: Side = (module.Prefill if role == "p" else module.Decode)(name, source if role == "p" else target)
     print(json.dumps(side.hello()), flush=True)
