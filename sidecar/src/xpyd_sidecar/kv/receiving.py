@@ -128,7 +128,7 @@ class Load:
     """By source: of each (array, block) that it owes, whether it is in place."""
     missing: int
     of_block: list[int]
-    """Arrays that are missing, by block."""
+    """Arrays that are missing, by block; kept where blocks are pulled."""
     whole: int = 0
     """Leading blocks of which nothing is missing."""
     size: int = 0
@@ -200,12 +200,13 @@ class Receiving:
         at = first - order.first
         if unit is None or count < 1 or at < 0 or at + count > len(order.ids):
             return None
-        have, start = load.have[source], unit.nth * len(order.ids)
-        for slot in range(at, at + count):
-            if not have[start + slot]:
-                have[start + slot] = 1
-                load.missing -= 1
-                load.of_block[slot] -= 1
+        have, start = load.have[source], unit.nth * len(order.ids) + at
+        before = have[start:start + count]
+        have[start:start + count] = b"\1" * count
+        load.missing -= before.count(0)
+        if self._window:
+            for slot, had in enumerate(before, at):
+                load.of_block[slot] -= not had
         load.size += size
         return Place(order.request, unit.region, order.ids[at:at + count], unit.head, unit.heads)
 
