@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from external_metrics import served
 from service_in_cluster import ServiceInCluster, check
 from testcluster.errors import CommandFailed
 from testcluster.kubectl import wait_until
+from testcluster.network import HOST_ADDRESS
 
 pytestmark = pytest.mark.timeout(900)
 AWAY_S = 60.0
+AUTOSCALING = Path(__file__).resolve().parent.parent / "examples/kubernetes/autoscaling.yaml"
 
 ASK = """
 import json, sys, urllib.request
@@ -70,12 +76,72 @@ def test_a_stranger_reaches_the_router_and_nothing_else(service: ServiceInCluste
     assert set(found.values()) == {"blocked"}, found
 
 
-def test_decode_scales_up_under_load(service: ServiceInCluster) -> None:
-    with service.traffic() as ended:
-        service.scale("decode", 2)
-        service.wait_ready("1P2D")
-        time.sleep(5)
+def autoscaler(service: ServiceInCluster) -> dict[str, Any]:
+    """The one of the example for this service, without its patience."""
+    _, found = yaml.safe_load_all(AUTOSCALING.read_text("utf-8"))
+    pool = f"{service.name}-decode"
+    at_once = {"stabilizationWindowSeconds": 0, "policies": [{"type": "Pods", "value": 4, "periodSeconds": 1}]}
+    spec = found["spec"] | {"maxReplicas": 2, "behavior": {"scaleUp": at_once, "scaleDown": at_once}}
+    spec["scaleTargetRef"] = found["spec"]["scaleTargetRef"] | {"name": pool}
+    return {**found, "metadata": {"name": pool, "namespace": service.namespace}, "spec": spec}
+
+
+def untouched(service: ServiceInCluster) -> bool:
+    """Git sees no difference."""
+    document = json.dumps(service.document())
+    return service.cluster.kubectl("diff", "-f", "-", stdin=document) == ""
+
+
+def test_an_autoscaler_scales_decode_up_under_load(service: ServiceInCluster) -> None:
+    """The real HorizontalPodAutoscaler: pool, pods, routers, and no failed request."""
+    with served(service.cluster, "default", HOST_ADDRESS) as metrics:
+        metrics.value = "10"
+        service.cluster.kubectl.apply(autoscaler(service))
+        wait_until(lambda: metrics.asked > 1, 60, "the autoscaler asks for the metric")
+        try:
+            with service.traffic() as ended:
+                metrics.value = "60"  # 32 for each
+                service.wait_ready("1P2D")
+                assert service.get(f"dpool/{service.name}-decode")["spec"]["replicas"] == 2
+                assert untouched(service)
+                time.sleep(5)
+        finally:
+            service.kubectl("delete", "hpa", f"{service.name}-decode")
     check(ended, 20)
+
+
+def test_the_operator_is_upgraded_and_rolled_back_under_load(service: ServiceInCluster) -> None:
+    """Both of its pods are replaced, twice; what a new version would bring to engine pods waits for their next rollout."""
+    deployment = ("-n", "xpyd-system", "rollout")
+    rolled = (*deployment, "status", "deployment/xpyd-operator", "--timeout=120s")
+
+    def engines() -> list[tuple[str, list[int]]]:
+        pods = service.get("pods", "-l", f"xpyd.dev/service={service.name}")["items"]
+        return sorted((pod["metadata"]["uid"], [
+            each["restartCount"] for kind in ("containerStatuses", "initContainerStatuses") for each in pod["status"][kind]
+        ]) for pod in pods)
+
+    def operators() -> set[str]:
+        pods = service.cluster.kubectl.get("-n", "xpyd-system", "pods", "-l", "app.kubernetes.io/name=xpyd-operator")
+        return {pod["metadata"]["uid"] for pod in pods["items"] if "deletionTimestamp" not in pod["metadata"]}
+
+    service.wait_ready()
+    before = engines()
+    with service.traffic(pause_s=1.0) as ended:
+        first = operators()
+        image = f"XPYD_SIDECAR_IMAGE={service.images.name('sidecar')}-next"
+        service.cluster.kubectl("-n", "xpyd-system", "set", "env", "deployment/xpyd-operator", image)
+        service.cluster.kubectl(*rolled, timeout_s=130)
+        second = operators()
+        assert not first & second
+        service.wait_ready()
+        service.cluster.kubectl(*deployment, "undo", "deployment/xpyd-operator")
+        service.cluster.kubectl(*rolled, timeout_s=130)
+        assert not second & operators()
+        service.wait_ready()
+        assert untouched(service)
+    check(ended, 10)
+    assert engines() == before, "no engine pod was replaced, no container of one restarted"
 
 
 def test_engine_pods_deleted_under_load(service: ServiceInCluster) -> None:
@@ -123,9 +189,8 @@ def test_decode_scales_down_under_load(service: ServiceInCluster) -> None:
         wait_until(lambda: len(service.get("pods", "-l", "xpyd.dev/role=decode")["items"]) == 1, 150, "one decode is left")
         service.wait_ready("1P1D")
     check(ended, 10)
-    document = service.document()
-    service.cluster.kubectl.apply(document)
-    assert service.cluster.kubectl("diff", "-f", "-", stdin=json.dumps(document)) == "", "Git sees no drift"
+    service.cluster.kubectl.apply(service.document())
+    assert untouched(service)
 
 
 def test_requests_go_on_without_the_operator(service: ServiceInCluster) -> None:
