@@ -19,7 +19,8 @@
   summed up by themselves: before it is known who asks for which blocks, and as they come. Of other kinds: xxh3_64 over the
   ``length`` bytes.
 - ``header sum``: xxh3_64 over the first 56 bytes, always. It is checked before the header is used: bytes for the wrong
-  place are as bad as wrong bytes, and a payload may be received right where it belongs.
+  place are as bad as wrong bytes, and a payload may be received right where it belongs. Only a payload whose header begins
+  with the very 48 bytes that were expected (``known``) may come to its place first.
 
 Wire history
     1   first version
