@@ -169,7 +169,8 @@ class Decode:
     def move(self, block: int) -> None:
         inbox = self._receiver.inbox
         assert isinstance(inbox, Inbox)
-        inbox.missing = len(self._memory) // block
+        arrays, blocks = layout(len(self._memory), block)
+        inbox.missing = arrays * blocks
         inbox.all.clear()
         for step in self._machine.load(self._order, time.monotonic()):
             self._receiver.carry_out(step)  # type: ignore[arg-type]
