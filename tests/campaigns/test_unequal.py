@@ -53,7 +53,9 @@ class Fleet(NamedTuple):
 
 
 MQA, MLA = "tiny-mqa-1", "tiny-mla-1"
-HYBRID, FP8 = Kind(model="tiny-gemma-1"), Kind(args=("--kv-cache-dtype", "fp8_e5m2"))
+BF16 = ("--dtype", "bfloat16")
+"""vLLM has no latent attention in float32 on CPUs."""
+HYBRID, FP8 = Kind(model="tiny-gemma-2"), Kind(args=("--kv-cache-dtype", "fp8_e5m2"))
 FLEETS = {
     "tensor": Fleet({"tp2": Kind(tensor=2), "tp1": Kind()}, (("tp2", "tp1"), ("tp1", "tp2"))),
     "pipeline": Fleet({"pp2": Kind(pipeline=2), "pp1": Kind()}, (("pp1", "pp2"), ("pp2", "pp1"))),
@@ -61,7 +63,7 @@ FLEETS = {
     "equal": Fleet({"tp2": Kind(tensor=2), "tp2 again": Kind(tensor=2)}, (("tp2", "tp2 again"),)),
     "mqa": Fleet({"mqa tp2": Kind(tensor=2, model=MQA), "mqa tp1": Kind(model=MQA)},
                  (("mqa tp2", "mqa tp1"), ("mqa tp1", "mqa tp2"))),
-    "mla": Fleet({"mla tp2": Kind(tensor=2, model=MLA), "mla tp1": Kind(model=MLA)},
+    "mla": Fleet({"mla tp2": Kind(tensor=2, model=MLA, args=BF16), "mla tp1": Kind(model=MLA, args=BF16)},
                  (("mla tp2", "mla tp1"), ("mla tp1", "mla tp2"))),
     "kinds": Fleet({"windows": HYBRID, "windows again": HYBRID, "fp8": FP8, "fp8 again": FP8},
                    (("windows", "windows again"), ("fp8", "fp8 again"))),

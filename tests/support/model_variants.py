@@ -2,7 +2,7 @@
 
     ensure("tiny-mqa-1")    one KV head, which tensor ranks share
     ensure("tiny-mla-1")    multi-head latent attention: a latent that every tensor rank has
-    ensure("tiny-gemma-1")  every other layer sees 256 tokens alone
+    ensure("tiny-gemma-2")  every other layer sees 256 tokens alone
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def _mla() -> Any:
 def _gemma() -> Any:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
-    return Gemma2ForCausalLM(Gemma2Config(**COMMON, num_key_value_heads=2, head_dim=32, sliding_window=256,
-                                          query_pre_attn_scalar=32, pad_token_id=2))
+    return Gemma2ForCausalLM(Gemma2Config(**{**COMMON, "tie_word_embeddings": True}, num_key_value_heads=2, head_dim=32,
+                                          sliding_window=256, query_pre_attn_scalar=32, pad_token_id=2))
 
 
-MADE: Final[dict[str, Callable[[], Any]]] = {"tiny-mqa-1": _mqa, "tiny-mla-1": _mla, "tiny-gemma-1": _gemma}
+MADE: Final[dict[str, Callable[[], Any]]] = {"tiny-mqa-1": _mqa, "tiny-mla-1": _mla, "tiny-gemma-2": _gemma}
 
 
 def ensure(name: str) -> Path:

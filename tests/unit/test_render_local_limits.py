@@ -17,7 +17,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"model": {"source": "a/b", "tokenSecret": SECRET}}, "spec.model.tokenSecret"),
     ({"prefill": {"parallelism": {"data": 2}}}, "spec.prefill.parallelism.data"),
     ({"prefill": {"parallelism": {"executor": "ray"}}}, "spec.prefill.parallelism.executor"),
-    ({"decode": {"parallelism": {"pipeline": 2}}}, "spec.decode.parallelism.pipeline"),
     ({"prefill": {"parallelism": {"pipeline": 2}, "args": ["--enforce-eager"]}}, "spec.prefill.parallelism.pipeline"),
     ({"router": {"apiKeySecret": SECRET}}, "spec.router.apiKeySecret"),
     ({"router": {"tls": {"secret": "cert"}}}, "spec.router.tls.secret"),
@@ -38,6 +37,8 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
     [
         {},
         {"prefill": {"parallelism": {"tensor": 2}}},
+        {"decode": {"parallelism": {"pipeline": 2}}},
+        {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"parallelism": {"pipeline": 2}}},
         {"kv": {"transport": "tcp"}},
         {"kv": {"transport": "shm"}},
         {"kv": {"transport": "auto", "sharedMemory": {"hostPath": "/dev/shm"}}},

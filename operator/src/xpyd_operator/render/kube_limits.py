@@ -44,7 +44,6 @@ def refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
         template = service.spec.role(role).template
         if template is not None:
             yield from overlay.faults(template, f"spec.{role}.template")
-    yield from not_built.sizes(service)
     yield from not_built.router(service)
     yield from _ports(service)
     router = service.spec.router

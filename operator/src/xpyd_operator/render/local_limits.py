@@ -33,7 +33,6 @@ def refusals(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
         yield from not_built.role(service, role)
         yield from not_built.executor(service, role, devices=gpus > 0)
         yield from not_built.pipeline(service, role, devices=gpus > 0)
-    yield from not_built.sizes(service)
     yield from _router(service)
 
 

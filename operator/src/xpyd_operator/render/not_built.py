@@ -35,14 +35,6 @@ def executor(service: DisaggService, which: Role, *, devices: bool) -> Iterator[
             yield f"spec.engine.env[{index}].name", f"{variable.name} is set by xpyd if the executor is ray; leave it out"
 
 
-def sizes(service: DisaggService) -> Iterator[tuple[str, str]]:
-    """Both roles together. KV is cut by heads and by stages; several stages of decode have been seen with as many alone."""
-    here, there = service.spec.decode.parallelism.pipeline, service.spec.prefill.parallelism.pipeline
-    if service.spec.prefill.most > 0 and here not in {1, there}:
-        reason = f"must be 1, or {there} as in prefill, not {here}; tensor sizes may differ"
-        yield "spec.decode.parallelism.pipeline", reason
-
-
 def router(service: DisaggService) -> Iterator[tuple[str, str]]:
     """The router."""
     given = service.spec.router
