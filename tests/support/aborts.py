@@ -40,13 +40,13 @@ class Aborts:
 
     aborts: int = 0
     left: list[str] = field(default_factory=list)
-    """What was still there ``GONE_S`` after a burst."""
+    """What was still there so long after a burst."""
     longest_s: float = 0.0
     """From the last abort of a burst until nothing was left."""
     by_moment: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEAVES, 0))
 
     def check(self) -> None:
-        """The goal: a second later nothing is left."""
+        """A second later (``gone_s``) nothing is left."""
         assert not self.left, (self.longest_s, self.left[:5])
 
     def told(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ async def leave(port: int, source: random.Random, report: Aborts, raw: bytes, lo
     report.by_moment[moment] += 1
 
 
-async def abort_scripted(fleet: RouterFleet, count: int, seed: int) -> Aborts:
+async def abort_scripted(fleet: RouterFleet, count: int, seed: int, gone_s: float = GONE_S) -> Aborts:
     """Aborts before scripted engines that answer slowly, fast, late, or with errors."""
     source = random.Random(seed)
     report = Aborts()
@@ -102,7 +102,7 @@ async def abort_scripted(fleet: RouterFleet, count: int, seed: int) -> Aborts:
         while (left := _left(fleet)) and took < PATIENCE_S:
             await asyncio.sleep(0.005)
             took, now = took + min(loop.time() - now, STALL_S), loop.time()
-            late = late or (str(left) if took > GONE_S else "")
+            late = late or (str(left) if took > gone_s else "")
         report.longest_s = max(report.longest_s, took)
         if late:
             report.left.append(f"after {report.aborts}: {late}, for {took:.2f} s")
