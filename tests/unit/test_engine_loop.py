@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import socket
 import threading
@@ -71,3 +72,19 @@ def test_it_ticks_ends_with_its_closers_and_takes_nothing_more() -> None:
     loop.stop()
     assert not late.is_set()
     assert "test-end" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_post_that_meets_the_end_writes_into_no_file_that_came_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop("test-loop", lambda _: None)
+    loop.start()
+    loop.stop()
+    others = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(8)]  # one of them has the number of what the loop was woken by
+    try:
+        monkeypatch.setattr(loop, "_stop", threading.Event())  # the poster has looked just before the end
+        loop.post(lambda: None)
+        for each in others:
+            with pytest.raises(BlockingIOError):
+                os.eventfd_read(each)
+    finally:
+        for each in others:
+            os.close(each)

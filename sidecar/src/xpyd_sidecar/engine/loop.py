@@ -36,6 +36,9 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ, None)
+        self._closing = threading.Lock()
+        self._closed = False
+        """The descriptor to wake by is gone, and its number may be another file's."""
         self._posted: deque[Callable[[], None]] = deque()
         self._awake = threading.Event()
         self._stop = threading.Event()
@@ -51,13 +54,15 @@ class Loop:
         self._thread.start()
 
     def post(self, call: Callable[[], None]) -> None:
-        """Have ``call`` run on the loop's thread soon."""
+        """Have ``call`` run on the loop's thread soon; never, where the loop has ended or just ends."""
         if self._stop.is_set():
             return
         self._posted.append(call)
         if not self._awake.is_set():
             self._awake.set()
-            os.eventfd_write(self._wake, 1)
+            with self._closing:
+                if not self._closed:
+                    os.eventfd_write(self._wake, 1)
 
     def hurry(self) -> None:
         """Do not sleep before the next round (from the loop's thread)."""
@@ -91,7 +96,9 @@ class Loop:
                 logger.error("thread %s did not end within %s s", self._thread.name, JOIN_S)
                 return
         self._selector.close()
-        os.close(self._wake)
+        with self._closing:
+            self._closed = True
+            os.close(self._wake)
 
     def _run(self) -> None:
         tick_at = time.monotonic() + TICK_S
