@@ -177,7 +177,7 @@ def test_node_drained_under_load(service: ServiceInCluster) -> None:
         finally:
             service.cluster.kubectl("uncordon", name)
         service.wait_ready("1P2D")
-    check(ended, 40)
+    check(ended, 20)
 
 
 def test_decode_scales_down_under_load(service: ServiceInCluster) -> None:
@@ -200,7 +200,7 @@ def test_requests_go_on_without_the_operator(service: ServiceInCluster) -> None:
             time.sleep(AWAY_S)
         finally:
             service.cluster.kubectl("-n", "xpyd-system", "scale", "deployment/xpyd-operator", "--replicas=2")
-    check(ended, 40)
+    check(ended, 20)
     service.wait_ready("1P1D")
 
 
@@ -211,7 +211,7 @@ def test_requests_go_on_without_the_api_server(service: ServiceInCluster) -> Non
             time.sleep(AWAY_S)
         finally:
             service.cluster.start("kube-apiserver")
-    check(ended, 40)
+    check(ended, 20)
     service.wait_ready("1P1D")
 
 
