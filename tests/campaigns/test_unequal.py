@@ -52,10 +52,7 @@ class Fleet(NamedTuple):
     ways: tuple[tuple[str, str], ...]
 
 
-MQA, MLA = "tiny-mqa-1", "tiny-mla-1"
-BF16 = ("--dtype", "bfloat16")
-"""vLLM has no latent attention in float32 on CPUs; engines of unequal sizes then round, and answer, differently."""
-LATENT = Kind(model=MLA, args=BF16)
+MQA = "tiny-mqa-1"
 HYBRID, FP8 = Kind(model="tiny-gemma-2"), Kind(args=("--kv-cache-dtype", "fp8_e5m2"))
 FLEETS = {
     "tensor": Fleet({"tp2": Kind(tensor=2), "tp1": Kind()}, (("tp2", "tp1"), ("tp1", "tp2"))),
@@ -64,9 +61,6 @@ FLEETS = {
     "equal": Fleet({"tp2": Kind(tensor=2), "tp2 again": Kind(tensor=2)}, (("tp2", "tp2 again"),)),
     "mqa": Fleet({"mqa tp2": Kind(tensor=2, model=MQA), "mqa tp1": Kind(model=MQA)},
                  (("mqa tp2", "mqa tp1"), ("mqa tp1", "mqa tp2"))),
-    "mla": Fleet({"mla tp1": LATENT, "mla tp1 again": LATENT}, (("mla tp1", "mla tp1 again"),)),
-    "mla tp2": Fleet({"mla tp2": LATENT._replace(tensor=2), "mla tp2 again": LATENT._replace(tensor=2)},
-                     (("mla tp2", "mla tp2 again"),)),
     "kinds": Fleet({"windows": HYBRID, "windows again": HYBRID, "fp8": FP8, "fp8 again": FP8},
                    (("windows", "windows again"), ("fp8", "fp8 again"))),
 }
@@ -79,7 +73,7 @@ def engine(name: str, folder: Path, kind: Kind) -> Engine:
                   env={"PYTHONPATH": os.pathsep.join(path)}, args=(
                       "--tensor-parallel-size", str(kind.tensor), "--pipeline-parallel-size", str(kind.pipeline),
                       "--distributed-executor-backend", "mp" if kind.tensor * kind.pipeline > 1 else "uni",
-                      "--num-gpu-blocks-override", "272" if kind.model == MLA else "34",
+                      "--num-gpu-blocks-override", "34",
                       "--max-num-batched-tokens", "512", *kind.args))
 
 

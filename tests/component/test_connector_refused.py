@@ -57,9 +57,8 @@ def check(vllm: VllmConfig, *layers: KVCacheSpec) -> list[Any]:
 
 
 @pytest.mark.parametrize("layers", [
-    (attention(), attention()), (attention(MLAAttentionSpec), attention(MLAAttentionSpec)),
-    (attention(), attention(**WINDOW)), (attention(**CHUNKED), attention())],
-    ids=["full", "latent", "some layers with windows", "some layers in chunks"])
+    (attention(), attention()), (attention(), attention(**WINDOW)), (attention(**CHUNKED), attention())],
+    ids=["full", "some layers with windows", "some layers in chunks"])
 def test_full_attention_and_layers_with_windows_beside_it_are_one_group(plain: VllmConfig,
                                                                         layers: tuple[KVCacheSpec, ...]) -> None:
     (group,) = check(plain, *layers)
@@ -70,7 +69,8 @@ def test_full_attention_and_layers_with_windows_beside_it_are_one_group(plain: V
     ((attention(**WINDOW), attention(**WINDOW)), "SlidingWindowSpec is not supported"),
     ((attention(**CHUNKED),), "ChunkedLocalAttentionSpec is not supported"),
     ((MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,)),), "MambaSpec is not supported"),
-], ids=["windows alone", "chunks alone", "mamba"])
+    ((attention(MLAAttentionSpec),), r"latent attention \(MLA\) is not supported"),
+], ids=["windows alone", "chunks alone", "mamba", "latent"])
 def test_layers_whose_blocks_are_not_all_kept_are_refused(plain: VllmConfig, layers: tuple[KVCacheSpec, ...],
                                                           text: str) -> None:
     with pytest.raises(ConfigError, match=text):

@@ -74,8 +74,11 @@ def check_model(config: Any, kv_cache: Any) -> None:
         spec = group.kv_cache_spec
         parts = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,)
         for part in parts:
-            if type(part) not in {FullAttentionSpec, MLAAttentionSpec}:
-                raise ConfigError(f"kv connector: {type(part).__name__} is not supported (full attention and MLA are): "
+            if isinstance(part, MLAAttentionSpec):
+                raise ConfigError("kv connector: latent attention (MLA) is not supported: answers from transferred KV "
+                                  "were seen to be wrong")
+            if type(part) is not FullAttentionSpec:
+                raise ConfigError(f"kv connector: {type(part).__name__} is not supported (full attention is): "
                                   "its blocks are not all kept until prefill ends")
     parallel = config.parallel_config
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
