@@ -189,7 +189,7 @@ def test_without_a_compiler_the_package_is_built_without_shortcuts_and_says_so(
     hook = load(ROOT / "sidecar/hatch_build.py")
     made = [tmp_path / hook.made_of(source) for source in hook.SOURCES]
     for one in made:
-        one.parent.mkdir(parents=True)
+        one.parent.mkdir(parents=True, exist_ok=True)
         one.write_bytes(b"of an older source")
     monkeypatch.setenv("CC", "no-such-compiler")
     assert hook.compile_in(tmp_path).count("no-such-compiler") == len(made)

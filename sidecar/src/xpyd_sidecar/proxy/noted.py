@@ -10,7 +10,8 @@ import re
 
 import msgspec
 
-from xpyd_sidecar.proxy.events import ABORT, DONE, ERROR, EventStream, size_of
+from xpyd_sidecar.proxy import whole
+from xpyd_sidecar.proxy.events import ABORT, DONE, END, ERROR, EventStream, size_of
 from xpyd_sidecar.proxy.fast import COMPILED, NOTED
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing.moves import Kind
@@ -71,6 +72,10 @@ class NotedStream(EventStream):
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
+        if self._framed and self._clean and data.endswith(END) and self._splicer is None:
+            ended = self._whole(data)
+            if ended is not None:
+                return ended
         out: list[bytes] = []
         at, size = 0, len(data)
         while at < size and self._clean:
@@ -95,6 +100,27 @@ class NotedStream(EventStream):
         if at < size:
             out.append(self._feed_end(data[at:]) if self._splicer is None else self._feed_carefully(data[at:]))
         return b"".join(out)
+
+    def _whole(self, data: bytes) -> bytes | None:
+        """All that is left of the stream, if it is simple; None: nothing was done."""
+        position = self._position
+        if position.asked_ids:
+            return None
+        found = whole.take(data, position.api == "chat", position.id, position.created, self._log)
+        if found is None:
+            return None
+        out, name, created, model, prompt, role, finished, usage = found
+        if not position.id:
+            position.id, position.created, position.model = name, created, model
+        position.prompt = position.prompt or prompt
+        if role:
+            position.roles.add(0)
+        if finished:
+            position.finished.add(0)  # a stream that goes on from ids has one choice
+        position.usage_sent = position.usage_sent or bool(usage)
+        self._clean = False
+        self.ended = self.done = self._chunks.done = True
+        return out
 
     def _alike(self, data: bytes, at: int) -> tuple[bytes, int] | None:
         """One event as it was learned, from ``at`` on: as ``quick``."""

@@ -1,0 +1,452 @@
+/* A whole stream that came in one read, or its rest up to its proper end: noted and rewritten in one call.
+ *
+ *     e1 CRLF data: {…}\n\n CRLF … e CRLF data: [DONE]\n\n CRLF 0 CRLF CRLF ──▶ what the client gets, and what is noted
+ *
+ * Belongs here: what `noted.NotedStream.feed` does with such a read while it is spliced to no other stream, for events that
+ * have the fields that engines write and nothing else. It takes the read whole or leaves no trace: whatever is unknown,
+ * malformed, or means that the engine gave up is a case for Python, which says what is right. Python's stable interface.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+
+#include <stdlib.h>
+
+#include "_json.h"
+
+#define REVISION 1 /* the same as in whole.py */
+
+#define MAX_SIZE_LINE 9 /* of a chunk: up to seven digits and the line's end */
+
+static const char ENDING[] = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
+static const char DONE[] = "e\r\ndata: [DONE]\n\n\r\n";
+
+typedef struct {
+    char *data;
+    size_t size, room;
+} Bytes;
+
+static Bytes out, lines; /* used within one call, under the interpreter's lock */
+
+typedef struct {
+    const char *at, *end;
+} Slice;
+
+/* What events say. */
+typedef struct {
+    int chat, begun, role, finished, usage;
+    Slice id, model; /* of the first event, without quotes */
+    long long created;
+    Slice prompt;             /* token ids, without brackets; at == NULL: none */
+} Said;
+
+/* One choice of one event. */
+typedef struct {
+    Slice text;  /* the text with its quotes, or the whole delta */
+    Slice ids;   /* without brackets; at == NULL: none */
+    Slice null;  /* the list with its brackets, which the client does not get */
+    int says, finished, role, empty;
+} Choice;
+
+static int reserve(Bytes *bytes, size_t more)
+{
+    if (bytes->room - bytes->size >= more)
+        return 0;
+    size_t room = (bytes->size + more) * 2;
+    char *data = PyMem_Realloc(bytes->data, room);
+    if (data == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    bytes->data = data;
+    bytes->room = room;
+    return 0;
+}
+
+static void put(Bytes *bytes, const char *data, size_t size)
+{
+    memcpy(bytes->data + bytes->size, data, size);
+    bytes->size += size;
+}
+
+static void put_slice(Bytes *bytes, Slice slice)
+{
+    put(bytes, slice.at, (size_t)(slice.end - slice.at));
+}
+
+static void put_size(Bytes *bytes, size_t size)
+{
+    char digits[2 * sizeof size];
+    int count = 0;
+    do
+        digits[count++] = "0123456789abcdef"[size & 15];
+    while (size >>= 4);
+    while (count)
+        bytes->data[bytes->size++] = digits[--count];
+    put(bytes, "\r\n", 2);
+}
+
+/* A list of token ids: null, or numbers. `ids` has at == NULL for null. An empty list is Python's. */
+static const char *ids_end(const char *at, const char *end, Slice *ids)
+{
+    const char *next = word_end(at, end, "null");
+    if (next != NULL)
+        return next;
+    if (at >= end || *at != '[')
+        return NULL;
+    ids->at = ++at;
+    for (;;) {
+        if ((at = integer_end(at, end, 0)) == NULL || at >= end)
+            return NULL;
+        if (*at == ']') {
+            ids->end = at;
+            return at + 1;
+        }
+        if (*at++ != ',')
+            return NULL;
+    }
+}
+
+/* Which of the names, separated by bars, the key at `at` is, with its colon: its number from 0, and `next`; -1: none. */
+static int key_of(const char *at, const char *end, const char *names, const char **next)
+{
+    if (at >= end || *at != '"')
+        return -1;
+    const char *close = memchr(at + 1, '"', (size_t)(end - at - 1));
+    if (close == NULL || end - close < 2 || close[1] != ':')
+        return -1;
+    size_t size = (size_t)(close - at - 1);
+    *next = close + 2;
+    for (int number = 0; *names; number++) {
+        const char *bar = strchr(names, '|');
+        if (size == (size_t)(bar - names) && memcmp(at + 1, names, size) == 0)
+            return number;
+        names = bar + 1;
+    }
+    return -1;
+}
+
+/* A string or null: whether it has text. */
+static const char *words_end(const char *at, const char *end, int *says)
+{
+    const char *next = word_end(at, end, "null");
+    if (next != NULL)
+        return next;
+    next = string_end(at, end, 0);
+    if (next != NULL && next - at > 2)
+        *says = 1;
+    return next;
+}
+
+static const char *delta_end(const char *at, const char *end, Choice *choice)
+{
+    unsigned seen = 0;
+    if (at >= end || *at != '{')
+        return NULL;
+    choice->text.at = at++;
+    choice->empty = at < end && *at == '}';
+    if (choice->empty)
+        at++;
+    else for (;;) {
+        int role = 0, key = key_of(at, end, "content|role|reasoning|reasoning_content|refusal|", &at);
+        if (key < 0 || seen & 1u << key)
+            return NULL;
+        seen |= 1u << key;
+        if ((at = words_end(at, end, key == 1 ? &role : &choice->says)) == NULL || at >= end)
+            return NULL;
+        choice->role |= role;
+        if (*at == '}') {
+            at++;
+            break;
+        }
+        if (*at++ != ',')
+            return NULL;
+    }
+    choice->text.end = at;
+    return at;
+}
+
+static const char *choice_end(const char *at, const char *end, const Said *said, Choice *choice, Slice *prompt)
+{
+    enum { INDEX, TEXT, DELTA, LOGPROBS, FINISH, STOP, IDS, PROMPT, PROMPT_LOGPROBS };
+    unsigned seen = 0, needed = 1u << INDEX | 1u << (said->chat ? DELTA : TEXT);
+    if (at >= end || *at++ != '{')
+        return NULL;
+    for (;;) {
+        const char *next, *value;
+        int key = key_of(at, end, "index|text|delta|logprobs|finish_reason|stop_reason|token_ids|prompt_token_ids|prompt_logprobs|",
+                         &value);
+        if (key < 0 || seen & 1u << key)
+            return NULL;
+        seen |= 1u << key;
+        switch (key) {
+        case INDEX:
+            next = word_end(value, end, "0");
+            break;
+        case TEXT:
+            next = said->chat ? NULL : string_end(value, end, 0);
+            choice->text = (Slice){value, next};
+            choice->says = 1;
+            break;
+        case DELTA:
+            next = said->chat ? delta_end(value, end, choice) : NULL;
+            break;
+        case FINISH:
+            if ((next = word_end(value, end, "null")) == NULL) {
+                next = string_end(value, end, 1);
+                choice->finished = 1;
+                if (word_end(value, end, "\"abort\"") != NULL)
+                    return NULL;
+            }
+            break;
+        case STOP:
+            if ((next = word_end(value, end, "null")) == NULL && (next = integer_end(value, end, 1)) == NULL)
+                next = string_end(value, end, 0);
+            break;
+        case IDS:
+            next = ids_end(value, end, &choice->ids);
+            choice->null = (Slice){value, next};
+            break;
+        case PROMPT:
+            if (prompt->at != NULL)
+                return NULL;
+            next = ids_end(value, end, prompt);
+            break;
+        default: /* log probabilities are shown to few, and noted otherwise */
+            next = word_end(value, end, "null");
+        }
+        if (next == NULL || next >= end)
+            return NULL;
+        if (*next == '}')
+            return (seen & needed) == needed ? next + 1 : NULL;
+        if (*next != ',')
+            return NULL;
+        at = next + 1;
+    }
+}
+
+/* An object of integers, null, and at most `deep` further levels of such objects. */
+static const char *counts_end(const char *at, const char *end, int deep)
+{
+    if (at >= end || *at++ != '{')
+        return NULL;
+    for (;;) {
+        const char *next;
+        if ((at = string_end(at, end, 1)) == NULL || (at = word_end(at, end, ":")) == NULL)
+            return NULL;
+        if ((next = word_end(at, end, "null")) == NULL && (next = integer_end(at, end, 0)) == NULL && deep > 0)
+            next = counts_end(at, end, deep - 1);
+        if (next == NULL || next >= end)
+            return NULL;
+        if (*next == '}')
+            return next + 1;
+        if (*next != ',')
+            return NULL;
+        at = next + 1;
+    }
+}
+
+/* The event from `at` to `end` (behind its closing brace): noted, and `out` has its chunk. 0: Python's case; -1: no memory. */
+static int take_event(Said *said, const char *at, const char *end)
+{
+    enum { ID, OBJECT, CREATED, MODEL, CHOICES, USAGE, PROMPT };
+    static const unsigned needed = 1u << ID | 1u << CREATED | 1u << MODEL | 1u << CHOICES;
+    const char *from = at;
+    unsigned seen = 0;
+    int usage = 0, choices = 0, first = said->model.at == NULL;
+    Choice choice = {0};
+    long long created = 0;
+    Slice id = {0}, model = {0}, prompt = {0};
+    if ((at = word_end(at, end, "data: {")) == NULL)
+        return 0;
+    for (;;) {
+        const char *next, *value;
+        int key = key_of(at, end,
+                         "id|object|created|model|choices|usage|prompt_token_ids|system_fingerprint|service_tier|prompt_text|", &value);
+        if (key < 0 || seen & 1u << key)
+            return 0;
+        seen |= 1u << key;
+        switch (key) {
+        case ID:
+            next = string_end(value, end, 1);
+            id = (Slice){value + 1, next ? next - 1 : NULL};
+            if (next != NULL && next - value == 2)
+                return 0;
+            break;
+        case CREATED:
+            next = integer_end(value, end, 0);
+            created = strtoll(value, NULL, 10);
+            break;
+        case MODEL:
+            next = string_end(value, end, 1);
+            model = (Slice){value + 1, next ? next - 1 : NULL};
+            break;
+        case CHOICES:
+            if ((next = word_end(value, end, "[]")) == NULL && (next = word_end(value, end, "[")) != NULL
+                    && (next = choice_end(next, end, said, &choice, &prompt)) != NULL) {
+                next = word_end(next, end, "]");
+                choices = 1;
+            }
+            break;
+        case USAGE:
+            if ((next = word_end(value, end, "null")) == NULL) {
+                next = counts_end(value, end, 2);
+                usage = 1;
+            }
+            break;
+        case PROMPT:
+            if (prompt.at != NULL)
+                return 0;
+            next = ids_end(value, end, &prompt);
+            break;
+        default:
+            if ((next = word_end(value, end, "null")) == NULL)
+                next = string_end(value, end, 1);
+        }
+        if (next == NULL || next >= end)
+            return 0;
+        at = next + 1;
+        if (*next == '}')
+            break;
+        if (*next != ',')
+            return 0;
+    }
+    if (at != end || (seen & needed) != needed || (prompt.at != NULL && !first) || (choice.role && (!first || said->begun)))
+        return 0;
+    if (first && !said->begun) {
+        said->id = id;
+        said->created = created;
+    } else if (created != said->created || id.end - id.at != said->id.end - said->id.at
+            || memcmp(id.at, said->id.at, (size_t)(id.end - id.at)) != 0)
+        return 0; /* it goes on behind another stream, whose name it gets */
+    if (first) {
+        said->model = model;
+        said->prompt = prompt;
+    }
+    said->usage |= usage && !choices;
+    said->role |= choice.role;
+    said->finished |= choice.finished;
+    if (choices && (choice.says || choice.ids.at != NULL)) {
+        size_t ids = choice.ids.at == NULL ? 0 : (size_t)(choice.ids.end - choice.ids.at) + 1;
+        if (reserve(&lines, (size_t)(choice.text.end - choice.text.at) + ids + 1) < 0)
+            return -1;
+        put_slice(&lines, choice.text);
+        if (ids) {
+            lines.data[lines.size++] = '\t';
+            for (const char *each = choice.ids.at; each < choice.ids.end; each++)
+                lines.data[lines.size++] = *each == ',' ? '\t' : *each;
+        }
+        lines.data[lines.size++] = '\n';
+    }
+    if (said->chat && choices && choice.empty && !choice.finished)
+        return 1; /* made for the ids alone */
+    /* The client gets null in the place of both lists. */
+    Slice gone[2] = {{0}, {0}};
+    int lists = 0;
+    if (choice.ids.at != NULL)
+        gone[lists++] = choice.null;
+    if (prompt.at != NULL)
+        gone[lists++] = (Slice){prompt.at - 1, prompt.end + 1};
+    if (lists == 2 && gone[1].at < gone[0].at) {
+        Slice later = gone[0];
+        gone[0] = gone[1];
+        gone[1] = later;
+    }
+    size_t size = (size_t)(end - from) + 2;
+    for (int i = 0; i < lists; i++)
+        size = size - (size_t)(gone[i].end - gone[i].at) + 4;
+    if (reserve(&out, size + 2 * sizeof size + 4) < 0)
+        return -1;
+    put_size(&out, size);
+    for (int i = 0; i < lists; i++) {
+        put_slice(&out, (Slice){from, gone[i].at});
+        put(&out, "null", 4);
+        from = gone[i].end;
+    }
+    put_slice(&out, (Slice){from, end});
+    put(&out, "\n\n\r\n", 4);
+    return 1;
+}
+
+/* Where the payload of the chunk at `at` begins, and its size; NULL: it is not plain. */
+static const char *payload_of(const char *at, const char *end, size_t *size)
+{
+    const char *limit = end - at < MAX_SIZE_LINE ? end : at + MAX_SIZE_LINE, *digit = at;
+    size_t found = 0;
+    for (; digit < limit && is_hex(*digit); digit++)
+        found = found * 16 + (size_t)(is_digit(*digit) ? *digit - '0' : (*digit | 32) - 'a' + 10);
+    if (digit == at || digit + 1 >= limit || digit[0] != '\r' || digit[1] != '\n')
+        return NULL;
+    *size = found;
+    return digit + 2;
+}
+
+static PyObject *whole(PyObject *ignored, PyObject *args)
+{
+    PyObject *data, *log;
+    Said said = {0};
+    Py_ssize_t id;
+    (void)ignored;
+    if (!PyArg_ParseTuple(args, "Sps#LO!", &data, &said.chat, &said.id.at, &id, &said.created, &PyByteArray_Type, &log))
+        return NULL;
+    said.id.end = said.id.at + id;
+    said.begun = id > 0;
+    const char *at = PyBytes_AsString(data), *end = at + PyBytes_Size(data);
+    const size_t ending = sizeof ENDING - 1;
+    if ((size_t)(end - at) < ending || memcmp(end - ending, ENDING, ending) != 0)
+        Py_RETURN_NONE;
+    end -= ending;
+    out.size = lines.size = 0;
+    if (at == end)
+        Py_RETURN_NONE;
+    while (at < end) {
+        size_t size;
+        const char *start = payload_of(at, end, &size);
+        if (start == NULL || size < 12 || (size_t)(end - start) < size + 2 || memcmp(start + size - 2, "\n\n\r\n", 4) != 0)
+            Py_RETURN_NONE;
+        int taken = take_event(&said, start, start + size - 2);
+        if (taken < 0)
+            return NULL;
+        if (!taken)
+            Py_RETURN_NONE;
+        at = start + size + 2;
+    }
+    if (reserve(&out, sizeof DONE) < 0)
+        return NULL;
+    put(&out, DONE, sizeof DONE - 1);
+    Py_ssize_t prompt = said.prompt.at == NULL ? 0 : said.prompt.end - said.prompt.at;
+    PyObject *made = Py_BuildValue("y#s#Ls#y#iii", out.data, (Py_ssize_t)out.size,
+        said.id.at, (Py_ssize_t)(said.id.end - said.id.at), said.created,
+        said.model.at, (Py_ssize_t)(said.model.end - said.model.at), said.prompt.at == NULL ? "" : said.prompt.at, prompt,
+        said.role, said.finished, said.usage);
+    if (made == NULL)
+        return NULL;
+    Py_ssize_t before = PyByteArray_Size(log);
+    if (PyByteArray_Resize(log, before + (Py_ssize_t)lines.size) < 0) {
+        Py_DECREF(made);
+        return NULL;
+    }
+    if (lines.size)
+        memcpy(PyByteArray_AsString(log) + before, lines.data, lines.size);
+    return made;
+}
+
+static PyMethodDef methods[] = {
+    {"whole", whole, METH_VARARGS,
+     "whole(data, chat, id, created, log): the rest of a stream; (what the client gets, id, created, model, prompt ids, role,\n"
+     "finished, usage), and log has what is noted; None: nothing was done."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_answer", "Streams that came whole.", -1, methods, NULL, NULL, NULL,
+    NULL};
+
+PyMODINIT_FUNC PyInit__answer(void)
+{
+    PyObject *made = PyModule_Create(&module);
+    if (made != NULL && PyModule_AddIntConstant(made, "REVISION", REVISION) < 0) {
+        Py_DECREF(made);
+        return NULL;
+    }
+    return made;
+}

@@ -1,0 +1,5 @@
+from xpyd_sidecar.proxy.whole import Whole
+
+REVISION: int
+
+def whole(data: bytes, chat: bool, name: str, created: int, log: bytearray, /) -> Whole | None: ...
