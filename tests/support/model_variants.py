@@ -1,6 +1,7 @@
 """Random models like the tiny Llama (``make_model``) whose KV is laid out otherwise.
 
     ensure("tiny-mqa-1")    one KV head, which tensor ranks share
+    ensure("tiny-mla-1")    multi-head latent attention: a latent that every tensor rank has
     ensure("tiny-gemma-2")  every other layer sees 256 tokens alone
 """
 
@@ -29,6 +30,15 @@ def _mqa() -> Any:
     return LlamaForCausalLM(LlamaConfig(**COMMON, num_key_value_heads=1))
 
 
+def _mla() -> Any:
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
+
+    return DeepseekV2ForCausalLM(DeepseekV2Config(
+        **COMMON, num_key_value_heads=4, q_lora_rank=None, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=32,
+        v_head_dim=32, first_k_dense_replace=4, n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2,
+        moe_intermediate_size=64, pretraining_tp=1))
+
+
 def _gemma() -> Any:
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
@@ -36,7 +46,7 @@ def _gemma() -> Any:
                                           sliding_window=256, query_pre_attn_scalar=32, pad_token_id=2))
 
 
-MADE: Final[dict[str, Callable[[], Any]]] = {"tiny-mqa-1": _mqa, "tiny-gemma-2": _gemma}
+MADE: Final[dict[str, Callable[[], Any]]] = {"tiny-mqa-1": _mqa, "tiny-mla-1": _mla, "tiny-gemma-2": _gemma}
 
 
 def ensure(name: str) -> Path:

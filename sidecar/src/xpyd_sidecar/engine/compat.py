@@ -74,18 +74,29 @@ def check_model(config: Any, kv_cache: Any) -> None:
         spec = group.kv_cache_spec
         parts = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,)
         for part in parts:
-            if isinstance(part, MLAAttentionSpec):
-                raise ConfigError("kv connector: latent attention (MLA) is not supported: answers from transferred KV "
-                                  "were seen to be wrong")
-            if type(part) is not FullAttentionSpec:
-                raise ConfigError(f"kv connector: {type(part).__name__} is not supported (full attention is): "
+            if type(part) not in {FullAttentionSpec, MLAAttentionSpec}:
+                raise ConfigError(f"kv connector: {type(part).__name__} is not supported (full attention and MLA are): "
                                   "its blocks are not all kept until prefill ends")
+            if isinstance(part, MLAAttentionSpec) and _rotates_wrongly(config):
+                raise ConfigError(
+                    "kv connector: this vLLM computes latent attention (MLA) wrongly on CPUs with its own rotary "
+                    "embedding, whose result depends on how a prompt is cut, so prefill's KV and decode's would not fit; "
+                    """turn it off with --compilation-config '{"custom_ops": ["none"]}'""")
     parallel = config.parallel_config
     for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         if getattr(parallel, name, 1) > 1:
             raise ConfigError(f"kv connector: {name} {getattr(parallel, name)} is not supported (1 is)")
     if config.speculative_config is not None:
         _refuse_speculative(str(config.speculative_config.method))
+
+
+def _rotates_wrongly(config: Any) -> bool:
+    # vLLM's compiled op for CPUs takes query and key of latent attention, which are parts of wider rows, for whole ones.
+    # Models that scale positions have a class of their own without it.
+    ops = config.compilation_config.custom_ops
+    on = ("all" in ops or "+rotary_embedding" in ops) and "-rotary_embedding" not in ops
+    rope = getattr(config.model_config.hf_text_config, "rope_parameters", None) or {}
+    return bool(on and config.device_config.device_type == "cpu" and rope.get("rope_type", "default") == "default")
 
 
 def _refuse_speculative(method: str) -> NoReturn:
