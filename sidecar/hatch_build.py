@@ -24,7 +24,8 @@ except ImportError:  # run by hand, without the build's tools
     BuildHookInterface = object
 
 PACKAGE = Path("src", "xpyd_sidecar")
-SOURCES = (PACKAGE / "proxy" / "_fast.c", PACKAGE / "proxy" / "_answer.c", PACKAGE / "engine" / "links" / "_moves.c")
+SOURCES = (PACKAGE / "proxy" / "_fast.c", PACKAGE / "proxy" / "_answer.c", PACKAGE / "proxy" / "_intake.c",
+           PACKAGE / "engine" / "links" / "_moves.c")
 FLAGS = ("-O2", "-Wall", "-Wextra", "-Wno-cast-function-type", "-fPIC", "-fvisibility=hidden", "-shared", "-D_GNU_SOURCE",
          "-pthread")
 LIMIT_S = 120

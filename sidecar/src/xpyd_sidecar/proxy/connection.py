@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 import httptools
 import msgspec
 
-from xpyd_sidecar.proxy import ids, rules
+from xpyd_sidecar.proxy import ids, intake, rules
 from xpyd_sidecar.proxy.fast import Outlet
 from xpyd_sidecar.proxy.leg import descriptor_of
 from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
@@ -147,6 +147,8 @@ class Connection(asyncio.Protocol):
             return
         if not self.receiving:
             self._since = self.server.loop.time()
+            if not self._busy and not self._queue and self._take(data):
+                return
         self._began = False
         self._feed(data)
         if self._in_head:
@@ -156,6 +158,22 @@ class Connection(asyncio.Protocol):
         if self._fault is not None:
             self._give_up(self._fault)
         self._next()
+
+    def _take(self, data: bytes) -> bool:
+        """Serve a read that is one plain request; False: nothing was done.
+
+        The parser stands between two requests and never hears of it. What came before was answered, and this connection
+        goes on, so nothing of it says how this request is to be read.
+        """
+        bounds = self.server.bounds
+        found = intake.take(data, bounds.header_bytes, bounds.body_bytes)
+        if found is None:
+            return False
+        path, target, headers, body = found
+        given = headers.get(b"x-request-id")
+        request_id = given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else ids.fresh()
+        self._serve(HttpRequest("POST", path, headers, body, request_id, target, None), close=False, old=False)
+        return True
 
     def _give_up(self, fault: Fault) -> None:
         """Nothing more is read; the client is told in its turn, by whoever takes the body where somebody does."""
@@ -368,23 +386,26 @@ class Connection(asyncio.Protocol):
             self._queued_bytes -= len(request.body)
             if request.upload is not None:
                 self._tell_continue()
-            self._busy = True
-            reply = Reply(self, request.request_id, close=close, old=old, head_only=request.method == "HEAD")
-            try:
-                handler = self.server.application.handle(request, reply)
-            except Fault as fault:
-                reply.fault(fault)
-            except Exception:
-                logger.exception("a request failed inside the router", extra={"request": request.request_id})
-                if reply.started:
-                    self._close()
-                else:
-                    reply.fault(Fault(500, "the router failed; its log says why", kind="internal_error", code="internal"))
-            else:
-                self._handler = None if reply.done else handler
-                if self._handler is not None and self._blocked_at:
-                    self._handler.on_pause()
+            self._serve(request, close=close, old=old)
         self._throttle()
+
+    def _serve(self, request: HttpRequest, *, close: bool, old: bool) -> None:
+        self._busy = True
+        reply = Reply(self, request.request_id, close=close, old=old, head_only=request.method == "HEAD")
+        try:
+            handler = self.server.application.handle(request, reply)
+        except Fault as fault:
+            reply.fault(fault)
+        except Exception:
+            logger.exception("a request failed inside the router", extra={"request": request.request_id})
+            if reply.started:
+                self._close()
+            else:
+                reply.fault(Fault(500, "the router failed; its log says why", kind="internal_error", code="internal"))
+        else:
+            self._handler = None if reply.done else handler
+            if self._handler is not None and self._blocked_at:
+                self._handler.on_pause()
 
     def _tell_continue(self) -> None:
         if self._continue and not self._busy and not self._queue:

@@ -1,0 +1,31 @@
+"""A read that is exactly one plain request for generation, taken in one call where that was compiled (``_intake``).
+
+Belongs here: the choice. XPYD_PLAIN=1 in the environment leaves every read to the parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xpyd_sidecar import built
+
+REVISION = 1
+"""Of what both have in common; grows with every change of ``_intake.c``."""
+Plain = tuple[str, bytes, dict[bytes, bytes], bytes]
+"""Path, the same as it was written, headers (names in lower case; of repeated ones the first), body."""
+Take = Callable[[bytes, int, int], Plain | None]
+
+
+def _nothing(data: bytes, header_bytes: int, body_bytes: int) -> Plain | None:  # noqa: ARG001 (the compiled one's names)
+    """The request that ``data`` is, within these limits. None: it is none, or a case for the parser (here: always)."""
+    return None
+
+
+take: Take = _nothing
+try:
+    from xpyd_sidecar.proxy import _intake
+
+    built.check("the shortcuts", _intake.REVISION, REVISION)
+    take = _intake.request
+except ImportError:  # not built, or for another machine: everything works without
+    pass

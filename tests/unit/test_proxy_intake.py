@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import uuid
+from typing import Any
+
+import pytest
+
+from xpyd_sidecar.proxy import ids, intake
+from xpyd_sidecar.proxy.connection import Bounds, Connection
+from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.proxy.server import Server
+
+TAKE = intake.take
+COMPILED = TAKE.__module__ != intake.__name__
+compiled = pytest.mark.skipif(not COMPILED, reason="nothing was compiled here")
+CASES = int(os.environ.get("XPYD_FUZZ", "3000"))
+BOUNDS = Bounds(600, 300, 30.0)
+PATHS = [b"/v1/completions", b"/v1/chat/completions"]
+
+
+class Paper:
+    """A transport that writes down what happens to it."""
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+
+    def write(self, data: bytes) -> None:
+        self.seen.append(bytes(data))
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given, **named: self.seen.append(name)
+
+
+class Echo:
+    """Answers at once, says what it was asked."""
+
+    def __init__(self) -> None:
+        self.seen: list[HttpRequest] = []
+
+    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+        self.seen.append(request)
+        reply.whole(200, [], request.body)
+        return None
+
+
+def headers_of(dice: random.Random, size: int) -> list[bytes]:
+    length = b"%d" % size
+    lines = [b"Host: a", b"content-type: application/json", b"Content-Length: " + length]
+    for _ in range(dice.randrange(3)):
+        lines.insert(dice.randrange(3), dice.choice([
+            b"Authorization: Bearer k", b"x-request-id: r-1", b"X-REQUEST-ID: r 2", b"X-Odd_name: a: b  c", b"accept:*/*",
+            b"Connection: Keep-Alive", b"User-Agent: OpenAI/Python 1.0", b"X-Again: 1", b"X-Again: 2"]))
+    if dice.random() < 0.5:
+        lines.insert(dice.randrange(len(lines)), dice.choice([
+            b"Transfer-Encoding: chunked", b"transfer-encoding: identity", b"Transfer-Encoding : chunked",
+            b"Content-Length: 0", b"content-length: " + length, b"Content-Length: +" + length,
+            b"Content-Length: 0" + length,
+            b"Content-Length: " + length + b", " + length, b"Content-Length : " + length, b"Host: b", b"Host:",
+            b" folded: 1",
+            b"Expect: 100-continue", b"expect: other", b"Connection: close", b"Connection: keep-alive, close",
+            b"Connection: Upgrade", b"Connection: upgrade\r\nUpgrade: h2c", b"Upgrade: h2c", b"Proxy-Connection: close",
+            b"TE: trailers", b"X-A:", b"X-A: \t b", b"X-A: b ", b"X-\xe9: b", b"X-A: \xe9", b"X-A: a\x00b", b"X-A: a\rb",
+            b"X(A): b",
+            b": b", b"novalue", b"X-Long: " + b"l" * dice.randrange(400, 600), b"X-" + b"n" * 70 + b": 1",
+            b"Content-Length: 18446744073709551617"]))
+    if dice.random() < 0.06:
+        lines.pop(dice.randrange(len(lines)))
+    return lines
+
+
+def made_up(dice: random.Random) -> bytes:
+    """A request as clients write it, with now and then something that is unlike it."""
+    body = b'{"prompt":"hi"}' * dice.choice([0, 1, 1, 1, 1, 2, 20, 21])
+    first = b"POST %b HTTP/1.1" % dice.choice(PATHS)
+    if dice.random() < 0.1:
+        first = dice.choice([b"POST /v1/completions HTTP/1.0", b"GET /v1/completions HTTP/1.1",
+                             b"POST /v1/completions?a=1 HTTP/1.1", b"POST http://h/v1/completions HTTP/1.1",
+                             b"post /v1/completions HTTP/1.1", b"PRI * HTTP/2.0",
+                             b"POST  /v1/completions HTTP/1.1", b"POST /v1/completionsx HTTP/1.1",
+                             b"\r\nPOST /v1/completions HTTP/1.1",
+                             b"POST /v1/completions HTTP/1.1 ", b"HEAD /v1/completions HTTP/1.1", b"POST /v1/completions"])
+    end = b"\r\n" if dice.random() < 0.97 else dice.choice([b"\n", b"\r", b"\r\r\n"])
+    size = len(body) + (dice.choice([-1, 1, 5]) if dice.random() < 0.05 else 0)
+    raw = end.join([first, *headers_of(dice, max(size, 0)), b"", b""]) + body
+    if dice.random() < 0.15:
+        at = dice.randrange(len(raw))
+        raw = raw[:at] + dice.choice([b"", bytes([dice.randrange(256)]), b"\r\n", b" "]) + raw[at + dice.randrange(2):]
+    return raw
+
+
+def reads_of(dice: random.Random) -> list[bytes]:
+    """A few requests, each a read of its own, or split, or together."""
+    found: list[bytes] = []
+    for _ in range(dice.choice([1, 1, 2, 3])):
+        raw = made_up(dice)
+        if dice.random() < 0.1:
+            at = dice.randrange(1, len(raw))
+            found += [raw[:at], raw[at:]]
+        elif dice.random() < 0.1 and found:
+            found[-1] += raw
+        else:
+            found.append(raw)
+    return found
+
+
+async def all_of(reads: list[bytes]) -> tuple[object, ...]:
+    """Everything that one connection does."""
+    app = Echo()
+    server = Server(app, BOUNDS)
+    server.date = b"now"
+    transport, connection = Paper(), Connection(server)
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    for data in reads:
+        connection.data_received(data)
+        await asyncio.sleep(0)
+    state = (connection._busy, connection._closing, connection._deaf, connection._served, connection.receiving,
+             connection._paused, connection._queued_bytes, len(connection._queue), connection._continue)
+    return app.seen, transport.seen, state
+
+
+@compiled
+async def test_a_request_taken_in_one_call_is_the_same_as_a_parsed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain, odd, malformed and smuggled ones, alone and behind each other on one connection."""
+    dice, taken = random.Random(int(os.environ.get("XPYD_SEED", "5"))), 0
+
+    def counted(*given: Any) -> Any:
+        nonlocal taken
+        found = TAKE(*given)
+        taken += found is not None
+        return found
+
+    monkeypatch.setattr(ids, "fresh", lambda: "fresh")
+    monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=1))
+    for _ in range(CASES):
+        reads = reads_of(dice)
+        monkeypatch.setattr(intake, "take", intake._nothing)
+        expected = await all_of(reads)
+        monkeypatch.setattr(intake, "take", counted)
+        assert await all_of(reads) == expected, reads
+    assert taken > CASES // 4, "it is worth comparing"
+
+
+@compiled
+def test_only_what_is_plain_is_taken() -> None:
+    raw = (b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nX-B: 1\r\nx-b: 2\r\nContent-Length: 2\r\n"
+           b"Connection: keep-alive\r\n\r\n{}")
+    assert TAKE(raw, 600, 300) == ("/v1/completions", b"/v1/completions", {
+        b"host": b"a", b"x-b": b"1", b"content-length": b"2", b"connection": b"keep-alive"}, b"{}")
+    for more in (b"Transfer-Encoding: chunked", b"Expect: 100-continue", b"Upgrade: h2c", b"Connection: close", b"Host: b",
+                 b"Content-Length: 2", b"TE: trailers", b"Proxy-Connection: close", b"X: a\tb", b"X: \xc3\xbc", b"X:"):
+        assert TAKE(raw.replace(b"X-B: 1", more), 600, 300) is None, more
+    assert TAKE(raw, 20, 300) is None
+    assert TAKE(raw, 600, 1) is None
+    for cut in range(len(raw)):
+        assert TAKE(raw[:cut], 600, 300) is None
+    assert TAKE(raw + b" ", 600, 300) is None
