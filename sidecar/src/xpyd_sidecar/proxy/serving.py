@@ -34,6 +34,7 @@ from xpyd_sidecar.routing.p2p import PairedById
 from xpyd_sidecar.routing.record import LegRecord, Record
 from xpyd_sidecar.routing.roster import Member
 from xpyd_sidecar.routing.splice import Splicer
+from xpyd_sidecar.routing.straight import DECODE, NO_DEADLINE_S, PREFILL, Straight
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
@@ -67,9 +68,9 @@ class _Leg:
 class Serving:
     """One generation request, from its parsed fields to its last byte."""
 
-    __slots__ = ("_answer", "_asked", "_dispatch", "_exchange", "_first", "_going", "_gone", "_held", "_legs", "_loop",
-                 "_paired", "_passed", "_paused", "_position", "_relaying", "_reply", "_request", "_speaks", "_timer",
-                 "_timer_at", "record", "trace")
+    __slots__ = ("_answer", "_asked", "_course", "_dispatch", "_first", "_going", "_gone", "_held", "_legs", "_loop",
+                 "_made", "_paired", "_passed", "_paused", "_picks", "_position", "_relaying", "_reply", "_request",
+                 "_speaks", "_timer", "_timer_at", "record", "trace")
 
     def __init__(self, dispatch: Dispatch, reply: Reply, request: bodies.Request, transfer: TransferId,
                  passed: list[tuple[bytes, bytes]], *, picks: Picks) -> None:
@@ -79,7 +80,6 @@ class Serving:
         self._request = request
         self._passed = passed
         """Headers of the client that engines read."""
-        now = self._loop.time()
         self.record = Record(reply.request_id, transfer, request.api, request.stream, skips=request.skips,
                              arrived=perf_counter(), arrived_unix=time())
         self._position = continuation.position_of(request, goes_on=dispatch.config.failover == "continue")
@@ -93,8 +93,9 @@ class Serving:
         """Legs to older engines."""
         self._held: _Leg | None = None
         """Decode's leg to an older engine while prefill's is open."""
-        self._exchange = Exchange(transfer, picks, dispatch.limits, skips=request.skips, now=now,
-                                  course=self if self._position is not None else None, budget=dispatch.budget)
+        self._picks = picks
+        self._course = Straight(self._loop.time())
+        self._made: Exchange | None = None
         self.trace: Trace | None = None
         """Set where spans are made, before ``start``."""
         self._legs: dict[int, _Leg] = {}
@@ -108,7 +109,23 @@ class Serving:
 
     def start(self) -> None:
         """Pick and send."""
-        self._do(self._exchange.start(self._loop.time()))
+        course, limits = self._course, self._dispatch.limits
+        pair = self._picks.pair(alone=bool(self._request.skips))
+        if pair is None:
+            self._do(self._exchange.start(course.began))  # it knows why
+            return
+        sends = [] if self._speaks else course.start(pair, self.record.transfer, limits)
+        self._do(sends or self._exchange.started(pair, course.began))
+
+    @property
+    def _exchange(self) -> Exchange:
+        """What decides. Made when the course is no longer straight, with all that has happened so far."""
+        if self._made is None:
+            dispatch = self._dispatch
+            self._made = self._course.exchange(
+                self.record.transfer, self._picks, dispatch.limits, dispatch.budget, skips=self._request.skips,
+                course=self if self._position is not None else None)
+        return self._made
 
     # ---- the client (server.Handler)
 
@@ -135,14 +152,22 @@ class Serving:
         """Part of decode's stream."""
         self._first = data
         self._legs[call.tag].record.first_at = perf_counter()
-        self._on(mv.Begun(call.tag))
+        follows = self._course.begun(self._loop.time()) if self._made is None and call.ends and call.tag == DECODE else []
+        if follows:
+            self._do(follows)
+        else:
+            self._on(mv.Begun(call.tag))
 
     def on_end(self, call: Call) -> None:
         """Decode's stream is whole."""
         self._shut(call.tag, "2xx")
         if call.rest:
             self._reply.hold(call.rest)
-        self._on(mv.Ended(call.tag))
+        follows = self._course.ended() if self._made is None else []
+        if follows:
+            self._do(follows)
+        else:
+            self._on(mv.Ended(call.tag))
 
     def on_whole(self, call: Call, body: bytes) -> None:
         """A whole answer of either leg."""
@@ -150,6 +175,10 @@ class Serving:
         status = call.head.status
         aborted = status < 300 and body.find(_ABORTED) >= 0
         leg = self._shut(call.tag, "aborted" if aborted else f"{status // 100}xx")
+        if self._made is None and call.tag == PREFILL and status == 200 and not aborted and leg is not None:
+            leg.record.first_at = leg.record.ended
+            self._course.prefilled(self._loop.time())
+            return
         if self._going is not None and self._position is not None and 400 <= status < 500:
             self._position.replays = True  # the engine does not take the ids
         if leg is not None:
@@ -170,7 +199,7 @@ class Serving:
         leg = self._shut(call.tag, kind.value)
         if leg is not None:
             logger.warning("%s leg failed: %s", leg.send.role, reason, extra={
-                "transfer": self._exchange.transfer, "peer": leg.send.target.instance, "kind": kind.value})
+                "transfer": self.record.transfer, "peer": leg.send.target.instance, "kind": kind.value})
             if kind is mv.Kind.REFUSED:
                 self._dispatch.suspect(leg.send.target, reason)
             else:
@@ -209,7 +238,8 @@ class Serving:
 
         ``awake``: when this process last came back from standing still. Nobody was silent before.
         """
-        self._set_timer()
+        if self._made is not None or now > self._course.began + NO_DEADLINE_S - SOON_S:
+            self._set_timer()
         for leg in self._legs.values():
             bound = min(stall_s, STREAM_STALL_S) if leg.call is self._relaying else stall_s
             if now - max(leg.call.last_at, awake) > bound and not self._paused:
@@ -228,7 +258,7 @@ class Serving:
         try:
             self._carry_out(instructions)
         except Exception:
-            logger.exception("a request failed inside the router", extra={"transfer": self._exchange.transfer})
+            logger.exception("a request failed inside the router", extra={"transfer": self.record.transfer})
             self._give_up()
 
     def _give_up(self) -> None:
@@ -252,7 +282,8 @@ class Serving:
     def _carry_out(self, instructions: list[mv.Instruction]) -> None:
         for instruction in instructions:
             _DO[type(instruction)](self, instruction)
-        self._set_timer()
+        if self._made is not None:
+            self._set_timer()
 
     def _refuse(self, instruction: mv.Refuse) -> None:
         if not self._gone:
@@ -328,7 +359,7 @@ class Serving:
         self._going = continuation.go_on(self._request, self._position)
         self._asked = self._going.request
         logger.info("a stream goes on elsewhere", extra={
-            "transfer": self._exchange.transfer, "way": "continue" if self._going.keep else "replay",
+            "transfer": self.record.transfer, "way": "continue" if self._going.keep else "replay",
             "tokens": self._position.tokens})
 
     def _events(self) -> EventStream:
@@ -417,8 +448,10 @@ class Serving:
         assert not self._legs, "an exchange is over with legs open"
         record = self.record
         record.outcome, record.detail, record.status = outcome, detail, self._reply.status
-        record.attempt, record.retries = self._exchange.attempt, self._exchange.retries
-        record.continued = self._exchange.continued
+        if self._made is None:
+            record.attempt = 1
+        else:
+            record.attempt, record.retries, record.continued = self._made.attempt, self._made.retries, self._made.continued
         if self._position is not None:
             record.tokens, record.prompt_tokens = self._position.tokens, self._position.prompt_tokens
         record.last_at, record.bytes = perf_counter(), self._reply.sent

@@ -202,6 +202,10 @@ class Exchange:
         """The first legs, or a refusal."""
         return self._close(self._send_pair(now))
 
+    def started(self, pair: Pair, now: float) -> list[Instruction]:
+        """The same with a pair that was picked already."""
+        return self._close(self._send(pair, now))
+
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """What follows from an event."""
         if self._over:
