@@ -34,6 +34,7 @@ from xpyd_sidecar.routing.exchange import Limits, Picks
 from xpyd_sidecar.routing.faults import Fault, unknown_model
 from xpyd_sidecar.routing.pick import Picker, Target
 from xpyd_sidecar.routing.record import Record
+from xpyd_sidecar.routing.shapes import Shapes
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Dispatch:
                              cached_share=router.skip_prefill_cached)
         self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                              on_no_prefill=router.on_no_prefill)
+        self.shapes = Shapes(goes_on=router.failover == "continue")
         self.budget = RetryBudget(router.retry_budget)
         self.pool = Pool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)
@@ -90,7 +92,7 @@ class Dispatch:
         Raises:
             Fault: it is refused, before anything was sent.
         """
-        parsed = bodies.parse(api, request.body)
+        parsed = self.shapes.parse(api, request.body)
         if parsed.model is not None and parsed.model != self.config.model:
             served = self.models()
             if served and parsed.model not in served:

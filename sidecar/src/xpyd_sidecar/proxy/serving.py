@@ -68,7 +68,7 @@ class _Leg:
 class Serving:
     """One generation request, from its parsed fields to its last byte."""
 
-    __slots__ = ("_answer", "_asked", "_course", "_dispatch", "_first", "_going", "_gone", "_held", "_legs", "_loop",
+    __slots__ = ("_answer", "_asking", "_course", "_dispatch", "_first", "_going", "_gone", "_held", "_legs", "_loop",
                  "_made", "_paired", "_passed", "_paused", "_picks", "_position", "_relaying", "_reply", "_request",
                  "_speaks", "_timer", "_timer_at", "record", "trace")
 
@@ -82,9 +82,10 @@ class Serving:
         """Headers of the client that engines read."""
         self.record = Record(reply.request_id, transfer, request.api, request.stream, skips=request.skips,
                              arrived=perf_counter(), arrived_unix=time())
-        self._position = continuation.position_of(request, goes_on=dispatch.config.failover == "continue")
+        self._position = (continuation.position_of(request, goes_on=dispatch.config.failover == "continue")
+                          if request.shape is None else request.shape.position())
         """What the client has of a stream that can go on elsewhere."""
-        self._asked = continuation.first_request(request, self._position)
+        self._asking: bodies.Request | None = None
         self._going: continuation.Going | None = None
         first = dispatch.config.first_token
         self._speaks = first == "prefill" and continuation.speaks_first(request, self._position)
@@ -116,6 +117,13 @@ class Serving:
             return
         sends = [] if self._speaks else course.start(pair, self.record.transfer, limits)
         self._do(sends or self._exchange.started(pair, course.began))
+
+    @property
+    def _asked(self) -> bodies.Request:
+        """What legs ask now."""
+        if self._asking is None:
+            self._asking = continuation.first_request(self._request, self._position)
+        return self._asking
 
     @property
     def _exchange(self) -> Exchange:
@@ -326,7 +334,10 @@ class Serving:
         call = self._dispatch.pool.hold(target.http, self, streams=events is not None, framed=self._reply.framed,
                                         events=events, tag=send.leg)
         leg = self._legs[send.leg] = _Leg(send, call, member, record)
-        if speaks and send.params is not None:
+        shape = self._request.shape
+        if shape is not None and send.params is not None and self._going is None and not (speaks or target.p2p):
+            self._ask(leg, self._reply.request_id.encode(), shape.body(send.params, self._request.slots))
+        elif speaks and send.params is not None:
             self._ask(leg, self._reply.request_id.encode(), bodies.first_token_body(self._asked, send.params))
         elif not target.p2p:
             self._ask(leg, self._reply.request_id.encode(), bodies.body_of(self._asked, send.role, send.params))
@@ -357,7 +368,7 @@ class Serving:
         if self._paired.request_id:
             self._position.replays = True  # an older engine knows nothing of ids in place of a prompt
         self._going = continuation.go_on(self._request, self._position)
-        self._asked = self._going.request
+        self._asking = self._going.request
         logger.info("a stream goes on elsewhere", extra={
             "transfer": self.record.transfer, "way": "continue" if self._going.keep else "replay",
             "tokens": self._position.tokens})

@@ -8,7 +8,7 @@ and engine can never read two different values of one field.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -18,6 +18,9 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.routing.faults import bad_request
 from xpyd_sidecar.routing.fields import FORCED, ONLY_ROUTER, TABLE, Api, Leg, is_null
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.routing.shapes import Shape
 
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
@@ -52,6 +55,10 @@ class Request(msgspec.Struct, frozen=True):
     """Not empty: the field that makes it skip prefill."""
     prompt_ids: Raw | None = None
     """Token ids (a JSON list) that stand for the rendered messages of a chat."""
+    shape: Shape | None = None
+    """What is known of requests like this one, as a client sent it; not of what was derived from it."""
+    slots: tuple[Raw, ...] = ()
+    """Its own values, where it has a shape."""
 
     @property
     def prompt(self) -> Raw:
@@ -65,10 +72,19 @@ def parse(api: Api, body: bytes) -> Request:
     Raises:
         Fault: 400; the body is no JSON object, or a field is refused or has the wrong type (``param`` names it).
     """
+    return checked(api, split(body))
+
+
+def split(body: bytes) -> dict[str, Raw]:
+    """The fields of a body. Raises Fault: 400, it is no JSON object."""
     try:
-        fields = _decode_fields(body)
+        return _decode_fields(body)
     except BAD_JSON as error:
         raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from None
+
+
+def checked(api: Api, fields: dict[str, Raw]) -> Request:
+    """A request of these fields. Raises Fault: 400, one is refused or has the wrong type."""
     table = TABLE[api]
     skips = ""
     for name, raw in () if _WATCHED[api].isdisjoint(fields) else fields.items():

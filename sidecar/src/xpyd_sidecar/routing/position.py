@@ -137,7 +137,7 @@ def split_prompt(event: bytes) -> tuple[bytes, bytes]:
 class Position:
     """What one client has of its stream. ``log`` and ``pending`` are the hot path of ``proxy.events``."""
 
-    __slots__ = ("_choices", "_have", "_ids", "_logprobs", "api", "asked_ids", "created", "finished", "id", "log", "model",
+    __slots__ = ("_have", "_ids", "_logprobs", "api", "asked_ids", "choices", "created", "finished", "id", "log", "model",
                  "next_offset", "pending", "pending_bytes", "prompt", "replays", "roles", "shows_logprobs", "tools",
                  "usage_sent", "wants_usage", "way")
 
@@ -152,7 +152,7 @@ class Position:
         self.asked_ids = asked_ids
         self.wants_usage = wants_usage
         self.shows_logprobs = shows_logprobs
-        self._choices = choices
+        self.choices = choices
         self.id = ""
         self.model = ""
         self.created = 0
@@ -270,7 +270,7 @@ class Position:
     def tail(self) -> bytes | None:
         """What is missing of a stream whose finish reason the client has; None where an engine must say it."""
         self.fold()
-        if not self._choices or len(self.finished) < self._choices:
+        if not self.choices or len(self.finished) < self.choices:
             return None
         done = b"data: [DONE]\n\n"
         if not self.wants_usage or self.usage_sent:

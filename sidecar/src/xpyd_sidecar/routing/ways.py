@@ -87,7 +87,12 @@ def _unless_unused(raw: Raw, fields: Fields) -> Way:
 def _unless_text_parts(raw: Raw, _: Fields) -> Way:
     # Engines ignore given prompt ids where a message has a part that is not text. Only such messages have these words as
     # keys; text that happens to contain them costs a replay, and ids that were ignored are noticed.
-    return Way.CONTINUE if _PARTS.search(raw) is None else Way.REPLAY
+    return Way.REPLAY if has_parts(raw) else Way.CONTINUE
+
+
+def has_parts(raw: Raw) -> bool:
+    """Whether messages may have parts that are not text."""
+    return _PARTS.search(raw) is not None
 
 
 _PARTS = re.compile(rb'"(?:image_|input_|audio|video|file"|thinking"|refusal")')
