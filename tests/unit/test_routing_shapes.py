@@ -22,7 +22,8 @@ LEGS = [legs.Leg(1, Role.PREFILL, TransferId("ab" * 16), Attempt(1), 60.0, PEER)
 VALUES: dict[str, list[Any]] = {
     "model": ["tiny", "tiny", "tiny", None, "", 7], "stream": [True, True, True, False, None, "yes"],
     "prompt": ["hi", "100 %b %d %%", "é", "x" * 2000, [1, 2, 3], ["a", "b"], None, ""],
-    "messages": [[{"role": "user", "content": "hi %s"}], [{"role": "user", "content": [{"type": "image_url"}]}], [], "text", None],
+    "messages": [[{"role": "user", "content": "hi %s"}], [{"role": "user", "content": [{"type": "image_url"}]}], [], "text",
+                 None],
     "max_tokens": [1, 8, 999_999_999, 1_000_000_000, -1, 1.5, None, "8", True], "max_completion_tokens": [1, 20, None],
     "temperature": [0, 0, 0, 1, None], "seed": [1, 2, -5, None, 1.5], "user": ["ann", "bob", None, 7, "%"], "n": [1, 2],
     "stop": ["%", ["a", "b"]], "stream_options": [{"include_usage": True}, None], "return_token_ids": [True, False],
