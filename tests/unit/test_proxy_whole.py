@@ -96,6 +96,17 @@ def made_up(api: Api, dice: Dice) -> bytes:
     return raw
 
 
+def cut(raw: bytes, dice: Dice) -> list[bytes]:
+    """One read, or several, mostly of whole chunks."""
+    if dice.random() < 0.4:
+        return [raw]
+    ends = [at + 4 for at in range(len(raw)) if raw.startswith(b"\n\n\r\n", at)]
+    if dice.random() < 0.2:
+        ends = list(range(1, len(raw)))
+    at = sorted(dice.sample(ends, min(len(ends), dice.randrange(1, 4))))
+    return [part for part in (raw[i:j] for i, j in zip([0, *at], [*at, len(raw)], strict=True)) if part]
+
+
 def known(position: Position) -> tuple[Any, ...]:
     try:
         have: Any = position.have()
@@ -133,8 +144,7 @@ def test_an_answer_taken_in_one_call_is_the_same_as_one_taken_event_by_event(
 
     for number in range(CASES):
         raw = made_up(api, dice)
-        at = dice.randrange(len(raw)) if number % 4 == 0 else 0
-        reads = [raw[:at], raw[at:]] if at else [raw]
+        reads = cut(raw, dice)
         options: dict[str, Any] = {"framed": number % 17 != 0, "asked_ids": number % 13 == 0}
         monkeypatch.setattr(whole, "take", whole._nothing)
         expected = read(api, reads, **options)
@@ -165,13 +175,15 @@ def test_whole_answers_of_a_real_engine_are_taken(monkeypatch: pytest.MonkeyPatc
 def test_what_is_not_taken_leaves_no_trace() -> None:
     good = chunk_of(b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","token_ids":[1]}]}\n\n')
     log = bytearray(b"before")
-    for bad in (b"", END, good, good + END[:-1], good + b"zz\r\n" + END, good + END + b" ", END + good, good[:-3] + END):
+    for bad in (b"", END, good + END[:-1], good + b"zz\r\n" + END, good + END + b" ", END + good, good[:-3] + END):
         assert TAKE(bad, False, "", 0, log) is None
+    assert TAKE(good, False, "c", 1, log) is None, "neither the first nor the last"
+    assert TAKE(good + END, False, "d", 1, log) is None, "of another stream"
     assert TAKE(good + END, True, "", 0, log) is None, "not of this API"
     assert log == b"before"
     bare = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","token_ids":null}]}\n\n'
     assert TAKE(good + END, False, "", 0, log) == (
-        chunk_of(bare) + END[:-5], "c", 1, "m", b"", 0, 0, 0)
+        chunk_of(bare) + END[:-5], "c", 1, "m", b"", 0, 0, 0, 1, 4, len(good) - 4)
     assert log == b'before"a"\t1\n'
     with pytest.raises(TypeError):
         TAKE("text", False, "", 0, log)  # type: ignore[arg-type]

@@ -35,6 +35,8 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
 
+    __hash__ = str.__hash__  # Enum's own is Python's, and every pick asks for it
+
 
 class State(StrEnum):
     """What an agent says of its instance."""

@@ -1,4 +1,4 @@
-/* A whole stream that came in one read, or its rest up to its proper end: noted and rewritten in one call.
+/* The first events of a stream, its rest up to its proper end, or all of it, in one read: noted and rewritten in one call.
  *
  *     e1 CRLF data: {…}\n\n CRLF … e CRLF data: [DONE]\n\n CRLF 0 CRLF CRLF ──▶ what the client gets, and what is noted
  *
@@ -14,8 +14,9 @@
 
 #include "_json.h"
 
-#define REVISION 1 /* the same as in whole.py */
+#define REVISION 2 /* the same as in whole.py */
 
+#define MAX_REST 16 /* bytes behind an event's ids, its line ends included, if it is like others */
 #define MAX_SIZE_LINE 9 /* of a chunk: up to seven digits and the line's end */
 
 static const char ENDING[] = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
@@ -34,10 +35,12 @@ typedef struct {
 
 /* What events say. */
 typedef struct {
-    int chat, begun, role, finished, usage;
+    int chat, begun, ended, role, finished, usage;
     Slice id, model; /* of the first event, without quotes */
     long long created;
     Slice prompt;             /* token ids, without brackets; at == NULL: none */
+    Slice like;               /* the event to learn from: the first with ids, else the first; at == NULL: none */
+    int sure;                 /* it has ids */
 } Said;
 
 /* One choice of one event. */
@@ -107,21 +110,26 @@ static const char *ids_end(const char *at, const char *end, Slice *ids)
     }
 }
 
-/* Which of the names, separated by bars, the key at `at` is, with its colon: its number from 0, and `next`; -1: none. */
-static int key_of(const char *at, const char *end, const char *names, const char **next)
+typedef struct {
+    const char *name;
+    size_t size;
+} Name;
+
+#define NAME(word) {word, sizeof word - 1}
+#define COUNT(names) (int)(sizeof names / sizeof *names)
+
+/* Which of the names the key at `at` is, with its colon: its number, and `next`; -1: none. `guess` is tried first. */
+static int key_of(const char *at, const char *end, const Name *names, int count, int guess, const char **next)
 {
-    if (at >= end || *at != '"')
+    if (end - at < 4 || *at != '"')
         return -1;
-    const char *close = memchr(at + 1, '"', (size_t)(end - at - 1));
-    if (close == NULL || end - close < 2 || close[1] != ':')
-        return -1;
-    size_t size = (size_t)(close - at - 1);
-    *next = close + 2;
-    for (int number = 0; *names; number++) {
-        const char *bar = strchr(names, '|');
-        if (size == (size_t)(bar - names) && memcmp(at + 1, names, size) == 0)
-            return number;
-        names = bar + 1;
+    for (int i = 0; i < count; i++) {
+        const Name *name = &names[(i + guess) % count];
+        if ((size_t)(end - at) > name->size + 3 && at[1] == name->name[0] && at[name->size + 1] == '"'
+                && at[name->size + 2] == ':' && memcmp(at + 1, name->name, name->size) == 0) {
+            *next = at + name->size + 3;
+            return (i + guess) % count;
+        }
     }
     return -1;
 }
@@ -140,6 +148,7 @@ static const char *words_end(const char *at, const char *end, int *says)
 
 static const char *delta_end(const char *at, const char *end, Choice *choice)
 {
+    static const Name names[] = {NAME("content"), NAME("role"), NAME("reasoning"), NAME("reasoning_content"), NAME("refusal")};
     unsigned seen = 0;
     if (at >= end || *at != '{')
         return NULL;
@@ -148,7 +157,7 @@ static const char *delta_end(const char *at, const char *end, Choice *choice)
     if (choice->empty)
         at++;
     else for (;;) {
-        int role = 0, key = key_of(at, end, "content|role|reasoning|reasoning_content|refusal|", &at);
+        int role = 0, key = key_of(at, end, names, COUNT(names), 0, &at);
         if (key < 0 || seen & 1u << key)
             return NULL;
         seen |= 1u << key;
@@ -169,13 +178,15 @@ static const char *delta_end(const char *at, const char *end, Choice *choice)
 static const char *choice_end(const char *at, const char *end, const Said *said, Choice *choice, Slice *prompt)
 {
     enum { INDEX, TEXT, DELTA, LOGPROBS, FINISH, STOP, IDS, PROMPT, PROMPT_LOGPROBS };
+    static const Name names[] = {NAME("index"), NAME("text"), NAME("delta"), NAME("logprobs"), NAME("finish_reason"),
+        NAME("stop_reason"), NAME("token_ids"), NAME("prompt_token_ids"), NAME("prompt_logprobs")};
+    int key = -1;
     unsigned seen = 0, needed = 1u << INDEX | 1u << (said->chat ? DELTA : TEXT);
     if (at >= end || *at++ != '{')
         return NULL;
     for (;;) {
         const char *next, *value;
-        int key = key_of(at, end, "index|text|delta|logprobs|finish_reason|stop_reason|token_ids|prompt_token_ids|prompt_logprobs|",
-                         &value);
+        key = key_of(at, end, names, COUNT(names), key + 1, &value);
         if (key < 0 || seen & 1u << key)
             return NULL;
         seen |= 1u << key;
@@ -246,14 +257,29 @@ static const char *counts_end(const char *at, const char *end, int deep)
     }
 }
 
+/* Whether others can be recognized by this event, as `NotedStream._learn` sees it. */
+static int may_be_like(const Choice *choice, Slice prompt, const char *end)
+{
+    static const char behind[] = ",\"logprobs\":null,\"finish_reason\":null,";
+    const char *at = choice->text.end;
+    int lists = 0;
+    if (choice->ids.at < at || end - choice->ids.end > MAX_REST - 1 || word_end(at, end, behind) == NULL)
+        return 0;
+    for (; at < choice->ids.at; at++)
+        lists += *at == '[' && at + 1 != prompt.at;
+    return lists == 1;
+}
+
 /* The event from `at` to `end` (behind its closing brace): noted, and `out` has its chunk. 0: Python's case; -1: no memory. */
 static int take_event(Said *said, const char *at, const char *end)
 {
     enum { ID, OBJECT, CREATED, MODEL, CHOICES, USAGE, PROMPT };
+    static const Name names[] = {NAME("id"), NAME("object"), NAME("created"), NAME("model"), NAME("choices"), NAME("usage"),
+        NAME("prompt_token_ids"), NAME("system_fingerprint"), NAME("service_tier"), NAME("prompt_text")};
     static const unsigned needed = 1u << ID | 1u << CREATED | 1u << MODEL | 1u << CHOICES;
     const char *from = at;
     unsigned seen = 0;
-    int usage = 0, choices = 0, first = said->model.at == NULL;
+    int key = -1, usage = 0, choices = 0, first = said->model.at == NULL;
     Choice choice = {0};
     long long created = 0;
     Slice id = {0}, model = {0}, prompt = {0};
@@ -261,8 +287,7 @@ static int take_event(Said *said, const char *at, const char *end)
         return 0;
     for (;;) {
         const char *next, *value;
-        int key = key_of(at, end,
-                         "id|object|created|model|choices|usage|prompt_token_ids|system_fingerprint|service_tier|prompt_text|", &value);
+        key = key_of(at, end, names, COUNT(names), key + 1, &value);
         if (key < 0 || seen & 1u << key)
             return 0;
         seen |= 1u << key;
@@ -323,6 +348,15 @@ static int take_event(Said *said, const char *at, const char *end)
         said->model = model;
         said->prompt = prompt;
     }
+    int dropped = said->chat && choices && choice.empty && !choice.finished; /* made for the ids alone */
+    if (said->like.at == NULL && !dropped)
+        said->like = (Slice){from, end};
+    if (!said->sure && choice.ids.at != NULL && !choice.finished && !dropped) {
+        if (!said->ended && !may_be_like(&choice, prompt, end))
+            return 0;
+        said->like = (Slice){from, end};
+        said->sure = 1;
+    }
     said->usage |= usage && !choices;
     said->role |= choice.role;
     said->finished |= choice.finished;
@@ -338,8 +372,8 @@ static int take_event(Said *said, const char *at, const char *end)
         }
         lines.data[lines.size++] = '\n';
     }
-    if (said->chat && choices && choice.empty && !choice.finished)
-        return 1; /* made for the ids alone */
+    if (dropped)
+        return 1;
     /* The client gets null in the place of both lists. */
     Slice gone[2] = {{0}, {0}};
     int lists = 0;
@@ -381,7 +415,7 @@ static const char *payload_of(const char *at, const char *end, size_t *size)
     return digit + 2;
 }
 
-static PyObject *whole(PyObject *ignored, PyObject *args)
+static PyObject *take(PyObject *ignored, PyObject *args)
 {
     PyObject *data, *log;
     Said said = {0};
@@ -391,11 +425,13 @@ static PyObject *whole(PyObject *ignored, PyObject *args)
         return NULL;
     said.id.end = said.id.at + id;
     said.begun = id > 0;
-    const char *at = PyBytes_AsString(data), *end = at + PyBytes_Size(data);
+    const char *begin = PyBytes_AsString(data), *at = begin, *end = begin + PyBytes_Size(data);
     const size_t ending = sizeof ENDING - 1;
-    if ((size_t)(end - at) < ending || memcmp(end - ending, ENDING, ending) != 0)
+    said.ended = (size_t)(end - at) >= ending && memcmp(end - ending, ENDING, ending) == 0;
+    if (said.ended)
+        end -= ending;
+    else if (said.begun)
         Py_RETURN_NONE;
-    end -= ending;
     out.size = lines.size = 0;
     if (at == end)
         Py_RETURN_NONE;
@@ -413,12 +449,14 @@ static PyObject *whole(PyObject *ignored, PyObject *args)
     }
     if (reserve(&out, sizeof DONE) < 0)
         return NULL;
-    put(&out, DONE, sizeof DONE - 1);
+    if (said.ended)
+        put(&out, DONE, sizeof DONE - 1);
     Py_ssize_t prompt = said.prompt.at == NULL ? 0 : said.prompt.end - said.prompt.at;
-    PyObject *made = Py_BuildValue("y#s#Ls#y#iii", out.data, (Py_ssize_t)out.size,
+    PyObject *made = Py_BuildValue("y#s#Ls#y#iiiinn", out.data, (Py_ssize_t)out.size,
         said.id.at, (Py_ssize_t)(said.id.end - said.id.at), said.created,
         said.model.at, (Py_ssize_t)(said.model.end - said.model.at), said.prompt.at == NULL ? "" : said.prompt.at, prompt,
-        said.role, said.finished, said.usage);
+        said.role, said.finished, said.usage, said.ended, said.like.at == NULL ? (Py_ssize_t)0 : (Py_ssize_t)(said.like.at - begin),
+        said.like.at == NULL ? (Py_ssize_t)0 : (Py_ssize_t)(said.like.end - begin));
     if (made == NULL)
         return NULL;
     Py_ssize_t before = PyByteArray_Size(log);
@@ -432,13 +470,13 @@ static PyObject *whole(PyObject *ignored, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"whole", whole, METH_VARARGS,
-     "whole(data, chat, id, created, log): the rest of a stream; (what the client gets, id, created, model, prompt ids, role,\n"
-     "finished, usage), and log has what is noted; None: nothing was done."},
+    {"take", take, METH_VARARGS,
+     "take(data, chat, id, created, log): (what the client gets, id, created, model, prompt ids, role, finished, usage, ended,\n"
+     "where the event is that is like others), and log has what is noted; None: nothing was done."},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_answer", "Streams that came whole.", -1, methods, NULL, NULL, NULL,
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_answer", "Streams that came in few reads.", -1, methods, NULL, NULL, NULL,
     NULL};
 
 PyMODINIT_FUNC PyInit__answer(void)

@@ -72,10 +72,10 @@ class NotedStream(EventStream):
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""
-        if self._framed and self._clean and data.endswith(END) and self._splicer is None:
-            ended = self._whole(data)
-            if ended is not None:
-                return ended
+        if self._framed and self._clean and self._splicer is None and (not self._position.id or data.endswith(END)):
+            taken = self._take(data)
+            if taken is not None:
+                return taken
         out: list[bytes] = []
         at, size = 0, len(data)
         while at < size and self._clean:
@@ -101,15 +101,15 @@ class NotedStream(EventStream):
             out.append(self._feed_end(data[at:]) if self._splicer is None else self._feed_carefully(data[at:]))
         return b"".join(out)
 
-    def _whole(self, data: bytes) -> bytes | None:
-        """All that is left of the stream, if it is simple; None: nothing was done."""
+    def _take(self, data: bytes) -> bytes | None:
+        """The stream's first events, or all that is left of it, if they are simple; None: nothing was done."""
         position = self._position
         if position.asked_ids:
             return None
         found = whole.take(data, position.api == "chat", position.id, position.created, self._log)
         if found is None:
             return None
-        out, name, created, model, prompt, role, finished, usage = found
+        out, name, created, model, prompt, role, finished, usage, ended, at, to = found
         if not position.id:
             position.id, position.created, position.model = name, created, model
         position.prompt = position.prompt or prompt
@@ -118,8 +118,11 @@ class NotedStream(EventStream):
         if finished:
             position.finished.add(0)  # a stream that goes on from ids has one choice
         position.usage_sent = position.usage_sent or bool(usage)
-        self._clean = False
-        self.ended = self.done = self._chunks.done = True
+        if ended:
+            self._clean = False
+            self.ended = self.done = self._chunks.done = True
+        elif to and position.prompt and not position.shows_logprobs:
+            self._learn(split_prompt(data[at:to] + b"\n\n")[1], position)
         return out
 
     def _alike(self, data: bytes, at: int) -> tuple[bytes, int] | None:
@@ -141,7 +144,7 @@ class NotedStream(EventStream):
             return b"%x\r\n%b%b%b\r\n" % (self._grows + len(shown), self._lead, shown, self._shown), end
         return b"%b%b%b" % (self._lead, shown, self._shown), end
 
-    def _learn(self, event: bytes, mine: Event) -> None:
+    def _learn(self, event: bytes, mine: Event | Position) -> None:
         api = self._position.api
         key = _TEXT_AT[api]
         text = event.find(key) + len(key)

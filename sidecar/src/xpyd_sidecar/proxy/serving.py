@@ -160,7 +160,7 @@ class Serving:
         """Part of decode's stream."""
         self._first = data
         self._legs[call.tag].record.first_at = perf_counter()
-        follows = self._course.begun(self._loop.time()) if self._made is None and call.ends and call.tag == DECODE else []
+        follows = self._course.begun(self._loop.time()) if self._made is None and call.tag == DECODE else []
         if follows:
             self._do(follows)
         else:

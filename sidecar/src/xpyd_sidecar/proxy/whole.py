@@ -1,4 +1,4 @@
-"""A stream that is read with its end, taken in one call where that was compiled (``_answer``).
+"""The beginning of a stream, its end, or all of it in one read, taken in one call where that was compiled (``_answer``).
 
 Belongs here: the choice, and what the call gives. XPYD_PLAIN=1 in the environment leaves every read to ``noted``.
 """
@@ -9,17 +9,18 @@ from collections.abc import Callable
 
 from xpyd_sidecar import built
 
-REVISION = 1
+REVISION = 2
 """Of what both have in common; grows with every change of ``_answer.c``."""
-Whole = tuple[bytes, str, int, str, bytes, int, int, int]
-"""What the client gets; of the first event id, time and model; the prompt's ids as JSON without brackets; and whether an
-event named a role, gave a finish reason, or was for usage alone."""
+Whole = tuple[bytes, str, int, str, bytes, int, int, int, int, int, int]
+"""What the client gets; of the first event id, time and model; the prompt's ids as JSON without brackets; whether an
+event named a role, gave a finish reason, or was for usage alone; whether the stream ended; and where the event stands that
+others will be like, without its line ends."""
 Take = Callable[[bytes, bool, str, int, bytearray], Whole | None]
 
 
 def _nothing(data: bytes, chat: bool, name: str, created: int,  # noqa: ARG001 (the compiled one's names)
              log: bytearray) -> Whole | None:  # noqa: ARG001
-    """Take ``data``, which ends with the last chunk, and note it in ``log``. None: nothing was done (here: ever).
+    """Take ``data``, the first events of a stream or its rest, and note it in ``log``. None: nothing was done (here: ever).
 
     ``chat``: of which API. ``name`` and ``created``: of the events before; no name: there were none.
     """
@@ -31,6 +32,6 @@ try:
     from xpyd_sidecar.proxy import _answer
 
     built.check("the shortcuts", _answer.REVISION, REVISION)
-    take = _answer.whole
+    take = _answer.take
 except ImportError:  # not built, or for another machine: everything works without
     pass

@@ -52,14 +52,14 @@ class Straight:
         self._prefilled_at = now
 
     def begun(self, now: float) -> list[Instruction]:
-        """Decode's stream came whole: its end follows at once. None where prefill's leg is open: the exchange decides."""
+        """Decode's stream has begun. None where prefill's leg is open: the exchange decides."""
         if math.isnan(self._prefilled_at):
             return []
         self._begun_at = now
         return _BEGUN
 
     def ended(self) -> list[Instruction]:
-        """What follows from that end; none where it is not that of ``begun``."""
+        """What follows from the proper end of that stream; none where it did not begin on this way."""
         return [] if math.isnan(self._begun_at) else _ENDED
 
     def exchange(self, transfer: TransferId, picks: Picks, limits: Limits, budget: Budget, *, skips: str,
