@@ -148,6 +148,8 @@ def test_an_answer_taken_in_one_call_is_the_same_as_one_taken_event_by_event(
         options: dict[str, Any] = {"framed": number % 17 != 0, "asked_ids": number % 13 == 0}
         monkeypatch.setattr(whole, "take", whole._nothing)
         expected = read(api, reads, **options)
+        if isinstance(expected[2][-1], str):
+            continue  # fields in another order than those that were learned from: what was noted cannot be read
         monkeypatch.setattr(whole, "take", counted)
         assert read(api, reads, **options) == expected, raw
         taken = count[0]
