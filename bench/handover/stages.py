@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,16 @@ from xpyd_operator.cli import timeline
 from xpyd_sidecar.contract.ids import Role
 
 RUNNING = 8
+
+
+REST_S = 1.3
+"""vLLM's workers look for work without a pause for a second after the last."""
+
+
+def measured_steps(cluster: Cluster, single: Engine, bench: Bench, rest_s: float = 0.0) -> dict[str, Any]:
+    """Prefill's steps; decode is dead after it."""
+    prefill, decode = cluster.prefill[0].engine, cluster.decode[0].engine
+    return steps.measure(prefill, decode, single, bench.rounds, bench.draw, rest_s=rest_s)
 
 
 class One:
@@ -99,9 +110,7 @@ class One:
 
     async def steps(self) -> dict[str, Any]:
         """Prefill's steps; decode is dead after it."""
-        prefill, decode = self._cluster.prefill[0].engine, self._cluster.decode[0].engine
-        return {"prefill_steps": await asyncio.to_thread(
-            steps.measure, prefill, decode, self._single, self._bench.rounds, self._bench.draw)}
+        return {"prefill_steps": await asyncio.to_thread(measured_steps, self._cluster, self._single, self._bench)}
 
 
 async def stage_one(bench: Bench, parts: Parts, *, second: bool) -> None:
@@ -138,6 +147,40 @@ async def stage_two(bench: Bench, parts: Parts) -> None:
 
     await parts.take("idle", idle)
     await parts.take("reference_workload", reference)
+
+
+async def stage_own(bench: Bench, parts: Parts) -> None:
+    """1P1D where each engine has a processor of its own, beside one engine that has the same one as prefill.
+
+    One asks at a time, with a pause in which everybody falls idle, so that two engines on one processor never both run.
+    """
+    single, cluster = bench.plain("s3"), bench.cluster("own")
+    single.wait_ready()
+    cluster.wait_ready()
+    for engine, processor in ((single, 0), (cluster.prefill[0].engine, 0), (cluster.decode[0].engine, 1)):
+        confine(engine, processor)
+    contenders: dict[str, Contender] = {"single": Url(single.url), "1p1d": Url(cluster.url)}
+
+    async def idle() -> dict[str, Any]:
+        async def rest(_name: str, _length: int) -> None:
+            await asyncio.sleep(REST_S)
+
+        async with client.session() as session:
+            found = await bench.in_turns(contenders, bench.rounds, session, rest)
+        return {"idle": by_length(found), "idle_vs_single": {"1p1d": against(found, "1p1d", "single")}}
+
+    async def prefill() -> dict[str, Any]:
+        return {"prefill_steps": await asyncio.to_thread(measured_steps, cluster, single, bench, REST_S)}
+
+    await parts.take("idle", idle)
+    await parts.take("prefill_steps", prefill)
+
+
+def confine(engine: Engine, processor: int) -> None:
+    """All threads of an engine stay on one processor."""
+    for pid in engine.group.pids():
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {processor})
 
 
 async def stage_three(bench: Bench, parts: Parts, *, site: Path) -> None:

@@ -38,13 +38,17 @@ def prefill_s(engine: Engine, prompt: list[int], params: dict[str, Any] | None =
 
 
 def rounds(prefill: Engine, control: Engine, peer: legs.Peer, decode: Engine | None, *, count: int,
-           draw: random.Random) -> dict[str, list[float]]:
-    """A leg, a plain request, and one of another engine, in turns. ``decode``: takes what is pushed, if it can."""
+           draw: random.Random, rest_s: float = 0.0) -> dict[str, list[float]]:
+    """A leg, a plain request, and one of another engine, in turns. ``decode``: takes what is pushed, if it can.
+
+    ``rest_s``: pause before each, in which the workers of the others fall idle.
+    """
     found: dict[str, list[float]] = {"plain": [], "leg": [], "control": []}
     with ThreadPoolExecutor(1) as pool:
         for number in range(count + 1):
             prompt, transfer = prompt_of(TOKENS, draw), TransferId(uuid.uuid4().hex)
             taker = None
+            time.sleep(rest_s)
             if decode is not None:
                 params = legs.encode(legs.Leg(legs.VERSION, Role.DECODE, transfer, Attempt(1), 60.0))
                 taker = pool.submit(decode.complete, prompt, 1, kv_transfer_params=params)
@@ -52,7 +56,9 @@ def rounds(prefill: Engine, control: Engine, peer: legs.Peer, decode: Engine | N
             taken = {"leg": prefill_s(prefill, prompt, params)}
             if taker is not None:
                 taker.result(WAIT_S)
+            time.sleep(rest_s)
             taken["plain"] = prefill_s(prefill, prompt_of(TOKENS, draw))
+            time.sleep(rest_s)
             taken["control"] = prefill_s(control, prompt_of(TOKENS, draw))
             if number:  # the first warms up
                 for name, seconds in taken.items():
@@ -73,18 +79,19 @@ def stopped(engine: Engine) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def measure(prefill: Engine, decode: Engine, control: Engine, count: int, draw: random.Random) -> dict[str, Any]:
+def measure(prefill: Engine, decode: Engine, control: Engine, count: int, draw: random.Random, *,
+            rest_s: float = 0.0) -> dict[str, Any]:
     """All three states of decode; it is dead at the end."""
     known = decode.record()
     if known is None:
         raise RuntimeError("decode's connector has not started")
     peer = legs.Peer(InstanceName(decode.name), known.incarnation, known.control)
-    found = {"alive": rounds(prefill, control, peer, decode, count=count, draw=draw)}
+    found = {"alive": rounds(prefill, control, peer, decode, count=count, draw=draw, rest_s=rest_s)}
     with stopped(decode):
-        found["stopped"] = rounds(prefill, control, peer, None, count=count // 2, draw=draw)
+        found["stopped"] = rounds(prefill, control, peer, None, count=count // 2, draw=draw, rest_s=rest_s)
     time.sleep(1.0)
     decode.kill()
-    found["dead"] = rounds(prefill, control, peer, None, count=count // 2, draw=draw)
+    found["dead"] = rounds(prefill, control, peer, None, count=count // 2, draw=draw, rest_s=rest_s)
     return summary(found)
 
 

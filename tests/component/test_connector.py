@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from engine_pair import OUTPUT, PEER_TIMEOUT_S, Pair, ask, leave, new, say_farewell, started, tokens, wait_until
 from engines import HttpError
+from processes import processor_s
 
 from xpyd_sidecar.contract import legs, metrics
 from xpyd_sidecar.contract.ids import Attempt, Incarnation, Role, TransferId
@@ -92,11 +93,16 @@ class TestRecompute:
         pair.wait_empty(pair.p, deadline_s=0.7 * KvOptions().claim_s)
         assert pair.outcomes(pair.p, "send", "aborted") == dropped + 1
 
-    def test_without_an_announcement_decode_computes_at_its_deadline(self, pair: Pair) -> None:
+    def test_without_an_announcement_decode_naps_and_computes_at_its_deadline(self, pair: Pair) -> None:
         prompt, began = tokens(300), time.monotonic()
         waited = pair.d_leg(prompt, new(), wait_s=4.0)
         pair.wait_parked()
         assert pair.d.metric("vllm:kv_cache_usage_perc") == 0
+        pids, asleep = pair.d.group.pids(), time.monotonic()
+        used = processor_s(pids)
+        time.sleep(1.5)
+        share = (processor_s(pids) - used) / (time.monotonic() - asleep)
+        assert share < 0.8, "vLLM's own polling takes 1.5 processors"
         assert waited.result(30) == pair.plain(prompt)
         assert 4.0 <= time.monotonic() - began < 12
         assert pair.outcomes(pair.d, "receive", "deadline") >= 1

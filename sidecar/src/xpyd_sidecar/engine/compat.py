@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
+from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 import vllm
+from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -28,7 +31,7 @@ __all__ = [
     "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
     "KVConnectorWorkerMetadata", "check_model", "check_version", "common_id", "create_metric_per_engine", "dp_rank",
     "instruction_set", "kv_dtype", "kv_heads", "kv_layout", "log_like_vllm", "max_model_len", "model_files",
-    "model_text", "rank_of", "sizes", "version",
+    "model_text", "rank_of", "rest_while", "sizes", "version",
 ]
 
 SUPPORTED: Final = "0.32."
@@ -123,6 +126,21 @@ def kv_heads(config: Any, kv_cache: Any) -> dict[str, int]:
             elif part.num_head_slots is None and part.num_kv_heads == mine:
                 out[name] = total
     return out
+
+
+def rest_while(calm: Callable[[], bool]) -> None:
+    """Have this worker wait for its next step without looking for it all the time, as long as ``calm()``.
+
+    vLLM's worker yields its processor for a second after each step, before it waits for the notice that comes with each.
+    """
+    spin = SpinCondition.wait
+
+    def wait(self: SpinCondition, timeout_ms: int | None = None) -> None:
+        if calm():
+            self.last_read = -math.inf
+        spin(self, timeout_ms)
+
+    SpinCondition.wait = wait
 
 
 def sizes(config: Any) -> tuple[int, int, int]:

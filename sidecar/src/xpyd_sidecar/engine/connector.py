@@ -60,6 +60,7 @@ class XpydConnector(KVConnectorBase_V1):
         heads = compat.kv_heads(self._vllm_config, self._kv_cache_config)
         self._worker = WorkerSide(self._settings, compat.rank_of(self._vllm_config), kv_caches,
                                   self._kv_cache_config.num_blocks, heads)
+        compat.rest_while(lambda: self._worker is not None and self._worker.calm)
 
     def get_handshake_metadata(self) -> RankAddress:
         """Where this rank listens, on its way to the scheduler side."""

@@ -56,6 +56,14 @@ class Orders(KVConnectorMetadata):
     """Of the step's forward; 0: there is none."""
     firsts: list[Key] = field(default_factory=list)
     """Transfers whose requests run for the first time since their KV came."""
+    calm: bool = False
+    """The engine takes naps: until the next orders a worker need not look for them without a pause."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is to be done in this step."""
+        return not (self.tokens or self.pushes or self.releases or self.loads or self.fails or self.abandons
+                    or self.expects)
 
 
 class SendReport(NamedTuple):

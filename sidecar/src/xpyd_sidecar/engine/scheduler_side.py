@@ -11,7 +11,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from xpyd_sidecar.contract import fingerprint as fingerprints
@@ -23,6 +24,7 @@ from xpyd_sidecar.contract.timeline import Asked, Told
 from xpyd_sidecar.engine import compat, fingerprint
 from xpyd_sidecar.engine.control import ControlThread
 from xpyd_sidecar.engine.crew import Crew
+from xpyd_sidecar.engine.nap import Nap
 from xpyd_sidecar.engine.notes import clock
 from xpyd_sidecar.engine.reports import ExpectOrder, FailOrder, LoadOrder, LoadReport, Orders, RankAddress, Report
 from xpyd_sidecar.engine.ring import Ring
@@ -81,6 +83,8 @@ class SchedulerSide:
         self._waiting_since: dict[str, float] = {}
         """By request."""
         port = options.control_port + compat.dp_rank(config) if options.control_port else 0
+        self._nap = Nap() if data == 1 else None
+        """Ranks that step together do not sleep alone."""
         self._control = ControlThread(self, settings.key, host=settings.host, port=port,
                                       peer_timeout_s=options.peer_timeout_s)
 
@@ -192,8 +196,11 @@ class SchedulerSide:
                         name, new[0] if new else (), reset=name in cached.resumed_req_ids,
                         computed=cached.num_computed_tokens[at] + output.num_scheduled_tokens[name]))
             orders, self._orders = self._orders, Orders()
+            idle = orders.idle and not self._expected
         if self._crew is not None:
             orders.crew = self._crew.handle()
+        if self._nap is not None:
+            orders.calm = self._nap.step(idle=idle)
         return orders
 
     def _expect(self) -> None:
@@ -354,11 +361,19 @@ class SchedulerSide:
 
     # --- Handler, on the control thread ---
 
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        """The lock; the engine's thread looks at what has changed when it is given back."""
+        with self._lock:
+            yield
+        if self._nap is not None:
+            self._nap.wake()
+
     def from_prefill(self, peer: bytes, message: Control) -> None:
         """A prefill engine says something."""
         ours = self._self
         assert ours is not None
-        with self._lock:
+        with self._awake():
             if isinstance(message, Hello):
                 met = peers.meet(ours, message)
                 self._greeted.put(peer, met)
@@ -385,20 +400,20 @@ class SchedulerSide:
     def unreadable(self, peer: bytes, prefix: Prefix) -> None:
         """A prefill engine of another wire version says something."""
         reason = f"control wire version {messages.WIRE_VERSION} here, {prefix.version} there"
-        with self._lock:
+        with self._awake():
             self._pair(self._pairing.refuse(prefix.transfer, prefix.attempt, Outcome.INCOMPATIBLE, reason))
         self._control.post(peer, Reject(Outcome.INCOMPATIBLE, reason))
 
     def from_decode(self, peer: Peer, message: Control) -> None:
         """A decode engine answers."""
         if isinstance(message, Drop):
-            with self._lock:
+            with self._awake():
                 self._offer(self._offers.drop(message.key, message.outcome, message.reason))
 
     def decode_lost(self, peer: Peer, outcome: Outcome, reason: str) -> None:
         """A decode engine refuses, does not answer, or lives another life."""
         logger.warning("xpyd: decode engine %s (%s): %s", peer.instance, peer.control, reason)
-        with self._lock:
+        with self._awake():
             self._offer(self._offers.peer_lost(peer, outcome, reason))
 
     def wanted(self) -> set[Peer]:

@@ -103,6 +103,8 @@ class WorkerSide:
         self._settings = settings
         self._hand: Hand | None = None
         self._orders = Orders()
+        self.calm = False
+        """The engine takes naps."""
         self._saved: set[int] = set()
         self._indexes: list[torch.Tensor] = []
         self._overflowed: dict[Key, None] = {}
@@ -136,6 +138,7 @@ class WorkerSide:
         """A step begins."""
         self._forwards.begin()
         self._orders = orders
+        self.calm = orders.calm
         self._saved.clear()
         if orders.crew and self._hand is None:
             self._hand = Hand(orders.crew, self._rank, host=self._settings.host, key=self._settings.key,
