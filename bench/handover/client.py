@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+import uuid
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import aiohttp
+
+from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 
 MODEL = "tiny"
 DEADLINE_S = 120.0
@@ -43,6 +47,34 @@ class Url:
         url = self._urls[self._turn % len(self._urls)]
         self._turn += 1
         return await stream(session, url, body(prompt, tokens), time.perf_counter())
+
+
+class Legs:
+    """Both legs straight to the engines, at once as the router sends them, or decode's ``late``: when prefill has answered."""
+
+    def __init__(self, prefill: str, decode: str, peer: legs.Peer, *, late: bool) -> None:
+        self._prefill, self._decode = prefill, decode
+        self._peer = peer
+        self._late = late
+
+    async def ask(self, session: aiohttp.ClientSession, prompt: Sequence[int], tokens: int) -> Seen:
+        """One request, streamed from decode."""
+        began, transfer = time.perf_counter(), TransferId(uuid.uuid4().hex)
+        decode = legs.Leg(legs.VERSION, Role.DECODE, transfer, Attempt(1), DEADLINE_S)
+        prefill = legs.Leg(legs.VERSION, Role.PREFILL, transfer, Attempt(1), DEADLINE_S, self._peer)
+        first = asyncio.create_task(self._filled(session, prompt, legs.encode(prefill)))
+        if self._late:
+            await first
+        second = {**body(prompt, tokens), "kv_transfer_params": legs.encode(decode)}
+        seen = await stream(session, self._decode, second, began)
+        await first
+        return seen
+
+    async def _filled(self, session: aiohttp.ClientSession, prompt: Sequence[int], params: dict[str, Any]) -> None:
+        request = {**body(prompt, 1), "stream": False, "kv_transfer_params": params}
+        async with session.post(f"{self._prefill}/v1/completions", json=request) as answer:
+            if answer.status != 200:
+                raise RuntimeError(f"prefill: {answer.status} {(await answer.text())[:500]}")
 
 
 class Nixl:

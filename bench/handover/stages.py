@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import aiohttp
 import client
 import msgspec
 import steps
-from client import Contender, Crowd, Nixl, Url, prompt_of
+from client import Contender, Crowd, Legs, Nixl, Url, prompt_of
 from cluster import Cluster
 from engines import Engine
 from harness import (
@@ -31,15 +34,17 @@ from harness import (
     hand,
     workload,
 )
-from processes import ProcessFailed, free_port
+from processes import ProcessFailed, free_port, processor_s
 from raw import Link
 
 from xpyd_operator.cli import timeline
-from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 
 RUNNING = 8
 
 
+PARKED_S = 6.0
 REST_S = 1.3
 """vLLM's workers look for work without a pause for a second after the last."""
 
@@ -157,9 +162,16 @@ async def stage_own(bench: Bench, parts: Parts) -> None:
     single, cluster = bench.plain("s3"), bench.cluster("own")
     single.wait_ready()
     cluster.wait_ready()
-    for engine, processor in ((single, 0), (cluster.prefill[0].engine, 0), (cluster.decode[0].engine, 1)):
+    prefill_engine, decode_engine = cluster.prefill[0].engine, cluster.decode[0].engine
+    for engine, processor in ((single, 0), (prefill_engine, 0), (decode_engine, 1)):
         confine(engine, processor)
-    contenders: dict[str, Contender] = {"single": Url(single.url), "1p1d": Url(cluster.url)}
+    known = decode_engine.record()
+    assert known is not None
+    peer = legs.Peer(InstanceName(decode_engine.name), known.incarnation, known.control)
+    contenders: dict[str, Contender] = {
+        "single": Url(single.url), "1p1d": Url(cluster.url),
+        "at_once": Legs(prefill_engine.url, decode_engine.url, peer, late=False),
+        "decode_late": Legs(prefill_engine.url, decode_engine.url, peer, late=True)}
 
     async def idle() -> dict[str, Any]:
         async def rest(_name: str, _length: int) -> None:
@@ -172,8 +184,25 @@ async def stage_own(bench: Bench, parts: Parts) -> None:
     async def prefill() -> dict[str, Any]:
         return {"prefill_steps": await asyncio.to_thread(measured_steps, cluster, single, bench, REST_S)}
 
+    async def parked() -> dict[str, Any]:
+        return {"parked_processors": await asyncio.to_thread(parked_processors, decode_engine, bench)}
+
     await parts.take("idle", idle)
+    await parts.take("parked", parked)
     await parts.take("prefill_steps", prefill)
+
+
+def parked_processors(decode: Engine, bench: Bench) -> float:
+    """Processors that a decode engine takes while all it has is a leg that nobody announces KV for."""
+    leg = legs.Leg(legs.VERSION, Role.DECODE, TransferId(uuid.uuid4().hex), Attempt(1), PARKED_S)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(decode.complete, prompt_of(REFERENCE, bench.draw), 1, kv_transfer_params=legs.encode(leg))
+        time.sleep(1.0)
+        used, began = processor_s(decode.group.pids()), time.monotonic()
+        time.sleep(PARKED_S - 3.0)
+        share = (processor_s(decode.group.pids()) - used) / (time.monotonic() - began)
+        waiting.result(60.0)
+    return round(share, 3)
 
 
 def confine(engine: Engine, processor: int) -> None:

@@ -8,23 +8,23 @@ import time
 import pytest
 
 from xpyd_sidecar.engine import nap
-from xpyd_sidecar.engine.nap import STEPS, Nap
+from xpyd_sidecar.engine.nap import STEPS, Inbox, Nap
 
 
 def napping(one: Nap) -> None:
     """Let it come to its first nap."""
-    assert not any(one.step(idle=True) for _ in range(STEPS))
+    assert not any(one.step(idle=True, loading=False) for _ in range(STEPS))
 
 
 def test_many_idle_steps_lead_to_naps_and_work_ends_them() -> None:
     one = Nap()
     napping(one)
     began = time.monotonic()
-    assert one.step(idle=True)
+    assert one.step(idle=True, loading=False)
     assert time.monotonic() - began >= 0.9 * nap.NAP_S
-    assert not one.step(idle=False)
+    assert not one.step(idle=False, loading=False)
     napping(one)
-    assert one.step(idle=True)
+    assert one.step(idle=True, loading=False)
 
 
 def test_who_is_woken_looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_who_is_woken_looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = threading.Timer(0.05, one.wake)
     timer.start()
     began = time.monotonic()
-    assert one.step(idle=True)
+    assert one.step(idle=True, loading=False)
     assert time.monotonic() - began < 30
     timer.join()
 
@@ -45,5 +45,35 @@ def test_what_came_before_a_nap_is_not_slept_over(monkeypatch: pytest.MonkeyPatc
     napping(one)
     one.wake()
     began = time.monotonic()
-    assert one.step(idle=True)
+    assert one.step(idle=True, loading=False)
     assert time.monotonic() - began < 30
+
+
+def test_while_blocks_come_the_worker_waits_and_not_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nap, "NAP_S", 60.0)
+    one = Nap()
+    napping(one)
+    began = time.monotonic()
+    assert one.step(idle=True, loading=True)
+    assert time.monotonic() - began < 30
+
+
+def test_an_inbox_ends_a_nap_with_what_comes() -> None:
+    inbox: Inbox[int] = Inbox()
+    timer = threading.Timer(0.05, inbox.append, [7])
+    timer.start()
+    began = time.monotonic()
+    inbox.nap(60.0)
+    assert time.monotonic() - began < 30
+    assert list(inbox) == [7]
+    timer.join()
+
+
+def test_an_empty_inbox_is_waited_for_no_longer_than_is_said() -> None:
+    inbox: Inbox[int] = Inbox()
+    inbox.append(1)
+    inbox.popleft()
+    inbox.nap(60.0)  # what was told before
+    began = time.monotonic()
+    inbox.nap(0.02)
+    assert 0.018 <= time.monotonic() - began < 30

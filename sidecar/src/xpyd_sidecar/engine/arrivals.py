@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from xpyd_sidecar.engine.bounds import Chunk, Staging
 from xpyd_sidecar.engine.gates import Target
 from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.nap import Inbox
 from xpyd_sidecar.engine.sender import Me
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.receiving import Ask
@@ -57,7 +57,7 @@ class Shared:
     me: Me
     ways: Ways
     staging: Staging
-    inbox: deque[Arrived | Broken]
+    inbox: Inbox[Arrived | Broken]
     cover: bool
     largest_frame: int
     ahead: Ahead | None

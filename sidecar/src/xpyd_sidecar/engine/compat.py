@@ -129,9 +129,10 @@ def kv_heads(config: Any, kv_cache: Any) -> dict[str, int]:
 
 
 def rest_while(calm: Callable[[], bool]) -> None:
-    """Have this worker wait for its next step without looking for it all the time, as long as ``calm()``.
+    """Have this process wait for the other side's messages without looking for them all the time, as long as ``calm()``.
 
-    vLLM's worker yields its processor for a second after each step, before it waits for the notice that comes with each.
+    vLLM's engine core and its workers yield their processors for a second after each message, before they wait for the
+    notice that comes with every one.
     """
     spin = SpinCondition.wait
 

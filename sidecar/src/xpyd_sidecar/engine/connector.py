@@ -37,7 +37,8 @@ class XpydConnector(KVConnectorBase_V1):
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
             recompute = transfer.kv_load_failure_policy == "recompute"
-            self._scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute)
+            self._scheduler = scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute)
+            compat.rest_while(lambda: scheduler.calm)
 
     @property
     def scheduler(self) -> SchedulerSide:
@@ -58,9 +59,9 @@ class XpydConnector(KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Start the worker side."""
         heads = compat.kv_heads(self._vllm_config, self._kv_cache_config)
-        self._worker = WorkerSide(self._settings, compat.rank_of(self._vllm_config), kv_caches,
+        self._worker = worker = WorkerSide(self._settings, compat.rank_of(self._vllm_config), kv_caches,
                                   self._kv_cache_config.num_blocks, heads)
-        compat.rest_while(lambda: self._worker is not None and self._worker.calm)
+        compat.rest_while(lambda: worker.calm)
 
     def get_handshake_metadata(self) -> RankAddress:
         """Where this rank listens, on its way to the scheduler side."""

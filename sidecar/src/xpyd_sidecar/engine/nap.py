@@ -1,22 +1,25 @@
-"""When an engine that only waits looks less often.
+"""When an engine that only waits for KV looks less often.
 
-vLLM steps a thousand times a second while a request waits for KV or a copy waits to leave, and its workers look for the
-next step without a pause meanwhile. On a host that engines share, that is time another's prefill computes in.
+vLLM steps a thousand times a second while a request waits for KV, and its workers look for the next step without a pause
+meanwhile. On a host that engines share, that is time another's prefill computes in.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Final
+from collections import deque
+from typing import Final, TypeVar
 
-NAP_S: Final = 0.005
+_T = TypeVar("_T")
+
+NAP_S: Final = 0.01
 """How late a request that comes meanwhile may be seen: the engine's thread reads no requests in a nap."""
-STEPS: Final = 20
-"""Steps without anything to do before the first nap: transfers of milliseconds are waited for as vLLM does."""
+STEPS: Final = 10
+"""Steps without anything to do before the first nap: what takes milliseconds is waited for as vLLM does."""
 
 
 class Nap:
-    """Pauses of the engine's thread. What a peer says ends one at once."""
+    """Pauses of the thread beside the scheduler. What a peer says ends one at once."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -29,11 +32,34 @@ class Nap:
         """
         self._woken.set()
 
-    def step(self, *, idle: bool) -> bool:
-        """A step was planned. Sleeps if it is ``idle`` and many before it were; whether it is one of those."""
+    def step(self, *, idle: bool, loading: bool) -> bool:
+        """A step was planned. Whether this and many before it were ``idle``; then it may last, and its worker be calm.
+
+        Sleeps, unless blocks are ``loading``: what ends that wait comes to the worker, which waits for it (``Inbox``).
+        """
         self._steps = self._steps + 1 if idle else 0
         if self._steps <= STEPS:
             return False
-        self._woken.wait(NAP_S)
-        self._woken.clear()
+        if not loading:
+            self._woken.wait(NAP_S)
+            self._woken.clear()
         return True
+
+
+class Inbox(deque[_T]):
+    """What other threads have for a worker; it can wait for the first of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._filled = threading.Event()
+
+    def append(self, item: _T) -> None:
+        """Put something in; called on any thread."""
+        super().append(item)
+        self._filled.set()
+
+    def nap(self, seconds: float) -> None:
+        """Sleep until there is something, or for so long."""
+        if not self:
+            self._filled.wait(seconds)
+        self._filled.clear()  # what came before is in, and is looked at next

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -24,6 +23,7 @@ from xpyd_sidecar.engine.gates import Cache, Gate, Target
 from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.loop import Loop
+from xpyd_sidecar.engine.nap import Inbox
 from xpyd_sidecar.engine.sender import Me
 from xpyd_sidecar.engine.source import Source
 from xpyd_sidecar.errors import PeerGone
@@ -48,7 +48,7 @@ class Receiver:
         ``make``, ``buffer_bytes``, ``pool_bytes``, ``claim_s``: of the buffer for what comes before it is asked for.
         ``grouping``: makes links over NCCL, where there is a GPU for it.
         """
-        self.inbox: deque[Arrived | Broken] = deque()
+        self.inbox: Inbox[Arrived | Broken] = Inbox()
         self.staging = staging
         self._caches = tuple(caches)
         self._gates: dict[str, dict[Key, Gate]] = {}

@@ -85,6 +85,8 @@ class SchedulerSide:
         port = options.control_port + compat.dp_rank(config) if options.control_port else 0
         self._nap = Nap() if data == 1 else None
         """Ranks that step together do not sleep alone."""
+        self.calm = False
+        """The engine takes naps."""
         self._control = ControlThread(self, settings.key, host=settings.host, port=port,
                                       peer_timeout_s=options.peer_timeout_s)
 
@@ -196,11 +198,11 @@ class SchedulerSide:
                         name, new[0] if new else (), reset=name in cached.resumed_req_ids,
                         computed=cached.num_computed_tokens[at] + output.num_scheduled_tokens[name]))
             orders, self._orders = self._orders, Orders()
-            idle = orders.idle and not self._expected
+            loading, idle = bool(self._expected), orders.idle and not self._offers.open
         if self._crew is not None:
             orders.crew = self._crew.handle()
         if self._nap is not None:
-            orders.calm = self._nap.step(idle=idle)
+            orders.calm = self.calm = self._nap.step(idle=idle, loading=loading)
         return orders
 
     def _expect(self) -> None:

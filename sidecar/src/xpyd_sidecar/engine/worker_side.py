@@ -27,6 +27,7 @@ from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import Budget, Chunk, Mark, Staging, Tally
 from xpyd_sidecar.engine.crew import Hand
 from xpyd_sidecar.engine.memory import Memory
+from xpyd_sidecar.engine.nap import NAP_S
 from xpyd_sidecar.engine.notes import Forwards, Noting, packed, packed_first
 from xpyd_sidecar.engine.place import place
 from xpyd_sidecar.engine.pool import Piece, Pool
@@ -229,8 +230,22 @@ class WorkerSide:
         self._orders = Orders(pushes=self._orders.pushes, tokens=self._orders.tokens, firsts=self._orders.firsts)
 
     def poll(self) -> tuple[set[str], set[str]]:
-        """Place what has arrived. Requests whose load is over, and those of them that failed."""
+        """Place what has arrived; a calm engine's worker waits a little for the end of a load.
+
+        Requests whose load is over, and those of them that failed.
+        """
         now = time.monotonic()
+        end = now + NAP_S if self.calm else now
+        self._take_in(now)
+        while now < end and not (self._done or self._placing or self._marks):
+            self._receiver.inbox.nap(end - now)
+            now = time.monotonic()
+            self._take_in(now)
+        while self._placing and self._placing[0][0].done():
+            self._staging.give(self._placing.pop(0)[1])
+        return self._take_done()
+
+    def _take_in(self, now: float) -> None:
         for _ in range(len(self._receiver.inbox)):
             event = self._receiver.inbox.popleft()
             if isinstance(event, Arrived):
@@ -239,9 +254,6 @@ class WorkerSide:
                 self._carry_out(self._loads.broken(event.key, event.source, (event.outcome, event.reason), now,
                                                    final=event.final))
         self._carry_out(self._loads.tick(now))
-        while self._placing and self._placing[0][0].done():
-            self._staging.give(self._placing.pop(0)[1])
-        return self._take_done()
 
     def _place(self, event: Arrived) -> None:
         place = self._loads.arrived(event.key, event.source, event.region, (event.first, event.blocks), event.size)
