@@ -55,7 +55,7 @@ def headline(one: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         "ttft_1p1d_vs_single_own_processor": worst(own, "ttft"),
         "tpot_1p1d_vs_single_own_processor": worst(own, "tpot"),
         "put_async_step_overhead_own_processor": dig(own, steps, "alive", "added_to_leg"),
-        "ttft_decode_late_vs_at_once": dig(own, "idle_vs_at_once", "decode_late", str(REFERENCE), "ttft", "median"),
+        "ttft_decode_late_vs_at_once": dig(own, "late_vs_at_once", str(REFERENCE), "ttft", "median"),
         "parked_processors": own.get("parked_processors"),
         "handover_vs_transfer": dig(one, *idle, "ratio", "median"),
         "last_kv_to_decode_vs_transfer": dig(one, *idle, "last_kv_ratio", "median"),

@@ -74,11 +74,11 @@ class Bench:
         return self.stack.enter_context(Cluster(self.folder / name, engine_args=ARGS, model=self.model))
 
     async def in_turns(self, contenders: Mapping[str, Contender], rounds: int, session: aiohttp.ClientSession,
-                       after: After | None = None) -> dict[str, Rounds]:
+                       after: After | None = None, *, lengths: Sequence[int] = LENGTHS) -> dict[str, Rounds]:
         """Every contender once per length and round; ``after(name, length)`` follows each request."""
-        found: dict[str, Rounds] = {name: {length: [] for length in LENGTHS} for name in contenders}
+        found: dict[str, Rounds] = {name: {length: [] for length in lengths} for name in contenders}
         for number in range(rounds + 1):
-            for length in LENGTHS:
+            for length in lengths:
                 for name in self.draw.sample(sorted(contenders), len(contenders)):
                     seen = await contenders[name].ask(session, prompt_of(length, self.draw), OUT)
                     if number:  # the first connects

@@ -168,18 +168,22 @@ async def stage_own(bench: Bench, parts: Parts) -> None:
     known = decode_engine.record()
     assert known is not None
     peer = legs.Peer(InstanceName(decode_engine.name), known.incarnation, known.control)
-    contenders: dict[str, Contender] = {
-        "single": Url(single.url), "1p1d": Url(cluster.url),
-        "at_once": Legs(prefill_engine.url, decode_engine.url, peer, late=False),
-        "decode_late": Legs(prefill_engine.url, decode_engine.url, peer, late=True)}
+    contenders: dict[str, Contender] = {"single": Url(single.url), "1p1d": Url(cluster.url)}
+    direct: dict[str, Contender] = {name: Legs(prefill_engine.url, decode_engine.url, peer, late=name == "decode_late")
+                                    for name in ("at_once", "decode_late")}
+
+    async def rest(_name: str, _length: int) -> None:
+        await asyncio.sleep(REST_S)
 
     async def idle() -> dict[str, Any]:
-        async def rest(_name: str, _length: int) -> None:
-            await asyncio.sleep(REST_S)
-
         async with client.session() as session:
             found = await bench.in_turns(contenders, bench.rounds, session, rest)
         return {"idle": by_length(found), "idle_vs_single": {"1p1d": against(found, "1p1d", "single")}}
+
+    async def late() -> dict[str, Any]:
+        async with client.session() as session:
+            found = await bench.in_turns(direct, bench.rounds, session, rest, lengths=(REFERENCE,))
+        return {"late": by_length(found), "late_vs_at_once": against(found, "decode_late", "at_once")}
 
     async def prefill() -> dict[str, Any]:
         return {"prefill_steps": await asyncio.to_thread(measured_steps, cluster, single, bench, REST_S)}
@@ -188,6 +192,7 @@ async def stage_own(bench: Bench, parts: Parts) -> None:
         return {"parked_processors": await asyncio.to_thread(parked_processors, decode_engine, bench)}
 
     await parts.take("idle", idle)
+    await parts.take("late", late)
     await parts.take("parked", parked)
     await parts.take("prefill_steps", prefill)
 
