@@ -50,7 +50,7 @@ class Url:
 
 
 class Legs:
-    """Both legs straight to the engines: at once, as the router sends them, or decode's when prefill has answered (``late``)."""
+    """Both legs straight to the engines: at once, as the router sends them; or, if ``late``, decode's after prefill's."""
 
     def __init__(self, prefill: str, decode: str, peer: legs.Peer, *, late: bool) -> None:
         self._prefill, self._decode = prefill, decode
