@@ -198,7 +198,8 @@ class SchedulerSide:
                         name, new[0] if new else (), reset=name in cached.resumed_req_ids,
                         computed=cached.num_computed_tokens[at] + output.num_scheduled_tokens[name]))
             orders, self._orders = self._orders, Orders()
-            loading, idle = bool(self._expected), orders.idle and not self._offers.open
+            loading = bool(self._expected)
+            idle = orders.idle and self._pairing.open > 0 and not self._offers.open
         if self._crew is not None:
             orders.crew = self._crew.handle()
         if self._nap is not None:
