@@ -61,18 +61,18 @@ def test_what_is_told_without_a_record_reads_as_any_other_line(style: Literal["j
     logs.configure("info", style, out, service="test", instance="test-e0")
     logger, fields = logging.getLogger("xpyd.part"), {"transfer": "ab", "first_byte_s": None, "seconds": 0.25}
     logger.info("%s", "ok", extra=fields)
-    logs.tell(logger, "ok", fields)
+    logs.tell(logger, "ok", lambda: fields)
     one, two = (re.sub(r"\d{4}-[-0-9T:.]+Z", "NOW", line) for line in out.getvalue().splitlines())
     assert one == two
     assert "NOW" in one
-    logs.tell(logger, "bare", {})
+    logs.tell(logger, "bare", dict)
     assert "bare" in out.getvalue().splitlines()[2]
     for number in range(3 * logs.MAX_KNOWN):
-        logs.tell(logger, f"another {number}", fields)
+        logs.tell(logger, f"another {number}", lambda: fields)
     assert all(f"another {number}" in line for number, line in enumerate(out.getvalue().splitlines()[3:]))
     before = len(out.getvalue().splitlines())
     logging.getLogger().setLevel("WARNING")
-    logs.tell(logger, "ok", fields)
+    logs.tell(logger, "ok", lambda: fields)
     assert len(out.getvalue().splitlines()) == before, "the level counts"
 
 
@@ -96,15 +96,15 @@ async def test_lines_without_a_record_leave_together_in_time_in_order_and_with_t
     logs.configure("info", "json", out, service="test")
     logger = logging.getLogger("xpyd.part")
     for number in range(3):
-        logs.tell(logger, f"line {number}", {})
+        logs.tell(logger, f"line {number}", dict)
     assert out.messages() == []
     await asyncio.wait_for(out.written.wait(), 20)
-    logs.tell(logger, "line 3", {})
+    logs.tell(logger, "line 3", dict)
     logger.info("line 4")
     for number in range(5, 5 + logs.MOST_LINES):
-        logs.tell(logger, f"line {number}", {})
+        logs.tell(logger, f"line {number}", dict)
     assert out.messages() == [f"line {number}" for number in range(5 + logs.MOST_LINES)], "nobody waits for a full batch"
-    logs.tell(logger, "the last", {})
+    logs.tell(logger, "the last", dict)
     logging.getLogger().handlers[0].flush()
     assert out.messages()[-1] == "the last"
 
@@ -115,10 +115,20 @@ def test_a_line_that_a_loop_did_not_write_any_more_is_written_by_the_next() -> N
     logger = logging.getLogger("xpyd.part")
 
     async def tell(message: str, *, wait: bool) -> None:
-        logs.tell(logger, message, {})
+        logs.tell(logger, message, dict)
         if wait:
             await asyncio.wait_for(out.written.wait(), 20)
 
     asyncio.run(tell("one", wait=False))
     asyncio.run(tell("two", wait=True))
     assert out.messages() == ["one", "two"]
+
+
+def test_a_line_whose_fields_cannot_be_made_says_so_and_the_others_leave() -> None:
+    out = io.StringIO()
+    logs.configure("info", "json", out, service="test")
+    logs.tell(logging.getLogger("xpyd.part"), "bad", lambda: {"a": 1 // 0})
+    logs.tell(logging.getLogger("xpyd.part"), "good", lambda: {"a": 1})
+    bad, good = map(json.loads, out.getvalue().splitlines())
+    assert (bad["message"], good["message"], good["a"]) == ("bad", "good", 1)
+    assert "division" in bad["exception"]

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal, TextIO
 
@@ -48,16 +49,16 @@ def configure(level: Literal["debug", "info", "warning", "error"], style: Litera
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
-def tell(logger: logging.Logger, message: str, fields: dict[str, object]) -> None:
-    """``logger.info(message, extra=fields)``, for what is said once a request: without a record where a line is all that
-    comes of it. ``fields`` have names of their own, as ``extra`` must.
+def tell(logger: logging.Logger, message: str, fields: Callable[[], dict[str, object]]) -> None:
+    """``logger.info(message, extra=fields())``, for what is said once a request: without a record where a line is all that
+    comes of it, and ``fields`` are asked for when it leaves. They have names of their own, as ``extra`` must.
     """
     handlers = logging.root.handlers
     if len(handlers) == 1 and type(handlers[0]) is JsonHandler and not logger.handlers:
         if logger.isEnabledFor(logging.INFO):
             handlers[0].tell(logger.name, message, fields)
     else:
-        logger.info("%s", message, extra=fields)
+        logger.info("%s", message, extra=fields())
 
 
 def extra_of(record: logging.LogRecord) -> dict[str, object]:
@@ -91,7 +92,7 @@ class JsonHandler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO, fields: dict[str, str]) -> None:
         super().__init__(stream)
         self._fields = fields
-        self._lines: list[bytes] = []
+        self._told: list[tuple[float, str, str, Callable[[], dict[str, object]]]] = []
         self._due: asyncio.AbstractEventLoop | None = None
         """The loop that will write them."""
         self._known: dict[tuple[str, str], bytes] = {}
@@ -108,24 +109,17 @@ class JsonHandler(logging.StreamHandler[TextIO]):
         self._put_out()
         super().flush()
 
-    def tell(self, logger: str, message: str, fields: dict[str, object]) -> None:
+    def tell(self, logger: str, message: str, fields: Callable[[], dict[str, object]]) -> None:
         """A line of level info; not to be called by several threads."""
-        known = self._known.get((logger, message))
-        if known is None:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            words = {"level": "info", "logger": logger, "message": message, **self._fields}
-            known = self._known[logger, message] = _encode(words)[1:-1]
-        own = _encode(fields)[1:]
-        self._lines.append(b'{"time":"%b",%b%b%b' % (_stamp(time.time()).encode(), known, b"," if fields else b"", own))
+        self._told.append((time.time(), logger, message, fields))
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # no loop runs
             self._turn()
             return
-        if len(self._lines) >= MOST_LINES:
+        if len(self._told) >= MOST_LINES:
             self._turn()
-        if self._lines and self._due is not loop:
+        if self._told and self._due is not loop:
             self._due = loop
             loop.call_later(WAIT_S, self._on_time)
 
@@ -146,12 +140,26 @@ class JsonHandler(logging.StreamHandler[TextIO]):
         self.handleError(logging.LogRecord(__name__, logging.INFO, "", 0, "access lines", (), None))
 
     def _put_out(self) -> None:
-        lines, self._lines = self._lines, []
-        if lines:
+        told, self._told = self._told, []
+        if told:
+            lines = b"".join([self._line(*one) for one in told])
             try:
-                self.stream.write((b"\n".join(lines) + b"\n").decode())
+                self.stream.write(lines.decode())
             except OSError:
                 self._lost()
+
+    def _line(self, at: float, logger: str, message: str, fields: Callable[[], dict[str, object]]) -> bytes:
+        known = self._known.get((logger, message))
+        if known is None:
+            if len(self._known) >= MAX_KNOWN:
+                self._known.clear()
+            words = {"level": "info", "logger": logger, "message": message, **self._fields}
+            known = self._known[logger, message] = _encode(words)[1:-1]
+        try:
+            own = fields()
+        except Exception as error:  # noqa: BLE001 (a bug here must cost one line's fields, not the other lines)
+            own = {"exception": repr(error)}
+        return b'{"time":"%b",%b%b%b\n' % (_stamp(at).encode(), known, b"," if own else b"", _encode(own)[1:])
 
 
 class TextFormatter(logging.Formatter):

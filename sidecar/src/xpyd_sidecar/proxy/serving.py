@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -468,12 +469,15 @@ class Serving:
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._dispatch.closed(self, record)
         if self._dispatch.access_log:
-            logs.tell(access, outcome, {
-                "request": record.request_id, "transfer": record.transfer, "api": record.api, "stream": record.stream,
-                "status": record.status, "prefill": record.went(Role.PREFILL), "decode": record.went(Role.DECODE),
-                "attempt": record.attempt, "skips": record.skips, "seconds": round(record.last_at - record.arrived, 4),
-                "first_byte_s": None if math.isnan(record.first_at) else round(record.first_at - record.arrived, 4),
-                "detail": detail})
+            logs.tell(access, outcome, partial(_access_line, record))
+
+
+def _access_line(record: Record) -> dict[str, object]:
+    return {"request": record.request_id, "transfer": record.transfer, "api": record.api, "stream": record.stream,
+            "status": record.status, "prefill": record.went(Role.PREFILL), "decode": record.went(Role.DECODE),
+            "attempt": record.attempt, "skips": record.skips, "seconds": round(record.last_at - record.arrived, 4),
+            "first_byte_s": None if math.isnan(record.first_at) else round(record.first_at - record.arrived, 4),
+            "detail": record.detail}
 
 
 _DO: dict[type[mv.Instruction], Callable[[Serving, Any], None]] = {
