@@ -1,4 +1,4 @@
-"""The connector's half beside a worker: copies final blocks out for the sender, places what the receiver got.
+"""The connector's half beside a worker: copies final blocks out for the sender, has what the receiver got placed.
 
 All methods but ``stop`` are called by the engine's own thread, in the order of a step:
 
@@ -8,10 +8,8 @@ All methods but ``stop`` are called by the engine's own thread, in the order of 
 from __future__ import annotations
 
 import logging
-import math
 import secrets
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -22,28 +20,25 @@ from xpyd_sidecar.contract import keys, metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, join_host_port, split_host_port
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import memory
-from xpyd_sidecar.engine.ahead import Expecting
-from xpyd_sidecar.engine.arrivals import Arrived
-from xpyd_sidecar.engine.bounds import Budget, Chunk, Mark, Staging, Tally
+from xpyd_sidecar.engine.bounds import Budget, Staging, Tally
 from xpyd_sidecar.engine.crew import Hand
+from xpyd_sidecar.engine.loading import Loading
 from xpyd_sidecar.engine.memory import Memory
-from xpyd_sidecar.engine.nap import NAP_S
-from xpyd_sidecar.engine.notes import Forwards, Noting, packed, packed_first
+from xpyd_sidecar.engine.notes import Forwards, packed, packed_first
 from xpyd_sidecar.engine.place import place
 from xpyd_sidecar.engine.pool import Piece, Pool
 from xpyd_sidecar.engine.put import Put
 from xpyd_sidecar.engine.receiver import Receiver
-from xpyd_sidecar.engine.reports import LoadReport, Orders, RankAddress, Report, SendReport
+from xpyd_sidecar.engine.reports import Orders, RankAddress, Report, SendReport
 from xpyd_sidecar.engine.sender import Kept, Me, Sender
 from xpyd_sidecar.engine.settings import Settings
 from xpyd_sidecar.engine.ways import choose
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.kv import receiving
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.messages import Rank
 from xpyd_sidecar.kv.offers import Push
-from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
+from xpyd_sidecar.kv.receiving import Receiving
 from xpyd_sidecar.kv.sending import Sending
 
 logger = logging.getLogger(__name__)
@@ -88,16 +83,16 @@ class WorkerSide:
         self._pool = Pool(memory.mapped_chunk if ways.host and not pinned else make, keep)
         if pinned:
             self._pool.prepare()
-        self._staging = Staging(partial(memory.chunk, self._memory.largest_frame, pinned=pinned),
-                                max(2, STAGING_BYTES // self._memory.largest_frame))
-        self._receiver = Receiver(me, self._staging, block_bytes=self._memory.block_bytes,
+        staging = Staging(partial(memory.chunk, self._memory.largest_frame, pinned=pinned),
+                          max(2, STAGING_BYTES // self._memory.largest_frame))
+        self._receiver = Receiver(me, staging, block_bytes=self._memory.block_bytes,
                                   largest_frame=self._memory.largest_frame, cover=cover,
                                   peer_timeout_s=options.peer_timeout_s, ways=ways, caches=self._memory.caches(),
                                   make=make, buffer_bytes=buffer, pool_bytes=options.host_pool_bytes,
                                   claim_s=options.keep_ttl_s, grouping=self._groups)
         window = max(2, options.window_bytes // block_bytes) if options.mode == "get" else 0
-        self._loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
-                                regions=regions, cover=cover, window=window)
+        loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
+                          regions=regions, cover=cover, window=window)
         self._put = Put(options.put_wait_s, options.peer_timeout_s) if options.mode == "put" else None
         self._counts: dict[str, float] = {}
         self._levels: dict[str, int] = {}
@@ -109,15 +104,8 @@ class WorkerSide:
         self._saved: set[int] = set()
         self._indexes: list[torch.Tensor] = []
         self._overflowed: dict[Key, None] = {}
-        self._placing: list[tuple[Mark, Chunk]] = []
-        self._marks: dict[str, Mark] = {}
-        self._done: list[Finished] = []
-        self._reports: list[LoadReport] = []
-        self._moved: dict[str, int] = {}
-        """Bytes that have come, by link."""
-        self._noting = Noting()
         self._forwards = Forwards()
-        self._load_notes: list[tuple[Key, bytes]] = []
+        self._loading = Loading(rank, self._memory, self._receiver, loads, staging=staging, forwards=self._forwards)
         self._first_notes: list[tuple[Key, bytes]] = []
 
     @property
@@ -212,92 +200,13 @@ class WorkerSide:
 
     def start_loads(self) -> None:
         """Begin the loads of this step."""
-        now = time.monotonic()
-        for order in self._orders.loads:
-            self._noting.mark(order.source.key, "asked")
-            sources = tuple(From(*_place(order.source.data[one.rank]), one.parts, one.takers)
-                            for one in order.plan[self._rank])
-            self._carry_out(self._loads.load(Order(order.request, order.source.key, order.first, order.ids, sources,
-                                                   order.source.identity), now))
-        for expect in self._orders.expects:
-            source = expect.source
-            place = source.data[self._rank]
-            self._receiver.carry_out(Expecting(*_place(place), source.key, source.identity, expect.blocks))
-        for fail in self._orders.fails:
-            self._carry_out(self._loads.fail(fail.request, fail.key, fail.outcome, fail.reason))
-        for request in self._orders.abandons:
-            self._carry_out(self._loads.abandon(request))
-        self._orders = Orders(pushes=self._orders.pushes, tokens=self._orders.tokens, firsts=self._orders.firsts)
+        orders = self._orders
+        self._loading.start(orders)
+        self._orders = Orders(pushes=orders.pushes, tokens=orders.tokens, firsts=orders.firsts)
 
     def poll(self) -> tuple[set[str], set[str]]:
-        """Place what has arrived; a calm engine's worker waits a little for the end of a load.
-
-        Requests whose load is over, and those of them that failed.
-        """
-        now = time.monotonic()
-        end = now + NAP_S if self.calm else now
-        self._take_in(now)
-        while now < end and not (self._done or self._placing or self._marks):
-            self._receiver.inbox.nap(end - now)
-            now = time.monotonic()
-            self._take_in(now)
-        while self._placing and self._placing[0][0].done():
-            self._staging.give(self._placing.pop(0)[1])
-        return self._take_done()
-
-    def _take_in(self, now: float) -> None:
-        for _ in range(len(self._receiver.inbox)):
-            event = self._receiver.inbox.popleft()
-            if isinstance(event, Arrived):
-                self._place(event)
-            else:
-                self._carry_out(self._loads.broken(event.key, event.source, (event.outcome, event.reason), now,
-                                                   final=event.final))
-        self._carry_out(self._loads.tick(now))
-
-    def _place(self, event: Arrived) -> None:
-        place = self._loads.arrived(event.key, event.source, event.region, (event.first, event.blocks), event.size)
-        if place is None:
-            if event.chunk is not None:
-                self._staging.give(event.chunk)
-            return
-        self._moved[event.way] = self._moved.get(event.way, 0) + event.size
-        self._noting.piece(event.key, event.at, event.at, event.size, event.way)
-        if event.chunk is None:  # it is in its blocks
-            self._carry_out(self._loads.placed(event.key))
-            return
-        mark = self._memory.place(place.region, place.ids, event.chunk, event.size, head=place.head, heads=place.heads)
-        if mark.done():
-            self._staging.give(event.chunk)
-        else:
-            self._placing.append((mark, event.chunk))
-        self._marks[place.request] = mark
-        self._carry_out(self._loads.placed(event.key))
-
-    def _take_done(self) -> tuple[set[str], set[str]]:
-        over: set[str] = set()
-        failed: set[str] = set()
-        waiting: list[Finished] = []
-        for one in self._done:
-            mark = self._marks.get(one.request)
-            if (mark is not None and not mark.done()) or not self._receiver.settled(one.request):
-                waiting.append(one)  # copies into its blocks are still on their way
-                continue
-            self._marks.pop(one.request, None)
-            over.add(one.request)
-            if one.outcome is not Outcome.OK:
-                failed.add(one.request)
-            self._reports.append(LoadReport(self._rank, one.request, one.key, one.outcome, one.reason, one.size))
-            self._loaded(one)
-        self._done = waiting
-        return over, failed
-
-    def _loaded(self, one: Finished) -> None:
-        if one.outcome is Outcome.OK:
-            self._noting.mark(one.key, "committed")
-        if (noted := self._noting.end(one.key)) is not None:
-            others = self._forwards.since(noted.marks.get("asked", math.inf))
-            self._load_notes.append((one.key, packed(self._rank, noted, others)))
+        """Requests whose load is over, and those of them that failed."""
+        return self._loading.poll(calm=self.calm)
 
     def _sent_notes(self) -> list[tuple[Key, bytes]]:
         out = []
@@ -309,10 +218,10 @@ class WorkerSide:
     def report(self) -> Report | None:
         """What has ended since the last report."""
         sends = [SendReport(self._rank, *one) for one in self._sender.take_reports()]
-        sent, loaded, first = self._sent_notes(), self._load_notes, self._first_notes
-        self._load_notes, self._first_notes = [], []
-        loads, self._reports = self._reports, []
-        moved, self._moved = self._moved, {}
+        sent, first, loading = self._sent_notes(), self._first_notes, self._loading
+        loaded, self._first_notes, loading.notes = loading.notes, [], []
+        loads, loading.reports = loading.reports, []
+        moved, loading.moved = loading.moved, {}
         counts, levels = self._counted(), self._leveled()
         if not (sends or loads or moved or counts or levels or sent or loaded or first):
             return None
@@ -349,14 +258,6 @@ class WorkerSide:
         if self._groups is not None:
             self._groups.stop()
 
-    def _carry_out(self, steps: Sequence[Instruction]) -> None:
-        for step in steps:
-            if isinstance(step, receiving.Finished):
-                self._receiver.close(step.request)
-                self._done.append(step)
-            else:
-                self._receiver.carry_out(step)
-
 
 def _buffer_bytes(options: KvOptions, cache_bytes: int) -> int:
     """Of the lookup buffer, next to a KV cache of so many bytes."""
@@ -365,10 +266,6 @@ def _buffer_bytes(options: KvOptions, cache_bytes: int) -> int:
     if options.buffer_share is not None:
         return int(options.buffer_share * cache_bytes)
     return min(cache_bytes // 10, BUFFER_MOST)
-
-
-def _place(rank: Rank) -> tuple[HostPort, Incarnation]:
-    return rank.address, rank.incarnation
 
 
 def _advertised(first: HostPort, rank: int) -> HostPort:

@@ -1,0 +1,147 @@
+"""The loads of one rank: asked for, placed as blocks arrive, reported once nothing can be written into them any more.
+
+Belongs here: what the engine's thread does for them. Does not belong here: decisions (``kv.receiving``), sockets
+(``receiver``). All methods are called by the engine's own thread.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from xpyd_sidecar.contract.ids import HostPort, Incarnation
+from xpyd_sidecar.engine.ahead import Expecting
+from xpyd_sidecar.engine.arrivals import Arrived
+from xpyd_sidecar.engine.bounds import Chunk, Mark, Staging
+from xpyd_sidecar.engine.memory import Memory
+from xpyd_sidecar.engine.nap import NAP_S
+from xpyd_sidecar.engine.notes import Forwards, Noting, packed
+from xpyd_sidecar.engine.receiver import Receiver
+from xpyd_sidecar.engine.reports import LoadReport, Orders
+from xpyd_sidecar.kv import receiving
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.messages import Rank
+from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
+
+
+class Loading:
+    """Of one rank."""
+
+    def __init__(self, rank: int, memory: Memory, receiver: Receiver, loads: Receiving, *, staging: Staging,
+                 forwards: Forwards) -> None:
+        self.reports: list[LoadReport] = []
+        self.moved: dict[str, int] = {}
+        """Bytes that have come, by link."""
+        self.notes: list[tuple[Key, bytes]] = []
+        """Of loads that are over, for their timelines."""
+        self._rank = rank
+        self._memory = memory
+        self._staging = staging
+        self._receiver = receiver
+        self._loads = loads
+        self._forwards = forwards
+        self._noting = Noting()
+        self._placing: list[tuple[Mark, Chunk]] = []
+        self._marks: dict[str, Mark] = {}
+        self._done: list[Finished] = []
+
+    def start(self, orders: Orders) -> None:
+        """Begin the loads of a step, and end those that are to be ended."""
+        now = time.monotonic()
+        for order in orders.loads:
+            self._noting.mark(order.source.key, "asked")
+            sources = tuple(From(*_place(order.source.data[one.rank]), one.parts, one.takers)
+                            for one in order.plan[self._rank])
+            self._carry_out(self._loads.load(Order(order.request, order.source.key, order.first, order.ids, sources,
+                                                   order.source.identity), now))
+        for expect in orders.expects:
+            source = expect.source
+            place = source.data[self._rank]
+            self._receiver.carry_out(Expecting(*_place(place), source.key, source.identity, expect.blocks))
+        for fail in orders.fails:
+            self._carry_out(self._loads.fail(fail.request, fail.key, fail.outcome, fail.reason))
+        for request in orders.abandons:
+            self._carry_out(self._loads.abandon(request))
+
+    def poll(self, *, calm: bool) -> tuple[set[str], set[str]]:
+        """Place what has arrived; a calm engine's worker waits a little for the end of a load.
+
+        Requests whose load is over, and those of them that failed.
+        """
+        now = time.monotonic()
+        end = now + NAP_S if calm else now
+        self._take_in(now)
+        while now < end and not (self._done or self._placing or self._marks):
+            self._receiver.inbox.nap(end - now)
+            now = time.monotonic()
+            self._take_in(now)
+        while self._placing and self._placing[0][0].done():
+            self._staging.give(self._placing.pop(0)[1])
+        return self._take_done()
+
+    def _take_in(self, now: float) -> None:
+        for _ in range(len(self._receiver.inbox)):
+            event = self._receiver.inbox.popleft()
+            if isinstance(event, Arrived):
+                self._place(event)
+            else:
+                self._carry_out(self._loads.broken(event.key, event.source, (event.outcome, event.reason), now,
+                                                   final=event.final))
+        self._carry_out(self._loads.tick(now))
+
+    def _place(self, event: Arrived) -> None:
+        place = self._loads.arrived(event.key, event.source, event.region, (event.first, event.blocks), event.size)
+        if place is None:
+            if event.chunk is not None:
+                self._staging.give(event.chunk)
+            return
+        self.moved[event.way] = self.moved.get(event.way, 0) + event.size
+        self._noting.piece(event.key, event.at, event.at, event.size, event.way)
+        if event.chunk is None:  # it is in its blocks
+            self._carry_out(self._loads.placed(event.key))
+            return
+        mark = self._memory.place(place.region, place.ids, event.chunk, event.size, head=place.head, heads=place.heads)
+        if mark.done():
+            self._staging.give(event.chunk)
+        else:
+            self._placing.append((mark, event.chunk))
+        self._marks[place.request] = mark
+        self._carry_out(self._loads.placed(event.key))
+
+    def _take_done(self) -> tuple[set[str], set[str]]:
+        over: set[str] = set()
+        failed: set[str] = set()
+        waiting: list[Finished] = []
+        for one in self._done:
+            mark = self._marks.get(one.request)
+            if (mark is not None and not mark.done()) or not self._receiver.settled(one.request):
+                waiting.append(one)  # copies into its blocks are still on their way
+                continue
+            self._marks.pop(one.request, None)
+            over.add(one.request)
+            if one.outcome is not Outcome.OK:
+                failed.add(one.request)
+            self.reports.append(LoadReport(self._rank, one.request, one.key, one.outcome, one.reason, one.size))
+            self._loaded(one)
+        self._done = waiting
+        return over, failed
+
+    def _loaded(self, one: Finished) -> None:
+        if one.outcome is Outcome.OK:
+            self._noting.mark(one.key, "committed")
+        if (noted := self._noting.end(one.key)) is not None:
+            others = self._forwards.since(noted.marks.get("asked", math.inf))
+            self.notes.append((one.key, packed(self._rank, noted, others)))
+
+    def _carry_out(self, steps: Sequence[Instruction]) -> None:
+        for step in steps:
+            if isinstance(step, receiving.Finished):
+                self._receiver.close(step.request)
+                self._done.append(step)
+            else:
+                self._receiver.carry_out(step)
+
+
+def _place(rank: Rank) -> tuple[HostPort, Incarnation]:
+    return rank.address, rank.incarnation
