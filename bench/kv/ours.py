@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from peer import PARTS
 
 import xpyd_sidecar.engine.receiver as receiver_module
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
+from xpyd_sidecar.engine import nap
 from xpyd_sidecar.engine.arrivals import Arrived, Broken
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache
@@ -60,7 +60,7 @@ def _nothing(_: Sums) -> None:
     """Sums are made when the blocks are sent, as where they are asked for before they are computed."""
 
 
-class Inbox(deque[Arrived | Broken]):
+class Inbox(nap.Inbox[Arrived | Broken]):
     """Tells when all blocks are there, so that looking for them costs the link nothing. An engine looks once in a step."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Inbox(deque[Arrived | Broken]):
             self.all.set()
 
 
-receiver_module.deque = Inbox  # type: ignore[attr-defined]  # which it makes its inbox of
+receiver_module.Inbox = Inbox  # type: ignore[misc]
 
 
 class Prefill:
