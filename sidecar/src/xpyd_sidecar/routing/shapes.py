@@ -55,6 +55,7 @@ class Template:
             number, _, piece = part.partition(b".")
             self._slots.append(int(number))
             pieces.append(piece)
+        assert self._slots.count(len(names)) == 1, "a leg's body without its parameters, or with them twice"
         self._format = b"%b".join(piece.replace(b"%", b"%%") for piece in pieces)
 
     def fill(self, slots: tuple[Raw | bytes, ...], params: bytes) -> bytes:
