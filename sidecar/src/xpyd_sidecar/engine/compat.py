@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 SUPPORTED: Final = "0.32."
+REST_MS: Final = 5
+"""Longest wait for a message that may have come without its notice."""
 
 
 def check_version() -> None:
@@ -132,13 +134,15 @@ def rest_while(calm: Callable[[], bool]) -> None:
     """Have this process wait for the other side's messages without looking for them all the time, as long as ``calm()``.
 
     vLLM's engine core and its workers yield their processors for a second after each message, before they wait for the
-    notice that comes with every one.
+    notice that comes with every one. A notice that follows another within a millisecond may be dropped (a queue of one,
+    whose room the sender learns of later), so no wait is longer than ``REST_MS``.
     """
     spin = SpinCondition.wait
 
     def wait(self: SpinCondition, timeout_ms: int | None = None) -> None:
         if calm():
             self.last_read = -math.inf
+            timeout_ms = REST_MS if timeout_ms is None else min(timeout_ms, REST_MS)
         spin(self, timeout_ms)
 
     SpinCondition.wait = wait
