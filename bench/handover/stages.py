@@ -42,9 +42,8 @@ from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 
 RUNNING = 8
-
-
 PARKED_S = 6.0
+"""How long a leg that nobody announces KV for is waited for."""
 REST_S = 1.3
 """vLLM's workers look for work without a pause for a second after the last."""
 

@@ -60,7 +60,7 @@ class XpydConnector(KVConnectorBase_V1):
         """Start the worker side."""
         heads = compat.kv_heads(self._vllm_config, self._kv_cache_config)
         self._worker = worker = WorkerSide(self._settings, compat.rank_of(self._vllm_config), kv_caches,
-                                  self._kv_cache_config.num_blocks, heads)
+                                           self._kv_cache_config.num_blocks, heads)
         compat.rest_while(lambda: worker.calm)
 
     def get_handshake_metadata(self) -> RankAddress:

@@ -69,7 +69,7 @@ class Hearing:
             elif isinstance(message, Announce):
                 self._carrying.ring.mark(message.key, "announced", sends=False)
                 self._carrying.pair(self._pairing.announce(peer, message, time.monotonic(), ranks=known.ranks,
-                                                  refused=known.refused))
+                                                           refused=known.refused))
             elif isinstance(message, Gone):
                 self._carrying.pair(self._pairing.gone(message))
             else:

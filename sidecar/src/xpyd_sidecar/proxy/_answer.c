@@ -12,20 +12,15 @@
 
 #include <stdlib.h>
 
+#include "_chunks.h"
 #include "_json.h"
 
-#define REVISION 2 /* the same as in whole.py */
+#define REVISION 3 /* the same as in whole.py */
 
 #define MAX_REST 16 /* bytes behind an event's ids, its line ends included, if it is like others */
-#define MAX_SIZE_LINE 9 /* of a chunk: up to seven digits and the line's end */
 
 static const char ENDING[] = "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
 static const char DONE[] = "e\r\ndata: [DONE]\n\n\r\n";
-
-typedef struct {
-    char *data;
-    size_t size, room;
-} Bytes;
 
 static Bytes out, lines; /* used within one call, under the interpreter's lock */
 
@@ -51,42 +46,9 @@ typedef struct {
     int says, finished, role, empty;
 } Choice;
 
-static int reserve(Bytes *bytes, size_t more)
-{
-    if (bytes->room - bytes->size >= more)
-        return 0;
-    size_t room = (bytes->size + more) * 2;
-    char *data = PyMem_Realloc(bytes->data, room);
-    if (data == NULL) {
-        PyErr_NoMemory();
-        return -1;
-    }
-    bytes->data = data;
-    bytes->room = room;
-    return 0;
-}
-
-static void put(Bytes *bytes, const char *data, size_t size)
-{
-    memcpy(bytes->data + bytes->size, data, size);
-    bytes->size += size;
-}
-
 static void put_slice(Bytes *bytes, Slice slice)
 {
     put(bytes, slice.at, (size_t)(slice.end - slice.at));
-}
-
-static void put_size(Bytes *bytes, size_t size)
-{
-    char digits[2 * sizeof size];
-    int count = 0;
-    do
-        digits[count++] = "0123456789abcdef"[size & 15];
-    while (size >>= 4);
-    while (count)
-        bytes->data[bytes->size++] = digits[--count];
-    put(bytes, "\r\n", 2);
 }
 
 /* A list of token ids: null, or numbers. `ids` has at == NULL for null. An empty list is Python's. */
@@ -400,19 +362,6 @@ static int take_event(Said *said, const char *at, const char *end)
     put_slice(&out, (Slice){from, end});
     put(&out, "\n\n\r\n", 4);
     return 1;
-}
-
-/* Where the payload of the chunk at `at` begins, and its size; NULL: it is not plain. */
-static const char *payload_of(const char *at, const char *end, size_t *size)
-{
-    const char *limit = end - at < MAX_SIZE_LINE ? end : at + MAX_SIZE_LINE, *digit = at;
-    size_t found = 0;
-    for (; digit < limit && is_hex(*digit); digit++)
-        found = found * 16 + (size_t)(is_digit(*digit) ? *digit - '0' : (*digit | 32) - 'a' + 10);
-    if (digit == at || digit + 1 >= limit || digit[0] != '\r' || digit[1] != '\n')
-        return NULL;
-    *size = found;
-    return digit + 2;
 }
 
 static PyObject *take(PyObject *ignored, PyObject *args)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from xpyd_sidecar import built
 
-REVISION = 2
+REVISION = 3
 """Of what both have in common; grows with every change of ``_answer.c``."""
 Whole = tuple[bytes, str, int, str, bytes, int, int, int, int, int, int]
 """What the client gets; of the first event id, time and model; the prompt's ids as JSON without brackets; whether an
