@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import os
 import random
 import resource
+import select
 import socket
 import sys
+import threading
 from array import array
 from collections.abc import Iterator
 from types import ModuleType
@@ -138,13 +141,92 @@ def test_expected_frames_are_received_in_one_call_and_others_end_it(
     assert followed > 50 or way is plain
 
 
+def test_covered_blocks_on_cache_lines_come_to_their_places_however_they_are_cut(
+        way: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
+    """They pass through memory of the thread; between two calls nothing is left there, and nothing else is touched."""
+    draw = random.Random(8)
+    for turn in range(40):
+        size, count = 64 * draw.choice([1, 64, 65, 1000, 1024, 1025, 5000]), draw.randrange(1, 6)
+        data = content(size * count, turn)
+        with mmap.mmap(-1, size * (count + 1) + 64) as memory:
+            memory[:] = b"\xee" * len(memory)
+            ids = numbers(*draw.sample(range(count + 1), count))
+            scatter = way.Scatter(memory, size, count, ids, size, 0, True)
+            sent = got = 0
+            while got < len(data):
+                if sent < len(data):
+                    sent += pair[0].send(data[sent:sent + draw.choice([1, 100, 4096, 65_536, 200_000])])
+                with contextlib.suppress(BlockingIOError):
+                    got += scatter.receive(pair[1].fileno(), bytearray(64), draw.randrange(2), 1, ())[0]
+                done = bytearray(b"\xee") * len(memory)
+                for n in range(-(-got // size)):
+                    part = data[n * size:min((n + 1) * size, got)]
+                    done[ids[n] * size:ids[n] * size + len(part)] = part
+                assert memory[:] == done
+            assert scatter.sums() == frames.sums(data, size)
+            del scatter
+
+
+def test_a_call_begins_with_the_header_of_an_expected_frame(
+        way: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
+    for cut in (1, 63, 64, 65, 464):
+        memory, head, data, tail = bytearray(400), content(64, cut), content(400, cut), bytearray(64)
+        place = way.Scatter(memory, 100, 4, None, 0, 0, True)
+        pair[0].send((head + data)[:cut])
+        many, heads = way.receive(pair[1].fileno(), tail, 1, 1, (head[:48], place), -1)
+        assert tail[:min(cut, 64)] == head[:cut]
+        assert heads == (head if cut >= 64 and way is not plain else b"")
+        pair[0].send((head + data)[cut:])
+        if heads:
+            assert many == cut
+            while place.missing:
+                place.receive(pair[1].fileno(), bytearray(64), 1, 1, ())
+            assert memory == data
+        else:
+            pair[1].recv(1000)
+            assert memory == bytes(400)
+    pair[0].send(b"y" * 70)
+    assert way.receive(pair[1].fileno(), tail, 1, 1, (head[:48], place), -1) == (64, b""), "another frame"
+    if way is not plain:
+        with pytest.raises(ValueError, match="no frame"):
+            way.receive(pair[1].fileno(), tail, 1, 1, (), -1)
+
+
+def test_a_call_ends_when_another_file_is_ready(way: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
+    if way is plain:
+        pytest.skip("never waits")
+    other, far = socket.socketpair()
+    with other, far, select.epoll() as watch:
+        for one in (other, pair[1]):
+            watch.register(one, select.EPOLLIN)
+        stop = threading.Event()
+
+        def feed() -> None:
+            while not stop.is_set():
+                with contextlib.suppress(BlockingIOError):
+                    pair[0].send(bytes(4096))
+
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        try:
+            scatter = way.Scatter(bytearray(1 << 28), 1 << 20, 1 << 8, None, 0, 0, False)
+            far.send(b"x")
+            while scatter.missing == 1 << 28:
+                with contextlib.suppress(BlockingIOError):
+                    scatter.receive(pair[1].fileno(), bytearray(64), 2, 1, (), watch.fileno())
+            assert scatter.missing > 1 << 27, "it ends long before all has come"
+        finally:
+            stop.set()
+            feeder.join()
+
+
 def test_only_frames_and_a_header_may_follow(way: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:
     if way is plain:
         pytest.skip("takes none")
     one, other = (way.Scatter(bytearray(4), 4, 1, None, 0, 0, False) for _ in range(2))
     bad: tuple[Any, ...]
-    for bad in ((b"x" * 48,), (b"x" * 47, other), (bytearray(48), other), (b"x" * 48, None), (b"x" * 48, other) * 17):
-        with pytest.raises(ValueError, match="at most 16 frames"):
+    for bad in ((b"x" * 48,), (b"x" * 47, other), (bytearray(48), other), (b"x" * 48, None), (b"x" * 48, other) * 65):
+        with pytest.raises(ValueError, match="at most 64 frames"):
             one.receive(pair[1].fileno(), bytearray(64), 1, 1, bad)
     with pytest.raises(ValueError, match="no header"):
         one.receive(pair[1].fileno(), bytearray(63), 1, 1, (b"x" * 48, other))

@@ -173,6 +173,18 @@ def test_a_fault_in_a_frame_that_followed_ends_the_load_and_not_the_next(
     assert followed or not moves.COMPILED
 
 
+def test_the_first_frame_is_expected_as_soon_as_it_was_asked_for(followed: list[Header]) -> None:
+    with PrefillRank(keep_bytes=64 << 20, block=30_000) as p, DecodeRank(block=30_000, direct=True) as d:
+        for at, name in enumerate("ab"):
+            d.load(name, key(name), p, first=0, count=4)
+            time.sleep(0.05)
+            for region in range(REGIONS):
+                p.copy(key(name), region, 0, [drawn(region, n, 30_000) for n in range(4)])
+            assert d.wait_outcomes(at + 1)[at] is Outcome.OK
+    if moves.COMPILED:
+        assert (key("b"), 0) in [(header.key, header.region) for header in followed]
+
+
 def test_decode_gets_checksums_when_it_alone_wants_them() -> None:
     with PrefillRank(cover=False) as p, DecodeRank() as d, Wire(split_host_port(p.address)[1]) as wire:
         wire.corrupt = 1

@@ -32,6 +32,19 @@ def test_the_layout_is_the_one_that_is_drawn() -> None:
     assert raw[28:36] == b"\x02\0\0\0\x03\0\0\0"
 
 
+def test_a_header_that_was_expected_gets_its_sum_once_it_is_intact() -> None:
+    raw = frames.encode(Kind.DATA, KEY, bytes(100), region=7, first=8, blocks=10)
+    whole = frames.decode(raw)
+    expected = whole._replace(checksum=0)
+    assert raw.startswith(frames.known(expected))
+    assert frames.confirmed(expected, raw) == whole
+    for bit in range(48 * 8, HEADER_BYTES * 8):
+        bad = bytearray(raw)
+        bad[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(HeaderError, match="wrong checksum"):
+            frames.confirmed(expected, bytes(bad))
+
+
 def test_every_flipped_bit_of_header_and_payload_is_noticed() -> None:
     payload = random.Random(1).randbytes(64)
     raw = frames.encode(Kind.OFFER, KEY, payload, region=1, first=2, blocks=3)

@@ -7,6 +7,7 @@ buffer where no load has asked for it yet, and nowhere if it is no longer wanted
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Final
 
@@ -15,14 +16,14 @@ from xpyd_sidecar.engine.arrivals import Arrived, Asked, Shared
 from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.engine.links.grouping import Taker
 from xpyd_sidecar.engine.links.near import Reader
-from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place, packed
+from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Expected, Place, packed
 from xpyd_sidecar.errors import ChecksumError, ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.blocks import overlap, runs
 from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Key
 
-FOLLOW_BYTES: Final = 12 << 20
+FOLLOW_BYTES: Final = 128 << 20
 """Of frames that are expected after the one that is received, together."""
 
 
@@ -86,11 +87,11 @@ class Intake:
             self._chunk = self._shared.staging.take()
         return None if self._chunk is None else Place(packed(self._chunk.view[:size], header.blocks, cover=cover))
 
-    def _after(self, asked: Asked, header: Header, most: int) -> list[tuple[bytes, Place]]:
+    def _after(self, asked: Asked, header: Header, most: int) -> list[Expected]:
         """The frames that come next if prefill has all that is asked for: array by array, in blocks' order."""
         ready, target = asked.step.ready, asked.target
         assert target is not None
-        out: list[tuple[bytes, Place]] = []
+        out: list[Expected] = []
         region, first, room = header.region, header.first + header.blocks, FOLLOW_BYTES
         for _ in range(most):
             if first == ready.first + ready.count:
@@ -105,9 +106,18 @@ class Intake:
             if scatter is None or room < 0 or asked.have.find(1, nth, nth + count) >= 0:
                 break
             header = header._replace(length=count * unit.size, region=region, first=first, blocks=count)
-            out.append((frames.known(header), Place(scatter, target.gate, after=partial(self._after, asked, header))))
+            place = Place(scatter, target.gate, after=partial(self._after, asked, header))
+            out.append(Expected(frames.known(header), header, place))
             first += count
         return out
+
+    def begin(self, key: Key) -> Callable[[int], list[Expected]] | None:
+        """What a try that was asked for begins with, if its blocks come in frames and to places of their own."""
+        asked = self.asked[key]
+        if asked.target is None or self.reader is not None or self.taker is not None or not asked.step.units:
+            return None
+        before = Header(Kind.DATA, self._shared.cover, 0, key, min(asked.step.units), asked.step.ready.first, 0, 0)
+        return partial(self._after, asked, before)
 
     def _beforehand(self, header: Header) -> Place:
         """A place in the buffer for what no load has asked for, if it was granted."""

@@ -33,7 +33,9 @@ class Loop:
 
     def __init__(self, name: str, on_tick: Callable[[float], None]) -> None:
         self._on_tick = on_tick
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.EpollSelector()
+        self.watch_fd = self._selector.fileno()
+        """The epoll instance: a call that waits for one socket ends when another file of this loop is ready."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector.register(self._wake, selectors.EVENT_READ, None)
         self._closing = threading.Lock()

@@ -71,6 +71,9 @@ class Source:
         self.asked[step.key] = Asked(step, target, bytearray(step.ready.regions * step.ready.count))
         self.expected.discard(step.key)
         self.tell(Kind.READY, step.key, step.ready)
+        self.link.start()
+        if self._joining.settled and len(self.asked) == 1 and (first := self._intake.begin(step.key)) is not None:
+            self.link.expect(first)
 
     def expect(self, key: Key) -> None:
         """A try may be pushed ahead."""

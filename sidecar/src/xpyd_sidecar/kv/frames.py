@@ -210,6 +210,17 @@ def decode(raw: bytes | bytearray | memoryview) -> Header:
                   Key(TransferId(transfer.hex()), Attempt(attempt), generation), region, first, blocks, of)
 
 
+def confirmed(header: Header, raw: bytes) -> Header:
+    """The header in ``raw``, which begins with what is ``known`` of ``header``.
+
+    Raises:
+        HeaderError: it is not what was sent.
+    """
+    if checksum(raw[:_HEAD.size]) != _SUM.unpack_from(raw, _HEAD.size)[0]:
+        raise HeaderError("a frame's header with a wrong checksum")
+    return header._replace(checksum=_SUM.unpack_from(raw, _HEAD.size - _SUM.size)[0])
+
+
 def intact(header: Header, payload: bytes | bytearray | memoryview) -> bool:
     """Whether the payload of a frame other than DATA is what was sent, where it is covered."""
     return not header.covered or checksum(payload) == header.checksum

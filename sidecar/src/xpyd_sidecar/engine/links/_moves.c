@@ -2,13 +2,14 @@
  *
  *     Scatter(memory, size, count, ids, stride, offset, cover)    count blocks of size bytes; the nth lies at
  *                                                                 memory + ids[n] * stride + offset; ids None: n * size
- *     Scatter.receive(fd, tail, patience_ms, low, follow)         from a socket; then what follows them, into tail
+ *     Scatter.receive(fd, tail, patience_ms, low, follow, watch)  from a socket; then what follows them, into tail
  *     Scatter.read(pid, address, ticket_at, ticket, threads, mapped)
  *                                                                 from a process's memory; mapped: where it lies here, or 0
  *     Scatter.copy(address)                                       from this process's
  *     Scatter.sums()                                              as of sums(), of what has come
  *     sums(data, size)                                            of packed blocks of size bytes, 8 bytes for each piece
- *     send(fd, views, patience_ms)                                into a socket
+ *     receive(fd, tail, patience_ms, low, follow, watch)          the same from the header of the first of follow on
+ *     send(fd, views, patience_ms, watch)                         into a socket
  *
  * Belongs here: loops over system calls. What a frame is and where blocks belong is said in Python, and `plain` has the same
  * in Python alone. The sum of a piece (at most 64 KiB of one block) is XXH3_64 with its default secret and seed 0
@@ -25,7 +26,9 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -37,17 +40,19 @@
 #error "sums are made for little-endian machines"
 #endif
 
-#define REVISION 3 /* the same as in plain.py: one that was built for other files is not loaded */
+#define REVISION 4 /* the same as in plain.py: one that was built for other files is not loaded */
 #define PIECE ((size_t)64 << 10)
 #define PADDED 256
 #define SUMMED ((size_t)256 << 10) /* of one call, where it is summed up while it is still in a core's own cache */
+#define HOT ((size_t)256 << 10) /* memory that stays in a core's own cache */
 #define UNSUMMED ((size_t)1 << 20) /* the same where it is not */
 #define IOV 512
 #define WAKE (256 << 10) /* a reader in the middle of a frame is woken for no less */
-#define FOLLOW 16 /* frames after the first that one call takes */
+#define FOLLOW 64 /* frames after the first that one call takes */
 #define HEADER 64 /* bytes of a frame's header */
 #define KNOWN 48  /* of them, what is known of a frame that is expected */
-#define TURN_US 8000 /* no call waits longer than this for a peer that sends little by little */
+#define TURN_US 40000 /* no call waits longer than this for a peer that sends little by little */
+#define LOOK_US 400 /* how often a call looks whether anything else is ready, which ends it */
 #define TICKET 32
 #define ACROSS ((size_t)4 << 10) /* less is copied through the caches */
 #define SPLIT ((size_t)512 << 10) /* less is not worth a thread */
@@ -103,7 +108,8 @@ static void take_plain(uint64_t *acc, const unsigned char *data, size_t rounds, 
 }
 
 #if defined(__x86_64__)
-#define AHEAD 1024
+#define AHEAD 4096      /* bytes that are fetched before they are needed */
+#define AHEAD_STORED 1024 /* the same where what is read is stored as well */
 
 #define WITH(set) __attribute__((target(set))) static
 #define BOTH(set) __attribute__((target(set), always_inline)) static inline
@@ -116,7 +122,7 @@ BOTH("avx2") void both_avx2(uint64_t *acc, const unsigned char *data, size_t rou
         size_t many = round < rounds ? 16 : rest;
 #pragma GCC unroll 8
         for (size_t n = 0; n < many; n++, data += 64) {
-            _mm_prefetch((const char *)data + AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char *)data + (to ? AHEAD_STORED : AHEAD), _MM_HINT_T0);
             for (int i = 0; i < 2; i++) {
                 __m256i value = _mm256_loadu_si256((const __m256i *)data + i);
                 if (to) {
@@ -152,7 +158,7 @@ WITH("avx2") void carry_avx2(uint64_t *acc, const unsigned char *data, size_t ro
 WITH("avx2") void copy_avx2(unsigned char *to, const unsigned char *from, size_t stripes)
 {
     for (; stripes; stripes--, to += 64, from += 64) {
-        _mm_prefetch((const char *)from + 2 * AHEAD, _MM_HINT_T0);
+        _mm_prefetch((const char *)from + 2 * AHEAD_STORED, _MM_HINT_T0);
         _mm256_stream_si256((__m256i *)to, _mm256_loadu_si256((const __m256i *)from));
         _mm256_stream_si256((__m256i *)to + 1, _mm256_loadu_si256((const __m256i *)from + 1));
     }
@@ -166,7 +172,7 @@ BOTH("avx512f") void both_avx512(uint64_t *acc, const unsigned char *data, size_
         size_t many = round < rounds ? 16 : rest;
 #pragma GCC unroll 8
         for (size_t n = 0; n < many; n++, data += 64) {
-            _mm_prefetch((const char *)data + AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char *)data + (to ? AHEAD_STORED : AHEAD), _MM_HINT_T0);
             __m512i value = _mm512_loadu_si512(data), key = _mm512_xor_si512(value, _mm512_loadu_si512(secret + n * 8));
             if (to) {
                 _mm512_stream_si512((__m512i *)to, value);
@@ -318,15 +324,20 @@ static void sum_piece(Scatter *self, size_t piece)
     self->sum[piece] = xxh3((unsigned char *)self->memory.buf + self->at[block] + start, size);
 }
 
-/* Bring a piece from memory in which all blocks lie one after the other. */
-static void carry_piece(Scatter *self, size_t piece, const unsigned char *packed)
+/* Bring a piece that lies at `from` to its place. */
+static void bring(Scatter *self, size_t piece, const unsigned char *from)
 {
     size_t block = piece / self->per_block, start = piece % self->per_block * PIECE;
     size_t size = self->size - start < PIECE ? self->size - start : PIECE;
-    uint64_t sum = carry((unsigned char *)self->memory.buf + self->at[block] + start, packed + block * self->size + start,
-                         size, self->cover);
+    uint64_t sum = carry((unsigned char *)self->memory.buf + self->at[block] + start, from, size, self->cover);
     if (self->cover)
         self->sum[piece] = sum;
+}
+
+/* Bring a piece from memory in which all blocks lie one after the other. */
+static void carry_piece(Scatter *self, size_t piece, const unsigned char *packed)
+{
+    bring(self, piece, packed + piece / self->per_block * self->size + piece % self->per_block * PIECE);
 }
 
 /* What has been read was read before what is read next, and what was written is seen by others. */
@@ -346,6 +357,74 @@ static void sum_up(Scatter *self)
     size_t pieces = self->count * self->per_block;
     while (self->summed < pieces && piece_end(self, self->summed) <= self->done)
         sum_piece(self, self->summed++);
+}
+
+static pthread_key_t hot_key;
+
+/* HOT bytes of this thread; NULL: there is no memory. */
+static unsigned char *hot_memory(void)
+{
+    unsigned char *memory = pthread_getspecific(hot_key);
+    if (!memory && (memory = aligned_alloc(4096, HOT)) && pthread_setspecific(hot_key, memory)) {
+        free(memory);
+        memory = NULL;
+    }
+    return memory;
+}
+
+/* What is received of covered blocks comes to hot memory first. From there it is summed up and stored past the caches in one
+ * pass: the kernel's stores into blocks would fetch their lines first, and the sum would fetch them again.
+ *
+ * `memory` holds the bytes of `self` from `base` on that are not in their places; at the end of a call none is left.
+ */
+typedef struct {
+    unsigned char *memory;
+    size_t base;
+} Hot;
+
+static int through(const Hot *hot, const Scatter *self)
+{
+    uintptr_t start = (uintptr_t)self->memory.buf + self->at[0];
+    return hot->memory && self->cover && take_across && self->size >= ACROSS && (start | self->size) % 64 == 0;
+}
+
+/* Where the next bytes go: to the end of a piece, so that pieces do not lie across the end of the memory. */
+static size_t next_hot(Hot *hot, const Scatter *self, struct iovec *to)
+{
+    size_t pieces = self->count * self->per_block, piece = self->summed, end = self->done;
+    for (; piece < pieces && piece_end(self, piece) - hot->base <= HOT; piece++)
+        end = piece_end(self, piece);
+    *to = (struct iovec){hot->memory + (self->done - hot->base), end - self->done};
+    return end - self->done;
+}
+
+/* Copy bytes of one piece to their place as they are. */
+static void spill(Scatter *self, size_t pos, const unsigned char *from, size_t many)
+{
+    memcpy((char *)self->memory.buf + self->at[pos / self->size] + pos % self->size, from, many);
+}
+
+/* Bring whole pieces to their places; with `all` what is left, too. */
+static void cool(Hot *hot, Scatter *self, int all)
+{
+    size_t pieces = self->count * self->per_block;
+    size_t start = self->summed ? piece_end(self, self->summed - 1) : 0;
+    for (size_t end; self->summed < pieces && (end = piece_end(self, self->summed)) <= self->done; start = end) {
+        if (start >= hot->base)
+            bring(self, self->summed, hot->memory + (start - hot->base));
+        else { /* it was begun in another call */
+            spill(self, hot->base, hot->memory, end - hot->base);
+            sum_piece(self, self->summed);
+        }
+        self->summed++;
+    }
+    if (start == self->done)
+        hot->base = self->done;
+    else if (all) {
+        size_t from = start > hot->base ? start : hot->base;
+        spill(self, from, hot->memory + (from - hot->base), self->done - from);
+        hot->base = self->done;
+    }
 }
 
 static int place_blocks(Scatter *self, PyObject *ids, Py_ssize_t stride, Py_ssize_t offset)
@@ -434,11 +513,46 @@ static int64_t now_us(void)
     return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
-/* After EAGAIN: whether the socket is ready within a millisecond, and before `until`. */
-static int ready_soon(int fd, short events, int64_t until)
+/* How long a call may go on: it waits only where nothing else is ready, and ends when something is. */
+typedef struct {
+    int fd, watch; /* the socket; an epoll instance that watches it and all others of the thread, or -1 */
+    int64_t patience, began, until, look;
+} Turn;
+
+static Turn begin(int fd, int watch, int patience)
 {
-    struct pollfd ready = {fd, events, 0};
-    return now_us() < until && poll(&ready, 1, 1) > 0;
+    int64_t now = patience > 0 ? now_us() : 0;
+    return (Turn){fd, watch, patience * 1000, now, now + patience * 1000, now + LOOK_US};
+}
+
+static int others(const Turn *turn)
+{
+    struct epoll_event ready[2];
+    int many = turn->watch < 0 ? 0 : epoll_wait(turn->watch, ready, 2, 0);
+    for (int n = 0; n < many; n++)
+        if (ready[n].data.fd != turn->fd)
+            return 1;
+    return 0;
+}
+
+/* Bytes have moved: wait longer. Whether the call may go on. */
+static int go_on(Turn *turn)
+{
+    if (turn->patience <= 0)
+        return 1;
+    int64_t now = now_us(), last = turn->began + TURN_US;
+    turn->until = now + turn->patience < last ? now + turn->patience : last;
+    if (now < turn->look)
+        return 1;
+    turn->look = now + LOOK_US;
+    return !others(turn);
+}
+
+/* After EAGAIN: whether the socket is ready within a millisecond, in time, and nothing else is. */
+static int ready_soon(Turn *turn, short events)
+{
+    struct pollfd ready = {turn->fd, events, 0};
+    return now_us() < turn->until && poll(&ready, 1, 1) > 0 && !others(turn);
 }
 
 typedef struct {
@@ -450,56 +564,68 @@ typedef struct {
  *
  * Where the tail holds the header of the next expected frame, that frame is received, too, and its header kept in `taken`.
  * One that begins with other bytes ends the call. Where what is known is the same, so are the place and the length: the
- * header's own sum is left to who looks at it afterwards.
+ * header's own sum is left to who looks at it afterwards. Without `self` the first header is that of an expected frame.
  */
-static ssize_t pull(Scatter *self, int fd, char *tail, size_t room, int patience, const Frame *next, size_t many,
-                    char *taken, size_t *took)
+static ssize_t pull(Scatter *self, Turn turn, char *tail, size_t room, const Frame *next, size_t many, char *taken,
+                    size_t *took)
 {
-    Scatter *first = self;
-    ssize_t all = 0;
+    Scatter *first = self ? self : next->scatter;
+    Hot hot = {first->cover ? hot_memory() : NULL, self ? self->done : 0};
+    ssize_t all = 0, got = 0;
     size_t in_tail = 0;
-    int64_t began = patience > 0 ? now_us() : 0, until = began + patience * 1000;
     for (;;) {
-        size_t missing = self->total - self->done;
+        size_t missing = self ? self->total - self->done : 0;
         if (!missing) {
             if (!many || (in_tail == HEADER && memcmp(tail, next->head, KNOWN)))
-                return all;
+                break;
             if (in_tail == HEADER) {
                 memcpy(taken + HEADER * (*took)++, tail, HEADER);
                 self = next++->scatter;
+                hot.base = self->done;
                 many--;
                 in_tail = 0;
                 continue;
             }
         }
         struct iovec to[IOV + 1];
-        size_t bytes, used = stretches(self, self->done, at_once(self), to, IOV, &bytes);
+        size_t bytes = 0, used = 0;
+        if (missing && through(&hot, self))
+            bytes = next_hot(&hot, self, to), used = 1;
+        else if (missing)
+            used = stretches(self, self->done, at_once(self), to, IOV, &bytes);
         if (bytes == missing && room)
             to[used++] = (struct iovec){tail + in_tail, room - in_tail};
         struct msghdr message = {.msg_iov = to, .msg_iovlen = used};
-        ssize_t got = recvmsg(fd, &message, MSG_DONTWAIT);
+        got = recvmsg(turn.fd, &message, MSG_DONTWAIT);
         if (got < 0 && errno == EINTR)
             continue;
-        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && patience > 0) {
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && turn.patience > 0) {
             int low = missing < WAKE ? 1 : missing > 2 * WAKE ? WAKE : first->low; /* the end of a frame would not wake */
-            if (low != first->low && setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0)
+            if (low != first->low && setsockopt(turn.fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0)
                 first->low = low;
-            if (ready_soon(fd, POLLIN, until))
+            if (ready_soon(&turn, POLLIN))
                 continue;
             errno = EAGAIN;
         }
         if (got <= 0)
-            return all ? all : got;
+            break;
         all += got;
         size_t of_blocks = (size_t)got < missing ? (size_t)got : missing;
-        self->done += of_blocks;
-        in_tail += (size_t)got - of_blocks;
-        sum_up(self);
-        if (patience > 0) {
-            int64_t now = now_us();
-            until = now + patience * 1000 < began + TURN_US ? now + patience * 1000 : began + TURN_US;
+        if (self) {
+            self->done += of_blocks;
+            if (through(&hot, self))
+                cool(&hot, self, 0);
+            else
+                sum_up(self);
         }
+        in_tail += (size_t)got - of_blocks;
+        if (!go_on(&turn))
+            break;
     }
+    if (self && through(&hot, self))
+        cool(&hot, self, 1);
+    fence();
+    return all ? all : got;
 }
 
 static PyObject *failure(int code)
@@ -526,12 +652,12 @@ wrong:
     return -1;
 }
 
-static PyObject *scatter_receive(Scatter *self, PyObject *args)
+static PyObject *receive(Scatter *self, PyObject *args)
 {
-    int fd, patience, low;
+    int fd, patience, low, watch = -1;
     Py_buffer tail;
     PyObject *follow;
-    if (!PyArg_ParseTuple(args, "iw*iiO!", &fd, &tail, &patience, &low, &PyTuple_Type, &follow))
+    if (!PyArg_ParseTuple(args, "iw*iiO!|i", &fd, &tail, &patience, &low, &PyTuple_Type, &follow, &watch))
         return NULL;
     Frame next[FOLLOW];
     char taken[FOLLOW * HEADER];
@@ -541,19 +667,34 @@ static PyObject *scatter_receive(Scatter *self, PyObject *args)
         PyErr_SetString(PyExc_ValueError, "a tail that is no header");
         many = -1;
     }
+    if (!many && !self) {
+        PyErr_SetString(PyExc_ValueError, "no frame is expected");
+        many = -1;
+    }
     if (many < 0) {
         PyBuffer_Release(&tail);
         return NULL;
     }
     ssize_t got;
     int code;
-    self->low = low;
+    (self ? self : next->scatter)->low = low;
     Py_BEGIN_ALLOW_THREADS
-    got = pull(self, fd, tail.buf, (size_t)tail.len, patience, next, (size_t)many, taken, &took);
+    got = pull(self, begin(fd, watch, patience), tail.buf, (size_t)tail.len, next, (size_t)many, taken, &took);
     code = errno;
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&tail);
     return got < 0 ? failure(code) : Py_BuildValue("(ny#)", (Py_ssize_t)got, taken, (Py_ssize_t)(took * HEADER));
+}
+
+static PyObject *scatter_receive(Scatter *self, PyObject *args)
+{
+    return receive(self, args);
+}
+
+static PyObject *moves_receive(PyObject *module, PyObject *args)
+{
+    (void)module;
+    return receive(NULL, args);
 }
 
 typedef struct {
@@ -727,43 +868,40 @@ static PyObject *moves_sums(PyObject *module, PyObject *args)
 }
 
 /* Bytes sent; -1 with errno. */
-static ssize_t push(int fd, struct iovec *from, size_t many, int patience)
+static ssize_t push(Turn turn, struct iovec *from, size_t many)
 {
     ssize_t all = 0;
-    int64_t began = patience > 0 ? now_us() : 0, until = began + patience * 1000;
     while (many) {
         struct msghdr message = {.msg_iov = from, .msg_iovlen = many};
-        ssize_t sent = sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        ssize_t sent = sendmsg(turn.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent < 0 && errno == EINTR)
             continue;
-        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && patience > 0) {
-            if (ready_soon(fd, POLLOUT, until))
+        if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && turn.patience > 0) {
+            if (ready_soon(&turn, POLLOUT))
                 continue;
             errno = EAGAIN;
         }
         if (sent < 0)
             return all ? all : sent;
         all += sent;
-        if (patience > 0) {
-            int64_t now = now_us();
-            until = now + patience * 1000 < began + TURN_US ? now + patience * 1000 : began + TURN_US;
-        }
         for (size_t left = (size_t)sent; many && left >= from->iov_len; from++, many--)
             left -= from->iov_len, sent -= (ssize_t)from->iov_len;
         if (many) {
             from->iov_base = (char *)from->iov_base + sent;
             from->iov_len -= (size_t)sent;
         }
+        if (!go_on(&turn))
+            return all;
     }
     return all;
 }
 
 static PyObject *moves_send(PyObject *module, PyObject *args)
 {
-    int fd, patience;
+    int fd, patience, watch = -1;
     PyObject *views;
     (void)module;
-    if (!PyArg_ParseTuple(args, "iOi", &fd, &views, &patience))
+    if (!PyArg_ParseTuple(args, "iOi|i", &fd, &views, &patience, &watch))
         return NULL;
     Py_buffer held[64];
     struct iovec from[64];
@@ -784,7 +922,7 @@ static PyObject *moves_send(PyObject *module, PyObject *args)
     ssize_t sent;
     int code;
     Py_BEGIN_ALLOW_THREADS
-    sent = push(fd, from, (size_t)many, patience);
+    sent = push(begin(fd, watch, patience), from, (size_t)many);
     code = errno;
     Py_END_ALLOW_THREADS
     result = sent < 0 ? failure(code) : PyLong_FromSsize_t(sent);
@@ -796,6 +934,7 @@ end:
 
 static PyMethodDef methods[] = {
     {"sums", moves_sums, METH_VARARGS, NULL},
+    {"receive", moves_receive, METH_VARARGS, NULL},
     {"send", moves_send, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
@@ -810,6 +949,8 @@ PyMODINIT_FUNC PyInit__moves(void)
     take_across = avx512 ? carry_avx512 : avx2 ? carry_avx2 : NULL;
     copy_across = avx2 ? copy_avx2 : NULL;
 #endif
+    if (pthread_key_create(&hot_key, free))
+        return PyErr_NoMemory();
     PyObject *made = PyModule_Create(&module);
     if (!made)
         return NULL;

@@ -35,10 +35,14 @@ from xpyd_sidecar.kv.keys import Key
 SOCKET_BUFFER: Final = 1 << 20
 IO_AT_ONCE: Final = 4 << 20
 """Bytes moved for one connection before the others have their turn."""
-ALONE_AT_ONCE: Final = 16 << 20
-"""The same where no other one is ready: each time that this thread takes the interpreter up again costs it its caches."""
+ALONE_AT_ONCE: Final = 128 << 20
+"""The same where no other one is ready: each time that this thread takes the interpreter up again costs it its caches. A
+call ends when another one is.
+"""
+START_BYTES: Final = 1 << 20
+"""Of a large frame that are written at once, while others are made; small ones leave together."""
 VIEWS_AT_ONCE: Final = 64
-FOLLOW_MAX: Final = 15
+FOLLOW_MAX: Final = 63
 """Frames that are received in one call with the one before them."""
 PATIENCE_MS: Final = 2
 """How long a call may wait for its socket where no other one is ready."""
@@ -51,14 +55,13 @@ _numbers = itertools.count(1)
 class Place(NamedTuple):
     """Where the payload of a frame goes. ``gate``: each write happens inside of it; ``body``: the bytes, of small ones.
 
-    ``after``: the frames that are expected next, so many at most: what their headers begin with (``frames.known``), and
-    their places, inside the same gate.
+    ``after``: the frames that are expected next, so many at most; their places are inside the same gate.
     """
 
     scatter: Scatter | None
     gate: Gate | None = None
     body: memoryview = memoryview(b"")
-    after: Callable[[int], list[tuple[bytes, Place]]] | None = None
+    after: Callable[[int], list[Expected]] | None = None
 
     @classmethod
     def of(cls, length: int) -> Place:
@@ -69,6 +72,14 @@ class Place(NamedTuple):
     def total(self) -> int:
         """The payload sum of what has come, if it was summed up."""
         return frames.total(self.scatter.sums()) if self.scatter is not None else 0
+
+
+class Expected(NamedTuple):
+    """A frame that may come: what its header begins with (``frames.known``); that header, without the sum; its place."""
+
+    head: bytes
+    header: Header
+    place: Place
 
 
 NOWHERE: Final = Place(None)
@@ -119,7 +130,7 @@ class Connection:
         """Bytes of the frame's payload that have not come."""
         self._got = 0
         """Bytes of the next header."""
-        self._follow: list[tuple[bytes, Place]] = []
+        self._follow: list[Expected] = []
         """Frames that are expected after this one, and their places."""
         self._trust = 1
         """How many are worth expecting: more where they have come, one where others have."""
@@ -145,8 +156,25 @@ class Connection:
         self._out.append((header if callable(header) else memoryview(header), None if len(payload) else sent))
         if len(payload):
             self._out.append((memoryview(payload), sent))
+        if idle and len(payload) >= LOW_WATER:
+            self.start()
         if idle and not self._inside:
-            self._watch()  # written by the loop, so that a failure never closes the connection inside its owner's call
+            self._watch()
+
+    def start(self) -> None:
+        """Write the first of what is queued at once: the peer has something to do while more is made.
+
+        A failure is met again by the loop: so it never closes the connection inside its owner's call.
+        """
+        if self._out and not self.connecting:
+            with contextlib.suppress(OSError):
+                self._sent(self._sock.sendmsg([self._view(at)[:START_BYTES] for at in range(min(2, len(self._out)))]))
+                self.last_out = time.monotonic()
+
+    def expect(self, begin: Callable[[int], list[Expected]]) -> None:
+        """Frames were asked for, and begin so: their places are made while the peer makes them ready."""
+        if moves.COMPILED and self._header is None and not self._got and not self._follow and self.open:
+            self._follow = begin(self._trust)
 
     def flush(self) -> None:
         """Write now what the socket takes: last words before ``close``."""
@@ -244,7 +272,8 @@ class Connection:
                         break
                     views.append(self._view(len(views)))
                     size += len(views[-1])
-                sent = moves.send(self._sock.fileno(), views, PATIENCE_MS if self._loop.alone else 0)
+                sent = moves.send(self._sock.fileno(), views, PATIENCE_MS if self._loop.alone else 0,
+                                  self._loop.watch_fd)
                 self.last_out = time.monotonic()
                 moved += sent
                 self._sent(sent)
@@ -301,23 +330,26 @@ class Connection:
 
         Where that header is the expected one, its payload, too, and so on: the headers of such frames are returned.
         """
+        place = self._place
         if self._header is None:
-            return self._sock.recv_into(self._raw_view[self._got:]), b""
-        gate = self._place.gate
+            if not self._follow or self._got or not self._loop.alone:
+                return self._sock.recv_into(self._raw_view[self._got:]), b""
+            place = self._follow[0].place
+        gate = place.gate
         if gate is not None and not gate.enter():
-            self._place, gate, self._follow = NOWHERE, None, []
+            self._place, self._follow = NOWHERE, []
+            place, gate = NOWHERE, None
         try:
-            scatter = self._place.scatter
-            if scatter is None:
-                return self._sock.recv_into(_WASTE[:self._missing]), b""
+            if place.scatter is None:
+                rest = _WASTE[:self._missing] if self._header is not None else self._raw_view
+                return self._sock.recv_into(rest), b""
             patience = PATIENCE_MS if self._loop.alone else 0
-            follow: list[bytes | Scatter | None] = []
-            if patience and moves.COMPILED:
-                if not self._follow and self._place.after is not None:
-                    self._follow = self._place.after(self._trust)
-                follow = [part for head, place in self._follow for part in (head, place.scatter)]
-            got, heads = scatter.receive(self._sock.fileno(), self._raw_view, patience, self._low, tuple(follow))
-            self._low = scatter.low
+            if patience and moves.COMPILED and not self._follow and place.after is not None:
+                self._follow = place.after(self._trust)
+            follow = tuple(part for one in self._follow for part in (one.head, one.place.scatter)) if patience else ()
+            receive = place.scatter.receive if self._header is not None else moves.receive
+            got, heads = receive(self._sock.fileno(), self._raw_view, patience, self._low, follow, self._loop.watch_fd)
+            self._low = place.scatter.low
             return got, heads
         finally:
             if gate is not None:
@@ -335,28 +367,28 @@ class Connection:
                 self._want(1)
             return
         header, place = self._header, self._place
-        self._header, self._place, self._got = None, NOWHERE, size - self._missing
+        self._header, self._place = None, NOWHERE
+        self._got, self._missing = size - self._missing, 0
         self._owner.frame(self, header, place)
         if self._got == HEADER_BYTES and self.open:
             self._begin()
 
     def _next(self, raw: bytes) -> None:
-        """A frame is complete, and the expected one has begun."""
-        header, place = self._header, self._place
-        assert header is not None
-        self._owner.frame(self, header, place)
-        self._header = frames.decode(raw)
-        _, self._place = self._follow.pop(0)
+        """A frame is complete, if there was one, and the expected one has begun."""
+        if self._header is not None:
+            self._owner.frame(self, self._header, self._place)
+        one = self._follow.pop(0)
+        self._header, self._place = frames.confirmed(one.header, raw), one.place
         self._missing = self._header.length
         if not self._follow:
             self._trust = min(2 * self._trust, FOLLOW_MAX)
 
     def _begin(self) -> None:
         self._header = frames.decode(self._raw)
-        if self._follow:
-            head, _ = self._follow.pop(0)
-            if not self._raw.startswith(head):
-                self._follow, self._trust = [], 1
+        if self._follow and not self._raw.startswith(self._follow.pop(0).head):
+            self._follow = []
+            if self._header.kind is Kind.DATA:
+                self._trust = 1
         self._room()
 
     def _room(self) -> None:
