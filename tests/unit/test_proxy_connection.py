@@ -42,6 +42,9 @@ class Echo:
         self.requests: list[HttpRequest] = []
         self.later: list[Later] = []
 
+    def enter(self, request: HttpRequest, client: object) -> None:
+        """Leave everything to ``handle``."""
+
     def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
         self.requests.append(request)
         if request.path == "/later":

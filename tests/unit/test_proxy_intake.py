@@ -43,6 +43,9 @@ class Echo:
     def __init__(self) -> None:
         self.seen: list[HttpRequest] = []
 
+    def enter(self, request: HttpRequest, client: object) -> None:
+        """Leave everything to ``handle``."""
+
     def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
         self.seen.append(request)
         reply.whole(200, [], request.body)

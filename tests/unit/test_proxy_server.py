@@ -16,6 +16,9 @@ BOUNDS = Bounds(4096, 4096, 30.0)
 
 
 class Hello:
+    def enter(self, request: HttpRequest, client: object) -> None:
+        """Leave everything to ``handle``."""
+
     def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
         reply.whole(200, [], b"hello")
         return None

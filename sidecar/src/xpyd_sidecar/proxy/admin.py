@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -21,15 +22,18 @@ import msgspec
 from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.proxy.auth import ClientKeys, require
+from xpyd_sidecar.proxy.auth import ClientKeys, known, require
 from xpyd_sidecar.proxy.dashboard import Dashboard
 from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.proxy.lane import enter
 from xpyd_sidecar.proxy.metrics import CONTENT_TYPE
-from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.proxy.reply import Connection, Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.traces import Tracer
 from xpyd_sidecar.routing import paths
 from xpyd_sidecar.routing.faults import Fault, unknown_model
 from xpyd_sidecar.routing.paths import Way
+
+logger = logging.getLogger(__name__)
 
 _JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
@@ -79,6 +83,19 @@ class Paths:
             raise Fault(404, words, kind="NotFoundError", code="unknown_path")
         self._allow(request, *(route.methods if route is not None else ("GET",)))
         return found(request, reply)
+
+    def enter(self, request: HttpRequest, client: Connection) -> Handler | None:
+        """Begin to answer a generation request whose course will probably be straight. None: nothing was done."""
+        api = GENERATION.get(request.path)
+        if api is None or (self._client_keys.keys and not known(request.headers, self._client_keys.keys)):
+            return None
+        try:
+            return enter(self._dispatch, client, api, request)
+        except Exception:
+            logger.exception("a request failed inside the router", extra={"request": request.request_id})
+            fault = Fault(500, "the router failed; its log says why", kind="internal_error", code="internal")
+            Reply(client, request.request_id, close=False, old=False, head_only=False).fault(fault)
+            return None
 
     @staticmethod
     def _allow(request: HttpRequest, *methods: str) -> None:

@@ -84,16 +84,21 @@ def bearer(headers: Mapping[bytes, bytes]) -> bytes:
     return token.strip() if scheme.lower() == b"bearer" else b""
 
 
+def known(headers: Mapping[bytes, bytes], keys: tuple[bytes, ...]) -> bool:
+    """Whether a request brings one of these keys."""
+    token = bearer(headers)
+    found = False
+    for key in keys:  # all of them, so that the time tells nothing
+        found |= hmac.compare_digest(token, key)
+    return found
+
+
 def require(headers: Mapping[bytes, bytes], keys: tuple[bytes, ...]) -> None:
     """Check a client or admin.
 
     Raises:
         Fault: 401.
     """
-    token = bearer(headers)
-    known = False
-    for key in keys:  # all of them, so that the time tells nothing
-        known |= hmac.compare_digest(token, key)
-    if not known:
-        words = "the API key is wrong" if token else "an API key is needed: Authorization: Bearer <key>"
+    if not known(headers, keys):
+        words = "the API key is wrong" if bearer(headers) else "an API key is needed: Authorization: Bearer <key>"
         raise Fault(401, words, kind="authentication_error", code="invalid_api_key")

@@ -172,7 +172,15 @@ class Connection(asyncio.Protocol):
         path, target, headers, body = found
         given = headers.get(b"x-request-id")
         request_id = given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else ids.fresh()
-        self._serve(HttpRequest("POST", path, headers, body, request_id, target, None), close=False, old=False)
+        request = HttpRequest("POST", path, headers, body, request_id, target, None)
+        handler = self.server.application.enter(request, self)
+        if handler is None:
+            self._serve(request, close=False, old=False)
+            return True
+        self._busy = True
+        self._handler = handler
+        if self._blocked_at:
+            handler.on_pause()
         return True
 
     def _give_up(self, fault: Fault) -> None:
@@ -360,6 +368,11 @@ class Connection(asyncio.Protocol):
     def date(self) -> bytes:
         """Now, as HTTP writes it."""
         return self.server.date
+
+    def hand_over(self, handler: Handler, other: Handler) -> None:
+        """Another one goes on with what a handler has begun."""
+        if self._handler is handler:
+            self._handler = other
 
     def finished(self, *, close: bool) -> None:
         """The answer to the current request is written."""

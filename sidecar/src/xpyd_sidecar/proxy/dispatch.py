@@ -10,18 +10,21 @@ import asyncio
 import logging
 import math
 import secrets
+from collections.abc import Mapping
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.proxy import ids
-from xpyd_sidecar.proxy.entry import Entry
+from xpyd_sidecar.proxy.access import access
+from xpyd_sidecar.proxy.entry import Entry, key_of
 from xpyd_sidecar.proxy.farewell import Farewells
+from xpyd_sidecar.proxy.lane import Lane
 from xpyd_sidecar.proxy.observer import Observer, tracing_of
 from xpyd_sidecar.proxy.passing import Passing
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
-from xpyd_sidecar.proxy.serving import Serving, access
+from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.upstream import Pool
 from xpyd_sidecar.proxy.waiting import Line
 from xpyd_sidecar.proxy.watch import Watch
@@ -32,9 +35,10 @@ from xpyd_sidecar.routing.budget import RetryBudget
 from xpyd_sidecar.routing.concurrency import Limits as Rooms
 from xpyd_sidecar.routing.exchange import Limits, Picks
 from xpyd_sidecar.routing.faults import Fault, unknown_model
-from xpyd_sidecar.routing.pick import Picker, Target
+from xpyd_sidecar.routing.pick import Pair, Picker, Target
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.shapes import Shapes
+from xpyd_sidecar.routing.straight import NO_DEADLINE_S
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +80,12 @@ class Dispatch:
             self.observer.cached = self.picker.holdings.count
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.access_log = router.access_log
-        self.servings: set[Serving] = set()
+        self.servings: set[Serving | Lane] = set()
+        speaks = router.first_token == "prefill"  # noqa: S105 (a token of an answer)
+        self._straight = (not speaks and not router.skip_prefill_cached and self.tracing is None
+                          and min(self.limits.request_s, self.limits.pair_s) >= NO_DEADLINE_S)
+        """Requests may take the straight course, as far as settings go."""
+        self._read = frozenset(PASSED_HEADERS) | {self.affinity_header}
         self.line = Line(self.loop, router.queue_size, router.queue_timeout_s)
         self.observer.watch_queue(self.line.__len__)
         self.passing = Passing(self)
@@ -93,18 +102,32 @@ class Dispatch:
             Fault: it is refused, before anything was sent.
         """
         parsed = self.shapes.parse(api, request.body)
-        if parsed.model is not None and parsed.model != self.config.model:
-            served = self.models()
-            if served and parsed.model not in served:
-                raise unknown_model(parsed.model, served)
+        if not self._serves(parsed.model):
+            assert parsed.model is not None
+            raise unknown_model(parsed.model, self.models())
         return self.line.enter(Entry(self, api, request, reply, parsed))
+
+    def _serves(self, model: str | None) -> bool:
+        if model is None or model == self.config.model:
+            return True
+        served = self.models()
+        return not served or model in served
+
+    def may_be_straight(self, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether the straight course is open to requests with such headers."""
+        return self._straight and self._read.isdisjoint(headers)
+
+    def enters_at_once(self, parsed: bodies.Request, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether a request would be served, and would not have to wait."""
+        return self._serves(parsed.model) and self.line.passes(key_of(headers, self.config)) and self.room(alone=False)
 
     def room(self, *, alone: bool) -> bool:
         """Whether one more request could be served now, with prefill or without."""
         return len(self.servings) + len(self.passing) < self.config.max_in_flight and self.picker.room(alone=alone)
 
-    def serve(self, request: HttpRequest, reply: Reply, parsed: bodies.Request, picks: Picks, queued_s: float) -> Serving:
-        """Begin to serve a request that waited for so long."""
+    def serve(self, request: HttpRequest, reply: Reply, parsed: bodies.Request, picks: Picks, queued_s: float, *,
+              picked: Pair | None = None) -> Serving:
+        """Begin to serve a request that waited for so long. ``picked``: the first of its picks, where it was made."""
         passed = [(name, request.headers[name]) for name in PASSED_HEADERS if name in request.headers]
         serving = Serving(self, reply, parsed, TransferId(ids.fresh()), passed, picks=picks)
         record = serving.record
@@ -115,10 +138,14 @@ class Dispatch:
             serving.trace = self.tracing.begin(request.headers, serving.record)
         self.servings.add(serving)
         record.prompt_size = prompt.tokens(parsed.prompt)
-        self.observer.opened(record.prompt_size)
-        self.budget.on_request(self.loop.time())
-        serving.start()
+        self.opened(record.prompt_size)
+        serving.start(picked)
         return serving
+
+    def opened(self, tokens: int) -> None:
+        """A request is being served, whose prompt has about so many tokens."""
+        self.observer.opened(tokens)
+        self.budget.on_request(self.loop.time())
 
     def refused(self, api: fields.Api, request: HttpRequest, fault: Fault) -> None:
         """A generation request was refused before anything was sent."""
@@ -132,13 +159,11 @@ class Dispatch:
             access.info("%s", outcome, extra={"request": request.request_id, "api": api, "status": status,
                                               "detail": detail[:500]})
 
-    def closed(self, serving: Serving, record: Record) -> None:
+    def closed(self, serving: Serving | Lane, record: Record) -> None:
         """A request ended."""
         self.servings.discard(serving)
         self.line.moved()
         self.observer.closed(record)
-        if serving.trace is not None:
-            serving.trace.end()
 
     def models(self) -> list[str]:
         """Served model names: the configured one, and those that instances beat."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.proxy import auth
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.routing import bodies, fields, prompt
@@ -39,7 +40,7 @@ class Entry:
         self._parsed = parsed
         config = dispatch.config
         raw = parsed.prompt
-        self.key = auth.bearer(request.headers).decode("latin-1") if config.api_key_file is not None else ""
+        self.key = key_of(request.headers, config)
         self.priority = priority_of(request.headers, parsed.fields)
         self.cost = 1 + len(raw) / BYTES_PER_COST
         self._skips = parsed.skips
@@ -70,6 +71,11 @@ class Entry:
     def left(self) -> None:
         """Its client went away while it waited."""
         self._dispatch.unserved(self._api, self._request, "client_gone", 0, "the client went away while its request waited")
+
+
+def key_of(headers: Mapping[bytes, bytes], config: RouterConfig) -> str:
+    """Whose share of the queue a request belongs to: its client key's, or everybody's where none is asked for."""
+    return auth.bearer(headers).decode("latin-1") if config.api_key_file is not None else ""
 
 
 def priority_of(headers: Mapping[bytes, bytes], asked: Mapping[str, msgspec.Raw]) -> int:

@@ -16,6 +16,7 @@ from xpyd_sidecar.proxy.wire import MAX_HEAD, Malformed, WholeBody, parse_head
 from xpyd_sidecar.routing.moves import Kind
 
 if TYPE_CHECKING:
+    from xpyd_sidecar.proxy.lane import Lane
     from xpyd_sidecar.proxy.upstream import Call, Pool
 
 MAX_ANSWER = 256 << 20
@@ -33,8 +34,8 @@ def descriptor_of(transport: asyncio.BaseTransport) -> int:
 class Connection(Leg, asyncio.Protocol):
     """One connection to an engine."""
 
-    __slots__ = ("_address", "_body", "_buffer", "_call", "_outlet", "_paused", "_pool", "_reused", "_seen", "_stream",
-                 "_time", "_transport", "idle_since")
+    __slots__ = ("_address", "_body", "_buffer", "_call", "_lane", "_outlet", "_paused", "_pool", "_reused", "_seen",
+                 "_stream", "_time", "_transport", "idle_since")
 
     def __init__(self, pool: Pool, address: HostPort) -> None:
         self._pool = pool
@@ -44,6 +45,8 @@ class Connection(Leg, asyncio.Protocol):
         self._outlet = Outlet()
         self.last_at = 0.0
         self._call: Call | None = None
+        self._lane: Lane | None = None
+        """Whose answer it is, where that needs no call."""
         self._buffer = b""
         self._stream: EventStream | None = None
         self._body: WholeBody | None = None
@@ -67,6 +70,25 @@ class Connection(Leg, asyncio.Protocol):
         self._seen = False
         self._outlet.write(request)
 
+    def lend(self, lane: Lane, request: bytes) -> None:
+        """Send a request; its answer goes to the lane, until ``take_back`` or ``hand_over``."""
+        self._lane = lane
+        self._seen = False
+        self._outlet.write(request)
+
+    def take_back(self) -> None:
+        """The lane has its whole answer: others may use the connection."""
+        self._lane = None
+        self.relay_no_more()
+        self._pool.release(self, self._address)
+
+    def hand_over(self, call: Call, stream: EventStream | None) -> None:
+        """The answer goes to a call from now on. ``stream``: what reads it, once its head is there (``call.head``)."""
+        self._lane = None
+        self._call = call
+        self._buffer = b""
+        self._stream, self._body = stream, None
+
     def relay_to(self, outlet: Outlet) -> None:
         """Simple events of the stream go straight there."""
         if self._stream is not None:
@@ -74,7 +96,7 @@ class Connection(Leg, asyncio.Protocol):
 
     def drop(self) -> None:
         """Close at once; nothing is reported."""
-        self._call = None
+        self._call = self._lane = None
         self.relay_no_more()
         self._outlet.shut()
         if self._transport is not None:
@@ -94,6 +116,14 @@ class Connection(Leg, asyncio.Protocol):
 
     def received(self, data: bytes) -> None:
         """Bytes that no shortcut took."""
+        lane = self._lane
+        if lane is not None:
+            self._seen = True
+            self.last_at = self._time()
+            left = lane.heard(self, data)
+            if left is None:
+                return
+            data = left
         call = self._call
         if call is None:
             self.drop()  # bytes that nobody asked for
@@ -112,9 +142,23 @@ class Connection(Leg, asyncio.Protocol):
             else:
                 self._on_head(call, data)
         except Malformed as error:
-            self._call = None
-            self.drop()
-            call.end_failed(Kind.BROKEN, f"{self._address} sent {error}")
+            self._malformed(call, error)
+
+    def go_on(self, out: bytes) -> None:
+        """After ``hand_over``: what the stream gave of the latest read, which may have ended it."""
+        assert self._call is not None
+        assert self._stream is not None
+        self._on_out(self._call, self._stream, out)
+
+    def break_off(self, error: Malformed) -> None:
+        """After ``hand_over``: the stream could not read what came."""
+        assert self._call is not None
+        self._malformed(self._call, error)
+
+    def _malformed(self, call: Call, error: Malformed) -> None:
+        self._call = None
+        self.drop()
+        call.end_failed(Kind.BROKEN, f"{self._address} sent {error}")
 
     def _on_out(self, call: Call, stream: EventStream, out: bytes) -> None:
         if out:
@@ -184,6 +228,8 @@ class Connection(Leg, asyncio.Protocol):
         """The connection is gone, whoever closed it."""
         self._pool.forget(self, self._address)
         self._transport = None
+        if self._lane is not None:
+            self._lane.unfold()
         self.relay_no_more()
         self._outlet.shut()
         call, self._call = self._call, None

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.proxy.access import access
 from xpyd_sidecar.proxy.patience import Alarm
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
-from xpyd_sidecar.proxy.serving import access
 from xpyd_sidecar.proxy.tally import Counts
 from xpyd_sidecar.proxy.tunnel import Tunnel
 from xpyd_sidecar.proxy.upload import Upload

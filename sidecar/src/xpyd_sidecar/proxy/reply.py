@@ -54,6 +54,9 @@ class Application(Protocol):
     def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
         """Answer through ``reply``, now (and return None) or later. May raise Fault."""
 
+    def enter(self, request: HttpRequest, client: Connection) -> Handler | None:
+        """Answer later, without a reply. None: nothing was done; ``handle`` it."""
+
 
 class Connection(Protocol):
     """What a reply needs of the connection it goes to."""
@@ -72,6 +75,9 @@ class Connection(Protocol):
 
     def finished(self, *, close: bool) -> None:
         """The answer is written."""
+
+    def hand_over(self, handler: Handler, other: Handler) -> None:
+        """Another one goes on with what a handler has begun."""
 
 
 class Reply:
@@ -143,6 +149,11 @@ class Reply:
         else:
             self._send(begun)
         self._sent += len(first)
+
+    def begun(self, status: int, sent: int, *, close: bool) -> None:
+        """The head and so many bytes of the body were sent without this reply."""
+        self.started = True
+        self.status, self._sent, self._close = status, sent, close
 
     def write(self, data: bytes) -> None:
         """A part."""

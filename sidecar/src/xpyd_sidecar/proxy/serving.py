@@ -19,6 +19,7 @@ import msgspec
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
+from xpyd_sidecar.proxy.access import access, line_of
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.kept import FirstToken
 from xpyd_sidecar.proxy.noted import NotedStream
@@ -32,6 +33,7 @@ from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange import Exchange, Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.p2p import PairedById
+from xpyd_sidecar.routing.pick import Pair
 from xpyd_sidecar.routing.record import LegRecord, Record
 from xpyd_sidecar.routing.roster import Member
 from xpyd_sidecar.routing.splice import Splicer
@@ -39,10 +41,10 @@ from xpyd_sidecar.routing.straight import DECODE, NO_DEADLINE_S, PREFILL, Straig
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
+    from xpyd_sidecar.proxy.lane import Lane
     from xpyd_sidecar.proxy.spans import Trace
 
 logger = logging.getLogger(__name__)
-access = logging.getLogger("xpyd_sidecar.access")
 
 TRACE_HEADERS = (b"traceparent", b"tracestate")
 PATHS: dict[fields.Api, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
@@ -109,10 +111,52 @@ class Serving:
         self._paused = False
         self._gone = False
 
-    def start(self) -> None:
-        """Pick and send."""
+    @classmethod
+    def taking_over(cls, lane: Lane) -> Serving:
+        """What goes on where a lane ends: it has seen all that the lane has, and its calls have the lane's connections."""
+        dispatch, pair = lane.dispatch, lane.pair
+        reply = Reply(lane.client, lane.request_id, close=False, old=False, head_only=False)
+        serving = cls(dispatch, reply, lane.request, lane.transfer, [], picks=lane.picks)
+        record, began = serving.record, not math.isnan(lane.begun_at)
+        record.arrived, record.arrived_unix, record.prompt_size = lane.arrived, lane.arrived_unix, lane.prompt_size
+        course = serving._course = Straight(lane.began)
+        sends = course.start(pair, lane.transfer, dispatch.limits)
+        if lane.prefill is None:
+            course.prefilled(lane.prefilled_at)
+        if lane.head is not None:
+            serving._position = lane.position
+        if began:
+            course.begun(lane.begun_at)
+            reply.begun(200, lane.sent, close=lane.close)
+            record.first_at = lane.begun_s
+        open_ = (lane.prefill, lane.decode)
+        for send, connection, member, request in zip(sends, open_, lane.members, lane.asked, strict=True):
+            assert isinstance(send, mv.Send)
+            leg = LegRecord(send.role, send.target.instance, 1, lane.opened_s)
+            record.legs.append(leg)
+            decode = send.role is Role.DECODE
+            if connection is None:
+                leg.first_at = lane.begun_s if decode else lane.prefilled_s
+                leg.ended, leg.result = (perf_counter() if decode else lane.prefilled_s), "2xx"
+                continue
+            events = (lane.stream or stream_of(serving._position, framed=True)) if decode else None
+            call = Call(dispatch.pool, send.target.http, request, serving, streams=decode, framed=True, events=events,
+                        tag=send.leg)
+            call.taken_over(connection, lane.began)
+            connection.hand_over(call, lane.stream if decode else None)
+            serving._legs[send.leg] = _Leg(send, call, member, leg)
+            if decode:
+                call.head = lane.head
+                if began:
+                    leg.first_at = lane.begun_s
+                    serving._relaying, call.relay = call, reply.write
+        return serving
+
+    def start(self, pair: Pair | None = None) -> None:
+        """Send to a pair that was picked, or pick one."""
         course, limits = self._course, self._dispatch.limits
-        pair = self._picks.pair(alone=bool(self._request.skips))
+        if pair is None:
+            pair = self._picks.pair(alone=bool(self._request.skips))
         if pair is None:
             self._do(self._exchange.start(course.began))  # it knows why
             return
@@ -268,10 +312,10 @@ class Serving:
             self._carry_out(instructions)
         except Exception:
             logger.exception("a request failed inside the router", extra={"transfer": self.record.transfer})
-            self._give_up()
+            self.give_up()
 
-    def _give_up(self) -> None:
-        # A bug here must cost one request, not leave it hanging or its legs open.
+    def give_up(self) -> None:
+        """End the request in whatever state: a bug costs one request, and leaves neither it hanging nor its legs open."""
         for number in list(self._legs):
             leg = self._shut(number, "cancelled")
             if leg is not None:
@@ -468,16 +512,10 @@ class Serving:
             record.tokens, record.prompt_tokens = self._position.tokens, self._position.prompt_tokens
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._dispatch.closed(self, record)
+        if self.trace is not None:
+            self.trace.end()
         if self._dispatch.access_log:
-            logs.tell(access, outcome, partial(_access_line, record))
-
-
-def _access_line(record: Record) -> dict[str, object]:
-    return {"request": record.request_id, "transfer": record.transfer, "api": record.api, "stream": record.stream,
-            "status": record.status, "prefill": record.went(Role.PREFILL), "decode": record.went(Role.DECODE),
-            "attempt": record.attempt, "skips": record.skips, "seconds": round(record.last_at - record.arrived, 4),
-            "first_byte_s": None if math.isnan(record.first_at) else round(record.first_at - record.arrived, 4),
-            "detail": record.detail}
+            logs.tell(access, outcome, partial(line_of, record))
 
 
 _DO: dict[type[mv.Instruction], Callable[[Serving, Any], None]] = {

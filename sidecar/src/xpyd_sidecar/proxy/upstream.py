@@ -4,7 +4,8 @@ Belongs here: opening, reusing and closing connections. Does not belong here: re
 
 A connection that the engine closed while it lay idle is found out when the next request gets no byte of an answer: the
 request is then sent once more on a fresh connection (the engine never saw it, or it would have begun to answer or
-still hold the connection). Idle connections are closed after ``IDLE_S``, before uvicorn's own 5 s.
+still hold the connection). So idle connections are kept until the engine closes them (uvicorn after 5 s), ``IDLE_S`` at
+most: where requests come seldom, each would otherwise open connections.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from xpyd_sidecar.routing.moves import Kind
 logger = logging.getLogger(__name__)
 
 CONNECT_S = 5.0
-IDLE_S = 4.0
+IDLE_S = 60.0
 IDLE_MAX = 512
 """Idle connections kept per address."""
 
@@ -120,6 +121,12 @@ class Call:
         """The request, to be sent now."""
         self.request, self._asked_at = request, now
 
+    def taken_over(self, connection: Connection, asked_at: float) -> None:
+        """The request was sent on a connection before this call was made; what comes there is this call's from now on."""
+        self._asked_at = asked_at
+        self._connection = connection
+        self._pool.calls.add(self)
+
     def begin(self, connection: Connection) -> None:
         """Send the request on a connection."""
         self._connection = connection
@@ -198,14 +205,21 @@ class Pool:
     def send(self, call: Call, request: bytes) -> None:
         """Send the request of a call that was held."""
         call.ask(request, self.loop.time())
-        idle = self._idle.get(call.address)
+        connection = self.idle(call.address)
+        if connection is None:
+            call.connect()
+        else:
+            call.begin(connection)
+
+    def idle(self, address: HostPort) -> Connection | None:
+        """A connection that lies idle, for one request; give it back with ``release``. None: there is none."""
+        idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
             if connection.usable:
                 connection.reuse()
-                call.begin(connection)
-                return
-        call.connect()
+                return connection
+        return None
 
     def release(self, connection: Connection, address: HostPort) -> None:
         """A connection whose answer is complete."""

@@ -93,14 +93,18 @@ class Line:
         """Requests that wait."""
         return len(self._queue)
 
+    def passes(self, key: str) -> bool:
+        """Whether nobody waits, so that a request of this key goes before nobody."""
+        self._queue.note(key)
+        return not self._waiting
+
     def enter(self, request: Request) -> Handler:
         """Serve a request at once, or let it wait.
 
         Raises:
             Fault: 429, its key has its share of the queue; 503, the queue is full.
         """
-        self._queue.note(request.key)
-        if not self._waiting and request.room():
+        if self.passes(request.key) and request.room():
             return request.begin(0.0)
         now = self._loop.time()
         try:

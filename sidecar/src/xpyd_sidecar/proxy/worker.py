@@ -36,14 +36,14 @@ from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.app import GC_THRESHOLD, Router
 from xpyd_sidecar.proxy.auth import ClientKeys
 from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.proxy.lane import Lane
 from xpyd_sidecar.proxy.patience import Alarm, within
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.watch import Watch
-from xpyd_sidecar.routing import bodies, faults, fields, prompt
+from xpyd_sidecar.routing import faults, fields
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing import roster as ro
-from xpyd_sidecar.routing.exchange import Picks
 from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.record import Record
 
@@ -168,17 +168,17 @@ class WorkerDispatch(Dispatch):
         self.watch = follower
         self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
 
-    def serve(self, request: HttpRequest, reply: Reply, parsed: bodies.Request, picks: Picks, queued_s: float) -> Serving:
-        """Begin to serve a request."""
-        self.reports.opened(prompt.tokens(parsed.prompt))
-        return super().serve(request, reply, parsed, picks, queued_s)
+    def opened(self, tokens: int) -> None:
+        """A request is being served."""
+        self.reports.opened(tokens)
+        super().opened(tokens)
 
     def unserved(self, api: fields.Api, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
         """A request ended before it was served."""
         super().unserved(api, request, outcome, status, detail)
         self.reports.refused(li.Refusal(api, request.request_id, outcome, status, detail))
 
-    def closed(self, serving: Serving, record: Record) -> None:
+    def closed(self, serving: Serving | Lane, record: Record) -> None:
         """A request ended."""
         super().closed(serving, record)
         self.reports.closed(record)

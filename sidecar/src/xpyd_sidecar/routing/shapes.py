@@ -21,7 +21,9 @@ from msgspec import Raw
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.routing import bodies, continuation
+from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.fields import Api
+from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.ways import has_parts
 
@@ -34,6 +36,7 @@ MAX_BYTES = 1024
 _MARK = secrets.token_hex(16).encode()
 """Stands for a value while a template is made; nobody can have sent it."""
 _MARKED = TransferId(_MARK.decode())
+_FIRST = Attempt(1)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -93,15 +96,24 @@ class Shape:
 
     def body(self, leg: legs.Leg, slots: tuple[Raw | bytes, ...]) -> bytes:
         """As ``bodies.body_of`` makes it of ``continuation.first_request``."""
-        if leg.role is Role.DECODE:
-            template = self._decode
-            if template is None:
-                template = self._decode = Template(self._asked, self._names, Role.DECODE)
-        else:
-            template = self._prefill
-            if template is None:
-                template = self._prefill = Template(self._asked, self._names, Role.PREFILL)
-        return template.fill(slots, params_of(leg))
+        return self._template(leg.role).fill(slots, params_of(leg))
+
+    def first_pair(self, transfer: TransferId, decode: Target, left_s: float,
+                   slots: tuple[Raw | bytes, ...]) -> tuple[bytes, bytes]:
+        """``body`` of the first prefill leg and of the decode leg that it sends to."""
+        name, left = transfer.encode(), round(left_s, 3)
+        who = (decode.instance, decode.incarnation, decode.control)
+        return (self._template(Role.PREFILL).fill(slots, _params(False, _FIRST, left, who) % name),
+                self._template(Role.DECODE).fill(slots, _params(True, _FIRST, left, None) % name))
+
+    def _template(self, role: Role) -> Template:
+        if role is Role.DECODE:
+            if self._decode is None:
+                self._decode = Template(self._asked, self._names, role)
+            return self._decode
+        if self._prefill is None:
+            self._prefill = Template(self._asked, self._names, role)
+        return self._prefill
 
 
 class Shapes:
@@ -111,33 +123,67 @@ class Shapes:
         """``goes_on``: streams go on elsewhere."""
         self._goes_on = goes_on
         self._known: dict[tuple[str | bytes, ...], Shape | None] = {}
+        self._looked: tuple[bytes, _Split] | None = None
+        """The body that ``known`` has just looked at in vain: ``parse`` will ask for it next."""
+
+    def known(self, api: Api, body: bytes) -> bodies.Request | None:
+        """As ``parse``, where its shape is known; None elsewhere, also where it is no request."""
+        try:
+            split = _split(api, body)
+        except Fault:  # ``parse`` says what is wrong
+            return None
+        shape = None if split.key is None else self._known.get(split.key)
+        if shape is None:
+            self._looked = body, split
+            return None
+        return _of(api, shape, split)
 
     def parse(self, api: Api, body: bytes) -> bodies.Request:
         """As ``bodies.parse``; with its shape from the third request of one on, since most that are rare come once."""
-        fields = bodies.split(body)
-        key: list[str | bytes] = [api]
-        names: list[str] = []
-        slots: list[Raw] = []
-        size = len(body)
-        for name, raw in fields.items():
-            key.append(name)
-            if name in _SLOTS and _plain(name, raw):
-                names.append(name)
-                slots.append(raw)
-                size -= len(raw)
-            else:
-                key.append(bytes(raw))
-        if size > MAX_BYTES:
-            return bodies.checked(api, fields)
-        found = tuple(key)
-        shape = self._known.get(found)
+        looked, self._looked = self._looked, None
+        split = looked[1] if looked is not None and looked[0] is body else _split(api, body)
+        if split.key is None:
+            return bodies.checked(api, split.fields)
+        shape = self._known.get(split.key)
         if shape is not None:
-            return bodies.Request(api, fields, shape.model, shape.stream, shape.skips, None, shape, tuple(slots))
-        request = bodies.checked(api, fields)
+            return _of(api, shape, split)
+        request = bodies.checked(api, split.fields)
         if len(self._known) >= MAX_SHAPES:
             self._known.clear()
-        self._known[found] = Shape(request, names, goes_on=self._goes_on) if found in self._known else None
+        again = split.key in self._known
+        self._known[split.key] = Shape(request, split.names, goes_on=self._goes_on) if again else None
         return request
+
+
+class _Split(msgspec.Struct):
+    """A body, looked at."""
+
+    fields: dict[str, Raw]
+    key: tuple[str | bytes, ...] | None
+    """All but the slots; None where that is too much to be kept."""
+    names: list[str]
+    slots: list[Raw]
+
+
+def _of(api: Api, shape: Shape, split: _Split) -> bodies.Request:
+    return bodies.Request(api, split.fields, shape.model, shape.stream, shape.skips, None, shape, tuple(split.slots))
+
+
+def _split(api: Api, body: bytes) -> _Split:
+    fields = bodies.split(body)
+    key: list[str | bytes] = [api]
+    names: list[str] = []
+    slots: list[Raw] = []
+    size = len(body)
+    for name, raw in fields.items():
+        key.append(name)
+        if name in _SLOTS and _plain(name, raw):
+            names.append(name)
+            slots.append(raw)
+            size -= len(raw)
+        else:
+            key.append(bytes(raw))
+    return _Split(fields, tuple(key) if size <= MAX_BYTES else None, names, slots)
 
 
 def _plain(name: str, raw: Raw) -> bool:

@@ -1,0 +1,316 @@
+"""A request on its straight course, without what the other courses need.
+
+    enter ──▶ both legs sent ──▶ prefill answered 200 ──▶ decode's stream begins ──▶ … ──▶ ends ──▶ record
+                └────────────────────┴───────────────────────┴── whatever else ──▶ ``unfold``: a ``Serving`` goes on
+
+Belongs here: nearly every request, for which one object holds what a ``Serving``, its legs, calls and reply would. Does not
+belong here: decisions. Whatever is not on this way (a failure, a slow engine, a client that goes, an instance that leaves)
+makes the ``Serving`` that has seen all of it, which then hears of it as if it had been there from the start. A test holds
+every course of a lane against that of a ``Serving``.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import partial
+from time import perf_counter, time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpyd_sidecar import logs
+from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.proxy import ids
+from xpyd_sidecar.proxy.access import access, line_of
+from xpyd_sidecar.proxy.events import ABORT, EventStream
+from xpyd_sidecar.proxy.leg import Connection
+from xpyd_sidecar.proxy.reply import Connection as Client
+from xpyd_sidecar.proxy.reply import HttpRequest, Reply
+from xpyd_sidecar.proxy.serving import Serving
+from xpyd_sidecar.proxy.streams import stream_of
+from xpyd_sidecar.proxy.upstream import request_bytes
+from xpyd_sidecar.proxy.wire import Head, Malformed, parse_head
+from xpyd_sidecar.routing import bodies, fields, prompt
+from xpyd_sidecar.routing.exchange import Picks
+from xpyd_sidecar.routing.pick import Pair, Target
+from xpyd_sidecar.routing.position import Position
+from xpyd_sidecar.routing.record import LegRecord, Record
+from xpyd_sidecar.routing.roster import Member
+from xpyd_sidecar.routing.straight import NO_DEADLINE_S
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.proxy.dispatch import Dispatch
+
+logger = logging.getLogger(__name__)
+
+PATHS: dict[fields.Api, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
+MAX_PENDING = 64 << 10
+"""Bytes of prefill's answer; a longer one is read by a ``Serving``."""
+YOUNG_S = 3.0
+"""Nobody counts as silent, and no deadline comes, sooner."""
+_END = b"0\r\n\r\n"
+_OK = b"HTTP/1.1 200 OK\r\n%btransfer-encoding: chunked\r\n%bx-request-id: %b\r\ndate: %b\r\n\r\n"
+assert YOUNG_S < NO_DEADLINE_S
+
+
+class Lane(msgspec.Struct, eq=False):
+    """One request (``reply.Handler``), from both legs sent to its last byte, or to another course."""
+
+    dispatch: Dispatch
+    client: Client
+    request: bodies.Request
+    picks: Picks
+    pair: Pair
+    transfer: TransferId
+    request_id: str
+    began: float
+    """On the event loop's clock, as the other ``_at``."""
+    arrived: float
+    """On the clock of records, as the other ``_s``."""
+    arrived_unix: float
+    prompt_size: int
+    asked: tuple[bytes, bytes]
+    """What was sent to prefill and to decode."""
+    members: tuple[Member | None, Member | None]
+    opened_s: float
+    prefill: Connection | None
+    """None: it has answered."""
+    decode: Connection | None
+    pending: bytes = b""
+    """Of prefill's answer."""
+    prefilled_at: float = math.nan
+    prefilled_s: float = math.nan
+    begun_at: float = math.nan
+    begun_s: float = math.nan
+    head: Head | None = None
+    """Of decode's answer."""
+    stream: EventStream | None = None
+    position: Position | None = None
+    sent: int = 0
+    """Bytes of the body, framing included, without those that were relayed."""
+    close: bool = False
+    """The client's connection ends with this answer; known once it has begun."""
+    serving: Serving | None = None
+    """Who goes on."""
+
+    # ---- the engines
+
+    def heard(self, connection: Connection, data: bytes) -> bytes | None:
+        """Bytes of an engine. What is returned is for the usual way, whose calls the connections have then."""
+        try:
+            return self._on_prefill(connection, data) if connection is self.prefill else self._on_decode(connection, data)
+        except Exception:
+            # A bug here must cost one request, not leave it hanging or its legs open.
+            logger.exception("a request failed inside the router", extra={"transfer": self.transfer})
+            self.unfold().give_up()
+            return None
+
+    def _on_prefill(self, connection: Connection, data: bytes) -> bytes | None:
+        if self.pending:
+            data, self.pending = self.pending + data, b""
+        head, at = _head_of(data)
+        if head is None or head.status != 200 or not head.keep_alive or not 0 < (head.length or 0) <= MAX_PENDING:
+            self.unfold()
+            return data
+        missing = at + (head.length or 0) - len(data)
+        if missing > 0:
+            self.pending = data
+            return None
+        if missing < 0 or data.find(ABORT, at) >= 0:
+            self.unfold()
+            return data
+        dispatch = self.dispatch
+        self.prefilled_at, self.prefilled_s = dispatch.loop.time(), perf_counter()
+        self.prefill = None
+        connection.take_back()
+        member = self.members[0]
+        if member is not None:
+            dispatch.leg_closed(member)
+        return None
+
+    def _on_decode(self, connection: Connection, data: bytes) -> bytes | None:
+        stream = self.stream
+        if stream is None:
+            head, at = _head_of(data)
+            if head is None or head.status != 200 or not (head.chunked and head.is_event_stream and head.keep_alive):
+                self.unfold()
+                return data
+            self.head = head
+            assert self.request.shape is not None
+            self.position = self.request.shape.position()
+            stream = self.stream = stream_of(self.position, framed=True)
+            if at == len(data):
+                return None
+            data = data[at:]
+        if self.prefill is not None:
+            self.unfold()  # what comes before prefill's end is to be decided
+            return data
+        try:
+            out = stream.feed(data)
+        except Malformed as error:
+            self.unfold()
+            connection.break_off(error)
+            return None
+        if stream.done or stream.failure:
+            if stream.ended and not stream.failure:
+                self._end(connection, out)
+            else:
+                self.unfold()
+                connection.go_on(out)
+        elif out:
+            if self.begun_at == self.begun_at:
+                self.sent += len(out)
+                self.client.outlet.write(out)
+            else:
+                self.client.outlet.write(self._begin(out))
+                connection.relay(stream, self.client.outlet)
+        return None
+
+    def _begin(self, out: bytes) -> bytes:
+        client, head = self.client, self.head
+        assert head is not None
+        self.begun_at, self.begun_s = self.dispatch.loop.time(), perf_counter()
+        client.outlet.relayed = 0
+        self.sent = len(out)
+        self.close = client.draining
+        return _OK % (head.passed_on(), b"connection: close\r\n" if self.close else b"", self.request_id.encode(),
+                      client.date) + out
+
+    def _end(self, connection: Connection, out: bytes) -> None:
+        dispatch, client = self.dispatch, self.client
+        ended = perf_counter()
+        self.decode = None
+        connection.take_back()
+        member = self.members[1]
+        if member is not None:
+            dispatch.leg_closed(member)
+        if self.begun_at == self.begun_at:
+            self.sent += len(out)
+        else:
+            out = self._begin(out)
+        client.outlet.write(out + _END)
+        self.sent += client.outlet.relayed
+        client.finished(close=self.close)
+        record = self._record(ended)
+        dispatch.closed(self, record)
+        if dispatch.access_log:
+            logs.tell(access, "ok", partial(line_of, record))
+
+    def _record(self, ended: float) -> Record:
+        pair, position = self.pair, self.position
+        assert pair.prefill is not None
+        legs = [LegRecord(Role.PREFILL, pair.prefill.instance, 1, self.opened_s, self.prefilled_s, self.prefilled_s, "2xx"),
+                LegRecord(Role.DECODE, pair.decode.instance, 1, self.opened_s, self.begun_s, ended, "2xx")]
+        return Record(
+            self.request_id, self.transfer, self.request.api, True, self.arrived, self.arrived_unix, "ok", 200,
+            first_at=self.begun_s, last_at=perf_counter(), tokens=-1 if position is None else position.tokens,
+            prompt_tokens=-1 if position is None else position.prompt_tokens, prompt_size=self.prompt_size, attempt=1,
+            bytes=self.sent, legs=legs)
+
+    # ---- another course
+
+    def unfold(self) -> Serving:
+        """The ``Serving`` that goes on, with calls on the connections. What was kept of prefill's answer is read there."""
+        if self.serving is None:
+            self.serving = Serving.taking_over(self)
+            self.client.hand_over(self, self.serving)
+            dispatch, prefill = self.dispatch, self.prefill
+            dispatch.servings.discard(self)
+            dispatch.servings.add(self.serving)
+            self.prefill = self.decode = None
+            if self.pending and prefill is not None:
+                prefill.received(self.pending)
+        return self.serving
+
+    def on_client_gone(self) -> None:
+        """The client's connection is closed."""
+        self.unfold().on_client_gone()
+
+    def on_pause(self) -> None:
+        """The client is slower than its answer."""
+        self.unfold().on_pause()
+
+    def on_resume(self) -> None:
+        """It has caught up."""
+        self.unfold().on_resume()
+
+    def on_lost(self, instance: str, incarnation: str, reason: str) -> None:
+        """The roster says that this incarnation will never answer."""
+        if self._open_on(instance, incarnation):
+            self.unfold().on_lost(instance, incarnation, reason)
+
+    def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
+        """The incarnation ends soon."""
+        if self._open_on(instance, incarnation):
+            self.unfold().on_leaving(instance, incarnation, reason)
+
+    def sweep(self, now: float, awake: float, stall_s: float) -> None:
+        """Called every second."""
+        if now > self.began + YOUNG_S:
+            self.unfold().sweep(now, awake, stall_s)
+
+    def abort(self, reason: str) -> None:
+        """The router stops before this request could end."""
+        self.unfold().abort(reason)
+
+    def _open_on(self, instance: str, incarnation: str) -> bool:
+        open_ = ((self.prefill, self.pair.prefill), (self.decode, self.pair.decode))
+        return any(connection is not None and target is not None and (target.instance, target.incarnation) == (instance,
+                   incarnation) for connection, target in open_)
+
+
+def enter(dispatch: Dispatch, client: Client, api: fields.Api, http: HttpRequest) -> Lane | Serving | None:
+    """Begin to serve a request whose course will probably be straight. None: nothing was done."""
+    if not dispatch.may_be_straight(http.headers):
+        return None
+    request = dispatch.shapes.known(api, http.body)
+    if request is None or not request.stream or request.skips or "priority" in request.fields:
+        return None
+    if not dispatch.enters_at_once(request, http.headers):
+        return None
+    size = prompt.tokens(request.prompt)
+    if size < dispatch.config.skip_prefill_below:
+        return None
+    arrived, arrived_unix, began = perf_counter(), time(), dispatch.loop.time()
+    picks = dispatch.picker.asked(request.prompt)
+    pair = picks.pair(alone=False)
+    target = None if pair is None else pair.prefill
+    pool = dispatch.pool
+    prefill = None if pair is None or target is None or target.p2p or pair.decode.p2p else pool.idle(target.http)
+    decode = None if prefill is None or pair is None else pool.idle(pair.decode.http)
+    if pair is None or target is None or prefill is None or decode is None:
+        if prefill is not None:
+            prefill.take_back()
+        reply = Reply(client, http.request_id, close=False, old=False, head_only=False)
+        return dispatch.serve(http, reply, request, picks, 0.0, picked=pair)
+    transfer, request_id = TransferId(ids.fresh()), http.request_id.encode()
+    assert request.shape is not None
+    wanted = request.shape.first_pair(transfer, pair.decode, dispatch.limits.pair_s, request.slots)
+    asked = (_asked(api, target, request_id, wanted[0]), _asked(api, pair.decode, request_id, wanted[1]))
+    dispatch.opened(size)
+    members = (dispatch.leg_opened(target), dispatch.leg_opened(pair.decode))
+    lane = Lane(dispatch, client, request, picks, pair, transfer, http.request_id, began, arrived, arrived_unix, size,
+                asked, members, perf_counter(), prefill, decode)
+    dispatch.servings.add(lane)
+    prefill.lend(lane, asked[0])
+    decode.lend(lane, asked[1])
+    return lane
+
+
+def _asked(api: fields.Api, target: Target, request_id: bytes, body: bytes) -> bytes:
+    headers = [(b"x-request-id", request_id)]
+    if target.dp_rank is not None:
+        headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
+    return request_bytes(b"POST", PATHS[api], target.http, headers, body)
+
+
+def _head_of(data: bytes) -> tuple[Head | None, int]:
+    """The head that ``data`` begins with, and where its body begins; None: there is no whole one that can be read."""
+    end = data.find(b"\r\n\r\n")
+    if end < 0:
+        return None, 0
+    try:
+        return parse_head(data[:end]), end + 4
+    except Malformed:  # who reads it next says what is wrong
+        return None, 0
