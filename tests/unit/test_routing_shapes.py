@@ -98,4 +98,4 @@ def test_a_shape_is_known_from_the_third_request_on_and_they_are_bounded() -> No
 
 def test_parameters_of_a_leg_are_as_the_contract_writes_them() -> None:
     for leg in LEGS:
-        assert json.loads(params_of(leg)) == legs.encode(leg)
+        assert json.loads(leg.transfer.encode().join(params_of(leg))) == legs.encode(leg)

@@ -85,12 +85,12 @@ static int key_of(const char *at, const char *end, const Name *names, int count,
 {
     if (end - at < 4 || *at != '"')
         return -1;
-    for (int i = 0; i < count; i++) {
-        const Name *name = &names[(i + guess) % count];
+    for (int i = 0, which = guess < count ? guess : 0; i < count; i++, which = which + 1 < count ? which + 1 : 0) {
+        const Name *name = &names[which];
         if ((size_t)(end - at) > name->size + 3 && at[1] == name->name[0] && at[name->size + 1] == '"'
                 && at[name->size + 2] == ':' && memcmp(at + 1, name->name, name->size) == 0) {
             *next = at + name->size + 3;
-            return (i + guess) % count;
+            return which;
         }
     }
     return -1;

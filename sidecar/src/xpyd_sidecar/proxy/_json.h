@@ -52,19 +52,30 @@ static const char *utf8_end(const char *at, const char *end)
     return at + more + 1;
 }
 
+/* Printable ASCII but the quote and the backslash. */
+static const char is_simple[256] = {
+#define XPYD_4(n) [n] = 1, [n + 1] = 1, [n + 2] = 1, [n + 3] = 1
+#define XPYD_16(n) XPYD_4(n), XPYD_4(n + 4), XPYD_4(n + 8), XPYD_4(n + 12)
+    [0x20] = 1, [0x21] = 1, [0x23] = 1, XPYD_4(0x24), XPYD_4(0x28), XPYD_4(0x2c), XPYD_16(0x30), XPYD_16(0x40),
+    XPYD_4(0x50), XPYD_4(0x54), XPYD_4(0x58), [0x5d] = 1, [0x5e] = 1, [0x5f] = 1, XPYD_16(0x60), XPYD_4(0x70),
+    XPYD_4(0x74), XPYD_4(0x78), [0x7c] = 1, [0x7d] = 1, [0x7e] = 1,
+#undef XPYD_4
+#undef XPYD_16
+};
+
 /* Behind a string; `at` is its opening quote. `plain`: printable ASCII without escapes. */
 static const char *string_end(const char *at, const char *end, int plain)
 {
     if (at >= end || *at != '"')
         return NULL;
-    for (at++; at < end;) {
+    for (at++;;) {
+        while (at < end && is_simple[(unsigned char)*at])
+            at++;
+        if (at >= end)
+            return NULL;
         unsigned char c = (unsigned char)*at;
         if (c == '"')
             return at + 1;
-        if (c >= 0x20 && c < 0x7f && c != '\\') {
-            at++;
-            continue;
-        }
         if (plain || c < 0x20)
             return NULL;
         if (c == '\\') {
@@ -84,7 +95,6 @@ static const char *string_end(const char *at, const char *end, int plain)
         else if ((at = utf8_end(at, end)) == NULL)
             return NULL;
     }
-    return NULL;
 }
 
 /* Behind an integer of at most MAX_INTEGER digits; `sign`: it may have one. */

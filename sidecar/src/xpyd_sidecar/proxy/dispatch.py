@@ -37,7 +37,7 @@ from xpyd_sidecar.routing.exchange import Limits, Picks
 from xpyd_sidecar.routing.faults import Fault, unknown_model
 from xpyd_sidecar.routing.pick import Pair, Picker, Target
 from xpyd_sidecar.routing.record import Record
-from xpyd_sidecar.routing.shapes import Shapes
+from xpyd_sidecar.routing.shapes import FirstPair, Shapes
 from xpyd_sidecar.routing.straight import NO_DEADLINE_S
 
 logger = logging.getLogger(__name__)
@@ -70,6 +70,7 @@ class Dispatch:
                              cached_share=router.skip_prefill_cached)
         self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                              on_no_prefill=router.on_no_prefill)
+        self.first_pair = FirstPair(self.limits.pair_s)
         self.shapes = Shapes(goes_on=router.failover == "continue")
         self.budget = RetryBudget(router.retry_budget)
         self.pool = Pool(self.loop)

@@ -18,18 +18,21 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Raw
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.proxy import ids
 from xpyd_sidecar.proxy.access import access, line_of
-from xpyd_sidecar.proxy.events import ABORT, EventStream
+from xpyd_sidecar.proxy.events import ABORT, END, EventStream
 from xpyd_sidecar.proxy.leg import Connection
+from xpyd_sidecar.proxy.noted import NotedStream
 from xpyd_sidecar.proxy.reply import Connection as Client
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.streams import stream_of
-from xpyd_sidecar.proxy.upstream import request_bytes
+from xpyd_sidecar.proxy.upstream import before_length
+from xpyd_sidecar.proxy.whole import Whole, take
 from xpyd_sidecar.proxy.wire import Head, Malformed, parse_head
 from xpyd_sidecar.routing import bodies, fields, prompt
 from xpyd_sidecar.routing.exchange import Picks
@@ -85,7 +88,12 @@ class Lane(msgspec.Struct, eq=False):
     begun_s: float = math.nan
     head: Head | None = None
     """Of decode's answer."""
+    first: tuple[Whole, bytes] | None = None
+    """The first events, where they were taken in one call, and the read that they came in."""
+    log: bytearray = bytearray()
+    """As ``Position.log``."""
     stream: EventStream | None = None
+    """What reads decode's answer where it was not, and what the client has of it then."""
     position: Position | None = None
     sent: int = 0
     """Bytes of the body, framing included, without those that were relayed."""
@@ -130,22 +138,29 @@ class Lane(msgspec.Struct, eq=False):
         return None
 
     def _on_decode(self, connection: Connection, data: bytes) -> bytes | None:
-        stream = self.stream
-        if stream is None:
+        if self.head is None:
             head, at = _head_of(data)
             if head is None or head.status != 200 or not (head.chunked and head.is_event_stream and head.keep_alive):
                 self.unfold()
                 return data
             self.head = head
-            assert self.request.shape is not None
-            self.position = self.request.shape.position()
-            stream = self.stream = stream_of(self.position, framed=True)
             if at == len(data):
                 return None
             data = data[at:]
         if self.prefill is not None:
             self.unfold()  # what comes before prefill's end is to be decided
             return data
+        if self.stream is None:
+            taken = self._take(data)
+            if taken is not None:
+                if taken[8]:
+                    self._end(connection, taken[0])
+                elif taken[0]:
+                    self.client.outlet.write(self._begin(taken[0]))
+                return None
+            self.read_on()
+        stream = self.stream
+        assert stream is not None
         try:
             out = stream.feed(data)
         except Malformed as error:
@@ -164,8 +179,34 @@ class Lane(msgspec.Struct, eq=False):
                 self.client.outlet.write(out)
             else:
                 self.client.outlet.write(self._begin(out))
-                connection.relay(stream, self.client.outlet)
+            connection.relay(stream, self.client.outlet)
         return None
+
+    def _take(self, data: bytes) -> Whole | None:
+        """The stream's first events, then its rest, or all of it, if nobody need read them: nearly every short answer."""
+        shape, first = self.request.shape, self.first
+        assert shape is not None
+        if not shape.noted or (first is not None and not data.endswith(END)):
+            return None
+        chat = self.request.api == "chat"
+        if first is None:
+            taken = take(data, chat, "", 0, self.log)
+            if taken is not None:
+                self.first = taken, data
+            return taken
+        return take(data, chat, first[0][1], first[0][2], self.log)
+
+    def read_on(self) -> None:
+        """Have a stream read what comes, and know of what came."""
+        shape = self.request.shape
+        assert shape is not None
+        self.position = shape.position()
+        if self.position is not None:
+            self.position.log = self.log
+        self.stream = stream_of(self.position, framed=True)
+        if self.first is not None:
+            assert isinstance(self.stream, NotedStream)
+            self.stream.taken(*self.first)
 
     def _begin(self, out: bytes) -> bytes:
         client, head = self.client, self.head
@@ -198,14 +239,19 @@ class Lane(msgspec.Struct, eq=False):
             logs.tell(access, "ok", partial(line_of, record))
 
     def _record(self, ended: float) -> Record:
-        pair, position = self.pair, self.position
+        pair, position, first = self.pair, self.position, self.first
+        tokens = prompt_tokens = -1
+        if position is not None:
+            tokens, prompt_tokens = position.tokens, position.prompt_tokens
+        elif first is not None and first[0][4]:
+            tokens, prompt_tokens = self.log.count(b"\t"), first[0][4].count(b",") + 1
         assert pair.prefill is not None
         legs = [LegRecord(Role.PREFILL, pair.prefill.instance, 1, self.opened_s, self.prefilled_s, self.prefilled_s, "2xx"),
                 LegRecord(Role.DECODE, pair.decode.instance, 1, self.opened_s, self.begun_s, ended, "2xx")]
         return Record(
             self.request_id, self.transfer, self.request.api, True, self.arrived, self.arrived_unix, "ok", 200,
-            first_at=self.begun_s, last_at=perf_counter(), tokens=-1 if position is None else position.tokens,
-            prompt_tokens=-1 if position is None else position.prompt_tokens, prompt_size=self.prompt_size, attempt=1,
+            first_at=self.begun_s, last_at=perf_counter(), tokens=tokens, prompt_tokens=prompt_tokens,
+            prompt_size=self.prompt_size, attempt=1,
             bytes=self.sent, legs=legs)
 
     # ---- another course
@@ -213,6 +259,8 @@ class Lane(msgspec.Struct, eq=False):
     def unfold(self) -> Serving:
         """The ``Serving`` that goes on, with calls on the connections. What was kept of prefill's answer is read there."""
         if self.serving is None:
+            if self.head is not None and self.stream is None:
+                self.read_on()
             self.serving = Serving.taking_over(self)
             self.client.hand_over(self, self.serving)
             dispatch, prefill = self.dispatch, self.prefill
@@ -286,8 +334,10 @@ def enter(dispatch: Dispatch, client: Client, api: fields.Api, http: HttpRequest
         return dispatch.serve(http, reply, request, picks, 0.0, picked=pair)
     transfer, request_id = TransferId(ids.fresh()), http.request_id.encode()
     assert request.shape is not None
-    wanted = request.shape.first_pair(transfer, pair.decode, dispatch.limits.pair_s, request.slots)
-    asked = (_asked(api, target, request_id, wanted[0]), _asked(api, pair.decode, request_id, wanted[1]))
+    shape, params, name = request.shape, dispatch.first_pair, transfer.encode()
+    asked = (_asked(api, target, request_id, shape.template(Role.PREFILL).fill(
+                 request.slots, params.prefill(pair.decode), name)),
+             _asked(api, pair.decode, request_id, shape.template(Role.DECODE).fill(request.slots, params.decode, name)))
     dispatch.opened(size)
     members = (dispatch.leg_opened(target), dispatch.leg_opened(pair.decode))
     lane = Lane(dispatch, client, request, picks, pair, transfer, http.request_id, began, arrived, arrived_unix, size,
@@ -298,11 +348,12 @@ def enter(dispatch: Dispatch, client: Client, api: fields.Api, http: HttpRequest
     return lane
 
 
-def _asked(api: fields.Api, target: Target, request_id: bytes, body: bytes) -> bytes:
-    headers = [(b"x-request-id", request_id)]
-    if target.dp_rank is not None:
-        headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
-    return request_bytes(b"POST", PATHS[api], target.http, headers, body)
+def _asked(api: fields.Api, target: Target, request_id: bytes, filled: tuple[list[Raw | bytes], int]) -> bytes:
+    parts, size = filled
+    rank = b"" if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d" % target.dp_rank
+    head = b"%b%d\r\nx-request-id: %b%b\r\n\r\n" % (before_length(PATHS[api], target.http), size, request_id, rank)
+    parts.insert(0, head)
+    return b"".join(parts)
 
 
 def _head_of(data: bytes) -> tuple[Head | None, int]:

@@ -109,7 +109,13 @@ class NotedStream(EventStream):
         found = whole.take(data, position.api == "chat", position.id, position.created, self._log)
         if found is None:
             return None
-        out, name, created, model, prompt, role, finished, usage, ended, at, to = found
+        self.taken(found, data)
+        return found[0]
+
+    def taken(self, found: whole.Whole, data: bytes) -> None:
+        """What ``whole.take`` found in a read, and noted in the log."""
+        _, name, created, model, prompt, role, finished, usage, ended, at, to = found
+        position = self._position
         if not position.id:
             position.id, position.created, position.model = name, created, model
         position.prompt = position.prompt or prompt
@@ -123,7 +129,6 @@ class NotedStream(EventStream):
             self.ended = self.done = self._chunks.done = True
         elif to and position.prompt and not position.shows_logprobs:
             self._learn(split_prompt(data[at:to] + b"\n\n")[1], position)
-        return out
 
     def _alike(self, data: bytes, at: int) -> tuple[bytes, int] | None:
         """One event as it was learned, from ``at`` on: as ``quick``."""

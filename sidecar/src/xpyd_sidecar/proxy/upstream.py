@@ -260,7 +260,8 @@ class Pool:
 
 
 @lru_cache(maxsize=1024)
-def _before_length(path: bytes, address: HostPort) -> bytes:
+def before_length(path: bytes, address: HostPort) -> bytes:
+    """The head of a POST, up to the number of its body's bytes."""
     return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: " % (path, address.encode())
 
 
@@ -268,5 +269,5 @@ def request_bytes(method: bytes, path: bytes, address: HostPort, headers: list[t
     """A whole HTTP/1.1 request."""
     lines = b"".join([b"%b: %b\r\n" % header for header in headers])
     if method == b"POST":
-        return b"%b%d\r\n%b\r\n%b" % (_before_length(path, address), len(body), lines, body)
+        return b"%b%d\r\n%b\r\n%b" % (before_length(path, address), len(body), lines, body)
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n%b" % (method, path, address.encode(), lines, body)

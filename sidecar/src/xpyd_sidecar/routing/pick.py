@@ -72,6 +72,8 @@ class _Known(msgspec.Struct, frozen=True):
     """Decode instances that can also prefill; older engines cannot."""
     targets: dict[tuple[InstanceName, int], Target]
     """What was made of them, by rank."""
+    only: dict[InstanceName, Target]
+    """Of those that have one rank."""
 
 
 class Picker:
@@ -83,7 +85,7 @@ class Picker:
         self._policy = policy
         self._room = room
         self._cached_share = cached_share
-        self._known = _Known((), (), {}, 0, (), (), {})
+        self._known = _Known((), (), {}, 0, (), (), {}, {})
         self._mean = Mean()
         self.holdings = Holdings() if policy.holds or cached_share else None
 
@@ -125,7 +127,7 @@ class Picker:
             partners = {kind: tuple(m for m in able if m.fingerprint == kind) for kind in {m.fingerprint for m in able}}
             paired = tuple(m for m in decodes if m.control and m.fingerprint in partners)
             alone = tuple(m for m in decodes if not is_p2p(m.fingerprint))
-            known = self._known = _Known(decodes, prefills, partners, len(able), paired, alone, {})
+            known = self._known = _Known(decodes, prefills, partners, len(able), paired, alone, {}, {})
         return known
 
     def _choose(self, asked: Asked, candidates: Sequence[Member], partners: int) -> Member:
@@ -149,6 +151,9 @@ class Picker:
                 if cut >= enough and score(decodes[index]) < usual]
 
     def _target(self, member: Member) -> Target:
+        only = self._known.only.get(member.name)
+        if only is not None:
+            return only
         rank = self._roster.next_rank(member)
         known = self._known.targets.get((member.name, rank))
         if known is not None:
@@ -160,6 +165,8 @@ class Picker:
             control=member.control[rank % len(member.control)] if member.control else HostPort(""),
             dp_rank=rank if one_door else None,
             p2p=member.control[0] if is_p2p(member.fingerprint) else "")
+        if max(len(member.http), len(member.control)) <= 1:
+            self._known.only[member.name] = made
         return made
 
 

@@ -12,6 +12,7 @@ keyed anew in each). ``first_key`` is the same in every router.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from hashlib import blake2b
 
@@ -21,6 +22,8 @@ MAX_BYTES = 64 << 10
 """What lies beyond is not looked at: a longer prompt is matched by its beginning."""
 BYTES_PER_TOKEN = 4
 """Estimate for text: a token of English is about four bytes. The chat template is not counted."""
+
+_IDS = re.compile(rb"\[[ \t\r\n]*[0-9]")
 
 
 def _cuts() -> Iterator[int]:
@@ -85,8 +88,6 @@ def key_of(data: bytes | memoryview) -> int:
 
 def tokens(raw: bytes | memoryview) -> int:
     """How many tokens a prompt has: exact for a list of token ids, else bytes / ``BYTES_PER_TOKEN``, rounded up."""
-    view = memoryview(raw)
-    head = bytes(view[:16])
-    if head[:1] == b"[" and head[1:].lstrip()[:1].isdigit():
-        return bytes(view).count(b",") + 1
-    return -(-len(view) // BYTES_PER_TOKEN)
+    if _IDS.match(raw):
+        return bytes(raw).count(b",") + 1
+    return -(-len(raw) // BYTES_PER_TOKEN)

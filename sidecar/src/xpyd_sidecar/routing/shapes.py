@@ -6,13 +6,14 @@
 Belongs here: finding a request's shape, and keeping what the tables say of it and the bodies that they make of it. Does not
 belong here: the tables (``fields``, ``ways``) and the bodies (``bodies``); everything kept here was made by them.
 
-Invariant: no rule of the tables asks for more of a value in a slot than ``_plain`` does. A test holds every kept body
+Invariant: no rule of the tables asks for more of a value in a slot than ``_PLAIN`` does. A test holds every kept body
 against the one that ``bodies`` makes.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import msgspec
@@ -25,14 +26,14 @@ from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.fields import Api
 from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.position import Position
-from xpyd_sidecar.routing.ways import has_parts
+from xpyd_sidecar.routing.ways import Way, has_parts
 
-_NUMBERS = frozenset({"max_tokens", "max_completion_tokens", "seed"})
-_TEXTS = frozenset({"prompt", "user"})
-_SLOTS = _NUMBERS | _TEXTS | {"messages"}
 MAX_SHAPES = 256
 MAX_BYTES = 1024
 """Of a request without its slots."""
+MAX_PEERS = 4096
+Params = tuple[bytes, bytes]
+"""``kv_transfer_params`` of a leg as JSON: what stands before the transfer's name, and behind it."""
 _MARK = secrets.token_hex(16).encode()
 """Stands for a value while a template is made; nobody can have sent it."""
 _MARKED = TransferId(_MARK.decode())
@@ -43,7 +44,7 @@ _encode = msgspec.json.Encoder().encode
 class Template:
     """A leg's body with places for slots and for what the router says of the leg."""
 
-    __slots__ = ("_format", "_slots")
+    __slots__ = ("_fixed", "_params_at", "_parts", "_slots_at")
 
     def __init__(self, request: bodies.Request, names: list[str], role: Role) -> None:
         """``request``: as its leg asks it. ``names``: fields that are slots, in the request's order."""
@@ -53,25 +54,40 @@ class Template:
         body = bodies.body_of(msgspec.structs.replace(request, fields=fields), role, leg)
         params = _encode(legs.encode(leg))
         first, *rest = body.replace(params, _MARK + b"%d." % len(names)).split(_MARK)
-        pieces, self._slots = [first], []
+        self._parts: list[Raw | bytes] = [first]
+        self._slots_at: list[tuple[int, int]] = []
+        """Where a slot's value stands in the parts, and which slot."""
+        self._params_at = 0
+        """Where the three parts of the parameters stand."""
         for part in rest:
             number, _, piece = part.partition(b".")
-            self._slots.append(int(number))
-            pieces.append(piece)
-        assert self._slots.count(len(names)) == 1, "a leg's body without its parameters, or with them twice"
-        self._format = b"%b".join(piece.replace(b"%", b"%%") for piece in pieces)
+            at = len(self._parts)
+            if int(number) < len(names):
+                self._slots_at.append((at, int(number)))
+                self._parts += [b"", piece]
+            else:
+                assert not self._params_at, "a leg's body with its parameters twice"
+                self._params_at = at
+                self._parts += [b"", b"", b"", piece]
+        assert self._params_at, "a leg's body without its parameters"
+        self._fixed = sum(map(len, self._parts))
 
-    def fill(self, slots: tuple[Raw | bytes, ...], params: bytes) -> bytes:
-        """The body. ``params``: of ``params_of``."""
-        values = (*slots, params)
-        return self._format % tuple([values[number] for number in self._slots])
+    def fill(self, slots: Sequence[Raw | bytes], params: Params, transfer: bytes) -> tuple[list[Raw | bytes], int]:
+        """The parts of the body, and how long it is."""
+        parts, size, at = self._parts.copy(), self._fixed + len(transfer), self._params_at
+        for place, number in self._slots_at:
+            value = parts[place] = slots[number]
+            size += len(value)
+        parts[at], parts[at + 2] = params
+        parts[at + 1] = transfer
+        return parts, size + len(params[0]) + len(params[1])
 
 
 class Shape:
     """What requests of one shape have in common."""
 
-    __slots__ = ("_api", "_asked", "_decode", "_names", "_prefill", "asked_ids", "choices", "model", "shows_logprobs",
-                 "skips", "stream", "wants_usage", "way")
+    __slots__ = ("_api", "_asked", "_decode", "_names", "_prefill", "asked_ids", "choices", "model", "noted",
+                 "shows_logprobs", "skips", "stream", "wants_usage", "way")
 
     def __init__(self, request: bodies.Request, names: list[str], *, goes_on: bool) -> None:
         position = continuation.position_of(request, goes_on=goes_on)
@@ -83,6 +99,8 @@ class Shape:
         self.wants_usage = position is not None and position.wants_usage
         self.shows_logprobs = position is not None and position.shows_logprobs
         self.choices = 0 if position is None else position.choices
+        self.noted = self.way is Way.CONTINUE and not self.asked_ids
+        """Token ids of its streams are noted, and the client does not see them."""
         self._asked = continuation.first_request(request, position)
         self._prefill: Template | None = None
         self._decode: Template | None = None
@@ -94,19 +112,12 @@ class Shape:
         return Position(self._api, self.way, asked_ids=self.asked_ids, wants_usage=self.wants_usage, choices=self.choices,
                         shows_logprobs=self.shows_logprobs)
 
-    def body(self, leg: legs.Leg, slots: tuple[Raw | bytes, ...]) -> bytes:
+    def body(self, leg: legs.Leg, slots: Sequence[Raw | bytes]) -> bytes:
         """As ``bodies.body_of`` makes it of ``continuation.first_request``."""
-        return self._template(leg.role).fill(slots, params_of(leg))
+        return b"".join(self.template(leg.role).fill(slots, params_of(leg), leg.transfer.encode())[0])
 
-    def first_pair(self, transfer: TransferId, decode: Target, left_s: float,
-                   slots: tuple[Raw | bytes, ...]) -> tuple[bytes, bytes]:
-        """``body`` of the first prefill leg and of the decode leg that it sends to."""
-        name, left = transfer.encode(), round(left_s, 3)
-        who = (decode.instance, decode.incarnation, decode.control)
-        return (self._template(Role.PREFILL).fill(slots, _params(False, _FIRST, left, who) % name),
-                self._template(Role.DECODE).fill(slots, _params(True, _FIRST, left, None) % name))
-
-    def _template(self, role: Role) -> Template:
+    def template(self, role: Role) -> Template:
+        """Of the bodies of a role's legs."""
         if role is Role.DECODE:
             if self._decode is None:
                 self._decode = Template(self._asked, self._names, role)
@@ -171,13 +182,14 @@ def _of(api: Api, shape: Shape, split: _Split) -> bodies.Request:
 
 def _split(api: Api, body: bytes) -> _Split:
     fields = bodies.split(body)
-    key: list[str | bytes] = [api]
+    key: list[str | bytes] = [api, *fields]
     names: list[str] = []
     slots: list[Raw] = []
     size = len(body)
     for name, raw in fields.items():
-        key.append(name)
-        if name in _SLOTS and _plain(name, raw):
+        plain = _PLAIN.get(name)
+        if plain is not None and plain(raw):
+            key.append(name)
             names.append(name)
             slots.append(raw)
             size -= len(raw)
@@ -186,27 +198,61 @@ def _split(api: Api, body: bytes) -> _Split:
     return _Split(fields, tuple(key) if size <= MAX_BYTES else None, names, slots)
 
 
-def _plain(name: str, raw: Raw) -> bool:
-    """Whether a value may stand in a slot: a string, messages of text, a short whole number."""
-    if name in _NUMBERS:
-        return len(raw) < 10 and bytes(raw).isdigit()
-    first = memoryview(raw)[0]
-    return first == ord('"') if name in _TEXTS else first == ord("[") and not has_parts(raw)
+def _plain_number(raw: Raw) -> bool:
+    return len(raw) < 10 and bytes(raw).isdigit()
 
 
-def params_of(leg: legs.Leg) -> bytes:
+def _plain_text(raw: Raw) -> bool:
+    return memoryview(raw)[0] == ord('"')
+
+
+def _plain_messages(raw: Raw) -> bool:
+    return memoryview(raw)[0] == ord("[") and not has_parts(raw)
+
+
+_PLAIN: dict[str, Callable[[Raw], bool]] = {
+    "max_tokens": _plain_number, "max_completion_tokens": _plain_number, "seed": _plain_number,
+    "prompt": _plain_text, "user": _plain_text, "messages": _plain_messages}
+"""The fields that may be slots, and when a value may stand in one: a short whole number, a string, messages of text."""
+
+
+def params_of(leg: legs.Leg) -> Params:
     """``kv_transfer_params`` of a leg, as JSON."""
     peer = leg.peer
     who = None if peer is None else (peer.instance, peer.incarnation, peer.control)
-    return _params(leg.role is Role.DECODE, leg.attempt, leg.remaining_s, who) % leg.transfer.encode()
+    return _params(leg.role is Role.DECODE, leg.attempt, leg.remaining_s, who)
 
 
-@lru_cache(maxsize=4096)
+class FirstPair:
+    """The parameters of first legs of a straight course (``Straight.start``)."""
+
+    def __init__(self, left_s: float) -> None:
+        left = round(left_s, 3)
+        self._left = left
+        self.decode = _params(True, _FIRST, left, None)
+        self._known: dict[int, tuple[Target, Params]] = {}
+        """By the identity of decode's target, which is the same object until the roster changes."""
+
+    def prefill(self, decode: Target) -> Params:
+        """Of the prefill leg that sends to a decode instance."""
+        known = self._known.get(id(decode))
+        if known is not None and known[0] is decode:
+            return known[1]
+        if len(self._known) >= MAX_PEERS:
+            self._known.clear()
+        made = _params(False, _FIRST, self._left, (decode.instance, decode.incarnation, decode.control))
+        self._known[id(decode)] = decode, made
+        return made
+
+
+@lru_cache(maxsize=MAX_PEERS)
 def _params(decode: bool, attempt: Attempt, remaining_s: float,
-            who: tuple[InstanceName, Incarnation, HostPort] | None) -> bytes:
+            who: tuple[InstanceName, Incarnation, HostPort] | None) -> Params:
     leg = legs.Leg(legs.VERSION, Role.DECODE if decode else Role.PREFILL, _MARKED, attempt, remaining_s,
                    None if who is None else legs.Peer(*who))
-    return _encode(legs.encode(leg)).replace(b"%", b"%%").replace(_MARK, b"%b")
+    before, mark, behind = _encode(legs.encode(leg)).partition(_MARK)
+    assert mark, "parameters without the transfer's name"
+    return before, behind
 
 
 _PEER = legs.Peer(InstanceName("p"), Incarnation("i"), HostPort("c"))
