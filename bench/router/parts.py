@@ -1,10 +1,12 @@
 """What a request costs our router beside the kernel, by its steps: thread time within one process.
 
-    python bench/router/parts.py [--reads 1|2|0] [--error] [--rounds 40]        PYTHONPATH chooses the tree that is measured
+    python bench/router/parts.py [--reads 1|2|3|0] [--error] [--rounds 40]
+
+PYTHONPATH chooses the tree that is measured.
 
 Clients and engines are transports that keep what they are given, so nothing of the kernel or the event loop counts. 64
 requests take each step in turn, so that each finds the caches as the others left them; of many rounds the least counts.
-``--reads``: in how many reads decode's answer comes; 0: a read for each chunk.
+``--reads``: in how many reads decode's answer comes (3: its first event, what is between, the last); 0: one for each chunk.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -98,7 +101,8 @@ def decoded(name: bytes, ids: bool, reads: int) -> list[bytes]:
         token = b"[%d]" % number if ids else b"null"
         parts.append(chunk_of(shape % (b'"content":" t%d"' % number, reason) + b',"token_ids":%b}]}\n\n' % token))
     parts[-1] += chunk_of(b"data: [DONE]\n\n") + b"0\r\n\r\n"
-    return parts if not reads else [b"".join(parts)] if reads == 1 else [parts[0], b"".join(parts[1:])]
+    cuts = {0: range(CHUNKS + 1), 1: (0, CHUNKS), 2: (0, 1, CHUNKS), 3: (0, 1, CHUNKS - 1, CHUNKS)}[reads]
+    return [b"".join(parts[start:end]) for start, end in pairwise(cuts)]
 
 
 class Router:
@@ -200,7 +204,7 @@ async def measured(args: argparse.Namespace) -> dict[str, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--reads", type=int, default=1, choices=(0, 1, 2))
+    parser.add_argument("--reads", type=int, default=1, choices=(0, 1, 2, 3))
     parser.add_argument("--error", action="store_true", help="failover: error")
     parser.add_argument("--rounds", type=int, default=40)
     args = parser.parse_args()

@@ -179,7 +179,6 @@ def test_what_is_not_taken_leaves_no_trace() -> None:
     log = bytearray(b"before")
     for bad in (b"", END, good + END[:-1], good + b"zz\r\n" + END, good + END + b" ", END + good, good[:-3] + END):
         assert TAKE(bad, False, "", 0, log) is None
-    assert TAKE(good, False, "c", 1, log) is None, "neither the first nor the last"
     assert TAKE(good + END, False, "d", 1, log) is None, "of another stream"
     assert TAKE(good + END, True, "", 0, log) is None, "not of this API"
     assert log == b"before"
@@ -187,5 +186,7 @@ def test_what_is_not_taken_leaves_no_trace() -> None:
     assert TAKE(good + END, False, "", 0, log) == (
         chunk_of(bare) + END[:-5], "c", 1, "m", b"", 0, 0, 0, 1, 4, len(good) - 4)
     assert log == b'before"a"\t1\n'
+    assert TAKE(good, False, "c", 1, log) == (chunk_of(bare), "c", 1, "m", b"", 0, 0, 0, 0, 4, len(good) - 4), "in the middle"
+    assert log == b'before"a"\t1\n"a"\t1\n'
     with pytest.raises(TypeError):
         TAKE("text", False, "", 0, log)  # type: ignore[arg-type]

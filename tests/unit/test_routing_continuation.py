@@ -197,7 +197,7 @@ def test_an_engine_that_ignores_the_ids_is_noticed_and_the_next_try_replays() ->
 def test_another_answer_is_a_difference_and_none_of_it_reaches_the_client(way: Way) -> None:
     run = run_of(frequency_penalty=1.0) if way is Way.REPLAY else run_of()
     feed(run, 9)
-    run.position.replays = True
+    run.position.forgets = True
     stream = run.stream(first=False)
     run.line.steps[4] = Step(5, "something else", {})
     out = b"".join(stream.feed(chunk_of(event)) for event in run.answer(first_request(run.request, run.position)))

@@ -8,7 +8,7 @@ import pytest
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.routing.budget import RetryBudget
 from xpyd_sidecar.routing.exchange import Exchange, Limits
-from xpyd_sidecar.routing.moves import Answered, Begun, Complete, Ended, Event, Failed, Instruction, Kind, Over, Tick
+from xpyd_sidecar.routing.moves import Answered, Begun, Complete, Ended, Event, Failed, Instruction, Kind, Over, Relay, Tick
 from xpyd_sidecar.routing.pick import Pair, Target
 from xpyd_sidecar.routing.straight import DECODE, NO_DEADLINE_S, PREFILL, Straight
 
@@ -56,20 +56,26 @@ def state(exchange: Exchange) -> dict[str, object]:
     return others | {name: None if leg is None else msgspec.structs.asdict(leg) for name, leg in open_legs.items()}
 
 
+def noted(course: Straight, event: Event, at: float) -> list[Instruction]:
+    if event == HEARD[1]:
+        return course.begun(at)
+    course.prefilled(at)
+    return []
+
+
 BUDGET = RetryBudget(0.2)
 
 
-def test_the_straight_course_is_what_an_exchange_says_of_it_and_goes_on_as_one_from_everywhere() -> None:
+@pytest.mark.parametrize("order", [HEARD, [HEARD[1], HEARD[0], HEARD[2]]])
+def test_the_straight_course_is_what_an_exchange_says_of_it_and_goes_on_as_one_from_everywhere(order: list[Event]) -> None:
     picks = Picks()
     exchange, course = real(picks), Straight(100.0)
     steps: list[tuple[list[Instruction], list[Instruction]]] = [
         (course.start(PAIR, TRANSFER, LIMITS), exchange.start(100.0))]
     assert state(made(course, picks)) == state(exchange)
-    course.prefilled(101.0)
-    steps.append(([], exchange.handle(HEARD[0], 101.0)))
-    assert state(made(course, picks)) == state(exchange)
-    steps.append((course.begun(102.0), exchange.handle(HEARD[1], 102.0)))
-    assert state(made(course, picks)) == state(exchange)
+    for at, event in ((101.0, order[0]), (102.0, order[1])):
+        steps.append((noted(course, event, at), exchange.handle(event, at)))
+        assert state(made(course, picks)) == state(exchange)
     steps.append((course.ended(), exchange.handle(HEARD[2], 103.0)))
     for straight, decided in steps:
         assert straight == decided
@@ -78,20 +84,19 @@ def test_the_straight_course_is_what_an_exchange_says_of_it_and_goes_on_as_one_f
     assert picks.asked == 1, "an exchange that comes later picks nobody again"
 
 
+@pytest.mark.parametrize("order", [HEARD, [HEARD[1], HEARD[0]]])
 @pytest.mark.parametrize("heard", [0, 1, 2])
 @pytest.mark.parametrize("event", [Failed(DECODE, Kind.LOST, "gone"), Failed(PREFILL, Kind.LOST, "gone"),
                                    Answered(DECODE, 500), Tick(), Ended(DECODE)])
-def test_whatever_else_happens_is_decided_by_an_exchange_that_heard_all_before(heard: int, event: Event) -> None:
+def test_whatever_else_happens_is_decided_by_an_exchange_that_heard_all_before(order: list[Event], heard: int,
+                                                                                       event: Event) -> None:
     picks = Picks()
     exchange, course = real(picks), Straight(100.0)
     exchange.start(100.0)
     course.start(PAIR, TRANSFER, LIMITS)
     for number in range(heard):
-        exchange.handle(HEARD[number], 101.0)
-        if number:
-            course.begun(101.0)
-        else:
-            course.prefilled(101.0)
+        exchange.handle(order[number], 101.0)
+        noted(course, order[number], 101.0)
     late = made(course, picks)
     assert repr(late.handle(event, 120.0)) == repr(exchange.handle(event, 120.0))
     assert state(late) == state(exchange)
@@ -100,7 +105,7 @@ def test_whatever_else_happens_is_decided_by_an_exchange_that_heard_all_before(h
 def test_a_stream_that_is_whole_before_prefill_answered_is_a_case_for_an_exchange() -> None:
     course = Straight(0.0)
     course.start(PAIR, TRANSFER, LIMITS)
-    assert course.begun(1.0) == []
+    assert course.begun(1.0) == [Relay(DECODE)]
     assert course.ended() == []
 
 

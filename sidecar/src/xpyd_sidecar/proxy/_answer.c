@@ -15,7 +15,7 @@
 #include "_chunks.h"
 #include "_json.h"
 
-#define REVISION 3 /* the same as in whole.py */
+#define REVISION 4 /* the same as in whole.py */
 
 #define MAX_REST 16 /* bytes behind an event's ids, its line ends included, if it is like others */
 
@@ -314,7 +314,7 @@ static int take_event(Said *said, const char *at, const char *end)
     if (said->like.at == NULL && !dropped)
         said->like = (Slice){from, end};
     if (!said->sure && choice.ids.at != NULL && !choice.finished && !dropped) {
-        if (!said->ended && !may_be_like(&choice, prompt, end))
+        if (!said->ended && !said->begun && !may_be_like(&choice, prompt, end))
             return 0;
         said->like = (Slice){from, end};
         said->sure = 1;
@@ -379,8 +379,6 @@ static PyObject *take(PyObject *ignored, PyObject *args)
     said.ended = (size_t)(end - at) >= ending && memcmp(end - ending, ENDING, ending) == 0;
     if (said.ended)
         end -= ending;
-    else if (said.begun)
-        Py_RETURN_NONE;
     out.size = lines.size = 0;
     if (at == end)
         Py_RETURN_NONE;

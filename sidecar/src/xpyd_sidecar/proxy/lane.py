@@ -50,6 +50,8 @@ logger = logging.getLogger(__name__)
 PATHS: dict[fields.Api, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 MAX_PENDING = 64 << 10
 """Bytes of prefill's answer; a longer one is read by a ``Serving``."""
+MAX_TAKEN = 2
+"""Reads that are taken without a stream; one that knows what events are like is cheaper for more."""
 YOUNG_S = 3.0
 """Nobody counts as silent, and no deadline comes, sooner."""
 _END = b"0\r\n\r\n"
@@ -88,8 +90,12 @@ class Lane(msgspec.Struct, eq=False):
     begun_s: float = math.nan
     head: Head | None = None
     """Of decode's answer."""
-    first: tuple[Whole, bytes] | None = None
-    """The first events, where they were taken in one call, and the read that they came in."""
+    taken: tuple[tuple[Whole, bytes], ...] = ()
+    """What was taken of decode's answer without reading it, and the reads."""
+    name: str = ""
+    """Of the answer, by its first event; so are the next two."""
+    created: int = 0
+    prompt: bytes = b""
     log: bytearray = bytearray()
     """As ``Position.log``."""
     stream: EventStream | None = None
@@ -147,16 +153,8 @@ class Lane(msgspec.Struct, eq=False):
             if at == len(data):
                 return None
             data = data[at:]
-        if self.prefill is not None:
-            self.unfold()  # what comes before prefill's end is to be decided
-            return data
         if self.stream is None:
-            taken = self._take(data)
-            if taken is not None:
-                if taken[8]:
-                    self._end(connection, taken[0])
-                elif taken[0]:
-                    self.client.outlet.write(self._begin(taken[0]))
+            if self._take(connection, data):
                 return None
             self.read_on()
         stream = self.stream
@@ -168,33 +166,47 @@ class Lane(msgspec.Struct, eq=False):
             connection.break_off(error)
             return None
         if stream.done or stream.failure:
-            if stream.ended and not stream.failure:
+            if stream.ended and not stream.failure and self.prefill is None:
                 self._end(connection, out)
             else:
                 self.unfold()
                 connection.go_on(out)
-        elif out:
-            if self.begun_at == self.begun_at:
-                self.sent += len(out)
-                self.client.outlet.write(out)
-            else:
-                self.client.outlet.write(self._begin(out))
-            connection.relay(stream, self.client.outlet)
+        else:
+            self._go_on(out)
+            if out:
+                connection.relay(stream, self.client.outlet)
         return None
 
-    def _take(self, data: bytes) -> Whole | None:
-        """The stream's first events, then its rest, or all of it, if nobody need read them: nearly every short answer."""
-        shape, first = self.request.shape, self.first
+    def _take(self, connection: Connection, data: bytes) -> bool:
+        """Take a read that is whole events which nobody need read: nearly all of short answers, and others' beginnings."""
+        shape = self.request.shape
         assert shape is not None
-        if not shape.noted or (first is not None and not data.endswith(END)):
-            return None
-        chat = self.request.api == "chat"
-        if first is None:
-            taken = take(data, chat, "", 0, self.log)
-            if taken is not None:
-                self.first = taken, data
-            return taken
-        return take(data, chat, first[0][1], first[0][2], self.log)
+        if not shape.noted or (len(self.taken) == MAX_TAKEN and not data.endswith(END)):
+            return False
+        found = take(data, self.request.api == "chat", self.name, self.created, self.log)
+        if found is None:
+            return False
+        out, name, created, _, prompt_ids, _, _, _, ended, _, _ = found
+        self.name, self.created, self.prompt = name, created, self.prompt or prompt_ids
+        if not ended:
+            self.taken = (*self.taken, (found, data))
+            self._go_on(out)
+        elif self.prefill is None:
+            self._end(connection, out)
+        else:  # before prefill's answer was read: what becomes of its leg is to be decided
+            self.taken = (*self.taken, (found, data))
+            self.unfold()
+            connection.go_on(out)
+        return True
+
+    def _go_on(self, out: bytes) -> None:
+        if not out:
+            return
+        if self.begun_at == self.begun_at:
+            self.sent += len(out)
+            self.client.outlet.write(out)
+        else:
+            self.client.outlet.write(self._begin(out))
 
     def read_on(self) -> None:
         """Have a stream read what comes, and know of what came."""
@@ -204,9 +216,9 @@ class Lane(msgspec.Struct, eq=False):
         if self.position is not None:
             self.position.log = self.log
         self.stream = stream_of(self.position, framed=True)
-        if self.first is not None:
+        for found, data in self.taken:
             assert isinstance(self.stream, NotedStream)
-            self.stream.taken(*self.first)
+            self.stream.taken(found, data)
 
     def _begin(self, out: bytes) -> bytes:
         client, head = self.client, self.head
@@ -239,12 +251,12 @@ class Lane(msgspec.Struct, eq=False):
             logs.tell(access, "ok", partial(line_of, record))
 
     def _record(self, ended: float) -> Record:
-        pair, position, first = self.pair, self.position, self.first
+        pair, position = self.pair, self.position
         tokens = prompt_tokens = -1
         if position is not None:
             tokens, prompt_tokens = position.tokens, position.prompt_tokens
-        elif first is not None and first[0][4]:
-            tokens, prompt_tokens = self.log.count(b"\t"), first[0][4].count(b",") + 1
+        elif self.prompt:
+            tokens, prompt_tokens = self.log.count(b"\t"), self.prompt.count(b",") + 1
         assert pair.prefill is not None
         legs = [LegRecord(Role.PREFILL, pair.prefill.instance, 1, self.opened_s, self.prefilled_s, self.prefilled_s, "2xx"),
                 LegRecord(Role.DECODE, pair.decode.instance, 1, self.opened_s, self.begun_s, ended, "2xx")]

@@ -224,7 +224,7 @@ class NotedStream(EventStream):
         except Differs as error:
             self._fail(Kind.DIFFERS, f"the stream cannot go on as it began: {error}")
         except Ignored as error:
-            self._position.replays = True
+            self._position.forgets = True
             self._fail(Kind.BROKEN, str(error))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")

@@ -233,7 +233,7 @@ class Serving:
             self._course.prefilled(self._loop.time())
             return
         if self._going is not None and self._position is not None and 400 <= status < 500:
-            self._position.replays = True  # the engine does not take the ids
+            self._position.forgets = True  # the engine does not take the ids
         if leg is not None:
             leg.record.first_at = leg.record.ended
             if status >= 500 or aborted:
@@ -411,7 +411,7 @@ class Serving:
     def _resume(self, _: mv.Resume) -> None:
         assert self._position is not None, "a stream goes on that cannot"
         if self._paired.request_id:
-            self._position.replays = True  # an older engine knows nothing of ids in place of a prompt
+            self._position.forgets = True  # an older engine knows nothing of ids in place of a prompt
         self._going = continuation.go_on(self._request, self._position)
         self._asking = self._going.request
         logger.info("a stream goes on elsewhere", extra={

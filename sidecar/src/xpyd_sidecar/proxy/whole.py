@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 from xpyd_sidecar import built
 
-REVISION = 3
+REVISION = 4
 """Of what both have in common; grows with every change of ``_answer.c``."""
+
 Whole = tuple[bytes, str, int, str, bytes, int, int, int, int, int, int]
 """What the client gets; of the first event id, time and model; the prompt's ids as JSON without brackets; whether an
 event named a role, gave a finish reason, or was for usage alone; whether the stream ended; and where the event stands that
@@ -20,7 +21,7 @@ Take = Callable[[bytes, bool, str, int, bytearray], Whole | None]
 
 def _nothing(data: bytes, chat: bool, name: str, created: int,  # noqa: ARG001 (the compiled one's names)
              log: bytearray) -> Whole | None:  # noqa: ARG001
-    """Take ``data``, the first events of a stream or its rest, and note it in ``log``. None: nothing was done (here: ever).
+    """Take ``data``, whole events of a stream or its rest, and note them in ``log``. None: nothing was done (here: ever).
 
     ``chat``: of which API. ``name`` and ``created``: of the events before; no name: there were none.
     """

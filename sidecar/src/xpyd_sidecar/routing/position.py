@@ -134,46 +134,44 @@ def split_prompt(event: bytes) -> tuple[bytes, bytes]:
     return ids, event[:start + len(_PROMPT) - 1] + b"null" + event[end + 1:]
 
 
-class Position:
+class Position(msgspec.Struct, eq=False):
     """What one client has of its stream. ``log`` and ``pending`` are the hot path of ``proxy.events``."""
 
-    __slots__ = ("_have", "_ids", "_logprobs", "api", "asked_ids", "choices", "created", "finished", "id", "log", "model",
-                 "next_offset", "pending", "pending_bytes", "prompt", "replays", "roles", "shows_logprobs", "tools",
-                 "usage_sent", "wants_usage", "way")
+    api: Api
+    way: Way
+    asked_ids: bool = False
+    """The client wants token ids itself, so they stay."""
+    wants_usage: bool = False
+    """stream_options.include_usage"""
+    choices: int = 1
+    """How many finish reasons make the stream whole; 0: not known."""
+    shows_logprobs: bool = False
+    id: str = ""
+    model: str = ""
+    created: int = 0
+    prompt: bytes = b""
+    """Token ids as JSON without brackets; empty before they came."""
+    log: bytearray = bytearray()
+    pending: list[bytes] = []
+    """Of events on their way to the client: from ``"choices":`` on."""
+    pending_bytes: int = 0
+    roles: set[int] = set()
+    tools: set[tuple[int, int]] = set()
+    finished: set[int] = set()
+    """Choices whose finish reason the client has."""
+    usage_sent: bool = False
+    next_offset: int | None = None
+    """``text_offset`` of the next token, where log probabilities are shown."""
+    forgets: bool = False
+    """Ids are of no more use, e.g. since an engine ignored those that it was given."""
+    _have: dict[Channel, list[str]] = {}
+    _ids: dict[int, array[int]] = {}
+    _logprobs: dict[int, int] = {}
 
-    def __init__(self, api: Api, way: Way, *, asked_ids: bool = False, wants_usage: bool = False, choices: int = 1,
-                 shows_logprobs: bool = False) -> None:
-        """``asked_ids``: the client wants token ids itself, so they stay. ``wants_usage``: stream_options.include_usage.
-
-        ``choices``: how many finish reasons make the stream whole; 0: not known.
-        """
-        self.api = api
-        self.way = way
-        self.asked_ids = asked_ids
-        self.wants_usage = wants_usage
-        self.shows_logprobs = shows_logprobs
-        self.choices = choices
-        self.id = ""
-        self.model = ""
-        self.created = 0
-        self.prompt = b""
-        """Token ids as JSON without brackets; empty before they came."""
-        self.log = bytearray()
-        self.pending: list[bytes] = []
-        """Of events on their way to the client: from ``"choices":`` on."""
-        self.pending_bytes = 0
-        self.roles: set[int] = set()
-        self.tools: set[tuple[int, int]] = set()
-        self.finished: set[int] = set()
-        """Choices whose finish reason the client has."""
-        self.usage_sent = False
-        self.next_offset: int | None = None
-        """``text_offset`` of the next token, where log probabilities are shown."""
-        self.replays = way is Way.REPLAY
-        """From now on only a replay is possible, e.g. since an engine ignored the ids that it was given."""
-        self._have: dict[Channel, list[str]] = {}
-        self._ids: dict[int, array[int]] = {}
-        self._logprobs: dict[int, int] = {}
+    @property
+    def replays(self) -> bool:
+        """From now on only a replay is possible."""
+        return self.forgets or self.way is Way.REPLAY
 
     @property
     def goes_on(self) -> bool:

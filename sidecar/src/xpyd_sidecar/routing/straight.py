@@ -1,6 +1,6 @@
 """The course that nearly every request takes, without deciding anything: an exchange is made once something else happens.
 
-    both legs sent ──▶ prefill answered 200 ──▶ decode's stream came with its proper end ──▶ over
+    both legs sent ──▶ prefill answered 200, decode's stream began ──▶ its proper end ──▶ over
          └──────────────────┴──────────────────────┴── whatever else ──▶ ``exchange``, which has heard all of that
 
 Belongs here: noting how far a request is on this way, and what the exchange says there. Does not belong here: any other
@@ -10,6 +10,7 @@ way; ``exchange`` decides, and a test holds what is written here against it.
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
@@ -52,15 +53,15 @@ class Straight:
         self._prefilled_at = now
 
     def begun(self, now: float) -> list[Instruction]:
-        """Decode's stream has begun. None where prefill's leg is open: the exchange decides."""
-        if math.isnan(self._prefilled_at):
+        """Decode's stream has begun, perhaps before prefill's answer was read. None where this is no straight course."""
+        if self._pair is None:
             return []
         self._begun_at = now
         return _BEGUN
 
     def ended(self) -> list[Instruction]:
-        """What follows from the proper end of that stream; none where it did not begin on this way."""
-        return [] if math.isnan(self._begun_at) else _ENDED
+        """What follows from the proper end of that stream; none where prefill's leg is open: the exchange decides."""
+        return [] if math.isnan(self._begun_at) or math.isnan(self._prefilled_at) else _ENDED
 
     def exchange(self, transfer: TransferId, picks: Picks, limits: Limits, budget: Budget, *, skips: str,
                  course: Course | None) -> Exchange:
@@ -68,8 +69,7 @@ class Straight:
         made = Exchange(transfer, picks, limits, skips=skips, now=self.began, course=course, budget=budget)
         if self._pair is not None:
             made.started(self._pair, self.began)
-            if not math.isnan(self._prefilled_at):
-                made.handle(Answered(PREFILL, 200), self._prefilled_at)
-            if not math.isnan(self._begun_at):
-                made.handle(Begun(DECODE), self._begun_at)
+            heard = ((self._prefilled_at, Answered(PREFILL, 200)), (self._begun_at, Begun(DECODE)))
+            for at, event in sorted((one for one in heard if not math.isnan(one[0])), key=itemgetter(0)):
+                made.handle(event, at)
         return made
