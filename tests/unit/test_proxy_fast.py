@@ -14,7 +14,8 @@ from xpyd_sidecar.proxy import fast, noted, plain
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.proxy.wire import chunk_of
-from xpyd_sidecar.routing.position import Position
+from xpyd_sidecar.routing.fields import Api
+from xpyd_sidecar.routing.position import Position, split_prompt
 from xpyd_sidecar.routing.ways import Way
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,3 +204,44 @@ def test_streams_are_served_and_go_on_elsewhere_without_shortcuts_too() -> None:
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files], cwd=ROOT, check=False,
                           capture_output=True, text=True, env=os.environ | {"XPYD_PLAIN": "1"}, timeout=110)
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+LEARNED = ("_prefix", "_middle", "_last", "_lead", "_shown", "_log", "_clean", "_framed", "_way")
+
+
+@compiled
+def test_a_scanner_learns_from_an_event_what_a_noted_stream_does() -> None:
+    head = b'data: {"id":"c%d","object":"o","created":1,"model":"m","choices":[{"index":0,%b'
+    texts = [b'"delta":{"role":"assistant","content":""},', b'"delta":{"content":"a [b]"},', b'"delta":{},', b'"text":"a",',
+             b""]
+    betweens = [b'"logprobs":null,"finish_reason":null,', b'"logprobs":null,"finish_reason":null,"stop_reason":null,',
+                b'"logprobs":null,"finish_reason":"stop",', b'"logprobs":{"tokens":[1]},"finish_reason":null,', b""]
+    ends = [b'"token_ids":[1]}]}', b'"token_ids":[1,2]}],"usage":null}', b'"token_ids":[1]}],"a name that is long":null}',
+            b'"token_ids":null}]}', b'"token_ids":[1]}],"prompt_token_ids":[1,2,3]}', b'"x":1}],"prompt_token_ids":[7]}']
+    dice = random.Random(3)
+    learned = guessed = 0
+    for number in range(4000):
+        api: Api = dice.choice(("chat", "completions"))
+        event = head % (number, dice.choice(texts)) + dice.choice(betweens) + dice.choice(ends)
+        if number < 2:  # both know what the stream before was like
+            api = ("chat", "completions")[number]
+            event = head % (number, texts[1 + 2 * number]) + betweens[0] + ends[0]
+        position = Position(api, Way.CONTINUE)
+        stream, scanner = noted.NotedStream(position, framed=True), fast.Scanner()
+        stream._learn(split_prompt(event + b"\n\n")[1], position)
+        before = dice.randbytes(3)
+        found = scanner.learn(before + event + b"\n\n", 3, 3 + len(event), api == "chat", position.log)
+        assert found == bool(stream._prefix), event
+        if found:
+            assert [getattr(scanner, name) for name in LEARNED] == [getattr(stream, name) for name in LEARNED], event
+            assert scanner._log is position.log
+            learned += stream._sure
+            guessed += not stream._sure
+    assert min(learned, guessed) > 200
+
+
+@compiled
+@pytest.mark.parametrize("wrong", [(b"abc", -1, 2), (b"abc", 2, 1), (b"abc", 0, 4)])
+def test_an_event_outside_of_its_read_is_refused(wrong: tuple[bytes, int, int]) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        fast.Scanner().learn(*wrong, True, bytearray())

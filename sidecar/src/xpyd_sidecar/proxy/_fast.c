@@ -19,7 +19,9 @@
 
 #include "_chunks.h"
 
-#define REVISION 2 /* the same as in plain.py: one that was built for other files is not loaded */
+#define MAX_REST 16 /* bytes behind an event's ids, its line ends included, if it is like others */
+
+#define REVISION 3 /* the same as in plain.py: one that was built for other files is not loaded */
 
 enum { CAREFUL, PLAIN, NOTED };
 
@@ -258,6 +260,100 @@ static PyObject *scanner_quick(Scanner *self, PyObject *args)
     return Py_BuildValue("(y#n)", sent == NULL ? "" : sent, sending, to);
 }
 
+/* What stands between text and ids, and behind them, by API, in the latest stream that was learned from: a chat's first
+ * event has no ids. */
+static struct {
+    PyObject *middle, *last, *shown;
+} guesses[2];
+
+static PyObject *joined(const char *data, size_t size, const char *more, const char *last, const char *end)
+{
+    size_t extra = strlen(more);
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)(size + extra + (size_t)(end - last)));
+    if (made != NULL) {
+        char *to = PyBytes_AsString(made);
+        memcpy(to, data, size);
+        memcpy(to + size, more, extra);
+        memcpy(to + size + extra, last, (size_t)(end - last));
+    }
+    return made;
+}
+
+static void replace(PyObject **at, PyObject *by)
+{
+    PyObject *old = *at;
+    *at = by;
+    Py_XDECREF(old);
+}
+
+/* Where the event says its ids, if others can be recognized by it: its middle from `stop` to `ids`, and `close`, its bracket. */
+static int says_ids(const char *text, const char *end, const char **stop, const char **ids, const char **close)
+{
+    static const char behind[] = ",\"logprobs\":null,\"finish_reason\":null,", list[] = "\"token_ids\":[";
+    if (memmem(text, (size_t)(end - text), "\"prompt_token_ids\":[", 20) != NULL
+            || (*stop = memmem(text, (size_t)(end - text), behind, sizeof behind - 1)) == NULL
+            || (*ids = memmem(*stop, (size_t)(end - *stop), list, sizeof list - 1)) == NULL)
+        return 0;
+    *ids += sizeof list - 1;
+    *close = memchr(*ids, ']', (size_t)(end - *ids));
+    return *close != NULL && end - *close - 1 <= MAX_REST - 2
+        && memchr(*stop, '[', (size_t)(*ids - *stop)) == *ids - 1;
+}
+
+static PyObject *scanner_learn(Scanner *self, PyObject *args)
+{
+    PyObject *data, *log, *middle = NULL, *last = NULL, *shown = NULL;
+    Py_ssize_t from, to;
+    int chat;
+    if (!PyArg_ParseTuple(args, "SnnpO!", &data, &from, &to, &chat, &PyByteArray_Type, &log))
+        return NULL;
+    if (from < 0 || from > to || to > PyBytes_Size(data)) {
+        PyErr_SetString(PyExc_ValueError, "an event outside of the data");
+        return NULL;
+    }
+    const char *begin = PyBytes_AsString(data), *at = begin + from, *end = begin + to, *stop, *ids, *close;
+    const char *key = chat ? "\"delta\":" : "\"text\":", *text = memmem(at, (size_t)(end - at), key, strlen(key));
+    if (text == NULL || memmem(at, (size_t)(text - at), "\"prompt_token_ids\":[", 20) != NULL)
+        Py_RETURN_FALSE;
+    text += strlen(key);
+    if (says_ids(text, end, &stop, &ids, &close)) {
+        middle = PyBytes_FromStringAndSize(stop, ids - stop);
+        last = joined("]", 1, "", close + 1, end);
+        shown = joined(stop, (size_t)(ids - stop - 1), "null", close + 1, end);
+        if (last != NULL)
+            PyBytes_ConcatAndDel(&last, PyBytes_FromString("\n\n\r\n"));
+        if (shown != NULL)
+            PyBytes_ConcatAndDel(&shown, PyBytes_FromString("\n\n"));
+        if (middle == NULL || last == NULL || shown == NULL) {
+            Py_XDECREF(middle);
+            Py_XDECREF(last);
+            Py_XDECREF(shown);
+            return NULL;
+        }
+        replace(&guesses[chat].middle, middle);
+        replace(&guesses[chat].last, last);
+        replace(&guesses[chat].shown, shown);
+    } else if (guesses[chat].middle == NULL)
+        Py_RETURN_FALSE;
+    PyObject *prefix = PyBytes_FromStringAndSize(at, text - at);
+    if (prefix == NULL)
+        return NULL;
+    Py_INCREF(prefix);
+    Py_INCREF(log);
+    Py_INCREF(guesses[chat].middle);
+    Py_INCREF(guesses[chat].last);
+    Py_INCREF(guesses[chat].shown);
+    replace(&self->prefix, prefix);
+    replace(&self->lead, prefix);
+    replace(&self->middle, guesses[chat].middle);
+    replace(&self->last, guesses[chat].last);
+    replace(&self->shown, guesses[chat].shown);
+    replace(&self->log, log);
+    self->clean = self->framed = 1;
+    self->way = NOTED;
+    Py_RETURN_TRUE;
+}
+
 static int scanner_traverse(Scanner *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
@@ -390,6 +486,8 @@ static PyType_Spec outlet_spec = {"xpyd_sidecar.proxy._fast.Outlet", sizeof(Outl
 static PyMethodDef scanner_methods[] = {
     {"quick", (PyCFunction)scanner_quick, METH_VARARGS,
      "quick(data, at=0): what may be relayed of the simple events there, and where they end; None: the first is none."},
+    {"learn", (PyCFunction)scanner_learn, METH_VARARGS,
+     "learn(data, at, to, chat, log): recognize events like the one there, and note them in the log. False: it says too little."},
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef scanner_members[] = {

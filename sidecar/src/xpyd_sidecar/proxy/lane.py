@@ -25,6 +25,7 @@ from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.proxy import ids
 from xpyd_sidecar.proxy.access import access, line_of
 from xpyd_sidecar.proxy.events import ABORT, END, EventStream
+from xpyd_sidecar.proxy.fast import Scanner
 from xpyd_sidecar.proxy.leg import Connection
 from xpyd_sidecar.proxy.noted import NotedStream
 from xpyd_sidecar.proxy.reply import Connection as Client
@@ -183,14 +184,19 @@ class Lane(msgspec.Struct, eq=False):
         assert shape is not None
         if not shape.noted or (len(self.taken) == MAX_TAKEN and not data.endswith(END)):
             return False
-        found = take(data, self.request.api == "chat", self.name, self.created, self.log)
+        chat = self.request.api == "chat"
+        found = take(data, chat, self.name, self.created, self.log)
         if found is None:
             return False
-        out, name, created, _, prompt_ids, _, _, _, ended, _, _ = found
+        out, name, created, _, prompt_ids, _, _, _, ended, at, to = found
         self.name, self.created, self.prompt = name, created, self.prompt or prompt_ids
         if not ended:
             self.taken = (*self.taken, (found, data))
             self._go_on(out)
+            if to and self.prompt and not shape.shows_logprobs:
+                scanner = Scanner()
+                if scanner.learn(data, at, to, chat, self.log):
+                    connection.relay(scanner, self.client.outlet)
         elif self.prefill is None:
             self._end(connection, out)
         else:  # before prefill's answer was read: what becomes of its leg is to be decided

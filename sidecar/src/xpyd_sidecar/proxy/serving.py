@@ -149,6 +149,8 @@ class Serving:
                 call.head = lane.head
                 if began:
                     leg.first_at = lane.begun_s
+                    if lane.stream is not None:
+                        connection.relay(lane.stream, reply.outlet)
                     serving._relaying, call.relay = call, reply.write
         return serving
 
