@@ -120,7 +120,7 @@ class World:
         self.dispatch = dispatch = Dispatch(SidecarConfig(
             service=ServiceName("s"), instance=InstanceName("r"), key_file="", run_dir="", router=router))
         self.clock = dispatch.loop = dispatch.pool.loop = dispatch.line._loop = dispatch.farewells._loop = Clock()  # type: ignore[assignment]
-        dispatch._straight = dispatch._straight and lanes
+        dispatch.straight = dispatch.straight and lanes
         self.server = Server(Paths(dispatch, Keys(), "token"), connection.Bounds(1 << 16, 1 << 20, 30.0))  # type: ignore[arg-type]
         self.server.loop, self.server.date = self.clock, b"now"  # type: ignore[assignment]
         self.engines: dict[leg.Connection, tuple[str, Paper]] = {}

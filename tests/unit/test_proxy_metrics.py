@@ -20,6 +20,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/observability.md"
 
 
 def close(metrics: Metrics, of: Record) -> None:
+    metrics.left()
     metrics.ended(of.outcome)
     metrics.closed(of, summary.of(of))
 

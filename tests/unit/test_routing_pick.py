@@ -99,6 +99,8 @@ def test_an_instance_without_a_control_address_is_never_paired() -> None:
 class Doors:
     """Room as a test says."""
 
+    unlimited = False
+
     def __init__(self, *full: str) -> None:
         self.full = set(full)
 

@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
         self._due = False
         if self._closing or self._deaf:
             return
-        if not self.receiving:
+        if not (self._in_head or self._headers):
             self._since = self.server.loop.time()
             if not self._busy and not self._queue and self._take(data):
                 return
@@ -385,7 +385,8 @@ class Connection(asyncio.Protocol):
         if close or (self._deaf and not self._queue):
             self._close()
             return
-        self._tell_continue()
+        if self._continue:
+            self._tell_continue()
         if self._queue or self._paused:
             self.server.loop.call_soon(self._next)
 

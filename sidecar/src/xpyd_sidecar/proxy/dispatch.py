@@ -20,7 +20,7 @@ from xpyd_sidecar.proxy import ids
 from xpyd_sidecar.proxy.access import access
 from xpyd_sidecar.proxy.entry import Entry, key_of
 from xpyd_sidecar.proxy.farewell import Farewells
-from xpyd_sidecar.proxy.lane import Lane
+from xpyd_sidecar.proxy.lane import Lane, Straightly
 from xpyd_sidecar.proxy.observer import Observer, tracing_of
 from xpyd_sidecar.proxy.passing import Passing
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
@@ -83,10 +83,11 @@ class Dispatch:
         self.access_log = router.access_log
         self.servings: set[Serving | Lane] = set()
         speaks = router.first_token == "prefill"  # noqa: S105 (a token of an answer)
-        self._straight = (not speaks and not router.skip_prefill_cached and self.tracing is None
+        self.straight = (not speaks and not router.skip_prefill_cached and self.tracing is None
                           and min(self.limits.request_s, self.limits.pair_s) >= NO_DEADLINE_S)
         """Requests may take the straight course, as far as settings go."""
-        self._read = frozenset(PASSED_HEADERS) | {self.affinity_header}
+        self.read = frozenset(PASSED_HEADERS) | {self.affinity_header}
+        """Headers that do not go with it."""
         self.line = Line(self.loop, router.queue_size, router.queue_timeout_s)
         self.observer.watch_queue(self.line.__len__)
         self.passing = Passing(self)
@@ -113,10 +114,6 @@ class Dispatch:
             return True
         served = self.models()
         return not served or model in served
-
-    def may_be_straight(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether the straight course is open to requests with such headers."""
-        return self._straight and self._read.isdisjoint(headers)
 
     def enters_at_once(self, parsed: bodies.Request, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a request would be served, and would not have to wait."""
@@ -160,10 +157,11 @@ class Dispatch:
             access.info("%s", outcome, extra={"request": request.request_id, "api": api, "status": status,
                                               "detail": detail[:500]})
 
-    def closed(self, serving: Serving | Lane, record: Record) -> None:
+    def closed(self, serving: Serving | Lane, record: Record | Straightly) -> None:
         """A request ended."""
         self.servings.discard(serving)
-        self.line.moved()
+        if self.line.waits:
+            self.line.moved()
         self.observer.closed(record)
 
     def models(self) -> list[str]:
@@ -177,16 +175,14 @@ class Dispatch:
 
     def leg_opened(self, target: Target) -> ro.Member | None:
         """Count a leg on its instance; give the member back with ``leg_closed``."""
-        member = self.roster.find(target.instance, target.incarnation)
-        if member is not None:
-            self.roster.leg_opened(member)
-        return member
+        return self.roster.open_leg(target.instance, target.incarnation)
 
     def leg_closed(self, member: ro.Member) -> None:
         """The leg ended."""
         self.roster.leg_closed(member)
         self.rooms.ended(self.loop.time(), member)
-        self.line.moved()
+        if self.line.waits:
+            self.line.moved()
 
     def suspect(self, target: Target, reason: str) -> None:
         """A connection was refused."""

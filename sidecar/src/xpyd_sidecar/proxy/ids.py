@@ -16,7 +16,7 @@ def fresh() -> str:
     """32 hex digits that nobody can guess and nobody has seen."""
     if not _drawn:
         made = os.urandom(_BYTES * _AT_ONCE).hex()
-        _drawn.extend(made[at:at + 2 * _BYTES] for at in range(0, len(made), 2 * _BYTES))
+        _drawn.extend([made[at:at + 2 * _BYTES] for at in range(0, len(made), 2 * _BYTES)])
     return _drawn.pop()
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-from functools import partial
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar import logs
-from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
 from xpyd_sidecar.proxy import ids
 from xpyd_sidecar.proxy.access import access, line_of
 from xpyd_sidecar.proxy.events import ABORT, END, EventStream
@@ -58,6 +57,43 @@ YOUNG_S = 3.0
 _END = b"0\r\n\r\n"
 _OK = b"HTTP/1.1 200 OK\r\n%btransfer-encoding: chunked\r\n%bx-request-id: %b\r\ndate: %b\r\n\r\n"
 assert YOUNG_S < NO_DEADLINE_S
+
+
+class Straightly(msgspec.Struct, eq=False):
+    """What is known of a request that went its straight course: its record, to be made when many are counted."""
+
+    request_id: str
+    transfer: TransferId
+    api: fields.Api
+    prefill: InstanceName
+    decode: InstanceName
+    arrived: float
+    arrived_unix: float
+    opened_s: float
+    prefilled_s: float
+    begun_s: float
+    ended_s: float
+    last_s: float
+    tokens: int
+    prompt_tokens: int
+    prompt_size: int
+    sent: int
+    _made: Record | None = None
+
+    def record(self) -> Record:
+        """The record."""
+        if self._made is None:
+            legs = [LegRecord(Role.PREFILL, self.prefill, 1, self.opened_s, self.prefilled_s, self.prefilled_s, "2xx"),
+                    LegRecord(Role.DECODE, self.decode, 1, self.opened_s, self.begun_s, self.ended_s, "2xx")]
+            self._made = Record(
+                self.request_id, self.transfer, self.api, True, self.arrived, self.arrived_unix, "ok", 200,
+                first_at=self.begun_s, last_at=self.last_s, tokens=self.tokens, prompt_tokens=self.prompt_tokens,
+                prompt_size=self.prompt_size, attempt=1, bytes=self.sent, legs=legs)
+        return self._made
+
+    def line(self) -> dict[str, object]:
+        """What the access log says."""
+        return line_of(self.record())
 
 
 class Lane(msgspec.Struct, eq=False):
@@ -251,26 +287,21 @@ class Lane(msgspec.Struct, eq=False):
         client.outlet.write(out + _END)
         self.sent += client.outlet.relayed
         client.finished(close=self.close)
-        record = self._record(ended)
-        dispatch.closed(self, record)
-        if dispatch.access_log:
-            logs.tell(access, "ok", partial(line_of, record))
-
-    def _record(self, ended: float) -> Record:
-        pair, position = self.pair, self.position
+        position = self.position
         tokens = prompt_tokens = -1
         if position is not None:
             tokens, prompt_tokens = position.tokens, position.prompt_tokens
         elif self.prompt:
             tokens, prompt_tokens = self.log.count(b"\t"), self.prompt.count(b",") + 1
+        pair = self.pair
         assert pair.prefill is not None
-        legs = [LegRecord(Role.PREFILL, pair.prefill.instance, 1, self.opened_s, self.prefilled_s, self.prefilled_s, "2xx"),
-                LegRecord(Role.DECODE, pair.decode.instance, 1, self.opened_s, self.begun_s, ended, "2xx")]
-        return Record(
-            self.request_id, self.transfer, self.request.api, True, self.arrived, self.arrived_unix, "ok", 200,
-            first_at=self.begun_s, last_at=perf_counter(), tokens=tokens, prompt_tokens=prompt_tokens,
-            prompt_size=self.prompt_size, attempt=1,
-            bytes=self.sent, legs=legs)
+        told = Straightly(
+            self.request_id, self.transfer, self.request.api, pair.prefill.instance, pair.decode.instance, self.arrived,
+            self.arrived_unix, self.opened_s, self.prefilled_s, self.begun_s, ended, perf_counter(), tokens, prompt_tokens,
+            self.prompt_size, self.sent)
+        dispatch.closed(self, told)
+        if dispatch.access_log:
+            logs.tell(access, "ok", told.line)
 
     # ---- another course
 
@@ -328,18 +359,19 @@ class Lane(msgspec.Struct, eq=False):
 
 def enter(dispatch: Dispatch, client: Client, api: fields.Api, http: HttpRequest) -> Lane | Serving | None:
     """Begin to serve a request whose course will probably be straight. None: nothing was done."""
-    if not dispatch.may_be_straight(http.headers):
+    if not dispatch.straight or not dispatch.read.isdisjoint(http.headers):
         return None
     request = dispatch.shapes.known(api, http.body)
     if request is None or not request.stream or request.skips or "priority" in request.fields:
         return None
     if not dispatch.enters_at_once(request, http.headers):
         return None
-    size = prompt.tokens(request.prompt)
+    asks = request.prompt
+    size = prompt.tokens(asks)
     if size < dispatch.config.skip_prefill_below:
         return None
     arrived, arrived_unix, began = perf_counter(), time(), dispatch.loop.time()
-    picks = dispatch.picker.asked(request.prompt)
+    picks = dispatch.picker.asked(asks)
     pair = picks.pair(alone=False)
     target = None if pair is None else pair.prefill
     pool = dispatch.pool

@@ -244,11 +244,14 @@ class Connection(Leg, asyncio.Protocol):
         else:
             call.end_failed(Kind.LOST, f"{self._address} closed the connection{f': {exc}' if exc else ''}")
 
-    def reuse(self) -> None:
-        """It comes from the pool."""
+    def reuse(self) -> bool:
+        """Take it from the pool. False: it is not open any more."""
         self._reused = True
+        return self._transport is not None and not self._transport.is_closing()
 
-    @property
-    def usable(self) -> bool:
-        """Whether it is still open."""
+    def lie_idle(self, now: float) -> bool:
+        """Give it to the pool. False: it is not open any more."""
+        if self._paused:
+            self.resume()
+        self.idle_since = now
         return self._transport is not None and not self._transport.is_closing()

@@ -84,9 +84,12 @@ class Metrics:
         """A generation request is being served."""
         self.in_flight += 1
 
-    def ended(self, outcome: str) -> None:
-        """It ended; what there is to know of it comes to ``closed``, perhaps later."""
+    def left(self) -> None:
+        """It is over."""
         self.in_flight -= 1
+
+    def ended(self, outcome: str) -> None:
+        """How it ended; what there is to know of it comes to ``closed``."""
         self.requests_total += 1
         if failed(outcome):
             self.requests_failed += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -33,6 +33,13 @@ WINDOW_S = 60
 """What rates, latencies and pairs of ``/fleet`` are over; less while the router is younger."""
 
 
+class Told(Protocol):
+    """What is known of a request that is over."""
+
+    def record(self) -> Record:
+        """Its record."""
+
+
 class Observer:
     """Counts and remembers for one router."""
 
@@ -41,9 +48,10 @@ class Observer:
         self._queued: Callable[[], int] = lambda: 0
         self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
         """How many prefixes an instance is taken to hold."""
-        self._unsettled: list[Record] = []
-        self.recent: deque[Record] = deque(maxlen=KEPT)
-        """Those that ended last, for timelines."""
+        self._unsettled: list[Record | Told] = []
+        self._opened: list[int] = []
+        """About how many tokens the prompts of new requests have."""
+        self._recent: deque[Record] = deque(maxlen=KEPT)
         self.metrics = Metrics(roster.members, self.settle)
         self.history = hi.History(time())
         self.counting = Counting(time())
@@ -58,8 +66,7 @@ class Observer:
     def opened(self, tokens: int) -> None:
         """A request is being served, whose prompt has about so many tokens."""
         self.metrics.opened()
-        self.history.opened()
-        self.counting.opened(tokens)
+        self._opened.append(tokens)
 
     def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request was refused before anything was sent."""
@@ -67,18 +74,30 @@ class Observer:
         self.metrics.counted(api, outcome)
         self.history.refused(time(), request_id, outcome, status, detail)
 
-    def closed(self, record: Record) -> None:
+    def closed(self, record: Record | Told) -> None:
         """A request is over. Many are counted at a time, which is cheaper: between requests the caches are cold."""
-        self.metrics.ended(record.outcome)
+        self.metrics.left()
         self._unsettled.append(record)
-        self.recent.append(record)
         if len(self._unsettled) >= MAX_UNSETTLED:
             self.settle()
 
+    @property
+    def recent(self) -> deque[Record]:
+        """Those that ended last, for timelines."""
+        self.settle()
+        return self._recent
+
     def settle(self) -> None:
         """Count what has ended."""
+        opened, self._opened = self._opened, []
+        if opened:
+            self.history.opened(len(opened))
+            self.counting.opened(sum(opened), len(opened))
         records, self._unsettled = self._unsettled, []
-        for record in records:
+        for one in records:
+            record = one if isinstance(one, Record) else one.record()
+            self._recent.append(record)
+            self.metrics.ended(record.outcome)
             told = summary.of(record)
             self.metrics.closed(record, told)
             self.counting.closed(record, told)

@@ -216,8 +216,7 @@ class Pool:
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
-            if connection.usable:
-                connection.reuse()
+            if connection.reuse():
                 return connection
         return None
 
@@ -226,12 +225,10 @@ class Pool:
         idle = self._idle.get(address)
         if idle is None:
             idle = self._idle[address] = deque()
-        if len(idle) >= IDLE_MAX or not connection.usable:
+        if len(idle) < IDLE_MAX and connection.lie_idle(self.loop.time()):
+            idle.append(connection)
+        else:
             connection.drop()
-            return
-        connection.resume()
-        connection.idle_since = self.loop.time()
-        idle.append(connection)
 
     def forget(self, connection: Connection, address: HostPort) -> None:
         """A connection that is closed."""

@@ -85,7 +85,8 @@ class Line:
         self._loop = loop
         self._timeout_s = timeout_s
         self._queue = Queue(size, timeout_s)
-        self._waiting: dict[int, Waiting] = {}
+        self.waits: dict[int, Waiting] = {}
+        """Those that wait, by their tickets."""
         self._timer: Alarm | None = None
         self._due = False
 
@@ -96,7 +97,7 @@ class Line:
     def passes(self, key: str) -> bool:
         """Whether nobody waits, so that a request of this key goes before nobody."""
         self._queue.note(key)
-        return not self._waiting
+        return not self.waits
 
     def enter(self, request: Request) -> Handler:
         """Serve a request at once, or let it wait.
@@ -114,7 +115,7 @@ class Line:
             raise made(full.reason, full.retry_after_s) from None
         waiting = Waiting(self, request)
         waiting.ticket = ticket
-        self._waiting[ticket.number] = waiting
+        self.waits[ticket.number] = waiting
         if self._timer is None:
             self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)
         return waiting
@@ -123,18 +124,18 @@ class Line:
         """It waits no longer."""
         if waiting.ticket is not None:
             self._queue.remove(waiting.ticket)
-            self._waiting.pop(waiting.ticket.number, None)
+            self.waits.pop(waiting.ticket.number, None)
             waiting.ticket = None
 
     def moved(self) -> None:
         """There may be room now: those who are next begin, as soon as the event in hand is dealt with."""
-        if self._waiting and not self._due:
+        if self.waits and not self._due:
             self._due = True
             self._loop.call_soon(self._move)
 
     def end(self, reason: str) -> None:
         """Refuse all that wait: the router stops."""
-        for waiting in list(self._waiting.values()):
+        for waiting in list(self.waits.values()):
             self.leave(waiting)
             waiting.request.refuse(unavailable(reason))
         if self._timer is not None:
@@ -144,9 +145,9 @@ class Line:
     def _move(self) -> None:
         self._due = False
         now = self._loop.time()
-        while (ticket := self._queue.peek()) is not None and self._waiting[ticket.number].request.room():
+        while (ticket := self._queue.peek()) is not None and self.waits[ticket.number].request.room():
             self._queue.take(now)
-            waiting = self._waiting.pop(ticket.number)
+            waiting = self.waits.pop(ticket.number)
             try:
                 waiting.begin(now - ticket.arrived)
             except Exception:
@@ -158,10 +159,10 @@ class Line:
         self._timer = None
         now = self._loop.time()
         for ticket in self._queue.expired(now):
-            waiting = self._waiting.pop(ticket.number)
+            waiting = self.waits.pop(ticket.number)
             waiting.ticket = None
             again = self._queue.retry_after(now, len(self._queue) + 1)
             words = f"no instance had room within {self._timeout_s:g} s"
             waiting.request.refuse(unavailable(words, again))
-        if self._waiting:
+        if self.waits:
             self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)

@@ -36,7 +36,7 @@ from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.app import GC_THRESHOLD, Router
 from xpyd_sidecar.proxy.auth import ClientKeys
 from xpyd_sidecar.proxy.dispatch import Dispatch
-from xpyd_sidecar.proxy.lane import Lane
+from xpyd_sidecar.proxy.lane import Lane, Straightly
 from xpyd_sidecar.proxy.patience import Alarm, within
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving
@@ -178,10 +178,10 @@ class WorkerDispatch(Dispatch):
         super().unserved(api, request, outcome, status, detail)
         self.reports.refused(li.Refusal(api, request.request_id, outcome, status, detail))
 
-    def closed(self, serving: Serving | Lane, record: Record) -> None:
+    def closed(self, serving: Serving | Lane, record: Record | Straightly) -> None:
         """A request ended."""
         super().closed(serving, record)
-        self.reports.closed(record)
+        self.reports.closed(record if isinstance(record, Record) else record.record())
 
     def leg_opened(self, target: Target) -> ro.Member | None:
         """Count a leg."""

@@ -36,7 +36,8 @@ class RetryBudget:
 
     def on_request(self, now: float) -> None:
         """A request came. ``now``: seconds of a monotonic clock, as in every other call."""
-        self._turn(now)
+        if now >= self._second + 1:
+            self._turn(now)
         self._requests[self._second % WINDOW_S] += 1
         self._requests_sum += 1
 

@@ -74,20 +74,25 @@ class Limits:
         self._limited: dict[InstanceName, float] = {}
         """Those that have a limit."""
 
+    @property
+    def unlimited(self) -> bool:
+        """Whether no instance has a limit."""
+        return not self._fixed and not self._limited
+
     def of(self, member: Member) -> float:
         """Most legs of this router at once; infinite where there is no limit."""
         return self._fixed or self._limited.get(member.name, math.inf)
 
     def free(self, candidates: Sequence[Member]) -> Sequence[Member]:
         """Those with room; the same object where all have, and where none has."""
-        if not self._fixed and not self._limited:
+        if self.unlimited:
             return candidates
         left = [member for member in candidates if member.in_flight < self.of(member)]
         return candidates if not left or len(left) == len(candidates) else left
 
     def room(self, candidates: Iterable[Member]) -> bool:
         """Whether one of them has room; also where there are none, since nobody frees a place then."""
-        if not self._fixed and not self._limited:
+        if self.unlimited:
             return True
         none = True
         for member in candidates:

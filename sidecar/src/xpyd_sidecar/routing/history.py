@@ -118,9 +118,9 @@ class History:
 
     # ---- events
 
-    def opened(self) -> None:
-        """A request came."""
-        self._now.opened += 1
+    def opened(self, requests: int = 1) -> None:
+        """Requests came."""
+        self._now.opened += requests
 
     def refused(self, now_unix: float, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request was refused before a leg was sent."""

@@ -50,6 +50,10 @@ class Pair(msgspec.Struct, frozen=True):
 class Room(Protocol):
     """Who can take more (``concurrency.Limits``)."""
 
+    @property
+    def unlimited(self) -> bool:
+        """Whether all can take more."""
+
     def free(self, candidates: Sequence[Member]) -> Sequence[Member]:
         """Those with room; the same object where all have, and where none has."""
 
@@ -86,6 +90,8 @@ class Picker:
         self._room = room
         self._cached_share = cached_share
         self._known = _Known((), (), {}, 0, (), (), {}, {})
+        self._picks: dict[Role, tuple[Member, ...]] | None = None
+        """What ``_known`` was made of."""
         self._mean = Mean()
         self.holdings = Holdings() if policy.holds or cached_share else None
 
@@ -108,9 +114,10 @@ class Picker:
 
     def room(self, *, alone: bool) -> bool:
         """Whether a request could be served now, as far as limits of instances go."""
-        known, room = self._look(), self._room
-        if room is None:
+        room = self._room
+        if room is None or room.unlimited:
             return True
+        known = self._look()
         return room.room(known.able if alone else known.decodes) and (alone or room.room(known.prefills))
 
     def why_not(self, role: Role) -> str:
@@ -120,6 +127,9 @@ class Picker:
         return self._roster.why_not(role)
 
     def _look(self) -> _Known:
+        picks = self._roster.picks
+        if picks is not None and picks is self._picks:
+            return self._known
         decodes, prefills = self._roster.pickable(Role.DECODE), self._roster.pickable(Role.PREFILL)
         known = self._known
         if known.decodes is not decodes or known.prefills is not prefills:
@@ -128,11 +138,13 @@ class Picker:
             paired = tuple(m for m in decodes if m.control and m.fingerprint in partners)
             alone = tuple(m for m in decodes if not is_p2p(m.fingerprint))
             known = self._known = _Known(decodes, prefills, partners, len(able), paired, alone, {}, {})
+        self._picks = self._roster.picks
         return known
 
     def _choose(self, asked: Asked, candidates: Sequence[Member], partners: int) -> Member:
-        if self._room is not None:
-            candidates = self._room.free(candidates)
+        room = self._room
+        if room is not None and not room.unlimited:
+            candidates = room.free(candidates)
         chosen = candidates[0]
         if len(candidates) > 1:
             query = Query(chosen.role, candidates, partners, asked.prefix, self.holdings, asked.session)

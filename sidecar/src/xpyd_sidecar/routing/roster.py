@@ -58,7 +58,8 @@ class Roster:
         self._ticked = math.inf
         self._awake = -math.inf
         """When this process last came back from standing still."""
-        self._picks: dict[Role, tuple[Member, ...]] | None = None
+        self.picks: dict[Role, tuple[Member, ...]] | None = None
+        """What ``pickable`` found; None since something changed."""
         self._models: list[str] | None = None
         self._named: list[Member] | None = None
 
@@ -89,10 +90,10 @@ class Roster:
 
     def pickable(self, role: Role) -> tuple[Member, ...]:
         """Instances of a role that take new legs, by name (the same object until something changes)."""
-        if self._picks is None:
+        if self.picks is None:
             ready = [member for member in self.members() if member.pickable]
-            self._picks = {kind: tuple(m for m in ready if m.role is kind) for kind in Role}
-        return self._picks[role]
+            self.picks = {kind: tuple(m for m in ready if m.role is kind) for kind in Role}
+        return self.picks[role]
 
     def models(self) -> list[str]:
         """Names that a request may ask for: the models that instances serve, then further names that all of them have.
@@ -129,6 +130,14 @@ class Roster:
     def leg_opened(self, member: Member) -> None:
         """A leg was sent to it."""
         member.in_flight += 1
+
+    def open_leg(self, name: InstanceName, incarnation: Incarnation) -> Member | None:
+        """A leg was sent to the member that ``find`` finds."""
+        member = self._members.get(name)
+        if member is None or member.incarnation != incarnation:
+            return None
+        member.in_flight += 1
+        return member
 
     def next_rank(self, member: Member) -> int:
         """Its DP rank whose turn it is; 0 where it has one."""
@@ -285,7 +294,7 @@ class Roster:
         self._changed()
 
     def _changed(self) -> None:
-        self._picks = self._models = self._named = None
+        self.picks = self._models = self._named = None
 
     def _silent(self, now: float, member: Member) -> bool:
         return now - max(member.beat_at, self._awake) > self._missed * member.interval_s

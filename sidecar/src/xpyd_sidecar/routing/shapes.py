@@ -38,6 +38,7 @@ _MARK = secrets.token_hex(16).encode()
 """Stands for a value while a template is made; nobody can have sent it."""
 _MARKED = TransferId(_MARK.decode())
 _FIRST = Attempt(1)
+_LIST = ord("[")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -207,7 +208,7 @@ def _plain_text(raw: Raw) -> bool:
 
 
 def _plain_messages(raw: Raw) -> bool:
-    return memoryview(raw)[0] == ord("[") and not has_parts(raw)
+    return memoryview(raw)[0] == _LIST and not has_parts(raw)
 
 
 _PLAIN: dict[str, Callable[[Raw], bool]] = {
