@@ -20,7 +20,7 @@ from xpyd_sidecar.proxy import ids
 from xpyd_sidecar.proxy.access import access
 from xpyd_sidecar.proxy.entry import Entry, key_of
 from xpyd_sidecar.proxy.farewell import Farewells
-from xpyd_sidecar.proxy.lane import Lane, Straightly
+from xpyd_sidecar.proxy.lane import Lane
 from xpyd_sidecar.proxy.observer import Observer, tracing_of
 from xpyd_sidecar.proxy.passing import Passing
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
@@ -39,6 +39,7 @@ from xpyd_sidecar.routing.pick import Pair, Picker, Target
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.shapes import FirstPair, Shapes
 from xpyd_sidecar.routing.straight import NO_DEADLINE_S
+from xpyd_sidecar.routing.straight_record import StraightRecord
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class Dispatch:
             access.info("%s", outcome, extra={"request": request.request_id, "api": api, "status": status,
                                               "detail": detail[:500]})
 
-    def closed(self, serving: Serving | Lane, record: Record | Straightly) -> None:
+    def closed(self, serving: Serving | Lane, record: Record | StraightRecord) -> None:
         """A request ended."""
         self.servings.discard(serving)
         if self.line.waits:

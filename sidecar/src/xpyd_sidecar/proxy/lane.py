@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Raw
 
-from xpyd_sidecar import logs
-from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
+from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.proxy import ids
-from xpyd_sidecar.proxy.access import access, line_of
+from xpyd_sidecar.proxy.access import tell_straight
 from xpyd_sidecar.proxy.events import ABORT, END, EventStream
 from xpyd_sidecar.proxy.fast import Scanner
 from xpyd_sidecar.proxy.leg import Connection
@@ -38,9 +37,9 @@ from xpyd_sidecar.routing import bodies, fields, prompt
 from xpyd_sidecar.routing.exchange import Picks
 from xpyd_sidecar.routing.pick import Pair, Target
 from xpyd_sidecar.routing.position import Position
-from xpyd_sidecar.routing.record import LegRecord, Record
 from xpyd_sidecar.routing.roster import Member
 from xpyd_sidecar.routing.straight import NO_DEADLINE_S
+from xpyd_sidecar.routing.straight_record import StraightRecord
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
@@ -57,43 +56,6 @@ YOUNG_S = 3.0
 _END = b"0\r\n\r\n"
 _OK = b"HTTP/1.1 200 OK\r\n%btransfer-encoding: chunked\r\n%bx-request-id: %b\r\ndate: %b\r\n\r\n"
 assert YOUNG_S < NO_DEADLINE_S
-
-
-class Straightly(msgspec.Struct, eq=False):
-    """What is known of a request that went its straight course: its record, to be made when many are counted."""
-
-    request_id: str
-    transfer: TransferId
-    api: fields.Api
-    prefill: InstanceName
-    decode: InstanceName
-    arrived: float
-    arrived_unix: float
-    opened_s: float
-    prefilled_s: float
-    begun_s: float
-    ended_s: float
-    last_s: float
-    tokens: int
-    prompt_tokens: int
-    prompt_size: int
-    sent: int
-    _made: Record | None = None
-
-    def record(self) -> Record:
-        """The record."""
-        if self._made is None:
-            legs = [LegRecord(Role.PREFILL, self.prefill, 1, self.opened_s, self.prefilled_s, self.prefilled_s, "2xx"),
-                    LegRecord(Role.DECODE, self.decode, 1, self.opened_s, self.begun_s, self.ended_s, "2xx")]
-            self._made = Record(
-                self.request_id, self.transfer, self.api, True, self.arrived, self.arrived_unix, "ok", 200,
-                first_at=self.begun_s, last_at=self.last_s, tokens=self.tokens, prompt_tokens=self.prompt_tokens,
-                prompt_size=self.prompt_size, attempt=1, bytes=self.sent, legs=legs)
-        return self._made
-
-    def line(self) -> dict[str, object]:
-        """What the access log says."""
-        return line_of(self.record())
 
 
 class Lane(msgspec.Struct, eq=False):
@@ -295,13 +257,13 @@ class Lane(msgspec.Struct, eq=False):
             tokens, prompt_tokens = self.log.count(b"\t"), self.prompt.count(b",") + 1
         pair = self.pair
         assert pair.prefill is not None
-        told = Straightly(
+        told = StraightRecord(
             self.request_id, self.transfer, self.request.api, pair.prefill.instance, pair.decode.instance, self.arrived,
             self.arrived_unix, self.opened_s, self.prefilled_s, self.begun_s, ended, perf_counter(), tokens, prompt_tokens,
             self.prompt_size, self.sent)
         dispatch.closed(self, told)
         if dispatch.access_log:
-            logs.tell(access, "ok", told.line)
+            tell_straight(told)
 
     # ---- another course
 

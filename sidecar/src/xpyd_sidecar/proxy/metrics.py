@@ -15,10 +15,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from xpyd_sidecar import __version__
+from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.proxy.tally import Counts, Times
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.roster import Member
-from xpyd_sidecar.routing.summary import Handover, Summary, failed
+from xpyd_sidecar.routing.straight_record import Batch
+from xpyd_sidecar.routing.summary import Summary, failed
 
 TTFT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 TPOT = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -109,7 +111,7 @@ class Metrics:
             self._leg_seconds.add(leg.ended - leg.opened, (role,))
         for handover in told.handovers:
             self._handover.add(handover.seconds)
-            self._pairs.add(handover)
+            self._pairs.add(handover.prefill, handover.decode, handover.seconds)
         if record.retries:
             self._retries.add(by=record.retries)
         if record.skips:
@@ -120,6 +122,25 @@ class Metrics:
             self._tokens.add(by=record.tokens)
         self._bytes.add(by=record.bytes)
         self._requests.add((record.api, record.outcome))
+
+    def closed_straight(self, batch: Batch) -> None:
+        """Requests that ended straightly: as ``ended`` and ``closed`` of each."""
+        self.requests_total += len(batch)
+        api = (batch.api,)
+        self._seconds.add_all(batch.seconds, api)
+        self._queue.add_all([0.0] * len(batch))
+        self._ttft.add_all(batch.ttft, api)
+        self._tpot.add_all(batch.tpot, api)
+        for role, durations in ((Role.PREFILL.value, batch.prefill), (Role.DECODE.value, batch.decode)):
+            self._legs.add((role, "2xx"), len(batch))
+            self._leg_seconds.add_all(durations, (role,))
+        self._handover.add_all(batch.handover)
+        for one, seconds in zip(batch.those, batch.handover, strict=True):
+            self._pairs.add(one.prefill, one.decode, seconds)
+        if batch.tokens:
+            self._tokens.add(by=batch.tokens)
+        self._bytes.add(by=batch.bytes)
+        self._requests.add((batch.api, "ok"), len(batch))
 
     def counted(self, api: str, outcome: str) -> None:
         """A request that was never served."""
@@ -157,16 +178,16 @@ class _Pairs(Collector):
         self._members = members
         self._counts: dict[tuple[str, str], list[float]] = {}
 
-    def add(self, handover: Handover) -> None:
+    def add(self, prefill: str, decode: str, seconds: float) -> None:
         """Count one."""
-        pair: tuple[str, str] = (handover.prefill, handover.decode)
+        pair = (prefill, decode)
         cell = self._counts.get(pair)
         if cell is None:
             if len(self._counts) >= MAX_PAIRS:
                 pair = (OTHER, OTHER)
             cell = self._counts.setdefault(pair, [0, 0.0])
         cell[0] += 1
-        cell[1] += handover.seconds
+        cell[1] += seconds
 
     def collect(self) -> Iterable[Metric]:
         names = ["prefill", "decode"]

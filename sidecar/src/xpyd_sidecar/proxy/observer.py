@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from time import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -21,7 +21,9 @@ from xpyd_sidecar.proxy.metrics import Metrics
 from xpyd_sidecar.routing import history as hi
 from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing import summary
+from xpyd_sidecar.routing.fields import Api
 from xpyd_sidecar.routing.record import Record
+from xpyd_sidecar.routing.straight_record import Batch, StraightRecord
 from xpyd_sidecar.routing.totals import Counting
 
 if TYPE_CHECKING:
@@ -33,13 +35,6 @@ WINDOW_S = 60
 """What rates, latencies and pairs of ``/fleet`` are over; less while the router is younger."""
 
 
-class Told(Protocol):
-    """What is known of a request that is over."""
-
-    def record(self) -> Record:
-        """Its record."""
-
-
 class Observer:
     """Counts and remembers for one router."""
 
@@ -48,10 +43,10 @@ class Observer:
         self._queued: Callable[[], int] = lambda: 0
         self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
         """How many prefixes an instance is taken to hold."""
-        self._unsettled: list[Record | Told] = []
+        self._unsettled: list[Record | StraightRecord] = []
         self._opened: list[int] = []
         """About how many tokens the prompts of new requests have."""
-        self._recent: deque[Record] = deque(maxlen=KEPT)
+        self._recent: deque[Record | StraightRecord] = deque(maxlen=KEPT)
         self.metrics = Metrics(roster.members, self.settle)
         self.history = hi.History(time())
         self.counting = Counting(time())
@@ -74,18 +69,18 @@ class Observer:
         self.metrics.counted(api, outcome)
         self.history.refused(time(), request_id, outcome, status, detail)
 
-    def closed(self, record: Record | Told) -> None:
+    def closed(self, record: Record | StraightRecord) -> None:
         """A request is over. Many are counted at a time, which is cheaper: between requests the caches are cold."""
         self.metrics.left()
         self._unsettled.append(record)
+        self._recent.append(record)
         if len(self._unsettled) >= MAX_UNSETTLED:
             self.settle()
 
     @property
-    def recent(self) -> deque[Record]:
+    def recent(self) -> list[Record]:
         """Those that ended last, for timelines."""
-        self.settle()
-        return self._recent
+        return [one if isinstance(one, Record) else one.record() for one in self._recent]
 
     def settle(self) -> None:
         """Count what has ended."""
@@ -94,14 +89,21 @@ class Observer:
             self.history.opened(len(opened))
             self.counting.opened(sum(opened), len(opened))
         records, self._unsettled = self._unsettled, []
-        for one in records:
-            record = one if isinstance(one, Record) else one.record()
-            self._recent.append(record)
+        straight: dict[Api, list[StraightRecord]] = {}
+        for record in records:
+            if isinstance(record, StraightRecord):
+                straight.setdefault(record.api, []).append(record)
+                continue
             self.metrics.ended(record.outcome)
             told = summary.of(record)
             self.metrics.closed(record, told)
             self.counting.closed(record, told)
             self.history.closed(record.arrived_unix + record.last_at - record.arrived, record, told)
+        for api, those in straight.items():
+            batch = Batch(api, those)
+            self.metrics.closed_straight(batch)
+            self.counting.closed_straight(batch)
+            self.history.closed_straight(batch)
 
     # ---- instances (watch.Notes)
 

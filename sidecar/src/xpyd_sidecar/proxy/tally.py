@@ -60,6 +60,14 @@ class Times(Collector):
         cell[bisect_left(self._bounds, seconds)] += 1  # a bucket's upper end belongs to it
         cell[-1] += seconds
 
+    def add_all(self, durations: Iterable[float], labels: Labels = ()) -> None:
+        """Count several."""
+        bounds, cell = self._bounds, None
+        for seconds in durations:
+            cell = cell or self._cells.get(labels) or self._cell(labels)
+            cell[bisect_left(bounds, seconds)] += 1
+            cell[-1] += seconds
+
     def _cell(self, labels: Labels) -> list[float]:
         """Counts by bucket, those beyond the last bound, and the sum."""
         cell = self._cells[labels] = [0.0] * (len(self._bounds) + 2)

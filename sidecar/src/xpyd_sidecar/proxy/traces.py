@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -144,7 +143,7 @@ class Tracer:
         return [timeline.unrouted(transfer, heard) for transfer in transfers if transfer not in known]
 
 
-def chosen(asked: Question, recent: deque[Record]) -> tuple[list[Record], tuple[TransferId, ...]]:
+def chosen(asked: Question, recent: Sequence[Record]) -> tuple[list[Record], tuple[TransferId, ...]]:
     """Requests that a question is about, and transfers to ask engines for."""
     if asked.which != "id":
         records = timeline.found(list(recent), asked.which, asked.number)

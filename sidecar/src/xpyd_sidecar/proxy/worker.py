@@ -36,7 +36,7 @@ from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.app import GC_THRESHOLD, Router
 from xpyd_sidecar.proxy.auth import ClientKeys
 from xpyd_sidecar.proxy.dispatch import Dispatch
-from xpyd_sidecar.proxy.lane import Lane, Straightly
+from xpyd_sidecar.proxy.lane import Lane
 from xpyd_sidecar.proxy.patience import Alarm, within
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving
@@ -46,6 +46,7 @@ from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.record import Record
+from xpyd_sidecar.routing.straight_record import StraightRecord
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ class WorkerDispatch(Dispatch):
         super().unserved(api, request, outcome, status, detail)
         self.reports.refused(li.Refusal(api, request.request_id, outcome, status, detail))
 
-    def closed(self, serving: Serving | Lane, record: Record | Straightly) -> None:
+    def closed(self, serving: Serving | Lane, record: Record | StraightRecord) -> None:
         """A request ended."""
         super().closed(serving, record)
         self.reports.closed(record if isinstance(record, Record) else record.record())

@@ -13,7 +13,7 @@ Buckets are those of ``contract.totals``, so a percentile is right within 4.5 %.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 import msgspec
@@ -23,6 +23,7 @@ from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.totals import Buckets, bucket_of, middle_of
 from xpyd_sidecar.routing import summary
 from xpyd_sidecar.routing.record import Record
+from xpyd_sidecar.routing.straight_record import Batch
 
 SECONDS = 600
 MAX_PAIRS = 256
@@ -154,21 +155,42 @@ class History:
                 round(now_unix, 3), record.outcome, record.status, record.detail[:MAX_WORDS], record.request_id,
                 record.transfer, record.went(Role.PREFILL), record.went(Role.DECODE), record.attempt))
 
+    def closed_straight(self, batch: Batch) -> None:
+        """Requests that ended straightly: as ``closed`` of each."""
+        now = self._now
+        now.done += len(batch)
+        now.tokens += batch.tokens
+        now.bytes += batch.bytes
+        _add(now.total, batch.seconds_buckets)
+        _add(now.queue, {bucket_of(0.0): len(batch)})
+        _add(now.ttft, batch.ttft_buckets)
+        _add(now.tpot, batch.tpot_buckets)
+        _add(now.handover, batch.handover_buckets)
+        served = now.served
+        for one, seconds in zip(batch.those, batch.handover, strict=True):
+            self._flow(one.prefill, one.decode, seconds)
+            for name in (one.prefill, one.decode):
+                if name in served or len(served) < MAX_PAIRS:
+                    served[name] = served.get(name, 0) + 1
+
     def changed(self, now_unix: float, instance: InstanceName, what: str) -> None:
         """The roster changed."""
         self.changes.append(FleetNews(round(now_unix, 3), instance, what[:MAX_WORDS]))
 
     def _flowed(self, handover: summary.Handover) -> None:
+        self._flow(handover.prefill, handover.decode, handover.seconds)
+        _count(self._now.handover, handover.seconds)
+
+    def _flow(self, prefill: InstanceName, decode: InstanceName, seconds: float) -> None:
         flows = self._now.flows
-        pair = (handover.prefill, handover.decode)
+        pair = (prefill, decode)
         if pair not in flows and len(flows) >= MAX_PAIRS:
             pair = (OTHER, OTHER)
         flow = flows.get(pair)
         if flow is None:
             flow = flows[pair] = Flow()
         flow.count += 1
-        flow.seconds += handover.seconds
-        _count(self._now.handover, handover.seconds)
+        flow.seconds += seconds
 
     def _fail(self, failure: FleetFailure) -> None:
         self.failures.append(failure)
@@ -215,6 +237,11 @@ def pairs(seconds: Iterable[Second], over_s: float) -> tuple[FleetPair, ...]:
     ordered = sorted(total.items(), key=lambda item: (-item[1].count, item[0]))[:MAX_PAIRS]
     return tuple(FleetPair(prefill, decode, flow.count, round(flow.count / over_s, 4), round(flow.seconds / flow.count, 6))
                  for (prefill, decode), flow in ordered)
+
+
+def _add(buckets: Buckets, more: Mapping[int, int]) -> None:
+    for bucket, count in more.items():
+        buckets[bucket] = buckets.get(bucket, 0) + count
 
 
 def _count(buckets: Buckets, seconds: float) -> None:

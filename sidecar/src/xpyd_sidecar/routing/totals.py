@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from xpyd_sidecar.contract.totals import Buckets, Totals, bucket_of
 from xpyd_sidecar.routing.record import Record
+from xpyd_sidecar.routing.straight_record import Batch
 from xpyd_sidecar.routing.summary import Summary
 
 
@@ -43,6 +44,22 @@ class Counting:
         for handover in told.handovers:
             self._handovers += 1
             self._handover_s += handover.seconds
+
+    def closed_straight(self, batch: Batch) -> None:
+        """Requests that ended straightly: as ``closed`` of each."""
+        for one in batch.those:
+            prompt, output = one.prompt_tokens, one.tokens
+            if prompt >= 0 and output >= 0:
+                self._measured += 1
+                self._prompts += prompt
+                self._sizes += one.prompt_size
+                self._squares += prompt * prompt
+                self._outputs += output
+        for buckets, more in ((self._ttft, batch.ttft_buckets), (self._tpot, batch.tpot_buckets)):
+            for bucket, count in more.items():
+                buckets[bucket] = buckets.get(bucket, 0) + count
+        self._handovers += len(batch)
+        self._handover_s += sum(batch.handover)
 
     def told(self) -> Totals:
         """As it is now."""
