@@ -185,12 +185,14 @@ static const char *noted_end(const Learned *as, const char *at, const char *end)
             || length < (size_t)(as->prefix_size + as->middle_size + as->last_size)
             || memcmp(start, as->prefix, (size_t)as->prefix_size) != 0)
         return NULL;
-    const char *next = start + length + 2, *text = start + as->prefix_size, *close = next - as->last_size;
-    const char *stop = memmem(text, (size_t)(close - text), as->middle, (size_t)as->middle_size);
-    if (stop == NULL || memcmp(close, as->last, (size_t)as->last_size) != 0)
+    const char *next = start + length + 2, *text = start + as->prefix_size, *close = next - as->last_size, *ids = close;
+    if (memcmp(close, as->last, (size_t)as->last_size) != 0)
         return NULL;
-    const char *ids = stop + as->middle_size;
-    if (memchr(ids, ']', (size_t)(next - ids)) != close || close == ids || memchr(text, '\n', (size_t)(stop - text)) != NULL)
+    while (ids > text && ((ids[-1] >= '0' && ids[-1] <= '9') || ids[-1] == ','))
+        ids--;
+    const char *stop = ids - as->middle_size;
+    if (stop < text || close == ids || memcmp(stop, as->middle, (size_t)as->middle_size) != 0
+            || memchr(text, '\n', (size_t)(stop - text)) != NULL)
         return NULL;
     size_t text_size = (size_t)(stop - text), ids_size = (size_t)(close - ids);
     if (reserve(&lines, text_size + ids_size + 2) < 0
