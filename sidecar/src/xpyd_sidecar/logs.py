@@ -25,7 +25,7 @@ _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | 
 
 MAX_KNOWN = 64
 """Beginnings of lines that are remembered."""
-WAIT_S = 0.05
+WAIT_S = 0.1
 MOST_LINES = 256
 """Lines without a record wait so long, or until there are so many; a record and the process's end take them along."""
 

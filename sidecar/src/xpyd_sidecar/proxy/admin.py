@@ -26,7 +26,7 @@ from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.proxy.auth import ClientKeys, known, require
 from xpyd_sidecar.proxy.dashboard import Dashboard
 from xpyd_sidecar.proxy.dispatch import Dispatch
-from xpyd_sidecar.proxy.lane import enter
+from xpyd_sidecar.proxy.entering import enter
 from xpyd_sidecar.proxy.metrics import CONTENT_TYPE
 from xpyd_sidecar.proxy.reply import Connection, Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.traces import Tracer

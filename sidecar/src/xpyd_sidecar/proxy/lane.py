@@ -1,6 +1,6 @@
 """A request on its straight course, without what the other courses need.
 
-    enter ──▶ both legs sent ──▶ prefill answered 200 ──▶ decode's stream begins ──▶ … ──▶ ends ──▶ record
+    entered ─▶ both legs sent ──▶ prefill answered 200 ──▶ decode's stream begins ──▶ … ──▶ ends ──▶ record
                 └────────────────────┴───────────────────────┴── whatever else ──▶ ``unfold``: a ``Serving`` goes on
 
 Belongs here: nearly every request, for which one object holds what a ``Serving``, its legs, calls and reply would. Does not
@@ -13,29 +13,25 @@ from __future__ import annotations
 
 import logging
 import math
-from time import perf_counter, time
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 import msgspec
-from msgspec import Raw
 
-from xpyd_sidecar.contract.ids import Role, TransferId
-from xpyd_sidecar.proxy import ids
+from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.proxy.access import tell_straight
 from xpyd_sidecar.proxy.events import ABORT, END, EventStream
 from xpyd_sidecar.proxy.fast import Scanner
 from xpyd_sidecar.proxy.leg import Connection
 from xpyd_sidecar.proxy.noted import NotedStream
 from xpyd_sidecar.proxy.reply import Connection as Client
-from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.streams import stream_of
-from xpyd_sidecar.proxy.upstream import before_length
 from xpyd_sidecar.proxy.whole import Whole, take
 from xpyd_sidecar.proxy.wire import Head, Malformed, parse_head
-from xpyd_sidecar.routing import bodies, fields, prompt
+from xpyd_sidecar.routing import bodies
 from xpyd_sidecar.routing.exchange import Picks
-from xpyd_sidecar.routing.pick import Pair, Target
+from xpyd_sidecar.routing.pick import Pair
 from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.roster import Member
 from xpyd_sidecar.routing.straight import NO_DEADLINE_S
@@ -46,11 +42,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PATHS: dict[fields.Api, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 MAX_PENDING = 64 << 10
 """Bytes of prefill's answer; a longer one is read by a ``Serving``."""
 MAX_TAKEN = 2
 """Reads that are taken without a stream; one that knows what events are like is cheaper for more."""
+MAX_KEPT = 16 << 10
+"""Bytes of such a read; one that is longer, say by its prompt's ids, is not kept beside what a stream keeps of it."""
 YOUNG_S = 3.0
 """Nobody counts as silent, and no deadline comes, sooner."""
 _END = b"0\r\n\r\n"
@@ -191,7 +188,11 @@ class Lane(msgspec.Struct, eq=False):
         if not ended:
             self.taken = (*self.taken, (found, data))
             self._go_on(out)
-            if to and self.prompt and not shape.shows_logprobs:
+            if len(data) > MAX_KEPT:
+                self.read_on()
+                assert self.stream is not None
+                connection.relay(self.stream, self.client.outlet)
+            elif to and self.prompt and not shape.shows_logprobs:
                 scanner = Scanner()
                 if scanner.learn(data, at, to, chat, self.log):
                     connection.relay(scanner, self.client.outlet)
@@ -223,6 +224,7 @@ class Lane(msgspec.Struct, eq=False):
         for found, data in self.taken:
             assert isinstance(self.stream, NotedStream)
             self.stream.taken(found, data)
+        self.taken = ()
 
     def _begin(self, out: bytes) -> bytes:
         client, head = self.client, self.head
@@ -317,55 +319,6 @@ class Lane(msgspec.Struct, eq=False):
         open_ = ((self.prefill, self.pair.prefill), (self.decode, self.pair.decode))
         return any(connection is not None and target is not None and (target.instance, target.incarnation) == (instance,
                    incarnation) for connection, target in open_)
-
-
-def enter(dispatch: Dispatch, client: Client, api: fields.Api, http: HttpRequest) -> Lane | Serving | None:
-    """Begin to serve a request whose course will probably be straight. None: nothing was done."""
-    if not dispatch.straight or not dispatch.read.isdisjoint(http.headers):
-        return None
-    request = dispatch.shapes.known(api, http.body)
-    if request is None or not request.stream or request.skips or "priority" in request.fields:
-        return None
-    if not dispatch.enters_at_once(request, http.headers):
-        return None
-    asks = request.prompt
-    size = prompt.tokens(asks)
-    if size < dispatch.config.skip_prefill_below:
-        return None
-    arrived, arrived_unix, began = perf_counter(), time(), dispatch.loop.time()
-    picks = dispatch.picker.asked(asks)
-    pair = picks.pair(alone=False)
-    target = None if pair is None else pair.prefill
-    pool = dispatch.pool
-    prefill = None if pair is None or target is None or target.p2p or pair.decode.p2p else pool.idle(target.http)
-    decode = None if prefill is None or pair is None else pool.idle(pair.decode.http)
-    if pair is None or target is None or prefill is None or decode is None:
-        if prefill is not None:
-            prefill.take_back()
-        reply = Reply(client, http.request_id, close=False, old=False, head_only=False)
-        return dispatch.serve(http, reply, request, picks, 0.0, picked=pair)
-    transfer, request_id = TransferId(ids.fresh()), http.request_id.encode()
-    assert request.shape is not None
-    shape, params, name = request.shape, dispatch.first_pair, transfer.encode()
-    asked = (_asked(api, target, request_id, shape.template(Role.PREFILL).fill(
-                 request.slots, params.prefill(pair.decode), name)),
-             _asked(api, pair.decode, request_id, shape.template(Role.DECODE).fill(request.slots, params.decode, name)))
-    dispatch.opened(size)
-    members = (dispatch.leg_opened(target), dispatch.leg_opened(pair.decode))
-    lane = Lane(dispatch, client, request, picks, pair, transfer, http.request_id, began, arrived, arrived_unix, size,
-                asked, members, perf_counter(), prefill, decode)
-    dispatch.servings.add(lane)
-    prefill.lend(lane, asked[0])
-    decode.lend(lane, asked[1])
-    return lane
-
-
-def _asked(api: fields.Api, target: Target, request_id: bytes, filled: tuple[list[Raw | bytes], int]) -> bytes:
-    parts, size = filled
-    rank = b"" if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d" % target.dp_rank
-    head = b"%b%d\r\nx-request-id: %b%b\r\n\r\n" % (before_length(PATHS[api], target.http), size, request_id, rank)
-    parts.insert(0, head)
-    return b"".join(parts)
 
 
 def _head_of(data: bytes) -> tuple[Head | None, int]:
