@@ -6,12 +6,14 @@ import random
 import uuid
 from typing import Any
 
+import msgspec
 import pytest
 
 from xpyd_sidecar.proxy import ids, intake
 from xpyd_sidecar.proxy.connection import Bounds, Connection
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.server import Server
+from xpyd_sidecar.routing import shapes
 
 TAKE = intake.take
 COMPILED = TAKE.__module__ != intake.__name__
@@ -163,3 +165,26 @@ def test_only_what_is_plain_is_taken() -> None:
     for cut in range(len(raw)):
         assert TAKE(raw[:cut], 600, 300) is None
     assert TAKE(raw + b" ", 600, 300) is None
+
+
+@compiled
+def test_the_shape_of_a_request_is_found_in_one_call_as_by_python() -> None:
+    dice = random.Random(5)
+    values = ['"text"', '"a \\"image_url\\" b"', '""', "[]", '[{"role":"user","content":"hi"}]', "[1,2,3]", "7",
+              "123456789", "1234567890", "-1", "1.5", "null", "true", "{}", '[{"content":[{"type":"image_url"}]}]', '[{"type":"file"}]',
+              '[{"role":"thinking"}]', '[{"content":"thinking"}]', '[{"content":"video"}]', '["refusal"]', '["audio',
+              '["file', '"\u00e9"', "[", '"']
+    names = [*shapes.KINDS, "model", "stream", "n", "temperature"]
+    seen = set()
+    for _ in range(5000):
+        given = dice.sample(names, dice.randrange(len(names)))
+        fields = {name: msgspec.Raw(dice.choice(values).encode()) for name in given}
+        size = dice.randrange(100, 3000)
+        args = (dice.choice(("chat", "completions")), fields, shapes.KINDS, size, shapes.MAX_BYTES)
+        (key, filled, slots), plain = intake.keyed(*args), shapes.keyed(*args)
+        assert (key, filled) == plain[:2]
+        assert list(map(bytes, slots)) == list(map(bytes, plain[2]))
+        seen.add((key is None, len(filled)))
+    assert len(seen) > 8
+    with pytest.raises(TypeError):
+        intake.keyed("chat", {"prompt": 7}, shapes.KINDS, 10, 10)  # type: ignore[dict-item]

@@ -16,7 +16,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.proxy import ids
+from xpyd_sidecar.proxy import ids, intake
 from xpyd_sidecar.proxy.access import access
 from xpyd_sidecar.proxy.entry import Entry, key_of
 from xpyd_sidecar.proxy.farewell import Farewells
@@ -72,7 +72,7 @@ class Dispatch:
         self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                              on_no_prefill=router.on_no_prefill)
         self.first_pair = FirstPair(self.limits.pair_s)
-        self.shapes = Shapes(goes_on=router.failover == "continue")
+        self.shapes = Shapes(goes_on=router.failover == "continue", by=intake.keyed)
         self.budget = RetryBudget(router.retry_budget)
         self.pool = Pool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)
@@ -118,7 +118,10 @@ class Dispatch:
 
     def enters_at_once(self, parsed: bodies.Request, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a request would be served, and would not have to wait."""
-        return self._serves(parsed.model) and self.line.passes(key_of(headers, self.config)) and self.room(alone=False)
+        model, config = parsed.model, self.config
+        if model is not None and model != config.model and not self._serves(model):
+            return False
+        return self.line.passes("" if config.api_key_file is None else key_of(headers, config)) and self.room(alone=False)
 
     def room(self, *, alone: bool) -> bool:
         """Whether one more request could be served now, with prefill or without."""

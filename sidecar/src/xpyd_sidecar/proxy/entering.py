@@ -9,8 +9,6 @@ from __future__ import annotations
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
-from msgspec import Raw
-
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.proxy import ids
 from xpyd_sidecar.proxy.lane import Lane
@@ -65,9 +63,7 @@ def enter(dispatch: Dispatch, client: Connection, api: fields.Api, http: HttpReq
     return lane
 
 
-def _asked(api: fields.Api, target: Target, request_id: bytes, filled: tuple[list[Raw | bytes], int]) -> bytes:
-    parts, size = filled
+def _asked(api: fields.Api, target: Target, request_id: bytes, body: bytes) -> bytes:
     rank = b"" if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d" % target.dp_rank
-    head = b"%b%d\r\nx-request-id: %b%b\r\n\r\n" % (before_length(PATHS[api], target.http), size, request_id, rank)
-    parts.insert(0, head)
-    return b"".join(parts)
+    return b"%b%d\r\nx-request-id: %b%b\r\n\r\n%b" % (
+        before_length(PATHS[api], target.http), len(body), request_id, rank, body)

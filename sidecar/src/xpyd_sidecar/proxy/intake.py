@@ -1,4 +1,5 @@
-"""A read that is exactly one plain request for generation, taken in one call where that was compiled (``_intake``).
+"""A read that is exactly one plain request for generation, taken in one call where that was compiled (``_intake``); and
+what requests of its shape have in common.
 
 Belongs here: the choice. XPYD_PLAIN=1 in the environment leaves every read to the parser.
 """
@@ -8,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from xpyd_sidecar import built
+from xpyd_sidecar.routing import shapes
 
-REVISION = 1
+REVISION = 2
 """Of what both have in common; grows with every change of ``_intake.c``."""
 Plain = tuple[str, bytes, dict[bytes, bytes], bytes]
 """Path, the same as it was written, headers (names in lower case; of repeated ones the first), body."""
@@ -22,10 +24,12 @@ def _nothing(data: bytes, header_bytes: int, body_bytes: int) -> Plain | None:  
 
 
 take: Take = _nothing
+keyed: shapes.Keyed = shapes.keyed
 try:
     from xpyd_sidecar.proxy import _intake
 
     built.check("the shortcuts", _intake.REVISION, REVISION)
     take = _intake.request
+    keyed = _intake.shape
 except ImportError:  # not built, or for another machine: everything works without
     pass

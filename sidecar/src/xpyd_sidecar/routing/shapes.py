@@ -32,20 +32,23 @@ MAX_SHAPES = 256
 MAX_BYTES = 1024
 """Of a request without its slots."""
 MAX_PEERS = 4096
+KINDS = {"max_tokens": 1, "max_completion_tokens": 1, "seed": 1, "prompt": 2, "user": 2, "messages": 3}
+"""Fields that may be slots."""
+Key = tuple[str | bytes, ...]
+Keyed = Callable[[str, dict[str, Raw], dict[str, int], int, int], tuple[Key | None, list[str], list[Raw]]]
 Params = tuple[bytes, bytes]
 """``kv_transfer_params`` of a leg as JSON: what stands before the transfer's name, and behind it."""
 _MARK = secrets.token_hex(16).encode()
 """Stands for a value while a template is made; nobody can have sent it."""
 _MARKED = TransferId(_MARK.decode())
 _FIRST = Attempt(1)
-_LIST = ord("[")
 _encode = msgspec.json.Encoder().encode
 
 
 class Template:
     """A leg's body with places for slots and for what the router says of the leg."""
 
-    __slots__ = ("_fixed", "_params_at", "_parts", "_slots_at")
+    __slots__ = ("_params_at", "_parts", "_slots_at")
 
     def __init__(self, request: bodies.Request, names: list[str], role: Role) -> None:
         """``request``: as its leg asks it. ``names``: fields that are slots, in the request's order."""
@@ -71,17 +74,15 @@ class Template:
                 self._params_at = at
                 self._parts += [b"", b"", b"", piece]
         assert self._params_at, "a leg's body without its parameters"
-        self._fixed = sum(map(len, self._parts))
 
-    def fill(self, slots: Sequence[Raw | bytes], params: Params, transfer: bytes) -> tuple[list[Raw | bytes], int]:
-        """The parts of the body, and how long it is."""
-        parts, size, at = self._parts.copy(), self._fixed + len(transfer), self._params_at
+    def fill(self, slots: Sequence[Raw | bytes], params: Params, transfer: bytes) -> bytes:
+        """The body."""
+        parts, at = self._parts.copy(), self._params_at
         for place, number in self._slots_at:
-            value = parts[place] = slots[number]
-            size += len(value)
+            parts[place] = slots[number]
         parts[at], parts[at + 2] = params
         parts[at + 1] = transfer
-        return parts, size + len(params[0]) + len(params[1])
+        return b"".join(parts)
 
 
 class Shape:
@@ -115,7 +116,7 @@ class Shape:
 
     def body(self, leg: legs.Leg, slots: Sequence[Raw | bytes]) -> bytes:
         """As ``bodies.body_of`` makes it of ``continuation.first_request``."""
-        return b"".join(self.template(leg.role).fill(slots, params_of(leg), leg.transfer.encode())[0])
+        return self.template(leg.role).fill(slots, params_of(leg), leg.transfer.encode())
 
     def template(self, role: Role) -> Template:
         """Of the bodies of a role's legs."""
@@ -131,17 +132,18 @@ class Shape:
 class Shapes:
     """Shapes that were seen lately."""
 
-    def __init__(self, *, goes_on: bool) -> None:
-        """``goes_on``: streams go on elsewhere."""
+    def __init__(self, *, goes_on: bool, by: Keyed | None = None) -> None:
+        """``goes_on``: streams go on elsewhere. ``by``: what does as ``keyed`` does."""
+        self._keyed = by or keyed
         self._goes_on = goes_on
-        self._known: dict[tuple[str | bytes, ...], Shape | None] = {}
+        self._known: dict[Key, Shape | None] = {}
         self._looked: tuple[bytes, _Split] | None = None
         """The body that ``known`` has just looked at in vain: ``parse`` will ask for it next."""
 
     def known(self, api: Api, body: bytes) -> bodies.Request | None:
         """As ``parse``, where its shape is known; None elsewhere, also where it is no request."""
         try:
-            split = _split(api, body)
+            split = _split(self._keyed, api, body)
         except Fault:  # ``parse`` says what is wrong
             return None
         shape = None if split.key is None else self._known.get(split.key)
@@ -153,7 +155,7 @@ class Shapes:
     def parse(self, api: Api, body: bytes) -> bodies.Request:
         """As ``bodies.parse``; with its shape from the third request of one on, since most that are rare come once."""
         looked, self._looked = self._looked, None
-        split = looked[1] if looked is not None and looked[0] is body else _split(api, body)
+        split = looked[1] if looked is not None and looked[0] is body else _split(self._keyed, api, body)
         if split.key is None:
             return bodies.checked(api, split.fields)
         shape = self._known.get(split.key)
@@ -171,7 +173,7 @@ class _Split(msgspec.Struct):
     """A body, looked at."""
 
     fields: dict[str, Raw]
-    key: tuple[str | bytes, ...] | None
+    key: Key | None
     """All but the slots; None where that is too much to be kept."""
     names: list[str]
     slots: list[Raw]
@@ -181,22 +183,30 @@ def _of(api: Api, shape: Shape, split: _Split) -> bodies.Request:
     return bodies.Request(api, split.fields, shape.model, shape.stream, shape.skips, None, shape, tuple(split.slots))
 
 
-def _split(api: Api, body: bytes) -> _Split:
+def _split(keyed: Keyed, api: Api, body: bytes) -> _Split:
     fields = bodies.split(body)
-    key: list[str | bytes] = [api, *fields]
+    return _Split(fields, *keyed(api, fields, KINDS, len(body), MAX_BYTES))
+
+
+def keyed(api: str, fields: dict[str, Raw], kinds: dict[str, int], size: int,
+          most: int) -> tuple[Key | None, list[str], list[Raw]]:
+    """All of a body of ``size`` bytes but its slots (None where that is more than ``most`` bytes), their names and values.
+
+    ``kinds``: what may stand in slots: a short whole number, a string, messages of text alone.
+    """
+    values: list[str | bytes] = []
     names: list[str] = []
     slots: list[Raw] = []
-    size = len(body)
     for name, raw in fields.items():
-        plain = _PLAIN.get(name)
-        if plain is not None and plain(raw):
-            key.append(name)
+        kind = kinds.get(name)
+        if kind is not None and _PLAIN[kind](raw):
+            values.append(name)
             names.append(name)
             slots.append(raw)
             size -= len(raw)
         else:
-            key.append(bytes(raw))
-    return _Split(fields, tuple(key) if size <= MAX_BYTES else None, names, slots)
+            values.append(bytes(raw))
+    return (api, *fields, *values) if size <= most else None, names, slots
 
 
 def _plain_number(raw: Raw) -> bool:
@@ -208,13 +218,10 @@ def _plain_text(raw: Raw) -> bool:
 
 
 def _plain_messages(raw: Raw) -> bool:
-    return memoryview(raw)[0] == _LIST and not has_parts(raw)
+    return memoryview(raw)[0] == ord("[") and not has_parts(raw)
 
 
-_PLAIN: dict[str, Callable[[Raw], bool]] = {
-    "max_tokens": _plain_number, "max_completion_tokens": _plain_number, "seed": _plain_number,
-    "prompt": _plain_text, "user": _plain_text, "messages": _plain_messages}
-"""The fields that may be slots, and when a value may stand in one: a short whole number, a string, messages of text."""
+_PLAIN: dict[int, Callable[[Raw], bool]] = {1: _plain_number, 2: _plain_text, 3: _plain_messages}
 
 
 def params_of(leg: legs.Leg) -> Params:
