@@ -171,9 +171,9 @@ def test_only_what_is_plain_is_taken() -> None:
 def test_the_shape_of_a_request_is_found_in_one_call_as_by_python() -> None:
     dice = random.Random(5)
     values = ['"text"', '"a \\"image_url\\" b"', '""', "[]", '[{"role":"user","content":"hi"}]', "[1,2,3]", "7",
-              "123456789", "1234567890", "-1", "1.5", "null", "true", "{}", '[{"content":[{"type":"image_url"}]}]', '[{"type":"file"}]',
-              '[{"role":"thinking"}]', '[{"content":"thinking"}]', '[{"content":"video"}]', '["refusal"]', '["audio',
-              '["file', '"\u00e9"', "[", '"']
+              "123456789", "1234567890", "-1", "1.5", "null", "true", "{}", '[{"content":[{"type":"image_url"}]}]',
+              '[{"type":"file"}]', '[{"role":"thinking"}]', '[{"content":"thinking"}]', '[{"content":"video"}]',
+              '["refusal"]', '["audio', '["file', '"\\u00e9"', "[", '"']
     names = [*shapes.KINDS, "model", "stream", "n", "temperature"]
     seen = set()
     for _ in range(5000):
