@@ -106,6 +106,29 @@ def test_memory_goes_back_with_its_last_view_although_a_peer_has_it_mapped() -> 
     mapping.close()
 
 
+def test_the_late_end_of_a_memory_leaves_alone_the_one_that_another_thread_made_at_its_place() -> None:
+    # The interpreter unmaps a memory without its lock, and tells of its end afterwards.
+    size = 1 << 20
+    old = mapped.make(size)
+    place, name = address_of(old) - HEAD_BYTES, within(old).name
+    later = mapped.make(size)
+    one = mapped._made[within(later).name]
+    mapped._made[one.name] = one._replace(base=place)  # as if it had come to lie there
+    try:
+        later[:] = b"\x07" * size
+        found = mapped.find(place + HEAD_BYTES, size)
+        assert found is not None
+        assert found.name == one.name, "the newest one at that place"
+        del old
+        assert name not in mapped._made
+        assert bytes(later) == b"\x07" * size, "emptied"
+        assert os.fstat(one.fd).st_size == HEAD_BYTES + size, "still open"
+    finally:
+        mapped._made[one.name] = one
+    del later
+    assert one.name not in mapped._made
+
+
 def test_a_forked_child_that_lets_go_of_it_empties_nothing() -> None:
     view = mapped.make(10_000)
     view[:3] = b"abc"

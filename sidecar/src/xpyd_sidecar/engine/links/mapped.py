@@ -47,8 +47,9 @@ class _Made(NamedTuple):
     pid: int
 
 
-_made: Final[dict[int, _Made]] = {}
-"""By where each begins: what addresses mean is a property of the process."""
+_made: Final[dict[bytes, _Made]] = {}
+"""By name, the newest last. Not by where each begins: a memory is unmapped before its end is told, and another thread may
+have made the next one at that place by then."""
 
 
 def make(size: int) -> memoryview:
@@ -69,14 +70,14 @@ def make(size: int) -> memoryview:
     name = secrets.token_bytes(NAME_BYTES)
     memory[:NAME_BYTES] = name
     base = address_of(memoryview(memory))
-    _made[base] = _Made(name, fd, whole, base, os.getpid())
-    weakref.finalize(memory, _over, base).atexit = False  # a peer may still be reading when the interpreter ends
+    _made[name] = _Made(name, fd, whole, base, os.getpid())
+    weakref.finalize(memory, _over, name).atexit = False  # a peer may still be reading when the interpreter ends
     return memoryview(memory)[HEAD_BYTES:]
 
 
-def _over(base: int) -> None:
+def _over(name: bytes) -> None:
     """Nobody here has a view of a memory any more, so nothing in it is on offer."""
-    one = _made.pop(base)
+    one = _made.pop(name)
     if one.pid == os.getpid():  # a child that was forked has let go of its parent's
         _libc.fallocate(one.fd, _PUNCH, ctypes.c_long(0), ctypes.c_long(one.size))
     os.close(one.fd)
@@ -84,7 +85,7 @@ def _over(base: int) -> None:
 
 def find(address: int, size: int) -> Within | None:
     """Where bytes of this process lie, if peers may map that."""
-    for one in tuple(_made.values()):
+    for one in reversed(tuple(_made.values())):
         if one.base <= address and address + size <= one.base + one.size:
             return Within(one.name, one.fd, one.size, address - one.base)
     return None
