@@ -66,6 +66,7 @@ class Core(threading.Thread):
         self.paused = False
         self.held = 0
         self.stopping = threading.Event()
+        self._silent = False
 
     def ask(self, tokens: int) -> None:
         """A request for so many tokens; from any thread."""
@@ -78,6 +79,13 @@ class Core(threading.Thread):
     def resume(self) -> None:
         """Go on."""
         self._wake.put(-2)
+
+    def cut(self) -> None:
+        """Fall silent for ever, and return when it has. Its sockets are closed by the thread that uses them."""
+        self._wake.put(-3)
+        self.join(20.0)
+        if self.is_alive():
+            raise TimeoutError
 
     def stop(self) -> None:
         """Leave when the others do."""
@@ -101,6 +109,8 @@ class Core(threading.Thread):
         try:
             while True:
                 self._take(steps)
+                if self._silent:
+                    return
                 steps.check()
                 if self.left and not self.paused:
                     steps.begin(self.left)
@@ -114,7 +124,8 @@ class Core(threading.Thread):
                 elif self.stopping.is_set() and not self.left and steps.may_leave():
                     return
         finally:
-            steps.close()
+            if not self._silent:
+                steps.close()
 
     def _take(self, steps: Steps) -> None:
         busy = bool(self.left and not self.paused) or steps.busy() or self.stopping.is_set()
@@ -124,6 +135,8 @@ class Core(threading.Thread):
                 self.held = self.pauses
             if not (self.left and not self.paused):
                 self._handle(steps, self._wake.get())  # as vLLM's core does: it does not look again in between
+            if self._silent:
+                return
             steps.link.park(parked=False)
         while not self._wake.empty():
             self._handle(steps, self._wake.get())
@@ -135,6 +148,9 @@ class Core(threading.Thread):
             steps.pause()
         elif word == -2:
             self.paused = False
+        elif word == -3:
+            self._silent = True
+            steps.link.close()
         else:
             self.left += word
 

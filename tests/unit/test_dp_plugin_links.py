@@ -108,9 +108,7 @@ def test_ranks_leave_together(mode: Way) -> None:
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_silent_rank_ends_the_others_with_its_name(mode: Way, dead: int) -> None:
     cores = started(mode, 2, timeout_s=2.0)
-    lost = cores[dead].steps
-    assert lost is not None
-    lost.link.close()
+    cores[dead].cut()
     wait_for(lambda: cores[1 - dead].error is not None)
     error = cores[1 - dead].error
     assert isinstance(error, PeerGone)
@@ -122,9 +120,7 @@ def test_over_several_hosts_a_process_that_ends_is_known_before_the_timeout(mode
     """The other links know by silence alone."""
     for dead in (0, 1):
         cores = started(mode, 2, timeout_s=1000.0)
-        lost = cores[dead].steps
-        assert lost is not None
-        lost.link.close()
+        cores[dead].cut()
         wait_for(lambda cores=cores, dead=dead: cores[1 - dead].error is not None)
         assert isinstance(cores[1 - dead].error, PeerGone)
 
@@ -141,9 +137,7 @@ def test_ranks_on_several_hosts_need_the_key(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_rank_stuck_in_a_step_is_abandoned(mode: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "GRACE_S", 0.2)
     cores = started(mode, 2, timeout_s=1.0)
-    other = cores[1].steps
-    assert other is not None
-    other.link.close()
+    cores[1].cut()
     cores[0].ask(1)  # its forward waits for rank 1 for 20 s
     wait_for(lambda: cores[0].abandoned is not None)
     assert isinstance(cores[0].abandoned, PeerGone)
