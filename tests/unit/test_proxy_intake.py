@@ -188,3 +188,29 @@ def test_the_shape_of_a_request_is_found_in_one_call_as_by_python() -> None:
     assert len(seen) > 8
     with pytest.raises(TypeError):
         intake.keyed("chat", {"prompt": 7}, shapes.KINDS, 10, 10)  # type: ignore[dict-item]
+
+
+class Broken(Echo):
+    """An application with a bug at the door of the straight course."""
+
+    def enter(self, request: HttpRequest, client: object) -> None:
+        raise RuntimeError("a bug")
+
+
+@compiled
+async def test_a_bug_at_the_door_costs_one_request_which_is_answered_once() -> None:
+    app = Broken()
+    server = Server(app, BOUNDS)
+    near = await asyncio.get_running_loop().create_server(lambda: Connection(server), "127.0.0.1", 0)
+    try:
+        reader, writer = await asyncio.open_connection(*near.sockets[0].getsockname())
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+                     b'content-length: 15\r\n\r\n{"prompt":"hi"}')
+        answer = await asyncio.wait_for(reader.read(), 10.0)
+        writer.close()
+    finally:
+        near.close()
+    assert answer.startswith(b"HTTP/1.1 500 ")
+    assert b"connection: close" in answer
+    assert answer.count(b"HTTP/1.1") == 1
+    assert not app.seen, "served as well"

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import hmac
-import logging
 import time
 from collections.abc import Callable
 
@@ -33,8 +32,6 @@ from xpyd_sidecar.proxy.traces import Tracer
 from xpyd_sidecar.routing import paths
 from xpyd_sidecar.routing.faults import Fault, unknown_model
 from xpyd_sidecar.routing.paths import Way
-
-logger = logging.getLogger(__name__)
 
 _JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
@@ -92,13 +89,7 @@ class Paths:
         api = GENERATION.get(request.path)
         if api is None or not self._knows(request.headers):
             return None
-        try:
-            return enter(self._dispatch, client, api, request)
-        except Exception:
-            logger.exception("a request failed inside the router", extra={"request": request.request_id})
-            fault = Fault(500, "the router failed; its log says why", kind="internal_error", code="internal")
-            Reply(client, request.request_id, close=False, old=False, head_only=False).fault(fault)
-            return None
+        return enter(self._dispatch, client, api, request)
 
     def _knows(self, headers: dict[bytes, bytes]) -> bool:
         keys = self._client_keys.keys

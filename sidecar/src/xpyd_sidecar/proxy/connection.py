@@ -173,7 +173,12 @@ class Connection(asyncio.Protocol):
         given = headers.get(b"x-request-id")
         request_id = given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else ids.fresh()
         request = HttpRequest("POST", path, headers, body, request_id, target, None)
-        handler = self.server.application.enter(request, self)
+        try:
+            handler = self.server.application.enter(request, self)
+        except Exception:  # noqa: BLE001 (it is logged there)
+            self._busy = True
+            self._failed(Reply(self, request_id, close=True, old=False, head_only=False))  # something may have been sent
+            return True
         if handler is None:
             self._serve(request, close=False, old=False)
             return True
@@ -410,16 +415,20 @@ class Connection(asyncio.Protocol):
             handler = self.server.application.handle(request, reply)
         except Fault as fault:
             reply.fault(fault)
-        except Exception:
-            logger.exception("a request failed inside the router", extra={"request": request.request_id})
-            if reply.started:
-                self._close()
-            else:
-                reply.fault(Fault(500, "the router failed; its log says why", kind="internal_error", code="internal"))
+        except Exception:  # noqa: BLE001 (it is logged there)
+            self._failed(reply)
         else:
             self._handler = None if reply.done else handler
             if self._handler is not None and self._blocked_at:
                 self._handler.on_pause()
+
+    def _failed(self, reply: Reply) -> None:
+        # In an exception's handler: a bug costs one request, and is told once.
+        logger.exception("a request failed inside the router", extra={"request": reply.request_id})
+        if reply.started:
+            self._close()
+        else:
+            reply.fault(Fault(500, "the router failed; its log says why", kind="internal_error", code="internal"))
 
     def _tell_continue(self) -> None:
         if self._continue and not self._busy and not self._queue:
