@@ -30,7 +30,7 @@ def made_up(dice: random.Random, instances: int) -> StraightRecord:
     return StraightRecord(
         f"r-{dice.random()}", TransferId("ab" * 16), dice.choice(("chat", "completions")),
         InstanceName(f"p{dice.randrange(instances)}"), InstanceName(f"d{dice.randrange(instances)}"), times[0], 1.7e9,
-        times[1], prefilled, begun, ended, ended + 1e-4, tokens, -1 if tokens < 0 else dice.randrange(5000),
+        times[1], prefilled, begun, ended, tokens, -1 if tokens < 0 else dice.randrange(5000),
         dice.randrange(5000), dice.randrange(100_000))
 
 

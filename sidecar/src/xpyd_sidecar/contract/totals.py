@@ -6,6 +6,7 @@ Belongs here: the form and the widths of the buckets. Does not belong here: coun
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import msgspec
 
@@ -22,6 +23,12 @@ def bucket_of(seconds: float) -> int:
     if seconds <= _SHORTEST:
         return 0
     return min(_LAST, 1 + int(_STEPS * math.log2(seconds / _SHORTEST)))
+
+
+def add_buckets(buckets: Buckets, more: Mapping[int, int]) -> None:
+    """Count what others counted."""
+    for bucket, count in more.items():
+        buckets[bucket] = buckets.get(bucket, 0) + count
 
 
 def middle_of(bucket: int) -> float:

@@ -50,7 +50,7 @@ class StraightLine(logs.Ready):
         of = self._of
         return b'"request":%b,"transfer":"%b","api":"%b",%b,"seconds":%b,"first_byte_s":%b,"detail":""' % (
             _encode(of.request_id), of.transfer.encode(), of.api.encode(), _between(of.prefill, of.decode),
-            _encode(round(of.last - of.arrived, 4)), _encode(round(of.begun - of.arrived, 4)))
+            _encode(round(of.ended - of.arrived, 4)), _encode(round(of.begun - of.arrived, 4)))
 
 
 @lru_cache(maxsize=1024)

@@ -261,7 +261,7 @@ class Lane(msgspec.Struct, eq=False):
         assert pair.prefill is not None
         told = StraightRecord(
             self.request_id, self.transfer, self.request.api, pair.prefill.instance, pair.decode.instance, self.arrived,
-            self.arrived_unix, self.opened_s, self.prefilled_s, self.begun_s, ended, ended, tokens, prompt_tokens,
+            self.arrived_unix, self.opened_s, self.prefilled_s, self.begun_s, ended, tokens, prompt_tokens,
             self.prompt_size, self.sent)
         dispatch.closed(self, told)
         if dispatch.access_log:

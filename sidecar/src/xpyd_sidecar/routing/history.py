@@ -13,14 +13,14 @@ Buckets are those of ``contract.totals``, so a percentile is right within 4.5 %.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import islice
 
 import msgspec
 
 from xpyd_sidecar.contract.fleet import FleetFailure, FleetNews, FleetPair, Quantiles
 from xpyd_sidecar.contract.ids import InstanceName, Role
-from xpyd_sidecar.contract.totals import Buckets, bucket_of, middle_of
+from xpyd_sidecar.contract.totals import Buckets, add_buckets, bucket_of, middle_of
 from xpyd_sidecar.routing import summary
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.straight_record import Batch
@@ -161,11 +161,11 @@ class History:
         now.done += len(batch)
         now.tokens += batch.tokens
         now.bytes += batch.bytes
-        _add(now.total, batch.seconds_buckets)
-        _add(now.queue, {bucket_of(0.0): len(batch)})
-        _add(now.ttft, batch.ttft_buckets)
-        _add(now.tpot, batch.tpot_buckets)
-        _add(now.handover, batch.handover_buckets)
+        add_buckets(now.total, batch.seconds_buckets)
+        add_buckets(now.queue, {bucket_of(0.0): len(batch)})
+        add_buckets(now.ttft, batch.ttft_buckets)
+        add_buckets(now.tpot, batch.tpot_buckets)
+        add_buckets(now.handover, batch.handover_buckets)
         served = now.served
         for one, seconds in zip(batch.those, batch.handover, strict=True):
             self._flow(one.prefill, one.decode, seconds)
@@ -237,11 +237,6 @@ def pairs(seconds: Iterable[Second], over_s: float) -> tuple[FleetPair, ...]:
     ordered = sorted(total.items(), key=lambda item: (-item[1].count, item[0]))[:MAX_PAIRS]
     return tuple(FleetPair(prefill, decode, flow.count, round(flow.count / over_s, 4), round(flow.seconds / flow.count, 6))
                  for (prefill, decode), flow in ordered)
-
-
-def _add(buckets: Buckets, more: Mapping[int, int]) -> None:
-    for bucket, count in more.items():
-        buckets[bucket] = buckets.get(bucket, 0) + count
 
 
 def _count(buckets: Buckets, seconds: float) -> None:

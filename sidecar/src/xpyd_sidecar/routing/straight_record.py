@@ -32,8 +32,7 @@ class StraightRecord(msgspec.Struct, eq=False):
     prefilled: float
     begun: float
     ended: float
-    """Of decode's leg."""
-    last: float
+    """Decode's leg, and with it the request."""
     tokens: int
     prompt_tokens: int
     prompt_size: int
@@ -46,7 +45,7 @@ class StraightRecord(msgspec.Struct, eq=False):
                 LegRecord(Role.DECODE, self.decode, 1, self.opened, self.begun, self.ended, "2xx")]
         return Record(
             self.request_id, self.transfer, self.api, True, self.arrived, self.arrived_unix, "ok", 200, first_at=self.begun,
-            last_at=self.last, tokens=self.tokens, prompt_tokens=self.prompt_tokens, prompt_size=self.prompt_size,
+            last_at=self.ended, tokens=self.tokens, prompt_tokens=self.prompt_tokens, prompt_size=self.prompt_size,
             attempt=1, bytes=self.sent, legs=legs)
 
 

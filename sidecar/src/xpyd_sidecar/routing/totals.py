@@ -6,7 +6,7 @@ tokens when it ends. Requests whose answer's tokens the router does not follow a
 
 from __future__ import annotations
 
-from xpyd_sidecar.contract.totals import Buckets, Totals, bucket_of
+from xpyd_sidecar.contract.totals import Buckets, Totals, add_buckets, bucket_of
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.straight_record import Batch
 from xpyd_sidecar.routing.summary import Summary
@@ -55,9 +55,8 @@ class Counting:
                 self._sizes += one.prompt_size
                 self._squares += prompt * prompt
                 self._outputs += output
-        for buckets, more in ((self._ttft, batch.ttft_buckets), (self._tpot, batch.tpot_buckets)):
-            for bucket, count in more.items():
-                buckets[bucket] = buckets.get(bucket, 0) + count
+        add_buckets(self._ttft, batch.ttft_buckets)
+        add_buckets(self._tpot, batch.tpot_buckets)
         self._handovers += len(batch)
         self._handover_s += sum(batch.handover)
 
