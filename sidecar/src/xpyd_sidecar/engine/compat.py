@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
+import time
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
@@ -130,20 +130,26 @@ def kv_heads(config: Any, kv_cache: Any) -> dict[str, int]:
     return out
 
 
-def rest_while(calm: Callable[[], bool]) -> None:
-    """Have this process wait for the other side's messages without looking for them all the time, as long as ``calm()``.
+def rest_while(calm: Callable[[float], bool]) -> None:
+    """Have this process wait for the other side's messages without looking for them all the time, where it may.
 
     vLLM's engine core and its workers yield their processors for a second after each message, before they wait for the
-    notice that comes with every one. A notice that follows another within a millisecond may be dropped (a queue of one,
-    whose room the sender learns of later), so no wait is longer than ``REST_MS``.
+    notice that comes with every one. ``calm(seconds)`` says whether so long after the last message the notice is waited for
+    already. A notice that follows another within a millisecond may be dropped (a queue of one, whose room the sender learns
+    of later), so in that second no wait is longer than ``REST_MS``.
     """
     spin = SpinCondition.wait
 
     def wait(self: SpinCondition, timeout_ms: int | None = None) -> None:
-        if calm():
-            self.last_read = -math.inf
-            timeout_ms = REST_MS if timeout_ms is None else min(timeout_ms, REST_MS)
-        spin(self, timeout_ms)
+        busy, quiet = self.busy_loop_s, time.monotonic() - self.last_read
+        if quiet > busy or not calm(quiet):
+            spin(self, timeout_ms)
+            return
+        self.busy_loop_s = -1.0
+        try:
+            spin(self, REST_MS if timeout_ms is None else min(timeout_ms, REST_MS))
+        finally:
+            self.busy_loop_s = busy
 
     SpinCondition.wait = wait
 

@@ -38,7 +38,7 @@ class XpydConnector(KVConnectorBase_V1):
         if role == KVConnectorRole.SCHEDULER:
             recompute = transfer.kv_load_failure_policy == "recompute"
             self._scheduler = scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute)
-            compat.rest_while(lambda: scheduler.calm)
+            compat.rest_while(scheduler.rests)
 
     @property
     def scheduler(self) -> SchedulerSide:
@@ -61,7 +61,7 @@ class XpydConnector(KVConnectorBase_V1):
         heads = compat.kv_heads(self._vllm_config, self._kv_cache_config)
         self._worker = worker = WorkerSide(self._settings, compat.rank_of(self._vllm_config), kv_caches,
                                            self._kv_cache_config.num_blocks, heads)
-        compat.rest_while(lambda: worker.calm)
+        compat.rest_while(worker.rests)
 
     def get_handshake_metadata(self) -> RankAddress:
         """Where this rank listens, on its way to the scheduler side."""

@@ -14,8 +14,14 @@ _T = TypeVar("_T")
 
 NAP_S: Final = 0.01
 """How late a request that comes meanwhile may be seen: the engine's thread reads no requests in a nap."""
-STEPS: Final = 10
-"""Steps without anything to do before the first nap: what takes milliseconds is waited for as vLLM does."""
+STEPS: Final = 1
+"""Steps without anything to do before the first nap. What is waited for ends a nap at once; and awake, at the beginning of
+a wait and of a load, an engine takes a processor of a small host from prefill.
+"""
+LOOK_S: Final = 0.01
+"""How long a process looks for the next message without a pause before it waits for a notice, where it may: longer than the
+time between two steps of an engine that has work.
+"""
 
 
 class Nap:

@@ -24,7 +24,7 @@ from xpyd_sidecar.engine.carrying import Carrying
 from xpyd_sidecar.engine.control import ControlThread
 from xpyd_sidecar.engine.crew import Crew
 from xpyd_sidecar.engine.hearing import Hearing
-from xpyd_sidecar.engine.nap import Nap
+from xpyd_sidecar.engine.nap import LOOK_S, Nap
 from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, Report
 from xpyd_sidecar.engine.settings import Settings
 from xpyd_sidecar.engine.stats import Stats
@@ -73,8 +73,10 @@ class SchedulerSide:
         port = options.control_port + compat.dp_rank(config) if options.control_port else 0
         self._nap = Nap() if data == 1 else None
         """Ranks that step together do not sleep alone."""
-        self.calm = False
+        self._calm = False
         """The engine takes naps."""
+        self._pushing = False
+        """The step that workers do now computes KV that leaves."""
         self._carrying = Carrying(self._pairing, self._offers)
         self._hearing = Hearing(self._lock, self._pairing, self._offers, self._carrying, self._nap)
         self._control = ControlThread(self._hearing, settings.key, host=settings.host, port=port,
@@ -193,9 +195,17 @@ class SchedulerSide:
             idle = orders.idle and self._pairing.open > 0 and not self._offers.open
         if self._carrying.crew is not None:
             orders.crew = self._carrying.crew.handle()
+        self._pushing = bool(orders.pushes)
         if self._nap is not None:
-            orders.calm = self.calm = self._nap.step(idle=idle, loading=loading)
+            orders.calm = self._calm = self._nap.step(idle=idle, loading=loading)
         return orders
+
+    def rests(self, quiet_s: float) -> bool:
+        """Whether workers' answer, none having come for so long, is waited for instead of looked for.
+
+        A step that computes a prompt takes long. One that makes tokens does not, and would pay for the notice each time.
+        """
+        return self._calm or (self._pushing and quiet_s > LOOK_S)
 
     def _expect(self) -> None:
         """Whose request has no blocks yet, although they were asked for, may have to be kept in the buffer.

@@ -24,6 +24,7 @@ from xpyd_sidecar.engine.bounds import Budget, Staging, Tally
 from xpyd_sidecar.engine.crew import Hand
 from xpyd_sidecar.engine.loading import Loading
 from xpyd_sidecar.engine.memory import Memory
+from xpyd_sidecar.engine.nap import LOOK_S
 from xpyd_sidecar.engine.notes import Forwards, packed, packed_first
 from xpyd_sidecar.engine.place import place
 from xpyd_sidecar.engine.pool import Piece, Pool
@@ -117,6 +118,10 @@ class WorkerSide:
     def pool_made(self) -> bool:
         """Whether there is memory for copies."""
         return self._pool.made
+
+    def rests(self, quiet_s: float) -> bool:
+        """Whether the next step, none having come for so long, is waited for instead of looked for."""
+        return self.calm or quiet_s > LOOK_S
 
     def address(self) -> RankAddress:
         """What the scheduler side needs to know of this rank."""
