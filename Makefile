@@ -289,6 +289,6 @@ bench-kv: $(KV_PEERS)/.installed ## The links beside memcpy, TCP in C, gloo, NIX
 	@unshare --net bash -c 'ip link set lo up && sysctl -qw net.ipv4.tcp_congestion_control=reno && exec "$$@"' _ \
 	  $(BIN)/python bench/kv --raw $(CURDIR)/$(KV_PEERS)/raw --rivals $(CURDIR)/$(KV_PEERS)/venv/bin/python --write
 .PHONY: bench-handover
-bench-handover: $(KV_PEERS)/.installed ## 1P1D and 1P3D beside one engine, two, and vLLM's NixlConnector, into bench/results (16 minutes)
+bench-handover: $(KV_PEERS)/.installed ## 1P1D and 1P3D beside one engine, two, and vLLM's NixlConnector, into bench/results (25 minutes)
 	@PYTHONPATH=tests/support $(BIN)/python bench/handover --nixl $$(echo $(CURDIR)/$(KV_PEERS)/venv/lib/python3.*/site-packages) --write
 # --- end of benchmarks ---

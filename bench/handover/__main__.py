@@ -43,14 +43,14 @@ def dig(value: Any, *path: str) -> Any:
 
 def headline(one: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """The figures that goals are set for; of ratios to one engine the worse of the long prompts."""
-    def worst(stage: dict[str, Any], what: str) -> float | None:
-        found = [dig(stage, "idle_vs_single", "1p1d", str(length), what, "median") for length in LENGTHS
-                 if length >= REFERENCE]
-        return max((value for value in found if value is not None), default=None)
+    def worst(stage: dict[str, Any], what: str, of: str = "median") -> Any:
+        found = [dig(stage, "idle_vs_single", "1p1d", str(length), what) for length in LENGTHS if length >= REFERENCE]
+        return dig(max((one for one in found if one is not None), key=lambda one: one["median"], default=None), of)
 
     idle, steps = ("handover_idle", str(REFERENCE)), "prefill_steps"
     return {
         "ttft_1p1d_vs_single": worst(one, "ttft"),
+        "ttft_1p1d_vs_single_interval": worst(one, "ttft", "interval"),
         "tpot_1p1d_vs_single": worst(one, "tpot"),
         "ttft_1p1d_vs_single_own_processor": worst(own, "ttft"),
         "tpot_1p1d_vs_single_own_processor": worst(own, "tpot"),
@@ -61,10 +61,15 @@ def headline(one: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
         "last_kv_to_decode_vs_transfer": dig(one, *idle, "last_kv_ratio", "median"),
         "handover_vs_transfer_running_8": dig(one, "handover_running_8", "ratio", "median"),
         "put_async_step_overhead": dig(one, steps, "alive", "added_to_leg"),
+        "put_async_step_overhead_interval": dig(one, steps, "alive", "added_to_leg_interval"),
         "put_async_step_overhead_stopped_peer": dig(one, steps, "stopped", "added_to_leg"),
+        "put_async_step_overhead_stopped_peer_interval": dig(one, steps, "stopped", "added_to_leg_interval"),
         "put_async_step_overhead_dead_peer": dig(one, steps, "dead", "added_to_leg"),
+        "put_async_step_overhead_dead_peer_interval": dig(one, steps, "dead", "added_to_leg_interval"),
         "others_step_overhead_stopped_peer": dig(one, steps, "stopped", "added_to_others"),
+        "others_step_overhead_stopped_peer_interval": dig(one, steps, "stopped", "added_to_others_interval"),
         "others_step_overhead_dead_peer": dig(one, steps, "dead", "added_to_others"),
+        "others_step_overhead_dead_peer_interval": dig(one, steps, "dead", "added_to_others_interval"),
     }
 
 

@@ -106,10 +106,13 @@ def by_length(found: dict[str, Rounds]) -> dict[str, Any]:
 
 
 def against(found: dict[str, Rounds], one: str, other: str) -> dict[str, Any]:
-    """Ratios by length."""
-    return {str(length): {"ttft": ratios([s.ttft for s in found[one][length]], [s.ttft for s in found[other][length]]),
-                          "tpot": ratios([s.tpot for s in found[one][length]], [s.tpot for s in found[other][length]])}
-            for length in found[one]}
+    """Ratios by length, of the rounds that both were in: one that was asked less often was left out of the last ones."""
+    out = {}
+    for length in found[one]:
+        seen = list(zip(found[one][length], found[other][length], strict=False))
+        out[str(length)] = {"ttft": ratios([a.ttft for a, _ in seen], [b.ttft for _, b in seen]),
+                            "tpot": ratios([a.tpot for a, _ in seen], [b.tpot for _, b in seen])}
+    return out
 
 
 class Traced:

@@ -46,12 +46,15 @@ PARKED_S = 6.0
 """How long a leg that nobody announces KV for is waited for."""
 REST_S = 1.3
 """vLLM's workers look for work without a pause for a second after the last."""
+OURS_REST_S = 0.1
+"""Those with our connector do so for 10 ms."""
 
 
-def measured_steps(cluster: Cluster, single: Engine, bench: Bench, rest_s: float = 0.0) -> dict[str, Any]:
-    """Prefill's steps; decode is dead after it."""
+def measured_steps(cluster: Cluster, single: Engine, bench: Bench, count: int, rest_s: float) -> dict[str, Any]:
+    """Prefill's steps; decode is dead after it. ``rest_s``: after a request of ours."""
     prefill, decode = cluster.prefill[0].engine, cluster.decode[0].engine
-    return steps.measure(prefill, decode, single, bench.rounds, bench.draw, rest_s=rest_s)
+    rests = {"leg": rest_s, "plain": rest_s, "control": REST_S}
+    return steps.measure(prefill, decode, single, count, bench.draw, rests=rests)
 
 
 class One:
@@ -78,12 +81,19 @@ class One:
                 links = {length: stack.enter_context(Link(length * TOKEN_BYTES, BLOCK)) for length in self._raw}
 
                 async def after(name: str, length: int) -> None:
-                    if name == "1p1d":
-                        await traced.look(length)
-                        if length in links:
-                            self._raw[length].append(await asyncio.to_thread(links[length].seconds))
+                    if name != "1p1d":
+                        await asyncio.sleep(REST_S)
+                        return
+                    await traced.look(length)
+                    if length in links:
+                        self._raw[length].append(await asyncio.to_thread(links[length].seconds))
 
                 found = await bench.in_turns(self._contenders, bench.rounds, session, after)
+                two = {name: self._contenders[name] for name in ("single", "1p1d")}
+                more = await bench.in_turns(two, 2 * bench.rounds, session, after, lengths=tuple(self._raw))
+                for name, rounds in more.items():
+                    for length, seen in rounds.items():
+                        found[name][length] += seen
         print(timeline.text(traced.traces[REFERENCE], 120), flush=True)
         return {"idle": by_length(found), "idle_vs_single": self._versus(found),
                 "handover_idle": {str(length): hand(traced, length, raw) for length, raw in self._raw.items()},
@@ -114,7 +124,8 @@ class One:
 
     async def steps(self) -> dict[str, Any]:
         """Prefill's steps; decode is dead after it."""
-        return {"prefill_steps": await asyncio.to_thread(measured_steps, self._cluster, self._single, self._bench)}
+        return {"prefill_steps": await asyncio.to_thread(measured_steps, self._cluster, self._single, self._bench,
+                                                         5 * self._bench.rounds, OURS_REST_S)}
 
 
 async def stage_one(bench: Bench, parts: Parts, *, second: bool) -> None:
@@ -185,7 +196,7 @@ async def stage_own(bench: Bench, parts: Parts) -> None:
         return {"late": by_length(found), "late_vs_at_once": against(found, "decode_late", "at_once")}
 
     async def prefill() -> dict[str, Any]:
-        return {"prefill_steps": await asyncio.to_thread(measured_steps, cluster, single, bench, REST_S)}
+        return {"prefill_steps": await asyncio.to_thread(measured_steps, cluster, single, bench, 2 * bench.rounds, REST_S)}
 
     async def parked() -> dict[str, Any]:
         return {"parked_processors": await asyncio.to_thread(parked_processors, decode_engine, bench)}

@@ -41,3 +41,12 @@ def test_the_last_kv_may_be_there_before_prefill_has_ended() -> None:
 
 def test_ratios_are_taken_within_a_round() -> None:
     assert figures.ratios([2.0, 30.0, 4.0], [1.0, 10.0, 1.0])["median"] == 3.0
+
+
+def test_the_interval_of_a_median_narrows_with_the_rounds_and_holds_it() -> None:
+    few = [0.9, 1.0, 1.1, 1.2, 0.8]
+    narrow, wide = figures.interval(few * 20), figures.interval(few)
+    assert wide[0] <= narrow[0] <= 1.0 <= narrow[1] <= wide[1]
+    assert wide[1] - wide[0] > narrow[1] - narrow[0]
+    assert figures.interval(few) == wide
+    assert figures.interval([2.0], [4.0]) == [0.5, 0.5]
