@@ -134,15 +134,19 @@ def rest_while(calm: Callable[[float], bool]) -> None:
     """Have this process wait for the other side's messages without looking for them all the time, where it may.
 
     vLLM's engine core and its workers yield their processors for a second after each message, before they wait for the
-    notice that comes with every one. ``calm(seconds)`` says whether so long after the last message the notice is waited for
-    already. A notice that follows another within a millisecond may be dropped (a queue of one, whose room the sender learns
-    of later), so in that second no wait is longer than ``REST_MS``.
+    notice that comes with every one. ``calm(seconds)`` says whether the notice is waited for already, when a message has
+    been looked for so long: what was done between two of them, a step, does not count. A notice that follows another within
+    a millisecond may be dropped (a queue of one, whose room the sender learns of later): no wait in that second is longer
+    than ``REST_MS``.
     """
     spin = SpinCondition.wait
 
     def wait(self: SpinCondition, timeout_ms: int | None = None) -> None:
-        busy, quiet = self.busy_loop_s, time.monotonic() - self.last_read
-        if quiet > busy or not calm(quiet):
+        now, busy = time.monotonic(), self.busy_loop_s
+        read, since = getattr(self, "xpyd_looked", (None, now))
+        if read != self.last_read:
+            read, since = self.xpyd_looked = self.last_read, now
+        if now - self.last_read > busy or not calm(now - since):
             spin(self, timeout_ms)
             return
         self.busy_loop_s = -1.0

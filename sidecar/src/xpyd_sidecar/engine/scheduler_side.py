@@ -200,12 +200,12 @@ class SchedulerSide:
             orders.calm = self._calm = self._nap.step(idle=idle, loading=loading)
         return orders
 
-    def rests(self, quiet_s: float) -> bool:
-        """Whether workers' answer, none having come for so long, is waited for instead of looked for.
+    def rests(self, looked_s: float) -> bool:
+        """Whether workers' answer, which was looked for so long, is waited for now.
 
         A step that computes a prompt takes long. One that makes tokens does not, and would pay for the notice each time.
         """
-        return self._calm or (self._pushing and quiet_s > LOOK_S)
+        return self._calm or (self._pushing and looked_s > LOOK_S)
 
     def _expect(self) -> None:
         """Whose request has no blocks yet, although they were asked for, may have to be kept in the buffer.

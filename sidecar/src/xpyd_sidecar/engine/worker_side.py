@@ -119,9 +119,9 @@ class WorkerSide:
         """Whether there is memory for copies."""
         return self._pool.made
 
-    def rests(self, quiet_s: float) -> bool:
-        """Whether the next step, none having come for so long, is waited for instead of looked for."""
-        return self.calm or quiet_s > LOOK_S
+    def rests(self, looked_s: float) -> bool:
+        """Whether the next step, which was looked for so long, is waited for now."""
+        return self.calm or looked_s > LOOK_S
 
     def address(self) -> RankAddress:
         """What the scheduler side needs to know of this rank."""
