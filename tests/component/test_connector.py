@@ -93,6 +93,23 @@ class TestRecompute:
         pair.wait_empty(pair.p, deadline_s=0.7 * KvOptions().claim_s)
         assert pair.outcomes(pair.p, "send", "aborted") == dropped + 1
 
+    def test_prefill_naps_while_its_copies_wait_for_a_decode_that_does_not_come_and_a_prompt_is_served_meanwhile(
+            self, pair: Pair) -> None:
+        transfer, prompt = new(), tokens(300)
+        expected = pair.plain(prompt)
+        pair.p_leg(tokens(300), transfer).result(60)
+        time.sleep(0.3)
+        pids, asleep = pair.p.group.pids(), time.monotonic()
+        used = processor_s(pids)
+        time.sleep(1.5)
+        share = (processor_s(pids) - used) / (time.monotonic() - asleep)
+        assert pair.p.metric(metrics.SENDS_OPEN) == 1
+        assert share < 0.8, "vLLM's own polling takes 1.5 processors"
+        assert pair.plain(prompt) == expected
+        leg = legs.Leg(legs.VERSION, Role.DECODE, TransferId(transfer), Attempt(1), 30.0)
+        asyncio.run(say_farewell(pair.d, leg))
+        pair.wait_empty(pair.p, deadline_s=0.7 * KvOptions().claim_s)
+
     def test_without_an_announcement_decode_naps_and_computes_at_its_deadline(self, pair: Pair) -> None:
         prompt, began = tokens(300), time.monotonic()
         waited = pair.d_leg(prompt, new(), wait_s=4.0)

@@ -13,18 +13,18 @@ from xpyd_sidecar.engine.nap import STEPS, Inbox, Nap
 
 def napping(one: Nap) -> None:
     """Let it come to its first nap."""
-    assert not any(one.step(idle=True, loading=False) for _ in range(STEPS))
+    assert not any(one.step(idle=True, loading=False, sending=False) for _ in range(STEPS))
 
 
 def test_many_idle_steps_lead_to_naps_and_work_ends_them() -> None:
     one = Nap()
     napping(one)
     began = time.monotonic()
-    assert one.step(idle=True, loading=False)
+    assert one.step(idle=True, loading=False, sending=False)
     assert time.monotonic() - began >= 0.9 * nap.NAP_S
-    assert not one.step(idle=False, loading=False)
+    assert not one.step(idle=False, loading=False, sending=False)
     napping(one)
-    assert one.step(idle=True, loading=False)
+    assert one.step(idle=True, loading=False, sending=False)
 
 
 def test_who_is_woken_looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_who_is_woken_looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = threading.Timer(0.05, one.wake)
     timer.start()
     began = time.monotonic()
-    assert one.step(idle=True, loading=False)
+    assert one.step(idle=True, loading=False, sending=False)
     assert time.monotonic() - began < 30
     timer.join()
 
@@ -45,7 +45,7 @@ def test_what_came_before_a_nap_is_not_slept_over(monkeypatch: pytest.MonkeyPatc
     napping(one)
     one.wake()
     began = time.monotonic()
-    assert one.step(idle=True, loading=False)
+    assert one.step(idle=True, loading=False, sending=False)
     assert time.monotonic() - began < 30
 
 
@@ -54,8 +54,23 @@ def test_while_blocks_come_the_worker_waits_and_not_the_scheduler(monkeypatch: p
     one = Nap()
     napping(one)
     began = time.monotonic()
-    assert one.step(idle=True, loading=True)
+    assert one.step(idle=True, loading=True, sending=False)
     assert time.monotonic() - began < 30
+
+
+def test_copies_that_wait_to_leave_keep_an_engine_awake_for_a_moment_and_then_naps_are_short() -> None:
+    """A peer that is stopped holds them for the length of a lease: no time to spend a processor on."""
+    one = Nap()
+    began = time.monotonic()
+    while not one.step(idle=True, loading=False, sending=True):
+        assert time.monotonic() - began < 30
+    awake = time.monotonic() - began
+    assert awake >= nap.SENDING_S
+    began = time.monotonic()
+    assert one.step(idle=True, loading=False, sending=True)
+    assert 0.9 * nap.SENDING_NAP_S <= time.monotonic() - began < 30
+    assert not one.step(idle=False, loading=False, sending=True)
+    assert not one.step(idle=True, loading=False, sending=True), "what came is over: a moment again"
 
 
 def test_an_inbox_ends_a_nap_with_what_comes() -> None:

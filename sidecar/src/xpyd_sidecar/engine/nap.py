@@ -7,6 +7,7 @@ meanwhile. On a host that engines share, that is time another's prefill computes
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from typing import Final, TypeVar
 
@@ -18,6 +19,12 @@ STEPS: Final = 1
 """Steps without anything to do before the first nap. What is waited for ends a nap at once; and awake, at the beginning of
 a wait and of a load, an engine takes a processor of a small host from prefill.
 """
+SENDING_S: Final = 0.05
+"""How long copies that wait to leave keep an engine awake. A decode that lives takes them sooner; one that is stopped or
+dead holds them until the lease ends.
+"""
+SENDING_NAP_S: Final = 0.005
+"""As ``NAP_S``, where copies wait to leave: a prompt that comes meanwhile is what such an engine is for."""
 LOOK_S: Final = 0.01
 """How long a process looks for the next message without a pause before it waits for a notice, where it may: longer than the
 time between two steps of an engine that has work.
@@ -29,6 +36,8 @@ class Nap:
 
     def __init__(self) -> None:
         self._steps = 0
+        self._since = 0.0
+        """Of the first of them."""
         self._woken = threading.Event()
 
     def wake(self) -> None:
@@ -38,16 +47,23 @@ class Nap:
         """
         self._woken.set()
 
-    def step(self, *, idle: bool, loading: bool) -> bool:
-        """A step was planned. Whether this and many before it were ``idle``; then it may last, and its worker be calm.
+    def step(self, *, idle: bool, loading: bool, sending: bool) -> bool:
+        """A step was planned. Whether this and those before it were ``idle``; then it may last, and its worker be calm.
 
         Sleeps, unless blocks are ``loading``: what ends that wait comes to the worker, which waits for it (``Inbox``).
+        ``sending``: copies wait to leave.
         """
-        self._steps = self._steps + 1 if idle else 0
-        if self._steps <= STEPS:
+        if not idle:
+            self._steps = 0
+            return False
+        now = time.monotonic()
+        if not self._steps:
+            self._since = now
+        self._steps += 1
+        if self._steps <= STEPS or (sending and now - self._since < SENDING_S):
             return False
         if not loading:
-            self._woken.wait(NAP_S)
+            self._woken.wait(SENDING_NAP_S if sending else NAP_S)
             self._woken.clear()
         return True
 

@@ -192,12 +192,13 @@ class SchedulerSide:
                         computed=cached.num_computed_tokens[at] + output.num_scheduled_tokens[name]))
             orders, self._carrying.orders = self._carrying.orders, Orders()
             loading = bool(self._carrying.expected)
-            idle = orders.idle and self._pairing.open > 0 and not self._offers.open
+            sending = self._offers.open > 0 or self._holds()
+            idle = orders.idle and (sending or self._pairing.open > 0)
         if self._carrying.crew is not None:
             orders.crew = self._carrying.crew.handle()
         self._pushing = bool(orders.pushes)
         if self._nap is not None:
-            orders.calm = self._calm = self._nap.step(idle=idle, loading=loading)
+            orders.calm = self._calm = self._nap.step(idle=idle, loading=loading, sending=sending)
         return orders
 
     def rests(self, looked_s: float) -> bool:
@@ -278,7 +279,11 @@ class SchedulerSide:
         with self._lock:
             orders, counted = self._carrying.orders, self._carrying.stats.data
             return bool(self._offers.open or orders.releases or orders.abandons or counted or self._gauges_moved()
-                        or any(levels.get(name) for levels in self._levels.values() for name in HELD))
+                        or self._holds())
+
+    def _holds(self) -> bool:
+        """Whether a worker keeps KV in host memory."""
+        return any(levels.get(name) for levels in self._levels.values() for name in HELD)
 
     def take_stats(self) -> Stats | None:
         """What has been counted since the last call."""
