@@ -130,11 +130,11 @@ def kv_heads(config: Any, kv_cache: Any) -> dict[str, int]:
     return out
 
 
-def rest_while(calm: Callable[[float], bool]) -> None:
+def rest_while(rests: Callable[[float], bool]) -> None:
     """Have this process wait for the other side's messages without looking for them all the time, where it may.
 
     vLLM's engine core and its workers yield their processors for a second after each message, before they wait for the
-    notice that comes with every one. ``calm(seconds)`` says whether the notice is waited for already, when a message has
+    notice that comes with every one. ``rests(seconds)`` says whether the notice is waited for already, when a message has
     been looked for so long: what was done between two of them, a step, does not count. A notice that follows another within
     a millisecond may be dropped (a queue of one, whose room the sender learns of later): no wait in that second is longer
     than ``REST_MS``.
@@ -146,7 +146,7 @@ def rest_while(calm: Callable[[float], bool]) -> None:
         read, since = getattr(self, "xpyd_looked", (None, now))
         if read != self.last_read:
             read, since = self.xpyd_looked = self.last_read, now
-        if now - self.last_read > busy or not calm(now - since):
+        if now - self.last_read > busy or not rests(now - since):
             spin(self, timeout_ms)
             return
         self.busy_loop_s = -1.0

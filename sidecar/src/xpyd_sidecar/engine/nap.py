@@ -15,10 +15,6 @@ _T = TypeVar("_T")
 
 NAP_S: Final = 0.01
 """How late a request that comes meanwhile may be seen: the engine's thread reads no requests in a nap."""
-STEPS: Final = 1
-"""Steps without anything to do before the first nap. What is waited for ends a nap at once; and awake, at the beginning of
-a wait and of a load, an engine takes a processor of a small host from prefill.
-"""
 SENDING_S: Final = 0.05
 """How long copies that wait to leave keep an engine awake. A decode that lives takes them sooner; one that is stopped or
 dead holds them until the lease ends.
@@ -35,9 +31,8 @@ class Nap:
     """Pauses of the thread beside the scheduler. What a peer says ends one at once."""
 
     def __init__(self) -> None:
-        self._steps = 0
-        self._since = 0.0
-        """Of the first of them."""
+        self._since: float | None = None
+        """When the first step without anything to do was planned; None: the latest one had something."""
         self._woken = threading.Event()
 
     def wake(self) -> None:
@@ -54,13 +49,15 @@ class Nap:
         ``sending``: copies wait to leave.
         """
         if not idle:
-            self._steps = 0
+            self._since = None
             return False
         now = time.monotonic()
-        if not self._steps:
+        if self._since is None:
+            # No more than this one: what is waited for ends a nap at once, and awake, at the beginning of a wait and of a
+            # load, an engine takes a processor of a small host from prefill.
             self._since = now
-        self._steps += 1
-        if self._steps <= STEPS or (sending and now - self._since < SENDING_S):
+            return False
+        if sending and now - self._since < SENDING_S:
             return False
         if not loading:
             self._woken.wait(SENDING_NAP_S if sending else NAP_S)
