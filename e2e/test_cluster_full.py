@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from testcluster import build, images, network, remains
+from testcluster import build, images, network, packages, remains
 from testcluster.errors import ClusterError, CommandFailed, InUse
 from testcluster.full import FullCluster
 from testcluster.kubectl import wait_until
@@ -58,6 +58,8 @@ def host_state() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def before() -> dict[str, Any]:
+    """The host's state, with the distribution's packages installed: its own commands read it, and a cluster leaves them."""
+    packages.ensure()
     return host_state()
 
 
