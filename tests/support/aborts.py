@@ -148,19 +148,23 @@ async def abort_real(cluster: Cluster, count: int, seed: int, gone_s: float = GO
 
 
 async def warm_up(cluster: Cluster) -> None:
-    """Ask everything of one completion and one chat once: an engine compiles what it samples with at the first request
-    that needs it, and stands still for many seconds meanwhile."""
-    async def ask(request: Request) -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", cluster.port, limit=1 << 26)
+    """Ask everything of one completion and one chat once, of every engine and through the router.
+
+    An engine compiles what it samples with at the first request that needs it, and stands still for many seconds meanwhile.
+    """
+    async def ask(port: int, request: Request) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 26)
         try:
             writer.write(request_bytes(PATHS[request.api], {"model": "tiny", **request.body}))
-            await read_answer(reader, 120.0)
+            answer = await read_answer(reader, 120.0)
+            assert answer.status == 200, (port, request.name, answer)
         finally:
             writer.transport.abort()
 
     for request in load().requests:
         if request.name.split(":")[0] in {"short", "question"}:
-            await ask(request)
+            for port in (*(one.engine.port for one in cluster.instances), cluster.port):
+                await ask(port, request)
 
 
 def _held(cluster: Cluster) -> dict[str, float]:

@@ -10,8 +10,10 @@ import random
 import resource
 import select
 import socket
+import subprocess
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Iterator
 from types import ModuleType
@@ -218,6 +220,50 @@ def test_a_call_ends_when_another_file_is_ready(way: ModuleType, pair: tuple[soc
         finally:
             stop.set()
             feeder.join()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_reader_leaves_the_processor_that_a_peer_beside_sends_from_and_may_be_there_again_afterwards(
+        way: ModuleType, beside: bool) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    if way is plain or len(allowed) < 2:
+        pytest.skip("never waits" if way is plain else "one processor")
+    here, *others = allowed  # these are kept busy, so that the kernel sees no better place for the reader than the sender's
+    size, ended = 1 << 20, threading.Event()
+    masks: list[set[int]] = []
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as out:
+        taken, _ = server.accept()
+        taken.setblocking(False)
+        scatter = way.Scatter(bytearray(1 << 28), size, 1 << 8, None, 0, 0, False)
+
+        def read() -> None:
+            while not ended.is_set():
+                with contextlib.suppress(BlockingIOError):
+                    scatter.receive(taken.fileno(), bytearray(64), 2, 1, (), -1, beside)
+                masks.append(os.sched_getaffinity(0))
+
+        reader = threading.Thread(target=read)
+        rivals = [subprocess.Popen([sys.executable, "-c", f"import os; os.sched_setaffinity(0, [{one}])\nwhile True: pass"])
+                  for one in others]
+        reader.start()
+        assert reader.native_id is not None
+        os.sched_setaffinity(0, [here])
+        try:
+            seen: set[frozenset[int]] = set()
+            until = time.monotonic() + 10
+            while len(seen) < 2 and time.monotonic() < until and scatter.missing > (size if beside else 200 * size):
+                out.sendall(bytes(4096))
+                seen.add(frozenset(os.sched_getaffinity(reader.native_id)))
+        finally:
+            ended.set()
+            reader.join()
+            os.sched_setaffinity(0, allowed)
+            for rival in rivals:
+                rival.kill()
+                rival.wait()
+            taken.close()
+    assert seen == ({frozenset(allowed), frozenset(others)} if beside else {frozenset(allowed)})
+    assert all(sorted(mask) == allowed for mask in masks), "between two calls it may run wherever it could before"
 
 
 def test_only_frames_and_a_header_may_follow(way: ModuleType, pair: tuple[socket.socket, socket.socket]) -> None:

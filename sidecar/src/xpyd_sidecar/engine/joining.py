@@ -39,6 +39,11 @@ class Joining:
         self._welcome: messages.DataWelcome | None = None
         self._why = ""
 
+    @property
+    def beside(self) -> bool:
+        """Whether prefill has said that it runs on this host."""
+        return self._welcome is not None and self._welcome.near is not None
+
     def said(self, kind: Kind, payload: memoryview) -> tuple[Kind, messages.Body]:
         """Prefill's next word; what to answer.
 

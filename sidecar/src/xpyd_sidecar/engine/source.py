@@ -155,6 +155,7 @@ class Source:
             raise Incompatible(self.link.peer, self._joining.refused)
         if self._joining.settled:
             self._intake.reader = self._joining.reader
+            self.link.beside |= self._joining.beside
             if self._joining.grouped and self._shared.grouping is not None:
                 context = Context(self.link, self._post, self.link.close)
                 self._intake.taker = self._shared.grouping.taker(context, self._intake)

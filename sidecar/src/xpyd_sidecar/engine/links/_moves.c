@@ -2,13 +2,14 @@
  *
  *     Scatter(memory, size, count, ids, stride, offset, cover)    count blocks of size bytes; the nth lies at
  *                                                                 memory + ids[n] * stride + offset; ids None: n * size
- *     Scatter.receive(fd, tail, patience_ms, low, follow, watch)  from a socket; then what follows them, into tail
+ *     Scatter.receive(fd, tail, patience_ms, low, follow, watch, beside)
+ *                                                                 from a socket; then what follows them, into tail
  *     Scatter.read(pid, address, ticket_at, ticket, threads, mapped)
  *                                                                 from a process's memory; mapped: where it lies here, or 0
  *     Scatter.copy(address)                                       from this process's
  *     Scatter.sums()                                              as of sums(), of what has come
  *     sums(data, size)                                            of packed blocks of size bytes, 8 bytes for each piece
- *     receive(fd, tail, patience_ms, low, follow, watch)          the same from the header of the first of follow on
+ *     receive(fd, tail, patience_ms, low, follow, watch, beside)  the same from the header of the first of follow on
  *     send(fd, views, patience_ms, watch)                         into a socket
  *
  * Belongs here: loops over system calls. What a frame is and where blocks belong is said in Python, and `plain` has the same
@@ -24,6 +25,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -40,7 +42,7 @@
 #error "sums are made for little-endian machines"
 #endif
 
-#define REVISION 4 /* the same as in plain.py: one that was built for other files is not loaded */
+#define REVISION 5 /* the same as in plain.py: one that was built for other files is not loaded */
 #define PIECE ((size_t)64 << 10)
 #define PADDED 256
 #define SUMMED ((size_t)256 << 10) /* of one call, where it is summed up while it is still in a core's own cache */
@@ -516,13 +518,14 @@ static int64_t now_us(void)
 /* How long a call may go on: it waits only where nothing else is ready, and ends when something is. */
 typedef struct {
     int fd, watch; /* the socket; an epoll instance that watches it and all others of the thread, or -1 */
+    int beside;    /* its peer is on this host */
     int64_t patience, began, until, look;
 } Turn;
 
-static Turn begin(int fd, int watch, int patience)
+static Turn begin(int fd, int watch, int patience, int beside)
 {
     int64_t now = patience > 0 ? now_us() : 0;
-    return (Turn){fd, watch, patience * 1000, now, now + patience * 1000, now + LOOK_US};
+    return (Turn){fd, watch, beside, patience * 1000, now, now + patience * 1000, now + LOOK_US};
 }
 
 static int others(const Turn *turn)
@@ -555,6 +558,38 @@ static int ready_soon(Turn *turn, short events)
     return now_us() < turn->until && poll(&ready, 1, 1) > 0 && !others(turn);
 }
 
+/* Where this thread may run, if that was narrowed for the time of a call. */
+typedef struct {
+    cpu_set_t all;
+    int narrowed;
+} Home;
+
+/* After a wait for a peer beside: a packet of this host is handed over on the processor that its sender runs on, and the kernel
+ * likes to wake its reader there. Then each of the two waits for the other, on one processor; so the reader goes elsewhere.
+ */
+static void go_elsewhere(Home *home, int fd)
+{
+    int from = -1;
+    socklen_t size = sizeof from;
+    if (getsockopt(fd, SOL_SOCKET, SO_INCOMING_CPU, &from, &size) < 0 || from < 0 || from != sched_getcpu())
+        return;
+    if (!home->narrowed && sched_getaffinity(0, sizeof home->all, &home->all) < 0)
+        return; /* more processors than the set has room for */
+    cpu_set_t elsewhere = home->all;
+    CPU_CLR((size_t)from, &elsewhere);
+    if (CPU_COUNT(&elsewhere) && sched_setaffinity(0, sizeof elsewhere, &elsewhere) == 0)
+        home->narrowed = 1;
+}
+
+/* At the end of a call. Keeps errno. */
+static void come_home(const Home *home)
+{
+    int code = errno;
+    if (home->narrowed)
+        sched_setaffinity(0, sizeof home->all, &home->all);
+    errno = code;
+}
+
 typedef struct {
     const char *head; /* what its header begins with */
     Scatter *scatter;
@@ -571,6 +606,7 @@ static ssize_t pull(Scatter *self, Turn turn, char *tail, size_t room, const Fra
 {
     Scatter *first = self ? self : next->scatter;
     Hot hot = {first->cover ? hot_memory() : NULL, self ? self->done : 0};
+    Home home = {.narrowed = 0};
     ssize_t all = 0, got = 0;
     size_t in_tail = 0;
     for (;;) {
@@ -603,8 +639,11 @@ static ssize_t pull(Scatter *self, Turn turn, char *tail, size_t room, const Fra
             int low = missing < WAKE ? 1 : missing > 2 * WAKE ? WAKE : first->low; /* the end of a frame would not wake */
             if (low != first->low && setsockopt(turn.fd, SOL_SOCKET, SO_RCVLOWAT, &low, sizeof low) == 0)
                 first->low = low;
-            if (ready_soon(&turn, POLLIN))
+            if (ready_soon(&turn, POLLIN)) {
+                if (turn.beside)
+                    go_elsewhere(&home, turn.fd);
                 continue;
+            }
             errno = EAGAIN;
         }
         if (got <= 0)
@@ -625,6 +664,7 @@ static ssize_t pull(Scatter *self, Turn turn, char *tail, size_t room, const Fra
     if (self && through(&hot, self))
         cool(&hot, self, 1);
     fence();
+    come_home(&home);
     return all ? all : got;
 }
 
@@ -654,10 +694,10 @@ wrong:
 
 static PyObject *receive(Scatter *self, PyObject *args)
 {
-    int fd, patience, low, watch = -1;
+    int fd, patience, low, watch = -1, beside = 0;
     Py_buffer tail;
     PyObject *follow;
-    if (!PyArg_ParseTuple(args, "iw*iiO!|i", &fd, &tail, &patience, &low, &PyTuple_Type, &follow, &watch))
+    if (!PyArg_ParseTuple(args, "iw*iiO!|ip", &fd, &tail, &patience, &low, &PyTuple_Type, &follow, &watch, &beside))
         return NULL;
     Frame next[FOLLOW];
     char taken[FOLLOW * HEADER];
@@ -679,7 +719,7 @@ static PyObject *receive(Scatter *self, PyObject *args)
     int code;
     (self ? self : next->scatter)->low = low;
     Py_BEGIN_ALLOW_THREADS
-    got = pull(self, begin(fd, watch, patience), tail.buf, (size_t)tail.len, next, (size_t)many, taken, &took);
+    got = pull(self, begin(fd, watch, patience, beside), tail.buf, (size_t)tail.len, next, (size_t)many, taken, &took);
     code = errno;
     Py_END_ALLOW_THREADS
     PyBuffer_Release(&tail);
@@ -922,7 +962,7 @@ static PyObject *moves_send(PyObject *module, PyObject *args)
     ssize_t sent;
     int code;
     Py_BEGIN_ALLOW_THREADS
-    sent = push(begin(fd, watch, patience), from, (size_t)many);
+    sent = push(begin(fd, watch, patience, 0), from, (size_t)many);
     code = errno;
     Py_END_ALLOW_THREADS
     result = sent < 0 ? failure(code) : PyLong_FromSsize_t(sent);

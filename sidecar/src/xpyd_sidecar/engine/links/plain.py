@@ -13,7 +13,7 @@ import numpy as np
 
 from xpyd_sidecar.kv import frames
 
-REVISION: Final = 4
+REVISION: Final = 5
 """Of ``_moves``, which is not loaded when it was built for other files."""
 RUNS_MAX: Final = 512
 """Pieces of one call; the kernel takes 1,024 at once."""
@@ -49,18 +49,19 @@ class Scatter:
         self._per_block = -(-size // frames.SUM_BYTES)
 
     def receive(self, fd: int, tail: Any, patience_ms: int, low: int, follow: tuple[Any, ...],  # noqa: PLR0917  # as above
-                watch: int = -1, /) -> tuple[int, bytes]:
+                watch: int = -1, beside: bool = False, /) -> tuple[int, bytes]:
         """Read once from a socket, without waiting: the blocks, and what follows them into ``tail``. Bytes of both.
 
         ``patience_ms``: wait so long for more, if need be (here: not); ``low``: as ``self.low``. 0: the peer has closed.
         ``follow``: what the headers of the next frames begin with (``frames.known``) and their places, one after the other.
         What comes of them is received, too; the headers of those that were begun are returned (here: none is).
-        ``watch``: an epoll instance; the call ends early when it has another file ready.
+        ``watch``: an epoll instance; the call ends early when it has another file ready. ``beside``: the peer is on this
+        host, so a call that waits keeps this thread off the processor that the peer sends from (here: none waits).
 
         Raises:
             OSError: as of recvmsg(2).
         """
-        del patience_ms, follow, watch
+        del patience_ms, follow, watch, beside
         self.low = low
         views, bytes_ = self._stretch()
         if bytes_ == self.missing:
@@ -135,13 +136,13 @@ def sums(data: Any, size: int, /) -> bytes:
 
 
 def receive(fd: int, tail: Any, patience_ms: int, low: int,  # noqa: PLR0917  # as the compiled one
-            follow: tuple[Any, ...], watch: int = -1, /) -> tuple[int, bytes]:
+            follow: tuple[Any, ...], watch: int = -1, beside: bool = False, /) -> tuple[int, bytes]:
     """As ``Scatter.receive``, from the header of the first of ``follow`` on (here: no more than into ``tail``).
 
     Raises:
         OSError: as of read(2).
     """
-    del patience_ms, watch
+    del patience_ms, watch, beside
     follow[1].low = low
     return os.readv(fd, [tail]), b""
 

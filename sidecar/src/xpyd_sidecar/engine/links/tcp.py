@@ -118,6 +118,8 @@ class Connection:
         self.peer = peer
         self.last_in = self.last_out = time.monotonic()
         self.connecting = connecting
+        self.beside = False
+        """Whether the peer is on this host: reading then keeps away from the processor that it sends from."""
         self._loop = loop
         self._sock = sock
         self._owner = owner
@@ -233,6 +235,8 @@ class Connection:
                 self.close(PeerGone(self.peer, f"cannot connect: {os.strerror(code)}"))
                 return
             self.connecting = False
+            with contextlib.suppress(OSError):  # closed already: met again by the read
+                self.beside = self._sock.getsockname()[0] == self._sock.getpeername()[0]
             self.last_in = time.monotonic()
         self._inside = True
         try:
@@ -348,7 +352,8 @@ class Connection:
                 self._follow = place.after(self._trust)
             follow = tuple(part for one in self._follow for part in (one.head, one.place.scatter)) if patience else ()
             receive = place.scatter.receive if self._header is not None else moves.receive
-            got, heads = receive(self._sock.fileno(), self._raw_view, patience, self._low, follow, self._loop.watch_fd)
+            got, heads = receive(self._sock.fileno(), self._raw_view, patience, self._low, follow, self._loop.watch_fd,
+                                 self.beside)
             self._low = place.scatter.low
             return got, heads
         finally:
