@@ -398,6 +398,7 @@ class Peer:
             self._reject(Outcome.INCOMPATIBLE, str(error))
             raise Incompatible(self.link.peer, str(error)) from None
         self._accepted = True
+        self.link.beside |= near is not None
         proof = proofs.prove(me.key, "prefill", terms)
         self.say(Kind.WELCOME, NO_TRANSFER, messages.DataWelcome(proof, near, reason, self.way.gpu))
 

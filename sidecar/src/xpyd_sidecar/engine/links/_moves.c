@@ -10,7 +10,7 @@
  *     Scatter.sums()                                              as of sums(), of what has come
  *     sums(data, size)                                            of packed blocks of size bytes, 8 bytes for each piece
  *     receive(fd, tail, patience_ms, low, follow, watch, beside)  the same from the header of the first of follow on
- *     send(fd, views, patience_ms, watch)                         into a socket
+ *     send(fd, views, patience_ms, watch, beside)                 into a socket
  *
  * Belongs here: loops over system calls. What a frame is and where blocks belong is said in Python, and `plain` has the same
  * in Python alone. The sum of a piece (at most 64 KiB of one block) is XXH3_64 with its default secret and seed 0
@@ -564,19 +564,20 @@ typedef struct {
     int narrowed;
 } Home;
 
-/* After a wait for a peer beside: a packet of this host is handed over on the processor that its sender runs on, and the kernel
- * likes to wake its reader there. Then each of the two waits for the other, on one processor; so the reader goes elsewhere.
+/* After a wait for a peer beside: what it sends, and what it acknowledges, is handed over on the processor that it runs on, and
+ * the kernel likes to wake who waits for it there. Then each of the two waits for the other, on one processor. So a reader leaves
+ * it, and a writer does so when it was brought there from another one (`before`, else -1).
  */
-static void go_elsewhere(Home *home, int fd)
+static void go_elsewhere(Home *home, int fd, int before)
 {
-    int from = -1;
+    int from = -1, here = sched_getcpu();
     socklen_t size = sizeof from;
-    if (getsockopt(fd, SOL_SOCKET, SO_INCOMING_CPU, &from, &size) < 0 || from < 0 || from != sched_getcpu())
+    if (here < 0 || here == before || getsockopt(fd, SOL_SOCKET, SO_INCOMING_CPU, &from, &size) < 0 || from != here)
         return;
     if (!home->narrowed && sched_getaffinity(0, sizeof home->all, &home->all) < 0)
         return; /* more processors than the set has room for */
     cpu_set_t elsewhere = home->all;
-    CPU_CLR((size_t)from, &elsewhere);
+    CPU_CLR((size_t)here, &elsewhere);
     if (CPU_COUNT(&elsewhere) && sched_setaffinity(0, sizeof elsewhere, &elsewhere) == 0)
         home->narrowed = 1;
 }
@@ -641,7 +642,7 @@ static ssize_t pull(Scatter *self, Turn turn, char *tail, size_t room, const Fra
                 first->low = low;
             if (ready_soon(&turn, POLLIN)) {
                 if (turn.beside)
-                    go_elsewhere(&home, turn.fd);
+                    go_elsewhere(&home, turn.fd, -1);
                 continue;
             }
             errno = EAGAIN;
@@ -910,19 +911,24 @@ static PyObject *moves_sums(PyObject *module, PyObject *args)
 /* Bytes sent; -1 with errno. */
 static ssize_t push(Turn turn, struct iovec *from, size_t many)
 {
-    ssize_t all = 0;
+    Home home = {.narrowed = 0};
+    ssize_t all = 0, sent = 0;
     while (many) {
         struct msghdr message = {.msg_iov = from, .msg_iovlen = many};
-        ssize_t sent = sendmsg(turn.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+        sent = sendmsg(turn.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
         if (sent < 0 && errno == EINTR)
             continue;
         if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK) && turn.patience > 0) {
-            if (ready_soon(&turn, POLLOUT))
+            int before = sched_getcpu();
+            if (ready_soon(&turn, POLLOUT)) {
+                if (turn.beside)
+                    go_elsewhere(&home, turn.fd, before);
                 continue;
+            }
             errno = EAGAIN;
         }
         if (sent < 0)
-            return all ? all : sent;
+            break;
         all += sent;
         for (size_t left = (size_t)sent; many && left >= from->iov_len; from++, many--)
             left -= from->iov_len, sent -= (ssize_t)from->iov_len;
@@ -931,17 +937,18 @@ static ssize_t push(Turn turn, struct iovec *from, size_t many)
             from->iov_len -= (size_t)sent;
         }
         if (!go_on(&turn))
-            return all;
+            break;
     }
-    return all;
+    come_home(&home);
+    return all ? all : sent;
 }
 
 static PyObject *moves_send(PyObject *module, PyObject *args)
 {
-    int fd, patience, watch = -1;
+    int fd, patience, watch = -1, beside = 0;
     PyObject *views;
     (void)module;
-    if (!PyArg_ParseTuple(args, "iOi|i", &fd, &views, &patience, &watch))
+    if (!PyArg_ParseTuple(args, "iOi|ip", &fd, &views, &patience, &watch, &beside))
         return NULL;
     Py_buffer held[64];
     struct iovec from[64];
@@ -962,7 +969,7 @@ static PyObject *moves_send(PyObject *module, PyObject *args)
     ssize_t sent;
     int code;
     Py_BEGIN_ALLOW_THREADS
-    sent = push(begin(fd, watch, patience, 0), from, (size_t)many);
+    sent = push(begin(fd, watch, patience, beside), from, (size_t)many);
     code = errno;
     Py_END_ALLOW_THREADS
     result = sent < 0 ? failure(code) : PyLong_FromSsize_t(sent);

@@ -56,7 +56,7 @@ class Scatter:
         ``follow``: what the headers of the next frames begin with (``frames.known``) and their places, one after the other.
         What comes of them is received, too; the headers of those that were begun are returned (here: none is).
         ``watch``: an epoll instance; the call ends early when it has another file ready. ``beside``: the peer is on this
-        host, so a call that waits keeps this thread off the processor that the peer sends from (here: none waits).
+        host, so a call that waits keeps this thread off the processor that the peer works on (here: none waits).
 
         Raises:
             OSError: as of recvmsg(2).
@@ -147,15 +147,15 @@ def receive(fd: int, tail: Any, patience_ms: int, low: int,  # noqa: PLR0917  # 
     return os.readv(fd, [tail]), b""
 
 
-def send(fd: int, views: Sequence[Any], patience_ms: int, watch: int = -1, /) -> int:
+def send(fd: int, views: Sequence[Any], patience_ms: int, watch: int = -1, beside: bool = False, /) -> int:
     """Write once into a socket, without waiting; how many bytes it took.
 
-    ``patience_ms``: wait so long for more room, if need be (here: not); ``watch``: as of ``Scatter.receive``.
+    ``patience_ms``: wait so long for more room, if need be (here: not); ``watch``, ``beside``: as of ``Scatter.receive``.
 
     Raises:
         OSError: as of sendmsg(2).
     """
-    del patience_ms, watch
+    del patience_ms, watch, beside
     return os.writev(fd, views)
 
 

@@ -118,8 +118,8 @@ class Connection:
         self.peer = peer
         self.last_in = self.last_out = time.monotonic()
         self.connecting = connecting
-        self.beside = False
-        """Whether the peer is on this host: reading then keeps away from the processor that it sends from."""
+        self.beside = not connecting and _beside(sock)
+        """Whether the peer is on this host: a call then keeps away from the processor that it works on."""
         self._loop = loop
         self._sock = sock
         self._owner = owner
@@ -235,8 +235,7 @@ class Connection:
                 self.close(PeerGone(self.peer, f"cannot connect: {os.strerror(code)}"))
                 return
             self.connecting = False
-            with contextlib.suppress(OSError):  # closed already: met again by the read
-                self.beside = self._sock.getsockname()[0] == self._sock.getpeername()[0]
+            self.beside = _beside(self._sock)
             self.last_in = time.monotonic()
         self._inside = True
         try:
@@ -277,7 +276,7 @@ class Connection:
                     views.append(self._view(len(views)))
                     size += len(views[-1])
                 sent = moves.send(self._sock.fileno(), views, PATIENCE_MS if self._loop.alone else 0,
-                                  self._loop.watch_fd)
+                                  self._loop.watch_fd, self.beside)
                 self.last_out = time.monotonic()
                 moved += sent
                 self._sent(sent)
@@ -443,6 +442,15 @@ class TcpLink:
 def _header(key: Key, part: Blocks, *, cover: bool) -> bytes:
     return frames.encode(Kind.DATA, key, part.data, region=part.region, first=part.first, blocks=part.blocks, cover=cover,
                          known=part.total() if cover else None)
+
+
+def _beside(sock: socket.socket) -> bool:
+    """Whether both ends have one address. Pods of one node do not; they find it out at the handshake."""
+    try:
+        ours, theirs = sock.getsockname(), sock.getpeername()
+    except OSError:  # closed again: met by the next read
+        return False
+    return bool(ours and theirs and ours[0] == theirs[0])
 
 
 def tune(sock: socket.socket) -> None:
