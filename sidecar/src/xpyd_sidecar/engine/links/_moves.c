@@ -11,6 +11,7 @@
  *     sums(data, size)                                            of packed blocks of size bytes, 8 bytes for each piece
  *     receive(fd, tail, patience_ms, low, follow, watch, beside)  the same from the header of the first of follow on
  *     send(fd, views, patience_ms, watch, beside)                 into a socket
+ *     leave(fd), come_home()                                      off the processor of a peer on this host, and back
  *
  * Belongs here: loops over system calls. What a frame is and where blocks belong is said in Python, and `plain` has the same
  * in Python alone. The sum of a piece (at most 64 KiB of one block) is XXH3_64 with its default secret and seed 0
@@ -558,37 +559,28 @@ static int ready_soon(Turn *turn, short events)
     return now_us() < turn->until && poll(&ready, 1, 1) > 0 && !others(turn);
 }
 
-/* Where this thread may run, if that was narrowed for the time of a call. */
-typedef struct {
+/* Where this thread may run, if that is narrowed now. */
+static _Thread_local struct {
     cpu_set_t all;
     int narrowed;
-} Home;
+} home;
 
-/* After a wait for a peer beside: what it sends, and what it acknowledges, is handed over on the processor that it runs on, and
- * the kernel likes to wake who waits for it there. Then each of the two waits for the other, on one processor. So a reader leaves
- * it, and a writer does so when it was brought there from another one (`before`, else -1).
+/* What a peer beside sends, and what it acknowledges, is handed over on the processor that it runs on, and the kernel likes to
+ * wake who waits for it there. Then each of the two waits for the other, on one processor. So who has waited leaves it; a writer
+ * only if it was brought there from another one (`before`, else -1).
  */
-static void go_elsewhere(Home *home, int fd, int before)
+static void go_elsewhere(int fd, int before)
 {
     int from = -1, here = sched_getcpu();
     socklen_t size = sizeof from;
     if (here < 0 || here == before || getsockopt(fd, SOL_SOCKET, SO_INCOMING_CPU, &from, &size) < 0 || from != here)
         return;
-    if (!home->narrowed && sched_getaffinity(0, sizeof home->all, &home->all) < 0)
+    if (!home.narrowed && sched_getaffinity(0, sizeof home.all, &home.all) < 0)
         return; /* more processors than the set has room for */
-    cpu_set_t elsewhere = home->all;
+    cpu_set_t elsewhere = home.all;
     CPU_CLR((size_t)here, &elsewhere);
     if (CPU_COUNT(&elsewhere) && sched_setaffinity(0, sizeof elsewhere, &elsewhere) == 0)
-        home->narrowed = 1;
-}
-
-/* At the end of a call. Keeps errno. */
-static void come_home(const Home *home)
-{
-    int code = errno;
-    if (home->narrowed)
-        sched_setaffinity(0, sizeof home->all, &home->all);
-    errno = code;
+        home.narrowed = 1;
 }
 
 typedef struct {
@@ -607,7 +599,6 @@ static ssize_t pull(Scatter *self, Turn turn, char *tail, size_t room, const Fra
 {
     Scatter *first = self ? self : next->scatter;
     Hot hot = {first->cover ? hot_memory() : NULL, self ? self->done : 0};
-    Home home = {.narrowed = 0};
     ssize_t all = 0, got = 0;
     size_t in_tail = 0;
     for (;;) {
@@ -642,7 +633,7 @@ static ssize_t pull(Scatter *self, Turn turn, char *tail, size_t room, const Fra
                 first->low = low;
             if (ready_soon(&turn, POLLIN)) {
                 if (turn.beside)
-                    go_elsewhere(&home, turn.fd, -1);
+                    go_elsewhere(turn.fd, -1);
                 continue;
             }
             errno = EAGAIN;
@@ -665,7 +656,6 @@ static ssize_t pull(Scatter *self, Turn turn, char *tail, size_t room, const Fra
     if (self && through(&hot, self))
         cool(&hot, self, 1);
     fence();
-    come_home(&home);
     return all ? all : got;
 }
 
@@ -911,7 +901,6 @@ static PyObject *moves_sums(PyObject *module, PyObject *args)
 /* Bytes sent; -1 with errno. */
 static ssize_t push(Turn turn, struct iovec *from, size_t many)
 {
-    Home home = {.narrowed = 0};
     ssize_t all = 0, sent = 0;
     while (many) {
         struct msghdr message = {.msg_iov = from, .msg_iovlen = many};
@@ -922,7 +911,7 @@ static ssize_t push(Turn turn, struct iovec *from, size_t many)
             int before = sched_getcpu();
             if (ready_soon(&turn, POLLOUT)) {
                 if (turn.beside)
-                    go_elsewhere(&home, turn.fd, before);
+                    go_elsewhere(turn.fd, before);
                 continue;
             }
             errno = EAGAIN;
@@ -939,7 +928,6 @@ static ssize_t push(Turn turn, struct iovec *from, size_t many)
         if (!go_on(&turn))
             break;
     }
-    come_home(&home);
     return all ? all : sent;
 }
 
@@ -979,7 +967,32 @@ end:
     return result;
 }
 
+static PyObject *moves_leave(PyObject *module, PyObject *args)
+{
+    int fd;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "i", &fd))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    go_elsewhere(fd, -1);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *moves_come_home(PyObject *module, PyObject *unused)
+{
+    (void)module;
+    (void)unused;
+    if (home.narrowed) {
+        sched_setaffinity(0, sizeof home.all, &home.all);
+        home.narrowed = 0;
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"leave", moves_leave, METH_VARARGS, NULL},
+    {"come_home", moves_come_home, METH_NOARGS, NULL},
     {"sums", moves_sums, METH_VARARGS, NULL},
     {"receive", moves_receive, METH_VARARGS, NULL},
     {"send", moves_send, METH_VARARGS, NULL},

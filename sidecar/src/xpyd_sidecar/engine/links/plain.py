@@ -56,7 +56,7 @@ class Scatter:
         ``follow``: what the headers of the next frames begin with (``frames.known``) and their places, one after the other.
         What comes of them is received, too; the headers of those that were begun are returned (here: none is).
         ``watch``: an epoll instance; the call ends early when it has another file ready. ``beside``: the peer is on this
-        host, so a call that waits keeps this thread off the processor that the peer works on (here: none waits).
+        host, so after a wait this thread leaves the processor that the peer works on, as by ``leave`` (here: none waits).
 
         Raises:
             OSError: as of recvmsg(2).
@@ -157,6 +157,17 @@ def send(fd: int, views: Sequence[Any], patience_ms: int, watch: int = -1, besid
     """
     del patience_ms, watch, beside
     return os.writev(fd, views)
+
+
+def leave(fd: int, /) -> None:
+    """After a wait for ``fd``, whose peer is on this host: leave the processor that the peer works on (here: stay).
+
+    The kernel likes to wake a thread where that runs which it waits for, and then each of the two waits for the other.
+    """
+
+
+def come_home() -> None:
+    """May run again wherever this thread could before ``leave``, or before a call with ``beside``."""
 
 
 def _read(pid: int, into: Sequence[memoryview], address: int, many: int,  # noqa: PLR0917  # as the system call has them

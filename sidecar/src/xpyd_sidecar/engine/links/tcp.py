@@ -119,7 +119,7 @@ class Connection:
         self.last_in = self.last_out = time.monotonic()
         self.connecting = connecting
         self.beside = not connecting and _beside(sock)
-        """Whether the peer is on this host: a call then keeps away from the processor that it works on."""
+        """Whether the peer is on this host: a turn then keeps away from the processor that it works on."""
         self._loop = loop
         self._sock = sock
         self._owner = owner
@@ -172,6 +172,8 @@ class Connection:
             with contextlib.suppress(OSError):
                 self._sent(self._sock.sendmsg([self._view(at)[:START_BYTES] for at in range(min(2, len(self._out)))]))
                 self.last_out = time.monotonic()
+            if not self._inside:
+                self._watch()
 
     def expect(self, begin: Callable[[int], list[Expected]]) -> None:
         """Frames were asked for, and begin so: their places are made while the peer makes them ready."""
@@ -238,6 +240,8 @@ class Connection:
             self.beside = _beside(self._sock)
             self.last_in = time.monotonic()
         self._inside = True
+        if self.beside and events & selectors.EVENT_READ:
+            moves.leave(self._sock.fileno())
         try:
             if events & selectors.EVENT_WRITE:
                 self._turn(self._write)
@@ -248,6 +252,7 @@ class Connection:
                 self._turn(self._write)
         finally:
             self._inside = False
+            moves.come_home()
         self._watch()
 
     def _turn(self, action: Callable[[], None]) -> None:
