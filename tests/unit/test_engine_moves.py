@@ -321,6 +321,41 @@ def test_a_process_is_read_while_its_ticket_holds(way: ModuleType, size: int, co
         read(b"t" * 32, pid=2 ** 22 + 1)
 
 
+def test_a_helper_that_comes_late_writes_nothing_and_ends(way: ModuleType) -> None:
+    """Its processors are taken: it begins in the middle of a call, or when that is over and its memory is another's."""
+    if way is plain:
+        pytest.skip("has none")
+    size, count, ticket = 1 << 16, 64, ctypes.create_string_buffer(b"t" * 32, 32)
+    data = ctypes.create_string_buffer(content(size * count), size * count)
+    memory, where, before = bytearray(size * count), ctypes.addressof(data), threads_here()
+    rivals = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    try:
+        for turn in range(100):
+            scatter = way.Scatter(memory, size, count, None, 0, 0, True)
+            assert scatter.read(os.getpid(), where, ctypes.addressof(ticket), b"t" * 32, 2, where if turn % 2 else 0)
+            assert scatter.sums() == frames.sums(data.raw, size)
+            del scatter
+            assert memory == data.raw
+            memory[:] = bytes(len(memory))
+            if turn % 10 == 0:
+                time.sleep(0.01)
+                assert not any(memory)
+            assert threads_here() <= before + 4
+    finally:
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    deadline = time.monotonic() + 10
+    while threads_here() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threads_here() <= before
+    assert not any(memory)
+
+
+def threads_here() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
 def test_copies_of_any_length_and_alignment_are_whole_and_summed_up_as_they_are(way: ModuleType) -> None:
     """Past the caches where the place allows it, through them elsewhere; not a byte beside the blocks is touched."""
     draw = random.Random(5)

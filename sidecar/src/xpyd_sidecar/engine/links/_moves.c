@@ -59,6 +59,8 @@
 #define TICKET 32
 #define ACROSS ((size_t)4 << 10) /* less is copied through the caches */
 #define SPLIT ((size_t)512 << 10) /* less is not worth a thread */
+#define BATCH ((size_t)256 << 10) /* of it, what a thread takes at a time */
+#define HELPERS 4
 
 /* ---- XXH3_64, inputs above 240 bytes */
 
@@ -728,32 +730,55 @@ static PyObject *moves_receive(PyObject *module, PyObject *args)
     return receive(NULL, args);
 }
 
+/* One reading of another process's memory, by the thread that was asked to and perhaps a helper: each takes a batch of pieces
+ * that nobody has taken. So it does not matter when the helper begins, and nobody waits for one that has not begun: it finds
+ * nothing to take, and lets go of this. Guarded by `lock` from `next` on.
+ */
 typedef struct {
-    Scatter *self;
-    size_t first, end; /* pieces */
+    Scatter *self; /* used only with a batch that was taken: the call waits for who has one */
     pid_t pid;
     uint64_t address, ticket_at;
-    const char *ticket;
+    char ticket[TICKET];
     const unsigned char *mapped; /* where what lies at `address` lies here, or NULL */
+    size_t pieces, batch;
+    pthread_mutex_t lock;
+    pthread_cond_t over;
+    size_t next; /* the first piece that nobody has taken */
+    int inside;  /* whether the helper has one */
+    int owners;
     int code; /* 0; an errno; -1: the ticket is another */
 } Reading;
 
-static void *read_part(void *argument)
+static int helpers; /* that have not ended: no more than HELPERS */
+
+static void let_go(Reading *job)
 {
-    Reading *job = argument;
-    Scatter *self = job->self;
-    size_t pos = job->first ? piece_end(self, job->first - 1) : 0, end = piece_end(self, job->end - 1);
-    size_t piece = job->first, most = at_once(self);
-    if (job->mapped) {
-        for (; piece < job->end; piece++)
-            carry_piece(self, piece, job->mapped);
-        fence();
-        char seen[TICKET];
-        struct iovec to = {seen, TICKET}, from = {(void *)(uintptr_t)job->ticket_at, TICKET};
-        ssize_t got = process_vm_readv(job->pid, &to, 1, &from, 1, 0);
-        job->code = got < 0 ? errno : got != TICKET ? EFAULT : memcmp(seen, job->ticket, TICKET) ? -1 : 0;
-        return NULL;
+    pthread_mutex_lock(&job->lock);
+    int last = --job->owners == 0;
+    pthread_mutex_unlock(&job->lock);
+    if (last) {
+        pthread_cond_destroy(&job->over);
+        pthread_mutex_destroy(&job->lock);
+        free(job);
     }
+}
+
+/* The next batch from `first` on, as where it ends; 0: there is none. */
+static size_t take_batch(Reading *job, size_t *first)
+{
+    pthread_mutex_lock(&job->lock);
+    size_t left = job->pieces - job->next, many = left < job->batch ? left : job->batch;
+    *first = job->next;
+    job->next += many;
+    pthread_mutex_unlock(&job->lock);
+    return many ? *first + many : 0;
+}
+
+/* By system calls, each of which reads the ticket after its bytes. 0, or what is wrong. */
+static int read_batch(const Reading *job, size_t piece, size_t last)
+{
+    Scatter *self = job->self;
+    size_t pos = piece ? piece_end(self, piece - 1) : 0, end = piece_end(self, last - 1), most = at_once(self);
     while (pos < end) {
         struct iovec to[IOV + 1], from[2];
         char seen[TICKET];
@@ -762,19 +787,96 @@ static void *read_part(void *argument)
         from[0] = (struct iovec){(void *)(uintptr_t)(job->address + pos), bytes};
         from[1] = (struct iovec){(void *)(uintptr_t)job->ticket_at, TICKET};
         ssize_t got = process_vm_readv(job->pid, to, used, from, 2, 0);
-        if (got != (ssize_t)(bytes + TICKET)) {
-            job->code = got < 0 ? errno : EFAULT;
-            return NULL;
-        }
-        if (memcmp(seen, job->ticket, TICKET)) {
-            job->code = -1;
-            return NULL;
-        }
+        if (got != (ssize_t)(bytes + TICKET))
+            return got < 0 ? errno : EFAULT;
+        if (memcmp(seen, job->ticket, TICKET))
+            return -1;
         pos += bytes;
-        for (; self->cover && piece < job->end && piece_end(self, piece) <= pos; piece++)
+        for (; self->cover && piece < last && piece_end(self, piece) <= pos; piece++)
             sum_piece(self, piece);
     }
+    return 0;
+}
+
+static int ticket_holds(const Reading *job)
+{
+    char seen[TICKET];
+    struct iovec to = {seen, TICKET}, from = {(void *)(uintptr_t)job->ticket_at, TICKET};
+    ssize_t got = process_vm_readv(job->pid, &to, 1, &from, 1, 0);
+    return got < 0 ? errno : got != TICKET ? EFAULT : memcmp(seen, job->ticket, TICKET) ? -1 : 0;
+}
+
+/* All batches that are left, from one that this thread has taken on. */
+static void read_batches(Reading *job, size_t first, size_t end)
+{
+    int code = 0;
+    do {
+        if (!job->mapped)
+            code = read_batch(job, first, end);
+        else
+            for (size_t piece = first; piece < end; piece++)
+                carry_piece(job->self, piece, job->mapped);
+    } while (!code && (end = take_batch(job, &first)));
+    fence();
+    if (job->mapped)
+        code = ticket_holds(job);
+    if (!code)
+        return;
+    pthread_mutex_lock(&job->lock);
+    job->next = job->pieces;
+    job->code = job->code ? job->code : code;
+    pthread_mutex_unlock(&job->lock);
+}
+
+static void *help(void *argument)
+{
+    Reading *job = argument;
+    pthread_mutex_lock(&job->lock);
+    size_t left = job->pieces - job->next, first = job->next, end = first + (left < job->batch ? left : job->batch);
+    job->next = end;
+    job->inside = left > 0;
+    pthread_mutex_unlock(&job->lock);
+    if (left) {
+        read_batches(job, first, end);
+        pthread_mutex_lock(&job->lock);
+        job->inside = 0;
+        pthread_cond_signal(&job->over);
+        pthread_mutex_unlock(&job->lock);
+    }
+    let_go(job);
+    __atomic_sub_fetch(&helpers, 1, __ATOMIC_SEQ_CST);
     return NULL;
+}
+
+/* A helper on another processor than this one: left to the kernel, it begins here when this thread has done all. */
+static void get_help(Reading *job)
+{
+    cpu_set_t others;
+    int here = sched_getcpu();
+    if (home.narrowed)
+        others = home.all;
+    else if (sched_getaffinity(0, sizeof others, &others) < 0)
+        return;
+    if (here >= 0)
+        CPU_CLR((size_t)here, &others);
+    pthread_attr_t how;
+    if (!CPU_COUNT(&others) || pthread_attr_init(&how))
+        return;
+    pthread_t thread;
+    sigset_t every, before; /* signals are for the interpreter's threads */
+    sigfillset(&every);
+    if (__atomic_add_fetch(&helpers, 1, __ATOMIC_SEQ_CST) > HELPERS || pthread_attr_setdetachstate(&how, PTHREAD_CREATE_DETACHED)
+        || pthread_attr_setaffinity_np(&how, sizeof others, &others) || pthread_sigmask(SIG_SETMASK, &every, &before)) {
+        __atomic_sub_fetch(&helpers, 1, __ATOMIC_SEQ_CST);
+    } else {
+        job->owners = 2;
+        if (pthread_create(&thread, &how, help, job)) {
+            job->owners = 1;
+            __atomic_sub_fetch(&helpers, 1, __ATOMIC_SEQ_CST);
+        }
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    pthread_attr_destroy(&how);
 }
 
 static PyObject *scatter_read(Scatter *self, PyObject *args)
@@ -787,35 +889,38 @@ static PyObject *scatter_read(Scatter *self, PyObject *args)
         return NULL;
     if (ticket_size != TICKET)
         return PyErr_Format(PyExc_ValueError, "a ticket has %d bytes", TICKET);
-    size_t pieces = self->count * self->per_block, half = (pieces + 1) / 2;
-    int split = threads > 1 && self->total >= SPLIT && half < pieces, made = 0;
-    const unsigned char *here = (const unsigned char *)(uintptr_t)mapped;
-    Reading mine = {self, 0, split ? half : pieces, pid, address, ticket_at, ticket, here, 0};
-    Reading other = {self, half, pieces, pid, address, ticket_at, ticket, here, 0};
+    Reading *job = calloc(1, sizeof *job);
+    if (!job)
+        return PyErr_NoMemory();
+    *job = (Reading){.self = self, .pid = pid, .address = address, .ticket_at = ticket_at, .owners = 1,
+                     .mapped = (const unsigned char *)(uintptr_t)mapped, .pieces = self->count * self->per_block};
+    memcpy(job->ticket, ticket, TICKET);
+    job->batch = job->pieces; /* as many as come to BATCH bytes, where there is a helper */
+    if (threads > 1 && self->total >= SPLIT && self->total / job->pieces)
+        job->batch = BATCH / (self->total / job->pieces) + 1;
+    pthread_mutex_init(&job->lock, NULL);
+    pthread_cond_init(&job->over, NULL);
     Py_BEGIN_ALLOW_THREADS
-    pthread_t thread;
-    if (split) {
-        sigset_t every, before; /* signals are for the interpreter's threads */
-        sigfillset(&every);
-        pthread_sigmask(SIG_SETMASK, &every, &before);
-        made = pthread_create(&thread, NULL, read_part, &other) == 0;
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
-    }
-    read_part(&mine);
-    if (made)
-        pthread_join(thread, NULL);
-    else if (split)
-        read_part(&other);
+    if (job->batch < job->pieces)
+        get_help(job);
+    size_t first, end = take_batch(job, &first);
+    if (end)
+        read_batches(job, first, end);
+    pthread_mutex_lock(&job->lock);
+    while (job->inside)
+        pthread_cond_wait(&job->over, &job->lock);
+    pthread_mutex_unlock(&job->lock);
     Py_END_ALLOW_THREADS
-    if (mine.code == 0 && split)
-        mine.code = other.code;
-    if (mine.code > 0)
-        return failure(mine.code);
-    if (mine.code == 0) {
+    int code = job->code;
+    size_t pieces = job->pieces;
+    let_go(job);
+    if (code > 0)
+        return failure(code);
+    if (code == 0) {
         self->done = self->total;
         self->summed = pieces;
     }
-    return PyBool_FromLong(mine.code == 0);
+    return PyBool_FromLong(code == 0);
 }
 
 static PyObject *scatter_copy(Scatter *self, PyObject *args)
