@@ -155,7 +155,7 @@ async def warm_up(cluster: Cluster) -> None:
     async def ask(port: int, request: Request) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 26)
         try:
-            writer.write(request_bytes(PATHS[request.api], {"model": "tiny", **request.body},
+            writer.write(request_bytes(PATHS[request.api], {"model": "tiny", **request.body, "stream": True},
                                        headers={"Content-Type": "application/json"}))
             answer = await read_answer(reader, 120.0)
             assert answer.status == 200, (port, request.name, answer)
