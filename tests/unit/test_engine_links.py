@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import itertools
 import os
 import signal
 import threading
@@ -190,6 +191,26 @@ def test_another_host_gets_tcp_or_a_refusal(monkeypatch: pytest.MonkeyPatch) -> 
             d.load("r", key(), p, first=0, count=4)
             assert d.wait_outcomes() == [expected]
             assert expected is Outcome.OK or "not on one host" in d.finished[0].reason
+
+
+@pytest.mark.parametrize(("transport", "one_address", "hosts", "expected"), [
+    ("tcp", True, "one", True),  # processes of a host, whatever they say
+    ("auto", False, "one", True),  # pods of a node: each has an address of its own
+    ("auto", False, "two", False),
+    ("tcp", False, "one", False),  # nobody says where it runs
+])
+def test_both_ends_know_whether_they_run_on_one_host(transport: str, one_address: bool, hosts: str, expected: bool,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    if not one_address:
+        monkeypatch.setattr(tcp, "_beside", lambda _: False)
+    numbers = itertools.count()
+    monkeypatch.setattr(near, "host", lambda: "here" if hosts == "one" else f"host {next(numbers)}")
+    with PrefillRank(ways=Ways(transport)) as p, DecodeRank(ways=Ways(transport), direct=True) as d:
+        push(p)
+        d.load("r", key(), p, first=0, count=4)
+        assert d.wait_outcomes() == [Outcome.OK]
+        ends = [one.link for one in (*p.sender._peers.values(), *d.receiver._sources.values())]
+        assert [end.beside for end in ends] == [expected] * 2
 
 
 @pytest.mark.parametrize("transport", ["auto", "shm"])
