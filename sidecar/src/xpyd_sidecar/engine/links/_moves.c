@@ -744,7 +744,7 @@ typedef struct {
     pthread_mutex_t lock;
     pthread_cond_t over;
     size_t next; /* the first piece that nobody has taken */
-    int inside;  /* whether the helper has one */
+    int inside;  /* whether the helper has begun, and not ended */
     int owners;
     int code; /* 0; an errno; -1: the ticket is another */
 } Reading;
@@ -831,18 +831,16 @@ static void read_batches(Reading *job, size_t first, size_t end)
 static void *help(void *argument)
 {
     Reading *job = argument;
+    size_t first, end;
     pthread_mutex_lock(&job->lock);
-    size_t left = job->pieces - job->next, first = job->next, end = first + (left < job->batch ? left : job->batch);
-    job->next = end;
-    job->inside = left > 0;
+    job->inside = 1;
     pthread_mutex_unlock(&job->lock);
-    if (left) {
+    if ((end = take_batch(job, &first)))
         read_batches(job, first, end);
-        pthread_mutex_lock(&job->lock);
-        job->inside = 0;
-        pthread_cond_signal(&job->over);
-        pthread_mutex_unlock(&job->lock);
-    }
+    pthread_mutex_lock(&job->lock);
+    job->inside = 0;
+    pthread_cond_signal(&job->over);
+    pthread_mutex_unlock(&job->lock);
     let_go(job);
     __atomic_sub_fetch(&helpers, 1, __ATOMIC_SEQ_CST);
     return NULL;
