@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,7 +125,7 @@ async def abort_real(cluster: Cluster, count: int, seed: int, gone_s: float = GO
     report = Aborts()
     corpus = [one for one in load().requests if not one.body.get("structured_outputs") and not one.body.get("tools")]
     loop = asyncio.get_running_loop()
-    await warm_up(cluster)
+    await warm_up(cluster, [one for one in corpus if one.name.split(":")[0] in {"short", "question"}])
     while report.aborts < count:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(BURST // 2, count - report.aborts)):
@@ -147,8 +147,8 @@ async def abort_real(cluster: Cluster, count: int, seed: int, gone_s: float = GO
     return report
 
 
-async def warm_up(cluster: Cluster) -> None:
-    """Ask everything of one completion and one chat once, of every engine and through the router.
+async def warm_up(cluster: Cluster, requests: Sequence[Request]) -> None:
+    """Ask all of these once, of every engine and through the router.
 
     An engine compiles what it samples with at the first request that needs it, and stands still for many seconds meanwhile.
     """
@@ -162,10 +162,9 @@ async def warm_up(cluster: Cluster) -> None:
         finally:
             writer.transport.abort()
 
-    for request in load().requests:
-        if request.name.split(":")[0] in {"short", "question"}:
-            for port in (*(one.engine.port for one in cluster.instances), cluster.port):
-                await ask(port, request)
+    for request in requests:
+        for port in (*(one.engine.port for one in cluster.instances), cluster.port):
+            await ask(port, request)
 
 
 def _held(cluster: Cluster) -> dict[str, float]:
