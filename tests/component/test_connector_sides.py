@@ -6,6 +6,8 @@ place.
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
 import time
 import uuid
@@ -258,6 +260,32 @@ def test_a_rank_that_is_done_keeps_what_it_has_when_the_other_needs_another_try(
     until(lambda: idle(second) and idle(d), second, d)
     assert d.over[ours.request_id] == 2
     assert (d.counts["receive/ok"], second.counts["send/stale"]) == (1, 1)
+
+
+@pytest.mark.parametrize("ends", ["loaded", "left"])
+def test_a_prefill_that_never_heard_ready_lets_go_when_another_try_took_its_place(make: Callable[..., Engine],
+                                                                                  ends: str) -> None:
+    """Its data link does not answer, so neither READY nor the word that a newer try took over comes to it there."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        first = make("p", advertise_data=f"127.0.0.1:{mute.getsockname()[1]}", keep_ttl_s=300.0)
+        second, d = make("p2"), make("d", peer_timeout_s=60.0)
+        transfer = uuid.uuid4().hex
+        ours = request(decode_leg(transfer))
+        d.scheduler.new_request(ours)
+        prefill(first, request(prefill_leg(transfer, d)), [1, 2, 3])
+        until(lambda: d.scheduler.matched(ours, 0) == (40, True), d)
+        d.scheduler.allocated(ours, [8, 7, 6], 40)
+        until(lambda: select.select([mute], [], [], 0)[0], first, d)
+        second.fill([4, 5, 6], prompt=4)
+        prefill(second, request(prefill_leg(transfer, d, attempt=2)), [4, 5, 6])
+        if ends == "loaded":
+            until(lambda: d.recved, first, second, d)
+            assert d.holds([8, 7, 6], prompt=4, first=0)
+        else:
+            until(lambda: d.counts.get(metrics.RETRIES), first, second, d)
+            d.scheduler.ended(ours)
+        until(lambda: idle(first) and idle(second) and idle(d), first, second, d)
+    assert first.counts["send/stale"] == 1
 
 
 def test_the_ranks_of_an_engine_take_ports_in_a_row(make: Callable[..., Engine]) -> None:

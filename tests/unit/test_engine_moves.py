@@ -223,7 +223,7 @@ def test_a_call_ends_when_another_file_is_ready(way: ModuleType, pair: tuple[soc
             feeder.join()
 
 
-@pytest.mark.parametrize("does", ["receive", "send", "leave", "nothing"])
+@pytest.mark.parametrize("does", ["receive", "send", "nothing"])
 def test_a_thread_leaves_the_processor_that_a_peer_beside_works_on_until_it_comes_home(way: ModuleType, does: str) -> None:
     allowed = sorted(os.sched_getaffinity(0))
     if way is plain or len(allowed) < 2:
@@ -236,10 +236,6 @@ def test_a_thread_leaves_the_processor_that_a_peer_beside_works_on_until_it_come
             with contextlib.suppress(BlockingIOError):
                 if does == "send":
                     way.send(sock.fileno(), [bytes(1 << 16)], 2, -1, True)
-                elif does == "leave":
-                    select.select([sock], [], [], 0.1)
-                    way.leave(sock.fileno())
-                    sock.recv(1 << 16)
                 elif scatter.missing:
                     scatter.receive(sock.fileno(), bytearray(64), 2, 1, (), -1, does == "receive")
                 else:

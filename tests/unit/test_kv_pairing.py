@@ -11,7 +11,7 @@ from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, TransferId
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.messages import Announce, Gone, Rank
-from xpyd_sidecar.kv.pairing import UNCLAIMED_MAX, Abandon, DropPeer, Ended, FailLoad, Load, Pairing, Verdict
+from xpyd_sidecar.kv.pairing import LEFT_MAX, UNCLAIMED_MAX, Abandon, DropPeer, Ended, FailLoad, Load, Pairing, Verdict
 
 T = TransferId("a" * 32)
 PROMPT = b"i" * 32
@@ -46,7 +46,7 @@ def test_a_leg_waits_until_it_is_announced_and_then_loads() -> None:
     assert pairing.announce(b"p1", source(), 6.0, ranks=1) == []
     assert pairing.ask("r", 6.0) is pairing.ask("r", 6.0) is Verdict.LOAD
     assert pairing.allocated("r", 172) == [Load("r", source())]
-    assert pairing.finished("r", Outcome.OK, "") == [Ended("r", source().key, Outcome.OK, "")]
+    assert pairing.finished("r", Outcome.OK, "", [source().key]) == [Ended("r", source().key, Outcome.OK, "")]
     assert pairing.open == 0
     assert pairing.ask("r", 7.0) is Verdict.COMPUTE  # after a preemption, or for a 1-token prompt
     assert pairing.end("r") == []
@@ -132,18 +132,39 @@ def test_a_newer_attempt_takes_a_load_over() -> None:
     assert pairing.announce(b"p1", source(1), 2.0, ranks=1)[0].outcome is Outcome.STALE  # type: ignore[union-attr]
 
 
-def test_a_newer_attempt_that_no_worker_was_told_of_is_dropped_when_the_load_ends() -> None:
+@pytest.mark.parametrize("ends", ["loaded", "failed", "end"])
+def test_senders_of_tries_that_others_took_over_are_told_when_the_load_is_over(ends: str) -> None:
+    pairing = loading()
+    for attempt in range(2, LEFT_MAX + 3):
+        assert pairing.announce(f"p{attempt}".encode(), source(attempt), 2.0, ranks=1) == [], "not before: it could fail it"
+        pairing.newer()
+    last = source(LEFT_MAX + 2).key
+    over = {"loaded": lambda: pairing.finished("r", Outcome.OK, "", [last]),
+            "failed": lambda: pairing.finished("r", Outcome.DEADLINE, "late", [last]), "end": lambda: pairing.end("r")}[ends]()
+    told = [one for one in over if isinstance(one, DropPeer)]
+    assert told[:LEFT_MAX] == [DropPeer(f"p{attempt}".encode(), source(attempt).key, Outcome.STALE, "a newer try is known")
+                               for attempt in range(2, LEFT_MAX + 2)]
+    assert [one.key for one in told[LEFT_MAX:]] == ([] if ends == "loaded" else [last])
+    assert not [one for one in pairing.end("r") if isinstance(one, DropPeer)], "and told once"
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_newer_try_that_came_when_workers_were_done_is_dropped(ordered: bool) -> None:
     pairing = loading()
     pairing.announce(b"p2", source(2), 2.0, ranks=1)
-    assert DropPeer(b"p2", source(2).key, Outcome.STALE, "") in pairing.finished("r", Outcome.OK, "")
+    if ordered:  # the workers have reported before they hear of it
+        pairing.newer()
+    assert pairing.finished("r", Outcome.OK, "", [source(1).key]) == [
+        Ended("r", source(1).key, Outcome.OK, ""), DropPeer(b"p2", source(2).key, Outcome.STALE, "")]
 
 
-def test_a_source_that_not_every_rank_has_loaded_from_is_told_to_let_go() -> None:
+def test_sources_that_not_every_rank_has_loaded_from_are_told_to_let_go() -> None:
     pairing = loading()
     pairing.announce(b"p2", source(2), 2.0, ranks=1)
     pairing.newer()
-    assert pairing.finished("r", Outcome.OK, "", tries=2) == [
-        Ended("r", source(2).key, Outcome.OK, ""), DropPeer(b"p2", source(2).key, Outcome.STALE, "")]
+    assert pairing.finished("r", Outcome.OK, "", [source(1).key, source(2).key]) == [
+        Ended("r", source(2).key, Outcome.OK, ""), DropPeer(b"p1", source(1).key, Outcome.STALE, "a newer try is known"),
+        DropPeer(b"p2", source(2).key, Outcome.STALE, "")]
 
 
 def test_attempts_below_the_legs_own_are_stale() -> None:

@@ -260,7 +260,7 @@ class SchedulerSide:
             self._carrying.ring.mark(order.source.key, "loaded", sends=False)
             self._loaded_now[name] = order.source.key
         self._carrying.pair(self._pairing.finished(
-            name, bad.outcome if bad else Outcome.OK, bad.reason if bad else "", tries=len({one.key for one in reports})))
+            name, bad.outcome if bad else Outcome.OK, bad.reason if bad else "", [one.key for one in reports]))
 
     def ended(self, request: Any) -> None:
         """A request has ended."""

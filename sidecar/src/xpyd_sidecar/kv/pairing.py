@@ -4,7 +4,8 @@ Laws
 1. A request holds no blocks while PARKED; nothing is promised to prefill before its blocks are allocated.
 2. Of several tries of a transfer the greatest (attempt, generation) wins, whoever sends it; a try below the leg's own
    attempt or below one already seen is stale.
-3. Every announcement ends: it is loaded, or its sender is told to drop it. Unclaimed ones run out.
+3. Every announcement ends: it is loaded, or its sender is told to drop it. Unclaimed ones run out. The sender of a try that
+   another has taken over during the load is told when the load is over: earlier, its answer could end the newer one.
 4. A transfer that has ended never loads again under the same or an older attempt.
 
     register ──▶ PARKED ──allocated(load)──▶ LOADING ──finished──▶ DONE
@@ -14,8 +15,9 @@ Laws
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple
 
@@ -25,6 +27,8 @@ from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.messages import Announce, Gone
 
 UNCLAIMED_MAX: Final = 4096
+LEFT_MAX: Final = 32
+"""Tries of one load that another has taken over and whose senders are told; those before them let go at their deadlines."""
 
 
 class State(StrEnum):
@@ -102,6 +106,9 @@ class Leg:
     why: tuple[Outcome, str] = (Outcome.ABORTED, "prefill withdrew")
     """Of the last answer COMPUTE or FAIL: a newer announcement may since have cleared ``failed``."""
     loading: Key | None = None
+    left: deque[tuple[bytes, Key]] = field(default_factory=lambda: deque(maxlen=LEFT_MAX))
+    """Senders and tries that workers may have asked before another one took over. They cancel them over the data link, but
+    what was asked may not have come to the sender, as that link may have broken: it would keep its copies."""
 
     def key(self) -> Key:
         """The try in hand, or the leg's own attempt where there is none yet."""
@@ -196,6 +203,8 @@ class Pairing:
             return [DropPeer(peer, source.key, *refused)]
         if leg.source and leg.state is State.PARKED:
             out.append(_stale(leg.peer, leg.source.key))
+        elif leg.source:
+            leg.left.append((leg.peer, leg.source.key))
         leg.source, leg.peer, leg.failed = source, peer, None
         return out
 
@@ -242,7 +251,7 @@ class Pairing:
             return []
         if external == 0:
             outcome, reason = leg.failed or (Outcome.UNUSED, "decode computes the prompt itself")
-            return self._done(leg, outcome, reason, tell=True)
+            return self._done(leg, outcome, reason)
         leg.state = State.LOADING
         if leg.asked is Verdict.LOAD and leg.source is not None:
             leg.loading = leg.source.key
@@ -263,17 +272,17 @@ class Pairing:
         """Sources of requests that have no blocks yet: what they have may have to be kept elsewhere."""
         return [leg.source for leg in self._active.values() if leg.state is State.PARKED and leg.source is not None]
 
-    def finished(self, request: str, outcome: Outcome, reason: str, *, tries: int = 1) -> list[Instruction]:
-        """All workers have reported the request's load, from so many different tries."""
+    def finished(self, request: str, outcome: Outcome, reason: str, tries: Collection[Key] = ()) -> list[Instruction]:
+        """All workers have reported the request's load; ``tries``: those that they have reported."""
         leg = self._legs.get(request)
         if leg is None or leg.state is not State.LOADING:
             return []
         if leg.failed is not None and outcome is not Outcome.OK:
             outcome, reason = leg.failed
-        # A worker tells its source over the data link. Where that broke, or not every worker has taken the load from the
-        # last source (it was done before, or was not told), control does.
-        tell = outcome is not Outcome.OK or tries > 1 or (leg.source is not None and leg.source.key != leg.loading)
-        return self._done(leg, outcome, reason, tell=tell)
+        # A worker tells its source over the data link. Where that broke, or not every worker has taken the load from that
+        # source (it was done before, or was not told), control does.
+        whole = next(iter(tries)) if outcome is Outcome.OK and len(set(tries)) == 1 else None
+        return self._done(leg, outcome, reason, whole=whole)
 
     def end(self, request: str) -> list[Instruction]:
         """The request has ended, however and in whatever state."""
@@ -284,7 +293,7 @@ class Pairing:
         if leg.state is not State.DONE:
             if leg.state is State.LOADING:
                 out.append(Abandon(request))
-            out += self._done(leg, Outcome.ABORTED, "decode's leg ended", tell=True)
+            out += self._done(leg, Outcome.ABORTED, "decode's leg ended")
         del self._by_transfer[leg.transfer]
         return out
 
@@ -304,14 +313,17 @@ class Pairing:
         self._tombs.put(source.transfer, (source.attempt, outcome, reason))  # a leg that comes late must not wait for it
         return DropPeer(item.peer, source.key, outcome, reason)
 
-    def _done(self, leg: Leg, outcome: Outcome, reason: str, *, tell: bool) -> list[Instruction]:
+    def _done(self, leg: Leg, outcome: Outcome, reason: str, *, whole: Key | None = None) -> list[Instruction]:
+        """A leg is over: every sender is told but that of the try which every worker has loaded, and has confirmed."""
         leg.state = State.DONE
         self._active.pop(leg.request, None)
         key = leg.key()
         self._tombs.put(leg.transfer, (max(leg.attempt, key.attempt), outcome, reason))
-        out: list[Instruction] = [Ended(leg.request, key, outcome, reason)]
-        if tell and leg.source is not None:
-            out.append(DropPeer(leg.peer, leg.source.key, outcome if outcome is not Outcome.OK else Outcome.STALE, reason))
+        out: list[Instruction] = [Ended(leg.request, whole or key, outcome, reason)]
+        out += [_stale(peer, old) for peer, old in leg.left if old != whole]
+        leg.left.clear()
+        if leg.source is not None and leg.source.key != whole:
+            out.append(DropPeer(leg.peer, key, outcome if outcome is not Outcome.OK else Outcome.STALE, reason))
         return out
 
 

@@ -11,7 +11,7 @@
  *     sums(data, size)                                            of packed blocks of size bytes, 8 bytes for each piece
  *     receive(fd, tail, patience_ms, low, follow, watch, beside)  the same from the header of the first of follow on
  *     send(fd, views, patience_ms, watch, beside)                 into a socket
- *     leave(fd), come_home()                                      off the processor of a peer on this host, and back
+ *     come_home()                                                 may run on all processors again, after calls with beside
  *
  * Belongs here: loops over system calls. What a frame is and where blocks belong is said in Python, and `plain` has the same
  * in Python alone. The sum of a piece (at most 64 KiB of one block) is XXH3_64 with its default secret and seed 0
@@ -43,7 +43,7 @@
 #error "sums are made for little-endian machines"
 #endif
 
-#define REVISION 5 /* the same as in plain.py: one that was built for other files is not loaded */
+#define REVISION 6 /* the same as in plain.py: one that was built for other files is not loaded */
 #define PIECE ((size_t)64 << 10)
 #define PADDED 256
 #define SUMMED ((size_t)256 << 10) /* of one call, where it is summed up while it is still in a core's own cache */
@@ -1070,18 +1070,6 @@ end:
     return result;
 }
 
-static PyObject *moves_leave(PyObject *module, PyObject *args)
-{
-    int fd;
-    (void)module;
-    if (!PyArg_ParseTuple(args, "i", &fd))
-        return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    go_elsewhere(fd, -1);
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
 static PyObject *moves_come_home(PyObject *module, PyObject *unused)
 {
     (void)module;
@@ -1094,7 +1082,6 @@ static PyObject *moves_come_home(PyObject *module, PyObject *unused)
 }
 
 static PyMethodDef methods[] = {
-    {"leave", moves_leave, METH_VARARGS, NULL},
     {"come_home", moves_come_home, METH_NOARGS, NULL},
     {"sums", moves_sums, METH_VARARGS, NULL},
     {"receive", moves_receive, METH_VARARGS, NULL},

@@ -8,15 +8,15 @@ from __future__ import annotations
 from xpyd_sidecar import built
 from xpyd_sidecar.engine.links.plain import REVISION
 
-__all__ = ["COMPILED", "Scatter", "come_home", "leave", "receive", "send", "sums"]
+__all__ = ["COMPILED", "Scatter", "come_home", "receive", "send", "sums"]
 
 try:
     from xpyd_sidecar.engine.links import _moves
 
     built.check("the loops", _moves.REVISION, REVISION)
-    from xpyd_sidecar.engine.links._moves import Scatter, come_home, leave, receive, send, sums
+    from xpyd_sidecar.engine.links._moves import Scatter, come_home, receive, send, sums
 except ImportError:  # not built, or for another machine: everything works without
-    from xpyd_sidecar.engine.links.plain import Scatter, come_home, leave, receive, send, sums
+    from xpyd_sidecar.engine.links.plain import Scatter, come_home, receive, send, sums
 
 COMPILED = Scatter.__module__ != "xpyd_sidecar.engine.links.plain"
 """Whether the loops run outside of the interpreter; the log of a link says so where they are not."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from xpyd_sidecar.kv import frames
 
-REVISION: Final = 5
+REVISION: Final = 6
 """Of ``_moves``, which is not loaded when it was built for other files."""
 RUNS_MAX: Final = 512
 """Pieces of one call; the kernel takes 1,024 at once."""
@@ -56,7 +56,8 @@ class Scatter:
         ``follow``: what the headers of the next frames begin with (``frames.known``) and their places, one after the other.
         What comes of them is received, too; the headers of those that were begun are returned (here: none is).
         ``watch``: an epoll instance; the call ends early when it has another file ready. ``beside``: the peer is on this
-        host, so after a wait this thread leaves the processor that the peer works on, as by ``leave`` (here: none waits).
+        host, so after a wait this thread leaves the processor that the peer works on: the kernel likes to wake a thread
+        where that runs which it waits for, and then each of the two waits for the other (here: none waits).
 
         Raises:
             OSError: as of recvmsg(2).
@@ -159,15 +160,8 @@ def send(fd: int, views: Sequence[Any], patience_ms: int, watch: int = -1, besid
     return os.writev(fd, views)
 
 
-def leave(fd: int, /) -> None:
-    """After a wait for ``fd``, whose peer is on this host: leave the processor that the peer works on (here: stay).
-
-    The kernel likes to wake a thread where that runs which it waits for, and then each of the two waits for the other.
-    """
-
-
 def come_home() -> None:
-    """May run again wherever this thread could before ``leave``, or before a call with ``beside``."""
+    """May run again wherever this thread could before a call with ``beside``."""
 
 
 def _read(pid: int, into: Sequence[memoryview], address: int, many: int,  # noqa: PLR0917  # as the system call has them

@@ -240,8 +240,6 @@ class Connection:
             self.beside = _beside(self._sock)
             self.last_in = time.monotonic()
         self._inside = True
-        if self.beside and events & selectors.EVENT_READ:
-            moves.leave(self._sock.fileno())
         try:
             if events & selectors.EVENT_WRITE:
                 self._turn(self._write)
