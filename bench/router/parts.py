@@ -28,7 +28,7 @@ from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
-from xpyd_sidecar.proxy import connection, leg
+from xpyd_sidecar.proxy import connection, incoming, leg
 from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.app import GC_THRESHOLD
 from xpyd_sidecar.proxy.dispatch import Dispatch
@@ -115,7 +115,7 @@ class Router:
                                router=router)
         self.dispatch = Dispatch(config)
         paths = Paths(self.dispatch, Keys(), "token")  # type: ignore[arg-type]
-        server = Server(paths, connection.Bounds(64 << 10, 64 << 20, 30.0))
+        server = Server(paths, incoming.Bounds(64 << 10, 64 << 20, 30.0))
         self.legs: dict[leg.Connection, Paper] = {}
         self.clients: list[tuple[connection.Connection, Paper]] = []
         for port, role in ((1, Role.PREFILL), (2, Role.DECODE), (3, Role.DECODE)):

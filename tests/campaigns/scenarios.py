@@ -34,7 +34,7 @@ from corpus import Case, Reference  # noqa: E402
 from engines import Engine  # noqa: E402
 from processes import free_port  # noqa: E402
 from real_scenarios import Host, Run, cases  # noqa: E402
-from scenario import MUST_BE_ZERO, REAL, Fault, Report, draw, summed  # noqa: E402
+from scenario import MUST_BE_ZERO, REAL, TRIES, Fault, Report, draw, summed  # noqa: E402
 from traffic import plain_answers  # noqa: E402
 from wire import Wire  # noqa: E402
 
@@ -166,10 +166,11 @@ def real(total: int, have: int, minutes: float, seed: int) -> Iterator[Report]:
 def _live(life: Life, run: Run, most: int, first: int, end: float) -> None:
     source, report = run.source, run.report
     wave = 0
+    weights = TRIES if first // LIFE % 3 == 0 else REAL
     while report.scenarios < most and time.monotonic() < end:
         wave += 1
         if wave % (WAVES + 1):
-            run.wave(draw(source, first + report.scenarios, source.randrange(2, 9), REAL))
+            run.wave(draw(source, first + report.scenarios, source.randrange(2, 9), weights))
             continue
         whole = len(run.up) == len(life.hosts)
         kill = whole and source.random() < KILLS and end - time.monotonic() > 90

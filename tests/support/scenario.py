@@ -68,6 +68,11 @@ REAL: Mapping[Fault, int] = {**LEGS, **WIRE}
 """With engines: they preempt by themselves; signals are sent by the campaign, one after the other."""
 
 
+TRIES: Mapping[Fault, int] = {Fault.TWO_TRIES: 8, Fault.RETRIED: 4, Fault.CUT: 5, Fault.LATE_DECODE: 2, Fault.HALF_FRAME: 2,
+                              Fault.HOLD: 1}
+"""With engines: tries that take each other over while links break."""
+
+
 class Scenario(NamedTuple):
     """One request."""
 

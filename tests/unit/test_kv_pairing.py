@@ -140,7 +140,8 @@ def test_senders_of_tries_that_others_took_over_are_told_when_the_load_is_over(e
         pairing.newer()
     last = source(LEFT_MAX + 2).key
     over = {"loaded": lambda: pairing.finished("r", Outcome.OK, "", [last]),
-            "failed": lambda: pairing.finished("r", Outcome.DEADLINE, "late", [last]), "end": lambda: pairing.end("r")}[ends]()
+            "failed": lambda: pairing.finished("r", Outcome.DEADLINE, "late", [last]),
+            "end": lambda: pairing.end("r")}[ends]()
     told = [one for one in over if isinstance(one, DropPeer)]
     assert told[:LEFT_MAX] == [DropPeer(f"p{attempt}".encode(), source(attempt).key, Outcome.STALE, "a newer try is known")
                                for attempt in range(2, LEFT_MAX + 2)]

@@ -56,7 +56,8 @@ class Prefill:
     def __init__(self, sim: Sim, name: str) -> None:
         self.sim, self.name, self.alive = sim, name, True
         self.offers = Offers(block_size=BLOCK, ranks=1)
-        self.sending = Sending[Block](keep_s=20 if sim.lossy else 1e9, send_s=30, regions=REGIONS, block_bytes=8, cover=True)
+        self.sending = Sending[Block](keep_s=20 if sim.lossy else 1e9, send_s=30, regions=REGIONS, block_bytes=8,
+                                      cover=True)
         self.to_d: deque[Announce | Gone] = deque()
         self.from_d: deque[Drop] = deque()
         self.running: dict[str, list[int]] = {}
@@ -204,8 +205,8 @@ class Decode:
                 self.orders.append(lambda order=order: self.receive(self.receiving.load(order, self.sim.now)))
             elif isinstance(one, pairing.FailLoad):
                 none = Key(TransferId("0" * 32), Attempt(1), 1)
-                self.orders.append(lambda name=one.request: self.receive(
-                    self.receiving.fail(name, none, Outcome.DEADLINE, "")))
+                self.orders.append(lambda name=one.request, key=none: self.receive(
+                    self.receiving.fail(name, key, Outcome.DEADLINE, "")))
             elif isinstance(one, pairing.Abandon):
                 self.orders.append(lambda name=one.request: self.receive(self.receiving.abandon(name)))
 
@@ -419,7 +420,8 @@ class Sim:
             self.decode.listen()
             self.decode.step()
             self.decode.pair(self.decode.pairing.tick(self.now))
-            if not (self.plans or self.decode.waiting or self.decode.held or self.decode.orders or self.decode.reports or any(
+            decode = self.decode
+            if not (self.plans or decode.waiting or decode.held or decode.orders or decode.reports or any(
                     p.alive and (p.running or p.offers.open) for p in self.prefills.values())):
                 return
         raise AssertionError("did not come to an end")

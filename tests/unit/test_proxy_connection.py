@@ -8,7 +8,7 @@ import pytest
 from router_fleet import Answer, read_answer, request_bytes
 
 from xpyd_sidecar.proxy import connection as co
-from xpyd_sidecar.proxy.connection import Bounds
+from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.server import Server
 from xpyd_sidecar.routing.faults import Fault

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from xpyd_sidecar.proxy import ids, intake
-from xpyd_sidecar.proxy.connection import Bounds, Connection
+from xpyd_sidecar.proxy.connection import Connection
+from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.server import Server
 from xpyd_sidecar.routing import shapes

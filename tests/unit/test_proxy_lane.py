@@ -17,7 +17,7 @@ import pytest
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
-from xpyd_sidecar.proxy import connection, ids, intake, lane, leg
+from xpyd_sidecar.proxy import connection, ids, incoming, intake, lane, leg
 from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.lane import Lane
@@ -121,7 +121,7 @@ class World:
             service=ServiceName("s"), instance=InstanceName("r"), key_file="", run_dir="", router=router))
         self.clock = dispatch.loop = dispatch.pool.loop = dispatch.line._loop = dispatch.farewells._loop = Clock()  # type: ignore[assignment]
         dispatch.straight = dispatch.straight and lanes
-        self.server = Server(Paths(dispatch, Keys(), "token"), connection.Bounds(1 << 16, 1 << 20, 30.0))  # type: ignore[arg-type]
+        self.server = Server(Paths(dispatch, Keys(), "token"), incoming.Bounds(1 << 16, 1 << 20, 30.0))  # type: ignore[arg-type]
         self.server.loop, self.server.date = self.clock, b"now"  # type: ignore[assignment]
         self.engines: dict[leg.Connection, tuple[str, Paper]] = {}
         self.legs: list[tuple[leg.Connection, bytes]] = []

@@ -7,7 +7,7 @@ from router_fleet import read_answer, request_bytes
 
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy import server as se
-from xpyd_sidecar.proxy.connection import Bounds
+from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.server import Server
 

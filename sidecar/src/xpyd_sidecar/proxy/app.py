@@ -17,9 +17,9 @@ from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.proxy import fast
 from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.auth import ClientKeys
-from xpyd_sidecar.proxy.connection import Bounds
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.guests import PORT_AFTER_MEMBERS, GuestListener
+from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.members import Members
 from xpyd_sidecar.proxy.patience import GRACE_S, late, within
 from xpyd_sidecar.proxy.server import Server

@@ -1,9 +1,8 @@
-"""One client connection: HTTP/1.1 in, answers out, in order.
+"""One client connection: requests are answered in order, one at a time.
 
-    bytes ──▶ parser ──▶ queue (pipelining) ──▶ application.handle(request, reply) ──▶ bytes
-                                 one request of a connection is answered at a time
+    bytes ──▶ Incoming ──▶ queue (pipelining) ──▶ application.handle(request, reply) ──▶ bytes
 
-Belongs here: parsing (httptools), pipelining, limits and deadlines of one client. Does not belong here: listening
+Belongs here: pipelining, back-pressure and deadlines of one client. Does not belong here: parsing (``incoming``), listening
 (``server``), what a path means (``admin``).
 
 A client that makes an HTTP error is told so, once, and the connection is closed after it: where its next request would
@@ -14,27 +13,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import uuid
 from collections import deque
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
-import httptools
-import msgspec
-
-from xpyd_sidecar.proxy import ids, intake, rules
+from xpyd_sidecar.proxy import intake, rules
 from xpyd_sidecar.proxy.fast import Outlet
+from xpyd_sidecar.proxy.incoming import Bounds, Incoming, request_id_of
 from xpyd_sidecar.proxy.leg import descriptor_of
 from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.upload import Upload
-from xpyd_sidecar.routing.faults import Fault, bad_request, unavailable
+from xpyd_sidecar.routing.faults import Fault, unavailable
 
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED = 16
 """Pipelined requests held while one is answered; reading stops beyond it, or beyond MAX_QUEUED_BYTES."""
 MAX_QUEUED_BYTES = 1 << 20
-MAX_URL = 8192
 IDLE_S = 75.0
 """How long a connection may lie idle between requests."""
 IDLE_LEAVING_S = 1.0
@@ -45,20 +40,7 @@ LINGER_S = 3.0
 """How long a closed connection may take to send its last bytes and to see the client's end."""
 SLOWEST_BODY = 100_000
 """Bytes a second that a large body must come with, beyond the time that every request has."""
-FRAMING = 16
-"""Bytes that may come for each byte of a body, beyond what a head may have: bounds extensions of chunks, and trailers."""
 HIGH_WATER = 256 << 10
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_AUTHORITY = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
-
-
-class Bounds(msgspec.Struct, frozen=True):
-    """Limits of one request."""
-
-    header_bytes: int
-    body_bytes: int
-    receive_s: float
-    """Time a client has to send a request."""
 
 
 class Home(Protocol):
@@ -86,17 +68,15 @@ class Home(Protocol):
 class Connection(asyncio.Protocol):
     """One client connection."""
 
-    __slots__ = ("_began", "_blocked_at", "_body", "_busy", "_closing", "_continue", "_deaf", "_declared",
-                 "_due", "_fault", "_handler", "_head_size", "_headers", "_hosts", "_in_head",
-                 "_known_path", "_known_size", "_parser", "_paused", "_queue", "_queued_bytes", "_raw", "_served", "_since",
-                 "_size", "_transport", "_upload", "_url", "outlet", "server")
+    __slots__ = ("_blocked_at", "_busy", "_closing", "_continue", "_deaf", "_due", "_handler", "_incoming", "_paused",
+                 "_queue", "_queued_bytes", "_served", "_since", "_transport", "outlet", "server")
 
     def __init__(self, server: Home) -> None:
         self.server = server
         self._transport: asyncio.Transport | None = None
         self.outlet = Outlet()
         """What is written to a client that is gone goes nowhere."""
-        self._parser: Any = httptools.HttpRequestParser(self)
+        self._incoming = Incoming(server.bounds, server.streamed, self)
         self._queue: deque[tuple[HttpRequest, bool, bool] | Fault] = deque()
         self._queued_bytes = 0
         self._handler: Handler | None = None
@@ -106,28 +86,12 @@ class Connection(asyncio.Protocol):
         """It was idle for too long at the latest look."""
         self._closing = False
         self._paused = False
-        self._fault: Fault | None = None
-        self._began = False
-        """The request that is being received began in the latest read."""
         self._deaf = False
         """Nothing more is read: what was being received was refused."""
         self._continue = False
         self._blocked_at = 0.0
         self._since = server.loop.time()
         """When the request that is being received began, or the connection fell idle."""
-        self._reset()
-
-    def _reset(self) -> None:
-        self._url = b""
-        self._known_path = ""
-        self._headers: dict[bytes, bytes] = {}
-        self._head_size = self._known_size = 0
-        self._body: list[bytes] = []
-        self._size = self._raw = 0
-        self._declared = 0
-        self._hosts = 0
-        self._in_head = False
-        self._upload: Upload | None = None
 
     # ---- asyncio
 
@@ -145,18 +109,14 @@ class Connection(asyncio.Protocol):
         self._due = False
         if self._closing or self._deaf:
             return
-        if not (self._in_head or self._headers):
+        incoming = self._incoming
+        if not incoming.receiving:
             self._since = self.server.loop.time()
             if not self._busy and not self._queue and self._take(data):
                 return
-        self._began = False
-        self._feed(data)
-        if self._in_head:
-            self._bound_head(0 if self._began else len(data))
-        elif self._headers and not self._began:
-            self._bound_framing(len(data))
-        if self._fault is not None:
-            self._give_up(self._fault)
+        incoming.feed(data)
+        if incoming.fault is not None:
+            self._give_up(incoming.fault)
         self._next()
 
     def _take(self, data: bytes) -> bool:
@@ -170,8 +130,7 @@ class Connection(asyncio.Protocol):
         if found is None:
             return False
         path, target, headers, body = found
-        given = headers.get(b"x-request-id")
-        request_id = given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else ids.fresh()
+        request_id = request_id_of(headers.get(b"x-request-id"))
         request = HttpRequest("POST", path, headers, body, request_id, target, None)
         try:
             handler = self.server.application.enter(request, self)
@@ -191,37 +150,11 @@ class Connection(asyncio.Protocol):
     def _give_up(self, fault: Fault) -> None:
         """Nothing more is read; the client is told in its turn, by whoever takes the body where somebody does."""
         self._deaf = True
-        upload, self._upload = self._upload, None
+        upload, self._incoming.upload = self._incoming.upload, None
         if upload is None:
             self._queue.append(fault)
         else:
             upload.fail(fault)
-
-    def _feed(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            if self._fault is None:
-                self._feed_without_upgrade(data[upgrade.args[0]:])
-        except httptools.HttpParserError as error:
-            self._fault = self._fault or bad_request(f"malformed HTTP: {error}", code="malformed_http")
-
-    def _feed_without_upgrade(self, rest: bytes) -> None:
-        # Some clients offer HTTP/2 with every request. The parser stops at such a head, without reading the body; a
-        # server that does not upgrade ignores the offer (RFC 9110, 7.8). So the request is parsed again without it.
-        method = self._parser.get_method()
-        if method == b"CONNECT":
-            self._fault = Fault(405, "CONNECT is not served", code="method_not_allowed", allow="GET, POST")
-            return
-        tokens = [token.strip() for token in self._headers.pop(b"connection", b"").split(b",")]
-        kept = [token for token in tokens if token.lower() not in {b"upgrade", b"http2-settings"}]
-        headers = {name: value for name, value in self._headers.items() if name not in {b"upgrade", b"http2-settings"}}
-        if kept:
-            headers[b"connection"] = b", ".join(kept)
-        lines = b"".join(b"%b: %b\r\n" % header for header in headers.items())
-        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._url, self._parser.get_http_version().encode(), lines)
-        self._parser = httptools.HttpRequestParser(self)
-        self._feed(head + rest)
 
     def eof_received(self) -> None:
         """A client that closed its sending side counts as gone: its answer would go nowhere."""
@@ -251,118 +184,34 @@ class Connection(asyncio.Protocol):
         if self._handler is not None:
             self._handler.on_resume()
 
-    # ---- httptools; a fault is kept, since exceptions would be wrapped by the parser
+    # ---- what comes (incoming.Line)
 
-    def on_message_begin(self) -> None:
-        """The first byte of a request."""
-        if self._headers or self._url:
-            self._reset()
-        self._in_head = self._began = True
+    def taken(self, request: HttpRequest, *, close: bool, old: bool) -> None:
+        """It waits for its turn."""
+        self._queue.append((request, close, old))
+        self._queued_bytes += len(request.body)
 
-    def on_url(self, url: bytes) -> None:
-        """Part of the URL."""
-        self._url += url
-        if len(self._url) > MAX_URL:
-            self._fault = self._fault or Fault(414, f"the URL is longer than {MAX_URL} bytes", code="uri_too_long")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """One whole header, or a trailer: those are dropped (RFC 9110, 6.5.1), and bounded with the framing."""
-        if not self._in_head:
-            return
-        name = name.lower()
-        if name == b"host":
-            self._hosts += 1
-        self._headers.setdefault(name, value)
-        self._known_size += len(name) + len(value) + 4
-
-    def on_headers_complete(self) -> None:
-        """The head is in: check what can be checked before the body."""
-        self._in_head = False
-        version = self._parser.get_http_version()
-        if version not in {"1.0", "1.1"}:
-            self._fault = self._fault or Fault(505, f"HTTP/{version} is not served", code="http_version")
-        self._bound_head(0)
-        coding = self._headers.get(b"transfer-encoding")
-        if self._fault is None:
-            self._fault = rules.framing_fault(version, self._hosts, coding)
-        length = self._headers.get(b"content-length", b"0").strip()
-        self._declared = int(length) if length.isdigit() else 0
-        if self._declared > self.server.bounds.body_bytes:
-            self._fault = self._fault or rules.too_large_body(self.server.bounds.body_bytes)
-        expect = self._headers.get(b"expect")
-        if expect is not None and self._fault is None:
-            if expect.lower() != b"100-continue":
-                self._fault = Fault(417, f"cannot meet Expect: {expect[:40].decode('latin-1')}", code="expectation_failed")
-            elif version == "1.1":
-                self._continue = True
-                self._tell_continue()
-        if self._fault is None and (self._declared or coding is not None) and not self._parser.should_upgrade():
-            path = self._known_path = self._path()
-            if path in self.server.streamed and self._parser.get_method() == b"POST":
-                self._upload = Upload(None if coding is not None else self._declared, self._throttle)
-                self._enqueue(path, b"")
-
-    def on_body(self, body: bytes) -> None:
-        """Part of the body, without chunk framing."""
-        self._size += len(body)
-        if self._size > self.server.bounds.body_bytes:
-            self._fault = self._fault or rules.too_large_body(self.server.bounds.body_bytes)
-            self._body.clear()
-        elif self._fault is None and self._upload is not None:
-            self._upload.feed(body)
-        elif self._fault is None:
-            self._body.append(body)
-
-    def on_message_complete(self) -> None:
-        """A whole request is in."""
-        if self._fault is not None or self._parser.should_upgrade():
-            return
+    def complete(self) -> None:
+        """A whole request is in: nobody waits for 100 any more."""
         self._continue = False
-        if self._upload is not None:
-            self._upload.finish()
-        else:
-            self._enqueue(self._known_path or self._path(), self._body[0] if len(self._body) == 1 else b"".join(self._body))
-        self._reset()
         self._since = self.server.loop.time()
 
-    def _path(self) -> str:
-        # A server must take the absolute form too (RFC 9112, 3.2.2).
-        url = self._url
-        if url[:1] != b"/":
-            url = _AUTHORITY.sub(b"", url, count=1) or b"/"
-        return url.split(b"?", 1)[0].decode("latin-1")
-
-    def _enqueue(self, path: str, body: bytes) -> None:
-        given = self._headers.get(b"x-request-id", b"")
-        request_id = given.decode() if given and _REQUEST_ID.fullmatch(given) else ids.fresh()
-        target = self._url
-        if target[:1] != b"/":
-            _, mark, query = target.partition(b"?")
-            target = path.encode("latin-1") + mark + query
-        request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body, request_id, target,
-                              self._upload)
-        old = self._parser.get_http_version() == "1.0"
-        self._queue.append((request, not self._parser.should_keep_alive(), old))
-        self._queued_bytes += len(body)
-
-    def _bound_framing(self, more: int) -> None:
-        self._raw += more
-        if self._raw > FRAMING * self._size + self.server.bounds.header_bytes + HIGH_WATER:
-            self._fault = self._fault or bad_request("the body's framing is larger than its content", code="malformed_http")
-
-    def _bound_head(self, more: int) -> None:
-        # What the parser holds of a header that is not whole yet is not seen; but everything read since the request's
-        # first read belongs to its head, so one of the two counts bounds it.
-        self._head_size += more
-        if max(self._head_size, self._known_size) > self.server.bounds.header_bytes:
-            self._fault = self._fault or rules.too_large_head(self.server.bounds.header_bytes)
+    def expects(self) -> None:
+        """100 is due when nothing is answered any more that came before."""
+        self._continue = True
+        self._tell_continue()
 
     # ---- answering
 
     @property
     def receiving(self) -> bool:
         """Whether part of a request is in."""
-        return self._in_head or bool(self._headers)
+        return self._incoming.receiving
+
+    @property
+    def upload(self) -> Upload | None:
+        """The body that is handed on while it comes."""
+        return self._incoming.upload
 
     @property
     def draining(self) -> bool:
@@ -385,7 +234,7 @@ class Connection(asyncio.Protocol):
         self._busy = False
         self._served = True
         self._since = self.server.loop.time()
-        if self._upload is not None and not self._queue:
+        if self.upload is not None and not self._queue:
             self._deaf = True  # it was answered before its body was whole
         if close or (self._deaf and not self._queue):
             self._close()
@@ -406,7 +255,7 @@ class Connection(asyncio.Protocol):
             if request.upload is not None:
                 self._tell_continue()
             self._serve(request, close=close, old=old)
-        self._throttle()
+        self.throttle()
 
     def _serve(self, request: HttpRequest, *, close: bool, old: bool) -> None:
         self._busy = True
@@ -435,11 +284,13 @@ class Connection(asyncio.Protocol):
             self._continue = False
             self.outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
-    def _throttle(self) -> None:
+    def throttle(self) -> None:
+        """Read on, or no further, by what waits."""
         if self._transport is None or self._closing:
             return
+        upload = self.upload
         full = (len(self._queue) > MAX_QUEUED or (len(self._queue) > 0 and self._queued_bytes > MAX_QUEUED_BYTES)
-                or (self._upload is not None and self._upload.blocked))
+                or (upload is not None and upload.blocked))
         if full and not self._paused:
             self._transport.pause_reading()
         elif not full and self._paused:
@@ -483,14 +334,13 @@ class Connection(asyncio.Protocol):
         elif self._closing:
             if now - since > LINGER_S:
                 self.abort()
-        elif self._upload is not None:
-            self._sweep_upload(self._upload, now, since)
+        elif (upload := self.upload) is not None:
+            self._sweep_upload(upload, now, since)
         elif self._busy:
             return
         elif self.receiving:
             if now - since > self._allowed_s():
-                self._fault = rules.too_slow(self._allowed_s())
-                self._refuse(self._fault)
+                self._refuse(rules.too_slow(self._allowed_s()))
         elif now - since > self._idle_s():
             self._close_idle()
 
@@ -502,7 +352,7 @@ class Connection(asyncio.Protocol):
             self._next()
 
     def _allowed_s(self) -> float:
-        return self.server.bounds.receive_s + max(self._declared, self._size) / SLOWEST_BODY
+        return self.server.bounds.receive_s + self._incoming.length / SLOWEST_BODY
 
     def _idle_s(self) -> float:
         return IDLE_LEAVING_S if self.server.leaving else IDLE_S

@@ -1,6 +1,6 @@
 """What of a request is refused by its size, its time and its framing, beside what the parser refuses.
 
-Belongs here: rules and words, without sockets. Does not belong here: counting what came (``connection``).
+Belongs here: rules and words, without sockets. Does not belong here: counting what came (``incoming``).
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ import math
 from email.utils import formatdate
 
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.proxy.connection import Bounds, Connection
+from xpyd_sidecar.proxy.connection import Connection
+from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.reply import Application
 from xpyd_sidecar.proxy.tls import HANDSHAKE_S, LOOK_S, SHUTDOWN_S, Certificate
 from xpyd_sidecar.routing.faults import Fault

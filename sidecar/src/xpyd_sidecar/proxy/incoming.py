@@ -1,0 +1,240 @@
+"""Requests of one connection as they come in: bytes to whole requests, bounded on the way.
+
+    bytes ──feed──▶ httptools ──▶ line.taken(request), and line.complete() when its last byte is in
+
+Belongs here: what the parser says, how much may come, bodies that are handed on while they come. Does not belong here:
+order, answers and time (``connection``), what is refused for its size or framing (``rules``).
+
+The first fault is kept, since exceptions would be wrapped by the parser; nothing is taken after it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Protocol
+
+import httptools
+import msgspec
+
+from xpyd_sidecar.proxy import ids, rules
+from xpyd_sidecar.proxy.reply import HttpRequest
+from xpyd_sidecar.proxy.upload import Upload
+from xpyd_sidecar.routing.faults import Fault, bad_request
+
+MAX_URL = 8192
+FRAMING = 16
+"""Bytes that may come for each byte of a body, beyond what a head may have: bounds extensions of chunks, and trailers."""
+AT_ONCE = 256 << 10
+"""And so many more: what one read may bring."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_AUTHORITY = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Limits of one request."""
+
+    header_bytes: int
+    body_bytes: int
+    receive_s: float
+    """Time a client has to send a request."""
+
+
+class Line(Protocol):
+    """Who gets the requests."""
+
+    def taken(self, request: HttpRequest, *, close: bool, old: bool) -> None:
+        """The next request, in order; ``close``: the last one, ``old``: of HTTP/1.0."""
+
+    def complete(self) -> None:
+        """Its last byte is in."""
+
+    def expects(self) -> None:
+        """The client waits for 100 before it sends the body."""
+
+    def throttle(self) -> None:
+        """Whether an upload is blocked may have changed."""
+
+
+def request_id_of(given: bytes | None) -> str:
+    """The client's own request id where it is one, else a new one."""
+    return given.decode() if given and _REQUEST_ID.fullmatch(given) else ids.fresh()
+
+
+class Incoming:
+    """What has come of the next request."""
+
+    __slots__ = ("_began", "_body", "_bounds", "_declared", "_head_size", "_headers", "_hosts", "_in_head", "_known_path",
+                 "_known_size", "_line", "_parser", "_raw", "_size", "_streamed", "_url", "fault", "upload")
+
+    def __init__(self, bounds: Bounds, streamed: frozenset[str], line: Line) -> None:
+        """``streamed``: paths whose bodies are handed on while they come."""
+        self._bounds = bounds
+        self._streamed = streamed
+        self._line = line
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._began = False
+        """The request that is being received began in the latest read."""
+        self.fault: Fault | None = None
+        """What is wrong with it: where the next one would begin is not known."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._known_path = ""
+        self._headers: dict[bytes, bytes] = {}
+        self._head_size = self._known_size = 0
+        self._body: list[bytes] = []
+        self._size = self._raw = 0
+        self._declared = 0
+        self._hosts = 0
+        self._in_head = False
+        self.upload: Upload | None = None
+        """The body, where it is handed on while it comes."""
+
+    @property
+    def receiving(self) -> bool:
+        """Whether part of a request is in."""
+        return self._in_head or bool(self._headers)
+
+    @property
+    def length(self) -> int:
+        """Bytes of its body, as far as they are known."""
+        return max(self._declared, self._size)
+
+    def feed(self, data: bytes) -> None:
+        """Bytes of one or several requests, or of a part of one; ``fault`` says whether they are in order."""
+        self._began = False
+        self._parse(data)
+        if self._in_head:
+            self._bound_head(0 if self._began else len(data))
+        elif self._headers and not self._began:
+            self._bound_framing(len(data))
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.fault is None:
+                self._parse_without_upgrade(data[upgrade.args[0]:])
+        except httptools.HttpParserError as error:
+            self.fault = self.fault or bad_request(f"malformed HTTP: {error}", code="malformed_http")
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        # Some clients offer HTTP/2 with every request. The parser stops at such a head, without reading the body; a
+        # server that does not upgrade ignores the offer (RFC 9110, 7.8). So the request is parsed again without it.
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self.fault = Fault(405, "CONNECT is not served", code="method_not_allowed", allow="GET, POST")
+            return
+        tokens = [token.strip() for token in self._headers.pop(b"connection", b"").split(b",")]
+        kept = [token for token in tokens if token.lower() not in {b"upgrade", b"http2-settings"}]
+        headers = {name: value for name, value in self._headers.items() if name not in {b"upgrade", b"http2-settings"}}
+        if kept:
+            headers[b"connection"] = b", ".join(kept)
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers.items())
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._url, self._parser.get_http_version().encode(), lines)
+        self._parser = httptools.HttpRequestParser(self)
+        self._parse(head + rest)
+
+    # ---- httptools
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        if self._headers or self._url:
+            self._reset()
+        self._in_head = self._began = True
+
+    def on_url(self, url: bytes) -> None:
+        """Part of the URL."""
+        self._url += url
+        if len(self._url) > MAX_URL:
+            self.fault = self.fault or Fault(414, f"the URL is longer than {MAX_URL} bytes", code="uri_too_long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One whole header, or a trailer: those are dropped (RFC 9110, 6.5.1), and bounded with the framing."""
+        if not self._in_head:
+            return
+        name = name.lower()
+        if name == b"host":
+            self._hosts += 1
+        self._headers.setdefault(name, value)
+        self._known_size += len(name) + len(value) + 4
+
+    def on_headers_complete(self) -> None:
+        """The head is in: check what can be checked before the body."""
+        self._in_head = False
+        version = self._parser.get_http_version()
+        if version not in {"1.0", "1.1"}:
+            self.fault = self.fault or Fault(505, f"HTTP/{version} is not served", code="http_version")
+        self._bound_head(0)
+        coding = self._headers.get(b"transfer-encoding")
+        if self.fault is None:
+            self.fault = rules.framing_fault(version, self._hosts, coding)
+        length = self._headers.get(b"content-length", b"0").strip()
+        self._declared = int(length) if length.isdigit() else 0
+        if self._declared > self._bounds.body_bytes:
+            self.fault = self.fault or rules.too_large_body(self._bounds.body_bytes)
+        expect = self._headers.get(b"expect")
+        if expect is not None and self.fault is None:
+            if expect.lower() != b"100-continue":
+                self.fault = Fault(417, f"cannot meet Expect: {expect[:40].decode('latin-1')}", code="expectation_failed")
+            elif version == "1.1":
+                self._line.expects()
+        if self.fault is None and (self._declared or coding is not None) and not self._parser.should_upgrade():
+            path = self._known_path = self._path()
+            if path in self._streamed and self._parser.get_method() == b"POST":
+                self.upload = Upload(None if coding is not None else self._declared, self._line.throttle)
+                self._take(path, b"")
+
+    def on_body(self, body: bytes) -> None:
+        """Part of the body, without chunk framing."""
+        self._size += len(body)
+        if self._size > self._bounds.body_bytes:
+            self.fault = self.fault or rules.too_large_body(self._bounds.body_bytes)
+            self._body.clear()
+        elif self.fault is None and self.upload is not None:
+            self.upload.feed(body)
+        elif self.fault is None:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """A whole request is in."""
+        if self.fault is not None or self._parser.should_upgrade():
+            return
+        if self.upload is not None:
+            self.upload.finish()
+        else:
+            self._take(self._known_path or self._path(), self._body[0] if len(self._body) == 1 else b"".join(self._body))
+        self._reset()
+        self._line.complete()
+
+    def _path(self) -> str:
+        # A server must take the absolute form too (RFC 9112, 3.2.2).
+        url = self._url
+        if url[:1] != b"/":
+            url = _AUTHORITY.sub(b"", url, count=1) or b"/"
+        return url.split(b"?", 1)[0].decode("latin-1")
+
+    def _take(self, path: str, body: bytes) -> None:
+        target = self._url
+        if target[:1] != b"/":
+            _, mark, query = target.partition(b"?")
+            target = path.encode("latin-1") + mark + query
+        request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body,
+                              request_id_of(self._headers.get(b"x-request-id")), target, self.upload)
+        self._line.taken(request, close=not self._parser.should_keep_alive(),
+                         old=self._parser.get_http_version() == "1.0")
+
+    # ---- bounds
+
+    def _bound_framing(self, more: int) -> None:
+        self._raw += more
+        if self._raw > FRAMING * self._size + self._bounds.header_bytes + AT_ONCE:
+            self.fault = self.fault or bad_request("the body's framing is larger than its content", code="malformed_http")
+
+    def _bound_head(self, more: int) -> None:
+        # What the parser holds of a header that is not whole yet is not seen; but everything read since the request's
+        # first read belongs to its head, so one of the two counts bounds it.
+        self._head_size += more
+        if max(self._head_size, self._known_size) > self._bounds.header_bytes:
+            self.fault = self.fault or rules.too_large_head(self._bounds.header_bytes)
