@@ -1,6 +1,6 @@
 """Requests of one connection as they come in: bytes to whole requests, bounded on the way.
 
-    bytes ──feed──▶ httptools ──▶ line.taken(request), and line.complete() when its last byte is in
+    bytes ──feed──▶ httptools ──▶ line.taken(request); line.complete() when its last byte is in
 
 Belongs here: what the parser says, how much may come, bodies that are handed on while they come. Does not belong here:
 order, answers and time (``connection``), what is refused for its size or framing (``rules``).
@@ -201,12 +201,12 @@ class Incoming:
         """A whole request is in."""
         if self.fault is not None or self._parser.should_upgrade():
             return
+        self._line.complete()  # first: who takes the body may answer at once
         if self.upload is not None:
             self.upload.finish()
         else:
             self._take(self._known_path or self._path(), self._body[0] if len(self._body) == 1 else b"".join(self._body))
         self._reset()
-        self._line.complete()
 
     def _path(self) -> str:
         # A server must take the absolute form too (RFC 9112, 3.2.2).
