@@ -1,8 +1,8 @@
 """Carries out one exchange: its instructions become calls and replies, what comes back becomes events.
 
-Belongs here: the I/O of one generation request. Does not belong here: decisions (``routing.exchange``) and sockets
-(``server``, ``upstream``). The hot path of a stream is ``on_events`` → ``Reply.write``; the exchange hears of its first
-event and of its end.
+Belongs here: the I/O of one generation request. Does not belong here: decisions (``routing.exchange``), what engines are
+asked (``asking``) and sockets (``server``, ``upstream``). The hot path of a stream is ``on_events`` → ``Reply.write``; the
+exchange hears of its first event and of its end.
 """
 
 from __future__ import annotations
@@ -13,30 +13,27 @@ from collections.abc import Callable
 from functools import partial
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import msgspec
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.proxy.access import access, line_of
+from xpyd_sidecar.proxy.asking import Asking
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.kept import FirstToken
-from xpyd_sidecar.proxy.noted import NotedStream
 from xpyd_sidecar.proxy.patience import Alarm
 from xpyd_sidecar.proxy.reply import Reply
-from xpyd_sidecar.proxy.streams import spliced, stream_of
+from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.proxy.upstream import Call, request_bytes
 from xpyd_sidecar.proxy.wire import chunk_of
-from xpyd_sidecar.routing import bodies, continuation, fields
+from xpyd_sidecar.routing import bodies, fields
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange import Exchange, Picks
 from xpyd_sidecar.routing.faults import Fault
-from xpyd_sidecar.routing.p2p import PairedById
 from xpyd_sidecar.routing.pick import Pair
 from xpyd_sidecar.routing.record import LegRecord, Record
 from xpyd_sidecar.routing.roster import Member
-from xpyd_sidecar.routing.splice import Splicer
 from xpyd_sidecar.routing.straight import DECODE, NO_DEADLINE_S, PREFILL, Straight
 
 if TYPE_CHECKING:
@@ -71,9 +68,9 @@ class _Leg:
 class Serving:
     """One generation request, from its parsed fields to its last byte."""
 
-    __slots__ = ("_answer", "_asking", "_course", "_dispatch", "_first", "_going", "_gone", "_held", "_legs", "_loop",
-                 "_made", "_paired", "_passed", "_paused", "_picks", "_position", "_relaying", "_reply", "_request",
-                 "_speaks", "_timer", "_timer_at", "record", "trace")
+    __slots__ = ("_answer", "_asking", "_course", "_dispatch", "_first", "_gone", "_held", "_legs", "_loop", "_made",
+                 "_passed", "_paused", "_picks", "_relaying", "_reply", "_request", "_timer", "_timer_at", "record",
+                 "trace")
 
     def __init__(self, dispatch: Dispatch, reply: Reply, request: bodies.Request, transfer: TransferId,
                  passed: list[tuple[bytes, bytes]], *, picks: Picks) -> None:
@@ -85,16 +82,7 @@ class Serving:
         """Headers of the client that engines read."""
         self.record = Record(reply.request_id, transfer, request.api, request.stream, skips=request.skips,
                              arrived=perf_counter(), arrived_unix=time())
-        self._position = (continuation.position_of(request, goes_on=dispatch.config.failover == "continue")
-                          if request.shape is None else request.shape.position())
-        """What the client has of a stream that can go on elsewhere."""
-        self._asking: bodies.Request | None = None
-        self._going: continuation.Going | None = None
-        first = dispatch.config.first_token
-        self._speaks = first == "prefill" and continuation.speaks_first(request, self._position)
-        """The client gets prefill's token."""
-        self._paired = PairedById()
-        """Legs to older engines."""
+        self._asking = Asking(request, dispatch.config)
         self._held: _Leg | None = None
         """Decode's leg to an older engine while prefill's is open."""
         self._picks = picks
@@ -124,7 +112,7 @@ class Serving:
         if lane.prefill is None:
             course.prefilled(lane.prefilled_at)
         if lane.head is not None:
-            serving._position = lane.position
+            serving._asking.position = lane.position
         if began:
             course.begun(lane.begun_at)
             reply.begun(200, lane.sent, close=lane.close)
@@ -139,7 +127,7 @@ class Serving:
                 leg.first_at = lane.begun_s if decode else lane.prefilled_s
                 leg.ended, leg.result = (perf_counter() if decode else lane.prefilled_s), "2xx"
                 continue
-            events = (lane.stream or stream_of(serving._position, framed=True)) if decode else None
+            events = (lane.stream or stream_of(serving._asking.position, framed=True)) if decode else None
             call = Call(dispatch.pool, send.target.http, request, serving, streams=decode, framed=True, events=events,
                         tag=send.leg)
             call.taken_over(connection, lane.began)
@@ -162,15 +150,8 @@ class Serving:
         if pair is None:
             self._do(self._exchange.start(course.began))  # it knows why
             return
-        sends = [] if self._speaks else course.start(pair, self.record.transfer, limits)
+        sends = [] if self._asking.speaks else course.start(pair, self.record.transfer, limits)
         self._do(sends or self._exchange.started(pair, course.began))
-
-    @property
-    def _asked(self) -> bodies.Request:
-        """What legs ask now."""
-        if self._asking is None:
-            self._asking = continuation.first_request(self._request, self._position)
-        return self._asking
 
     @property
     def _exchange(self) -> Exchange:
@@ -179,7 +160,7 @@ class Serving:
             dispatch = self._dispatch
             self._made = self._course.exchange(
                 self.record.transfer, self._picks, dispatch.limits, dispatch.budget, skips=self._request.skips,
-                course=self if self._position is not None else None)
+                course=self._asking if self._asking.position is not None else None)
         return self._made
 
     # ---- the client (server.Handler)
@@ -234,8 +215,8 @@ class Serving:
             leg.record.first_at = leg.record.ended
             self._course.prefilled(self._loop.time())
             return
-        if self._going is not None and self._position is not None and 400 <= status < 500:
-            self._position.forgets = True  # the engine does not take the ids
+        if 400 <= status < 500:
+            self._asking.refused()
         if leg is not None:
             leg.record.first_at = leg.record.ended
             if status >= 500 or aborted:
@@ -246,7 +227,7 @@ class Serving:
         self._on(mv.Answered(call.tag, status, aborted))
         self._answer = None
         if self._held is not None and leg is not None and leg.send.role is Role.PREFILL and status < 300 and not aborted:
-            self._paired.answered(body)
+            self._asking.prefilled(body)
             self._send_held()
 
     def on_failed(self, call: Call, kind: mv.Kind, reason: str) -> None:
@@ -278,15 +259,6 @@ class Serving:
             target = leg.send.target
             if (target.instance, target.incarnation) == (instance, incarnation) and leg.send.leg in self._legs:
                 self._on(mv.Leaving(leg.send.leg, reason))
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the client's stream can go on elsewhere (exchange.Course)."""
-        return self._position is not None and self._position.goes_on
-
-    def tail(self) -> bytes | None:
-        """What is missing of the client's stream, where no engine is needed for it (exchange.Course)."""
-        return None if self._position is None else self._position.tail()
 
     def sweep(self, now: float, awake: float, stall_s: float) -> None:
         """Called every second: doubt an engine that is silent on an open leg, and mind the deadline.
@@ -374,32 +346,24 @@ class Serving:
         member = self._dispatch.leg_opened(target)
         record = LegRecord(send.role, target.instance, 0 if send.params is None else send.params.attempt, perf_counter())
         self.record.legs.append(record)
-        speaks = self._speaks and not decode and not target.p2p and not self._reply.started
-        events: EventStream | None = FirstToken(framed=self._reply.framed) if speaks else None
+        asking, framed = self._asking, self._reply.framed
+        speaks = asking.speaks and not decode and not target.p2p and not self._reply.started
+        events: EventStream | None = FirstToken(framed=framed) if speaks else None
         if decode and self._request.stream:
-            events = self._events()
-        call = self._dispatch.pool.hold(target.http, self, streams=events is not None, framed=self._reply.framed,
-                                        events=events, tag=send.leg)
+            events = asking.stream(framed=framed)
+        call = self._dispatch.pool.hold(target.http, self, streams=events is not None, framed=framed, events=events,
+                                        tag=send.leg)
         leg = self._legs[send.leg] = _Leg(send, call, member, record)
-        shape = self._request.shape
-        if shape is not None and send.params is not None and self._going is None and not (speaks or target.p2p):
-            self._ask(leg, self._reply.request_id.encode(), shape.body(send.params, self._request.slots))
-        elif speaks and send.params is not None:
-            self._ask(leg, self._reply.request_id.encode(), bodies.first_token_body(self._asked, send.params))
-        elif not target.p2p:
-            self._ask(leg, self._reply.request_id.encode(), bodies.body_of(self._asked, send.role, send.params))
-        elif decode:
+        asked = asking.leg(send, self._reply.request_id.encode(), speaks=speaks)
+        if asked is None:
             self._held = leg
         else:
-            assert send.params is not None
-            assert send.params.peer is not None
-            body = self._paired.prefill(self._asked, target, send.params.peer.control, uuid4().hex)
-            self._ask(leg, self._paired.request_id, body)
+            self._ask(leg, *asked)
 
     def _send_held(self) -> None:
         leg, self._held = self._held, None
         if leg is not None and leg.send.leg in self._legs:  # not cancelled meanwhile
-            self._ask(leg, self._paired.request_id, self._paired.decode(self._asked, leg.send.target))
+            self._ask(leg, *self._asking.held(leg.send.target))
 
     def _ask(self, leg: _Leg, request_id: bytes, body: bytes) -> None:
         target = leg.send.target
@@ -411,41 +375,14 @@ class Serving:
         self._dispatch.pool.send(leg.call, request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body))
 
     def _resume(self, _: mv.Resume) -> None:
-        assert self._position is not None, "a stream goes on that cannot"
-        if self._paired.request_id:
-            self._position.forgets = True  # an older engine knows nothing of ids in place of a prompt
-        self._going = continuation.go_on(self._request, self._position)
-        self._asking = self._going.request
-        logger.info("a stream goes on elsewhere", extra={
-            "transfer": self.record.transfer, "way": "continue" if self._going.keep else "replay",
-            "tokens": self._position.tokens})
-
-    def _events(self) -> EventStream:
-        """What reads the stream of the next decode leg."""
-        framed = self._reply.framed
-        if self._going is None or self._position is None:
-            if self._position is not None and self._position.id:  # of a leg that gave nothing to the client
-                self._position = continuation.position_of(self._request, goes_on=True)
-            return stream_of(self._position, framed=framed)
-        return spliced(self._position, self._going, framed=framed)
-
-    def _speak(self, token: FirstToken) -> None:
-        """Prefill's token goes to the client: decode's stream goes on behind it."""
-        position = self._position
-        assert position is not None
-        position.prompt = token.prompt
-        for event in token.events:
-            position.note(event)
-        going = continuation.again(self._request, position)
-        for leg in self._legs.values():
-            if isinstance(leg.call.events, NotedStream):
-                leg.call.events.splice(Splicer(position, going))
+        way, tokens = self._asking.resume()
+        logger.info("a stream goes on elsewhere", extra={"transfer": self.record.transfer, "way": way, "tokens": tokens})
 
     def _relay(self, instruction: mv.Relay) -> None:
         call = self._legs[instruction.leg].call
         assert call.head is not None
         if isinstance(call.events, FirstToken):
-            self._speak(call.events)
+            self._asking.spoken(call.events, (leg.call.events for leg in self._legs.values()))
         else:
             self._relaying = call
             call.relay_to(self._reply.write, self._reply.outlet)
@@ -510,8 +447,8 @@ class Serving:
             record.attempt = 1
         else:
             record.attempt, record.retries, record.continued = self._made.attempt, self._made.retries, self._made.continued
-        if self._position is not None:
-            record.tokens, record.prompt_tokens = self._position.tokens, self._position.prompt_tokens
+        if (position := self._asking.position) is not None:
+            record.tokens, record.prompt_tokens = position.tokens, position.prompt_tokens
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._dispatch.closed(self, record)
         if self.trace is not None:
