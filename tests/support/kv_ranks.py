@@ -185,3 +185,9 @@ class DecodeRank:
 def content(region: int, block: int, size: int = BLOCK) -> bytes:
     """A block's bytes, different for every place."""
     return bytes((region * 97 + block * 31 + n) % 251 for n in range(size))
+
+
+def push(p: PrefillRank, which: str = "a", first: int = 0, count: int = 4) -> None:
+    """So many blocks of every array are computed."""
+    for region in range(REGIONS):
+        p.copy(key(which), region, first, [content(region, first + n, p.block) for n in range(count)])

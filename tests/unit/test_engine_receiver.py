@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from kv_ranks import REGIONS, TIMEOUT_S, DecodeRank, PrefillRank, content, key
+from kv_ranks import REGIONS, TIMEOUT_S, DecodeRank, PrefillRank, content, key, push
 from wire import Wire
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
@@ -17,11 +17,6 @@ from xpyd_sidecar.engine.links.tcp import Connection
 from xpyd_sidecar.kv import frames
 from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.kv.keys import Outcome
-
-
-def push(p: PrefillRank, which: str = "a", first: int = 0, count: int = 4) -> None:
-    for region in range(REGIONS):
-        p.copy(key(which), region, first, [content(region, first + n, p.block) for n in range(count)])
 
 
 def test_missing_blocks_arrive_in_their_places_and_prefill_hears_of_it() -> None:

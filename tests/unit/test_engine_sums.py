@@ -6,7 +6,7 @@ import random
 import time
 
 import pytest
-from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key
+from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key, push
 
 from xpyd_sidecar.engine.links import moves
 from xpyd_sidecar.engine.links.base import Blocks, Sums
@@ -59,8 +59,7 @@ def test_what_was_asked_for_or_given_back_is_not_summed_up_again(counted: list[i
 @pytest.mark.parametrize("cover", [True, False])
 def test_prefill_sums_up_what_waits_to_be_asked_for(cover: bool, counted: list[int]) -> None:
     with PrefillRank(cover=cover) as p, DecodeRank(cover=cover, direct=True) as d:
-        for region in range(REGIONS):
-            p.copy(key(), region, 0, [content(region, n, p.block) for n in range(4)])
+        push(p)
         end = time.monotonic() + 20
         while cover and len(counted) < REGIONS:
             assert time.monotonic() < end
