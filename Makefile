@@ -42,8 +42,8 @@ lint: $(STAMP) ## Style, types, import contracts, generated files
 	@$(BIN)/xpyd render reference --check
 	@$(BIN)/python scripts/manifests.py --check
 
-test-unit: $(STAMP) ## Pure parts and sockets, without engines (3 minutes)
-	@$(BIN)/pytest tests/unit
+test-unit: $(STAMP) ## Pure parts and sockets, without engines (2 minutes)
+	@$(BIN)/pytest tests/unit --numprocesses 3 --dist loadfile
 
 test-browser: $(STAMP) ## The dashboard in headless Chromium (a minute; root installs the browser)
 	@PYTHONPATH=tests/support $(BIN)/python scripts/browser.py

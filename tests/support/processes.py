@@ -2,7 +2,9 @@
 
 A guard process, one per interpreter and started with the first group, holds the read end of a pipe: when this
 interpreter ends in whatever way (kill -9 too), the pipe closes and the guard kills every group that is still named to it.
-A killed engine leaves shared memory of random names; it is known by who maps it, and removed with the group.
+A killed process leaves files of random names, which go with its group: sockets and temporary files, since TMPDIR is a
+folder of the group's own; semaphores, since Python's resource trackers, which know their names, are ended last; and shared
+memory that no tracker knows, by who maps it.
 
     Group(["vllm", …], log=Path("e0.log"))   start
     .wait_until(condition, deadline_s, what)  fails with the tail of the log, at once if the process has ended
@@ -13,10 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
@@ -24,6 +28,8 @@ from typing import IO
 
 TAIL_LINES = 60
 GONE_S = 30.0
+TRACKERS_S = 5.0
+TRACKER = b"multiprocessing.resource_tracker"
 
 SHM = "/dev/shm/"
 _guard: subprocess.Popen[str] | None = None
@@ -88,17 +94,34 @@ def shared_memory(pids: Iterable[int]) -> set[str]:
     return found
 
 
-def end_group(group: int, shm: Set[str] = frozenset()) -> None:
-    """kill -9 of a group; returns once its processes are gone, and with them the shared memory that was theirs alone."""
-    shm = set(shm) | shared_memory(pids_of(group))
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGKILL)
-    end = time.monotonic() + GONE_S
-    while (left := pids_of(group)) and time.monotonic() < end:
+def is_tracker(pid: int) -> bool:
+    """Whether a process removes what others of Python's multiprocessing leave: it ends by itself once they have."""
+    with contextlib.suppress(OSError):
+        return TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def _kill(group: int, *, spare: Callable[[int], bool], within_s: float) -> None:
+    """kill -9 of those that are not spared, until none of them is left, new ones included."""
+    end = time.monotonic() + within_s
+    while (left := [pid for pid in pids_of(group) if not spare(pid)]) and time.monotonic() < end:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
+
+
+def end_group(group: int, shm: Set[str] = frozenset()) -> None:
+    """kill -9 of a group; returns once its processes are gone, and with them the shared memory that was theirs alone."""
+    shm = set(shm) | shared_memory(pids_of(group))
+    _kill(group, spare=is_tracker, within_s=GONE_S)
+    for tracker in pids_of(group):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(tracker, signal.SIGCONT)  # a test may have stopped all of the group
+    end = time.monotonic() + TRACKERS_S
+    while pids_of(group) and time.monotonic() < end:
+        time.sleep(0.01)
+    _kill(group, spare=lambda pid: False, within_s=GONE_S)
     if shm:
         everyone = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
         for path in shm - shared_memory(everyone):
@@ -107,12 +130,17 @@ def end_group(group: int, shm: Set[str] = frozenset()) -> None:
 
 
 def guard(lines: Iterable[str]) -> None:
-    """Keep the set of groups that ``lines`` tells ("+123", "-123"); at their end kill those that are left."""
-    alive: set[int] = set()
+    """Keep the groups that ``lines`` tells ("+123 /tmp/its-folder", "-123"); at their end kill those that are left."""
+    alive: dict[int, str] = {}
     for line in lines:
-        (alive.add if line[0] == "+" else alive.discard)(int(line[1:]))
-    for group in alive:
+        number, _, folder = line[1:].strip().partition(" ")
+        if line[0] == "+":
+            alive[int(number)] = folder
+        else:
+            alive.pop(int(number), None)
+    for group, folder in alive.items():
         end_group(group)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _tell_guard(line: str) -> None:
@@ -133,12 +161,14 @@ class Group:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[bytes] = open(log, "ab")  # noqa: SIM115 (closed by kill)
-        self._process = subprocess.Popen(command, env=dict(env) if env is not None else None, stdin=subprocess.DEVNULL,
-                                         stdout=self._file, stderr=subprocess.STDOUT, start_new_session=True)
+        self._tmp = tempfile.mkdtemp(prefix="g-")  # not under the log's folder: paths of sockets must be short
+        self._process = subprocess.Popen(command, env={**(os.environ if env is None else env), "TMPDIR": self._tmp},
+                                         stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT,
+                                         start_new_session=True)
         self.pid = self._process.pid
         self._gone = False
         self._shm: set[str] = set()
-        _tell_guard(f"+{self.pid}")
+        _tell_guard(f"+{self.pid} {self._tmp}")
 
     def returncode(self) -> int | None:
         """None while the first process of the group lives."""
@@ -201,6 +231,7 @@ class Group:
         self._process.wait(GONE_S)
         self._gone = True
         self._file.close()
+        shutil.rmtree(self._tmp)
         _tell_guard(f"-{self.pid}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +51,33 @@ def test_shared_memory_of_a_killed_process_goes_with_it(tmp_path: Path) -> None:
     assert name.exists()
     group.kill()
     assert not name.exists()
+
+
+SEMAPHORE = """
+import multiprocessing, tempfile, time
+context = multiprocessing.get_context("spawn")
+lock = context.Lock()
+tempfile.NamedTemporaryFile(delete=False).write(b"left")
+print("name", lock._semlock.name.lstrip("/"), tempfile.gettempdir(), "end", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_semaphores_and_temporary_files_of_a_killed_process_go_with_it(tmp_path: Path, stopped: bool) -> None:
+    """Where processes are spawned, a semaphore keeps its name, and who it is by no map tells."""
+    group = Group([sys.executable, "-c", SEMAPHORE], log=tmp_path / "log")
+    group.wait_until(lambda: "end" in group.tail(), 10, "up", poll_s=0.01)
+    _, name, folder, _ = group.tail().split()
+    left = Path("/dev/shm") / f"sem.{name}"
+    assert left.exists()
+    assert any(Path(folder).iterdir())
+    if stopped:
+        group.signal_all(signal.SIGSTOP)
+    group.kill()
+    assert not left.exists()
+    assert not Path(folder).exists()
+    assert group.pids() == []
 
 
 def test_stop_reports_the_exit_code(tmp_path: Path) -> None:
