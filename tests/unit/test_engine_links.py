@@ -22,13 +22,13 @@ from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key, push
 from link_peers import DecodeProcess, PrefillProcess
 
 from xpyd_sidecar.engine import gates
-from xpyd_sidecar.engine.links import arena, inviting, moves, near, plain, process_vm, tcp
+from xpyd_sidecar.engine.links import arena, connection, inviting, moves, near, place, plain, process_vm
 from xpyd_sidecar.engine.links.arena import ArenaLink, ArenaReader
 from xpyd_sidecar.engine.links.base import Blocks
 from xpyd_sidecar.engine.links.moves import Scatter
 from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.links.place import Place, packed
 from xpyd_sidecar.engine.links.process_vm import ProcessLink, ProcessReader
-from xpyd_sidecar.engine.links.tcp import Place, packed
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.frames import Kind
@@ -55,7 +55,7 @@ def ways(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.Monke
 @pytest.fixture
 def plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The links without what is compiled."""
-    for module in (gates, process_vm, tcp):
+    for module in (gates, process_vm, place):
         monkeypatch.setattr(module, "Scatter", plain.Scatter)
     for name, value in {"send": plain.send, "sums": plain.sums, "COMPILED": False}.items():
         monkeypatch.setattr(moves, name, value)
@@ -196,7 +196,7 @@ def test_another_host_gets_tcp_or_a_refusal(monkeypatch: pytest.MonkeyPatch) -> 
 def test_both_ends_know_whether_they_run_on_one_host(transport: str, one_address: bool, hosts: str, expected: bool,
                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     if not one_address:
-        monkeypatch.setattr(tcp, "_beside", lambda _: False)
+        monkeypatch.setattr(connection, "_beside", lambda _: False)
     numbers = itertools.count()
     monkeypatch.setattr(near, "host", lambda: "here" if hosts == "one" else f"host {next(numbers)}")
     with PrefillRank(ways=Ways(transport)) as p, DecodeRank(ways=Ways(transport), direct=True) as d:

@@ -13,7 +13,7 @@ from wire import Wire
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
 from xpyd_sidecar.engine.links import moves
-from xpyd_sidecar.engine.links.tcp import Connection
+from xpyd_sidecar.engine.links.incoming import Incoming, Taker
 from xpyd_sidecar.kv import frames
 from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.kv.keys import Outcome
@@ -112,13 +112,13 @@ def followed(monkeypatch: pytest.MonkeyPatch) -> list[Header]:
     """Frames, of 64 KiB, that were received in one call with the one before them."""
     monkeypatch.setattr(frames, "DIRECT_BYTES", 64 << 10)
     found: list[Header] = []
-    real = Connection._next
+    real = Incoming._next
 
-    def following(self: Connection, raw: bytes) -> None:
-        real(self, raw)
+    def following(self: Incoming, taker: Taker, raw: bytes) -> None:
+        real(self, taker, raw)
         found.append(frames.decode(raw))
 
-    monkeypatch.setattr(Connection, "_next", following)
+    monkeypatch.setattr(Incoming, "_next", following)
     return found
 
 

@@ -14,9 +14,10 @@ from typing import Final
 from xpyd_sidecar.engine.ahead import Slot
 from xpyd_sidecar.engine.arrivals import Arrived, Asked, Shared
 from xpyd_sidecar.engine.bounds import Chunk
+from xpyd_sidecar.engine.links.connection import Connection
 from xpyd_sidecar.engine.links.grouping import Taker
 from xpyd_sidecar.engine.links.near import Reader
-from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Expected, Place, packed
+from xpyd_sidecar.engine.links.place import NOWHERE, Expected, Place, packed
 from xpyd_sidecar.errors import ChecksumError, ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.blocks import overlap, runs

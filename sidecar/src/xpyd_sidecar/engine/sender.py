@@ -20,10 +20,12 @@ from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, join_host_port
 from xpyd_sidecar.engine.bounds import Budget, Mark
 from xpyd_sidecar.engine.links.base import Blocks, Sums
+from xpyd_sidecar.engine.links.connection import Connection
 from xpyd_sidecar.engine.links.grouping import Context, Grouping
 from xpyd_sidecar.engine.links.inviting import Arenas, Inviting, NoWay
 from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place, TcpLink
+from xpyd_sidecar.engine.links.place import NOWHERE, Place
+from xpyd_sidecar.engine.links.tcp import TcpLink
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.notes import Noted, Noting
 from xpyd_sidecar.engine.spilling import Spilling

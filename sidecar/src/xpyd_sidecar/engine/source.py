@@ -16,8 +16,9 @@ from xpyd_sidecar.engine.arrivals import Asked, Shared
 from xpyd_sidecar.engine.gates import Target
 from xpyd_sidecar.engine.intake import Intake
 from xpyd_sidecar.engine.joining import Joining
+from xpyd_sidecar.engine.links.connection import Connection
 from xpyd_sidecar.engine.links.grouping import Context
-from xpyd_sidecar.engine.links.tcp import NOWHERE, Connection, Place
+from xpyd_sidecar.engine.links.place import NOWHERE, Place
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.sender import IDLE_S
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError

@@ -1,6 +1,6 @@
 """What sender and receiver ask of a link, whatever moves the bytes.
 
-A session between two ranks always runs over TCP (``links.tcp``): who the peer is, READY, DONE, CANCEL, GONE, and liveness.
+A session between two ranks always runs over TCP (``connection``): who the peer is, READY, DONE, CANCEL, GONE, liveness.
 A link is how blocks travel beside it; it belongs to one session and is chosen when the session begins (``links.near``).
 Blocks of one transfer may arrive in any order; a link says that a put has left, the receiver counts what is in place.
 """
