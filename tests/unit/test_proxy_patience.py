@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import time
 
 import pytest
 
 from xpyd_sidecar.proxy import patience
-from xpyd_sidecar.proxy.patience import Alarm, within
+from xpyd_sidecar.proxy.patience import Alarm, Reminder, within
 
 LOOPS = ("asyncio", "uvloop")
 
@@ -43,6 +44,29 @@ async def test_a_deadline_that_is_noticed_in_time_has_no_grace_and_a_cancelled_o
     Alarm(loop, loop.time() + 0.02, rung.set)
     async with asyncio.timeout(30):
         await rung.wait()
+
+
+async def test_a_moment_that_moves_rings_once_it_is_near_and_no_later_than_it_came_to_be() -> None:
+    loop = asyncio.get_running_loop()
+    rung: list[float] = []
+    reminder = Reminder(loop, lambda: rung.append(loop.time()))
+    reminder.at(loop.time() + patience.SOON_S + 100)
+    assert reminder._alarm is None, "far away: said again"
+    reminder.at(first := loop.time() + 0.05)
+    alarm = reminder._alarm
+    reminder.at(first + 0.1)
+    assert reminder._alarm is alarm, "too early is cheaper than anew"
+    reminder.at(first - 0.02)
+    assert reminder._alarm is not alarm
+    await asyncio.sleep(0.2)
+    assert len(rung) == 1
+    assert rung[0] >= first - 0.025, "uvloop counts milliseconds"
+    reminder.at(loop.time() + 0.02)
+    reminder.at(math.inf)
+    reminder.at(loop.time() + 0.02)
+    reminder.cancel()
+    await asyncio.sleep(0.1)
+    assert len(rung) == 1
 
 
 @pytest.mark.usefixtures("short")

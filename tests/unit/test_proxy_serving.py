@@ -11,7 +11,7 @@ from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 from scripted_engine import Play, ScriptedEngine
 
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation
-from xpyd_sidecar.proxy import serving
+from xpyd_sidecar.proxy import patience, serving
 from xpyd_sidecar.proxy.reply import Reply
 
 LOOPS = ("uvloop",)
@@ -312,13 +312,14 @@ async def test_a_request_that_takes_too_long_is_ended() -> None:
 
 
 async def test_a_deadline_that_was_far_away_at_first_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "SOON_S", 0.1)
+    for module in (serving, patience):
+        monkeypatch.setattr(module, "SOON_S", 0.1)
     async with fleet(1, 1, request_timeout_s=0.5) as f:
         f.d[0].plays.append(Play(hold=asyncio.Event()))
         task = asyncio.ensure_future(f.complete(stream=True))
         await f.wait(lambda: bool(f.d[0].seen), "decode asked")
         [open_] = f.dispatch.servings
-        assert open_._timer is None
+        assert open_._reminder._alarm is None
         answer = await task
         assert (answer.status, answer.json["error"]["code"]) == (504, "engine_timeout")
 

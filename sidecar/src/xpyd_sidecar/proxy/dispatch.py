@@ -136,12 +136,11 @@ class Dispatch:
         record.queued_s = queued_s
         record.arrived -= queued_s
         record.arrived_unix -= queued_s
-        if self.tracing is not None:
-            serving.trace = self.tracing.begin(request.headers, serving.record)
+        trace = None if self.tracing is None else self.tracing.begin(request.headers, serving.record)
         self.servings.add(serving)
         record.prompt_size = prompt.tokens(parsed.prompt)
         self.opened(record.prompt_size)
-        serving.start(picked)
+        serving.start(picked, trace)
         return serving
 
     def opened(self, tokens: int) -> None:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.proxy import ids
 from xpyd_sidecar.proxy.lane import Lane
+from xpyd_sidecar.proxy.legs import PATHS
 from xpyd_sidecar.proxy.reply import Connection, HttpRequest, Reply
-from xpyd_sidecar.proxy.serving import PATHS, Serving
+from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.upstream import before_length
 from xpyd_sidecar.routing import fields, prompt
 from xpyd_sidecar.routing.pick import Target

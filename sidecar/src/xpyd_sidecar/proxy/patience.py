@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable
 
 LATE_S = 0.25
@@ -26,6 +27,9 @@ GRACE_S = 1.0
 def late(now: float, due: float) -> bool:
     """Whether the loop cannot have looked at its sockets since ``due``."""
     return now - due > LATE_S
+
+SOON_S = 3.0
+"""A moment that comes sooner has an alarm."""
 
 
 class Alarm:
@@ -48,6 +52,41 @@ class Alarm:
             self._handle = self._loop.call_later(GRACE_S, self._ring)
         else:
             self._ring()
+
+
+class Reminder:
+    """An alarm for a moment that moves.
+
+    Most of what has a deadline is over long before it. So a moment that is far away has no alarm yet: its owner says it
+    again (``at``) every second. One that rings too early costs less than one that is set anew whenever the moment moves.
+    """
+
+    __slots__ = ("_alarm", "_due", "_loop", "_ring")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], object]) -> None:
+        self._loop = loop
+        self._ring = ring
+        self._alarm: Alarm | None = None
+        self._due = math.inf
+
+    def at(self, due: float) -> None:
+        """The moment now (seconds of the loop's clock); infinity: none."""
+        if self._due <= due < math.inf or due == self._due:
+            return
+        self.cancel()
+        if due < self._loop.time() + SOON_S:
+            self._due = due
+            self._alarm = Alarm(self._loop, due, self._on_time)
+
+    def cancel(self) -> None:
+        """Do not ring."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._due = None, math.inf
+
+    def _on_time(self) -> None:
+        self._alarm, self._due = None, math.inf
+        self._ring()
 
 
 @contextlib.asynccontextmanager

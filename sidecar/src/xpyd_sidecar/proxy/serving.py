@@ -1,8 +1,8 @@
 """Carries out one exchange: its instructions become calls and replies, what comes back becomes events.
 
 Belongs here: the I/O of one generation request. Does not belong here: decisions (``routing.exchange``), what engines are
-asked (``asking``) and sockets (``server``, ``upstream``). The hot path of a stream is ``on_events`` → ``Reply.write``; the
-exchange hears of its first event and of its end.
+asked (``asking``), the calls themselves (``legs``) and sockets (``server``, ``upstream``). The hot path of a stream is
+``on_events`` → ``Reply.write``; the exchange hears of its first event and of its end.
 """
 
 from __future__ import annotations
@@ -14,26 +14,24 @@ from functools import partial
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from xpyd_sidecar import logs
-from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
+from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.proxy.access import access, line_of
 from xpyd_sidecar.proxy.asking import Asking
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.kept import FirstToken
-from xpyd_sidecar.proxy.patience import Alarm
+from xpyd_sidecar.proxy.legs import Leg, Legs
+from xpyd_sidecar.proxy.patience import SOON_S, Reminder
 from xpyd_sidecar.proxy.reply import Reply
 from xpyd_sidecar.proxy.streams import stream_of
-from xpyd_sidecar.proxy.upstream import Call, request_bytes
+from xpyd_sidecar.proxy.upstream import Call
 from xpyd_sidecar.proxy.wire import chunk_of
-from xpyd_sidecar.routing import bodies, fields
+from xpyd_sidecar.routing import bodies
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange import Exchange, Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.pick import Pair
 from xpyd_sidecar.routing.record import LegRecord, Record
-from xpyd_sidecar.routing.roster import Member
 from xpyd_sidecar.routing.straight import DECODE, NO_DEADLINE_S, PREFILL, Straight
 
 if TYPE_CHECKING:
@@ -43,34 +41,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TRACE_HEADERS = (b"traceparent", b"tracestate")
-PATHS: dict[fields.Api, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 _ABORTED = b'"finish_reason":"abort"'
-SOON_S = 3.0
-"""A deadline that comes sooner has a timer; later ones are looked at every second."""
 STREAM_STALL_S = 3.0
 """Silence of a stream that has begun after which its engine is probed. One that was told to end may leave its streams open
 and say nothing more; it refuses connections, and so fails the probe."""
-
-
-class _Leg:
-    """An open leg: its call, the member whose load it is, and what the record says of it."""
-
-    __slots__ = ("call", "member", "record", "send")
-
-    def __init__(self, send: mv.Send, call: Call, member: Member | None, record: LegRecord) -> None:
-        self.send = send
-        self.call = call
-        self.member = member
-        self.record = record
 
 
 class Serving:
     """One generation request, from its parsed fields to its last byte."""
 
     __slots__ = ("_answer", "_asking", "_course", "_dispatch", "_first", "_gone", "_held", "_legs", "_loop", "_made",
-                 "_passed", "_paused", "_picks", "_relaying", "_reply", "_request", "_timer", "_timer_at", "record",
-                 "trace")
+                 "_paused", "_picks", "_relaying", "_reminder", "_reply", "_request", "record")
 
     def __init__(self, dispatch: Dispatch, reply: Reply, request: bodies.Request, transfer: TransferId,
                  passed: list[tuple[bytes, bytes]], *, picks: Picks) -> None:
@@ -78,24 +59,19 @@ class Serving:
         self._loop = dispatch.loop
         self._reply = reply
         self._request = request
-        self._passed = passed
-        """Headers of the client that engines read."""
         self.record = Record(reply.request_id, transfer, request.api, request.stream, skips=request.skips,
                              arrived=perf_counter(), arrived_unix=time())
         self._asking = Asking(request, dispatch.config)
-        self._held: _Leg | None = None
+        self._legs = Legs(dispatch, self.record, passed)
+        self._held: Leg | None = None
         """Decode's leg to an older engine while prefill's is open."""
         self._picks = picks
         self._course = Straight(self._loop.time())
         self._made: Exchange | None = None
-        self.trace: Trace | None = None
-        """Set where spans are made, before ``start``."""
-        self._legs: dict[int, _Leg] = {}
         self._relaying: Call | None = None
         self._first = b""
         self._answer: tuple[Call, bytes] | None = None
-        self._timer: Alarm | None = None
-        self._timer_at = math.inf
+        self._reminder = Reminder(self._loop, self._on_time)
         self._paused = False
         self._gone = False
 
@@ -132,7 +108,7 @@ class Serving:
                         tag=send.leg)
             call.taken_over(connection, lane.began)
             connection.hand_over(call, lane.stream if decode else None)
-            serving._legs[send.leg] = _Leg(send, call, member, leg)
+            serving._legs.take(Leg(send, call, member, leg))
             if decode:
                 call.head = lane.head
                 if began:
@@ -142,8 +118,9 @@ class Serving:
                     serving._relaying, call.relay = call, reply.write
         return serving
 
-    def start(self, pair: Pair | None = None) -> None:
-        """Send to a pair that was picked, or pick one."""
+    def start(self, pair: Pair | None = None, trace: Trace | None = None) -> None:
+        """Send to a pair that was picked, or pick one. ``trace``: where spans are made."""
+        self._legs.trace = trace
         course, limits = self._course, self._dispatch.limits
         if pair is None:
             pair = self._picks.pair(alone=bool(self._request.skips))
@@ -222,7 +199,7 @@ class Serving:
             if status >= 500 or aborted:
                 self._dispatch.doubt(leg.send.target)
             if status >= 400:
-                self._say_farewell(leg)
+                self._legs.farewell(leg)
         self._answer = (call, body)
         self._on(mv.Answered(call.tag, status, aborted))
         self._answer = None
@@ -246,19 +223,15 @@ class Serving:
 
     def on_lost(self, instance: str, incarnation: str, reason: str) -> None:
         """The roster says that this incarnation will never answer."""
-        for leg in list(self._legs.values()):
-            target = leg.send.target
-            if (target.instance, target.incarnation) == (instance, incarnation) and leg.send.leg in self._legs:
-                leg.call.cancel()
-                self._shut(leg.send.leg, mv.Kind.LOST.value)
-                self._on(mv.Failed(leg.send.leg, mv.Kind.LOST, reason))
+        for leg in self._legs.to(instance, incarnation):
+            leg.call.cancel()
+            self._shut(leg.send.leg, mv.Kind.LOST.value)
+            self._on(mv.Failed(leg.send.leg, mv.Kind.LOST, reason))
 
     def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
         """The incarnation ends soon."""
-        for leg in list(self._legs.values()):
-            target = leg.send.target
-            if (target.instance, target.incarnation) == (instance, incarnation) and leg.send.leg in self._legs:
-                self._on(mv.Leaving(leg.send.leg, reason))
+        for leg in self._legs.to(instance, incarnation):
+            self._on(mv.Leaving(leg.send.leg, reason))
 
     def sweep(self, now: float, awake: float, stall_s: float) -> None:
         """Called every second: doubt an engine that is silent on an open leg, and mind the deadline.
@@ -266,8 +239,8 @@ class Serving:
         ``awake``: when this process last came back from standing still. Nobody was silent before.
         """
         if self._made is not None or now > self._course.began + NO_DEADLINE_S - SOON_S:
-            self._set_timer()
-        for leg in self._legs.values():
+            self._reminder.at(self._exchange.deadline)
+        for leg in self._legs:
             bound = min(stall_s, STREAM_STALL_S) if leg.call is self._relaying else stall_s
             if now - max(leg.call.last_at, awake) > bound and not self._paused:
                 self._dispatch.doubt(leg.send.target)
@@ -290,13 +263,10 @@ class Serving:
 
     def give_up(self) -> None:
         """End the request in whatever state: a bug costs one request, and leaves neither it hanging nor its legs open."""
-        for number in list(self._legs):
-            leg = self._shut(number, "cancelled")
-            if leg is not None:
-                leg.call.cancel()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for leg in self._legs:
+            self._shut(leg.send.leg, "cancelled")
+            leg.call.cancel()
+        self._reminder.cancel()
         fault = Fault(500, "the router failed; its log says why", kind="internal_error", code="internal")
         if not self._gone and not self._reply.done:
             if self._reply.started:
@@ -310,7 +280,7 @@ class Serving:
         for instruction in instructions:
             _DO[type(instruction)](self, instruction)
         if self._made is not None:
-            self._set_timer()
+            self._reminder.at(self._made.deadline)
 
     def _refuse(self, instruction: mv.Refuse) -> None:
         if not self._gone:
@@ -328,51 +298,27 @@ class Serving:
 
     def _take_back(self, instruction: mv.Cancel) -> None:
         leg = self._shut(instruction.leg, "cancelled")
-        if leg is None:
-            return
-        leg.call.cancel()
-        if math.isnan(leg.record.first_at):
-            self._say_farewell(leg)
-
-    def _say_farewell(self, leg: _Leg) -> None:
-        # The engine may not know this leg: its connector would wait for it. Prefill may have been asked again since.
-        send = leg.send
-        if send.role is Role.DECODE and send.params is not None and not send.target.p2p:
-            attempt = Attempt(max(one.attempt for one in self.record.legs))
-            self._dispatch.farewells.say(send.target, msgspec.structs.replace(send.params, attempt=attempt))
+        if leg is not None:
+            self._legs.cancel(leg)
 
     def _send(self, send: mv.Send) -> None:
         target, decode = send.target, send.role is Role.DECODE
-        member = self._dispatch.leg_opened(target)
-        record = LegRecord(send.role, target.instance, 0 if send.params is None else send.params.attempt, perf_counter())
-        self.record.legs.append(record)
         asking, framed = self._asking, self._reply.framed
         speaks = asking.speaks and not decode and not target.p2p and not self._reply.started
         events: EventStream | None = FirstToken(framed=framed) if speaks else None
         if decode and self._request.stream:
             events = asking.stream(framed=framed)
-        call = self._dispatch.pool.hold(target.http, self, streams=events is not None, framed=framed, events=events,
-                                        tag=send.leg)
-        leg = self._legs[send.leg] = _Leg(send, call, member, record)
+        leg = self._legs.hold(send, self, framed=framed, events=events)
         asked = asking.leg(send, self._reply.request_id.encode(), speaks=speaks)
         if asked is None:
             self._held = leg
         else:
-            self._ask(leg, *asked)
+            self._legs.ask(leg, *asked)
 
     def _send_held(self) -> None:
         leg, self._held = self._held, None
         if leg is not None and leg.send.leg in self._legs:  # not cancelled meanwhile
-            self._ask(leg, *self._asking.held(leg.send.target))
-
-    def _ask(self, leg: _Leg, request_id: bytes, body: bytes) -> None:
-        target = leg.send.target
-        headers = [(b"x-request-id", request_id), *self._passed]
-        if target.dp_rank is not None:
-            headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
-        if self.trace is not None:
-            headers = [header for header in headers if header[0] not in TRACE_HEADERS] + self.trace.leg(leg.record)
-        self._dispatch.pool.send(leg.call, request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body))
+            self._legs.ask(leg, *self._asking.held(leg.send.target))
 
     def _resume(self, _: mv.Resume) -> None:
         way, tokens = self._asking.resume()
@@ -382,7 +328,7 @@ class Serving:
         call = self._legs[instruction.leg].call
         assert call.head is not None
         if isinstance(call.events, FirstToken):
-            self._asking.spoken(call.events, (leg.call.events for leg in self._legs.values()))
+            self._asking.spoken(call.events, (leg.call.events for leg in self._legs))
         else:
             self._relaying = call
             call.relay_to(self._reply.write, self._reply.outlet)
@@ -407,33 +353,13 @@ class Serving:
         if not self._gone:
             self._reply.whole(call.head.status, call.head.end_to_end(), body)
 
-    def _shut(self, number: int, result: str) -> _Leg | None:
-        leg = self._legs.pop(number, None)
-        if leg is not None:
-            leg.record.ended, leg.record.result = perf_counter(), result
-            if leg.call is self._relaying:
-                self._relaying = None
-            if leg.member is not None:
-                self._dispatch.leg_closed(leg.member)
+    def _shut(self, number: int, result: str) -> Leg | None:
+        leg = self._legs.shut(number, result)
+        if leg is not None and leg.call is self._relaying:
+            self._relaying = None
         return leg
 
-    def _set_timer(self) -> None:
-        # A timer that rings too early costs less than one that is set anew whenever the deadline moves.
-        # Most requests are over long before: a deadline that is far away is left to the next look.
-        due = self._exchange.deadline
-        if self._timer_at <= due < math.inf or due == self._timer_at:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._timer_at = math.inf
-        if due < self._loop.time() + SOON_S:
-            self._timer_at = due
-            self._timer = Alarm(self._loop, due, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._timer_at = math.inf
+    def _on_time(self) -> None:
         self._on(mv.Tick())
 
     def _end(self, instruction: mv.Over) -> None:
@@ -451,8 +377,8 @@ class Serving:
             record.tokens, record.prompt_tokens = position.tokens, position.prompt_tokens
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._dispatch.closed(self, record)
-        if self.trace is not None:
-            self.trace.end()
+        if self._legs.trace is not None:
+            self._legs.trace.end()
         if self._dispatch.access_log:
             logs.tell(access, outcome, partial(line_of, record))
 

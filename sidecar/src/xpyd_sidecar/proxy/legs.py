@@ -1,0 +1,125 @@
+"""The open legs of one request: what was sent to which instance, and how each came to its end.
+
+Belongs here: the calls, the load that they are for their members, what the record says of them, and farewells to engines
+that may not know of a leg. Does not belong here: what engines are asked (``asking``) and what follows from an answer
+(``serving``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import Attempt, Role
+from xpyd_sidecar.proxy.events import EventStream
+from xpyd_sidecar.proxy.upstream import Call, Sink, request_bytes
+from xpyd_sidecar.routing import fields
+from xpyd_sidecar.routing import moves as mv
+from xpyd_sidecar.routing.record import LegRecord, Record
+from xpyd_sidecar.routing.roster import Member
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.proxy.dispatch import Dispatch
+    from xpyd_sidecar.proxy.spans import Trace
+
+TRACE_HEADERS = (b"traceparent", b"tracestate")
+PATHS: dict[fields.Api, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
+
+
+class Leg:
+    """An open leg: its call, the member whose load it is, and what the record says of it."""
+
+    __slots__ = ("call", "member", "record", "send")
+
+    def __init__(self, send: mv.Send, call: Call, member: Member | None, record: LegRecord) -> None:
+        self.send = send
+        self.call = call
+        self.member = member
+        self.record = record
+
+
+class Legs:
+    """Those of one request, by number."""
+
+    __slots__ = ("_dispatch", "_open", "_passed", "_record", "trace")
+
+    def __init__(self, dispatch: Dispatch, record: Record, passed: list[tuple[bytes, bytes]]) -> None:
+        self._dispatch = dispatch
+        self._record = record
+        self._passed = passed
+        """Headers of the client that engines read."""
+        self._open: dict[int, Leg] = {}
+        self.trace: Trace | None = None
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._open
+
+    def __getitem__(self, number: int) -> Leg:
+        return self._open[number]
+
+    def __iter__(self) -> Iterator[Leg]:
+        """Those that are open now: what happens to one may shut others."""
+        return iter(tuple(self._open.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def to(self, instance: str, incarnation: str) -> Iterable[Leg]:
+        """Those to this incarnation that are open when their turn comes."""
+        for leg in self:
+            target = leg.send.target
+            if (target.instance, target.incarnation) == (instance, incarnation) and leg.send.leg in self._open:
+                yield leg
+
+    def hold(self, send: mv.Send, sink: Sink, *, framed: bool, events: EventStream | None) -> Leg:
+        """Open a leg that is yet to be asked; it is a load of its member from now on."""
+        target = send.target
+        member = self._dispatch.leg_opened(target)
+        attempt = 0 if send.params is None else send.params.attempt
+        record = LegRecord(send.role, target.instance, attempt, perf_counter())
+        self._record.legs.append(record)
+        call = self._dispatch.pool.hold(target.http, sink, streams=events is not None, framed=framed, events=events,
+                                        tag=send.leg)
+        leg = self._open[send.leg] = Leg(send, call, member, record)
+        return leg
+
+    def take(self, leg: Leg) -> None:
+        """A leg that was opened, asked and counted by others."""
+        self._open[leg.send.leg] = leg
+
+    def ask(self, leg: Leg, request_id: bytes, body: bytes) -> None:
+        """Send the request of a leg."""
+        target = leg.send.target
+        headers = [(b"x-request-id", request_id), *self._passed]
+        if target.dp_rank is not None:
+            headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
+        if self.trace is not None:
+            headers = [header for header in headers if header[0] not in TRACE_HEADERS] + self.trace.leg(leg.record)
+        path = PATHS[self._record.api]
+        self._dispatch.pool.send(leg.call, request_bytes(b"POST", path, target.http, headers, body))
+
+    def shut(self, number: int, result: str) -> Leg | None:
+        """A leg has ended so; None where it had before."""
+        leg = self._open.pop(number, None)
+        if leg is not None:
+            leg.record.ended, leg.record.result = perf_counter(), result
+            if leg.member is not None:
+                self._dispatch.leg_closed(leg.member)
+        return leg
+
+    def cancel(self, leg: Leg) -> None:
+        """Take a leg back that was shut."""
+        leg.call.cancel()
+        if math.isnan(leg.record.first_at):
+            self.farewell(leg)
+
+    def farewell(self, leg: Leg) -> None:
+        """The engine may not know this leg: its connector would wait for it. Prefill may have been asked again since."""
+        send = leg.send
+        if send.role is Role.DECODE and send.params is not None and not send.target.p2p:
+            attempt = Attempt(max(one.attempt for one in self._record.legs))
+            self._dispatch.farewells.say(send.target, msgspec.structs.replace(send.params, attempt=attempt))
