@@ -1,0 +1,125 @@
+"""An exchange driven by hand: events in, what it says in short words; instances, a course and a budget that tests set."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, TransferId
+from xpyd_sidecar.routing.exchange import Course, Exchange, Limits
+from xpyd_sidecar.routing.moves import (
+    Answered,
+    Begun,
+    Break,
+    Cancel,
+    Complete,
+    Event,
+    Failed,
+    Instruction,
+    Kind,
+    Over,
+    Pass,
+    Refuse,
+    Relay,
+    Resume,
+    Send,
+)
+from xpyd_sidecar.routing.pick import Pair, Target
+
+
+def target(name: str) -> Target:
+    return Target(InstanceName(name), Incarnation(f"i-{name}"), Fingerprint("f"), HostPort(f"{name}:1"),
+                  HostPort(f"{name}:2"))
+
+
+class FakePicks:
+    """The first instance of each role that is not left out."""
+
+    def __init__(self, prefills: int = 2, decodes: int = 2) -> None:
+        self.prefills = [f"p{i}" for i in range(prefills)]
+        self.decodes = [f"d{i}" for i in range(decodes)]
+
+    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
+             not_decode: Collection[InstanceName] = ()) -> Pair | None:
+        decodes = [name for name in self.decodes if name not in not_decode]
+        if not decodes:
+            return None
+        prefill = None if alone else self.prefill_for(target(decodes[0]), not_prefill)
+        return Pair(target(decodes[0]), prefill)
+
+    def prefill_for(self, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+        return next((target(name) for name in self.prefills if name not in not_prefill), None)
+
+    def why_not(self, role: Role) -> str:
+        return f"no {role}"
+
+
+class FakeCourse:
+    """A stream that can go on elsewhere, until a test says otherwise."""
+
+    def __init__(self) -> None:
+        self.goes_on = True
+        self.rest: bytes | None = None
+
+    def tail(self) -> bytes | None:
+        return self.rest
+
+
+class FakeBudget:
+    """So many retries."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def may_retry(self, now: float) -> bool:
+        assert now >= 0
+        self.left -= 1
+        return self.left >= 0
+
+
+class Drive:
+    """An exchange, and what it said, in short words."""
+
+    def __init__(self, picks: FakePicks | None = None, skips: str = "", course: Course | None = None,
+                 budget: FakeBudget | None = None, **limits: Any) -> None:
+        self.now = 0.0
+        self.exchange = Exchange(TransferId("0" * 32), picks or FakePicks(),
+                                 Limits(**({"request_s": 100.0, "pair_s": 10.0} | limits)),
+                                 skips=skips, now=0.0, course=course, budget=budget)
+        self.sent: list[Send] = []
+        self.said = self._note(self.exchange.start(0.0))
+
+    def _note(self, out: list[Instruction]) -> list[str]:
+        words = []
+        for i in out:
+            match i:
+                case Send(leg=leg, target=to, params=params):
+                    self.sent.append(i)
+                    words.append(f"send {leg} {to.instance}" + (f" a{params.attempt}" if params else " alone"))
+                case Refuse(fault=fault) | Break(fault=fault):
+                    words.append(f"{type(i).__name__.lower()} {fault.status}")
+                case Over(outcome=outcome):
+                    words.append(f"over {outcome}")
+                case Cancel(leg=leg) | Relay(leg=leg) | Pass(leg=leg):
+                    words.append(f"{type(i).__name__.lower()} {leg}")
+                case Complete(tail=tail):
+                    words.append("complete" + (f" {tail.decode()}" if tail else ""))
+                case Resume():
+                    words.append("resume")
+        return words
+
+    def on(self, event: Event, at: float | None = None) -> list[str]:
+        self.now = self.now if at is None else at
+        return self._note(self.exchange.handle(event, self.now))
+
+
+def lost(leg: int, kind: Kind = Kind.LOST) -> Failed:
+    return Failed(leg, kind, "it broke")
+
+
+def begun(**options: Any) -> Drive:
+    """A stream that is being relayed, and prefill's leg ended."""
+    drive = Drive(**options)
+    drive.on(Answered(1, 200))
+    assert drive.on(Begun(2)) == ["relay 2"]
+    return drive
