@@ -34,7 +34,8 @@ from xpyd_sidecar.engine.bounds import Chunk, Mark, Staging
 from xpyd_sidecar.engine.links.nccl_driver import load
 from xpyd_sidecar.engine.memory import Memory
 from xpyd_sidecar.engine.receiver import Receiver
-from xpyd_sidecar.engine.sender import Kept, Me, Sender
+from xpyd_sidecar.engine.sender import Kept, Sender
+from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.engine.ways import choose, most_bytes
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome

@@ -26,7 +26,8 @@ from xpyd_sidecar.engine.links.base import Sums
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.process_vm import ProcessReader
 from xpyd_sidecar.engine.receiver import Receiver
-from xpyd_sidecar.engine.sender import Kept, Me, Sender
+from xpyd_sidecar.engine.sender import Kept, Sender
+from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.frames import FRAME_BYTES
 from xpyd_sidecar.kv.keys import Key, Outcome

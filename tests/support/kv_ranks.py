@@ -24,7 +24,8 @@ from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.plain import address_of
 from xpyd_sidecar.engine.receiver import Receiver
-from xpyd_sidecar.engine.sender import Kept, Me, Report, Sender
+from xpyd_sidecar.engine.sender import Kept, Report, Sender
+from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Cut, Part

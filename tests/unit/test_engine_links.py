@@ -22,12 +22,12 @@ from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key, push
 from link_peers import DecodeProcess, PrefillProcess
 
 from xpyd_sidecar.engine import gates
-from xpyd_sidecar.engine.links import arena, connection, inviting, moves, near, place, plain, process_vm
+from xpyd_sidecar.engine.links import arena, connection, inviting, moves, near, placing, plain, process_vm
 from xpyd_sidecar.engine.links.arena import ArenaLink, ArenaReader
 from xpyd_sidecar.engine.links.base import Blocks
 from xpyd_sidecar.engine.links.moves import Scatter
 from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.place import Place, packed
+from xpyd_sidecar.engine.links.placing import Place, packed
 from xpyd_sidecar.engine.links.process_vm import ProcessLink, ProcessReader
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages
@@ -55,7 +55,7 @@ def ways(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.Monke
 @pytest.fixture
 def plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The links without what is compiled."""
-    for module in (gates, process_vm, place):
+    for module in (gates, process_vm, placing):
         monkeypatch.setattr(module, "Scatter", plain.Scatter)
     for name, value in {"send": plain.send, "sums": plain.sums, "COMPILED": False}.items():
         monkeypatch.setattr(moves, name, value)

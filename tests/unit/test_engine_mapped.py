@@ -14,7 +14,7 @@ from xpyd_sidecar.engine import memory
 from xpyd_sidecar.engine.links import mapped
 from xpyd_sidecar.engine.links.base import Blocks
 from xpyd_sidecar.engine.links.mapped import HEAD_BYTES, Mapping
-from xpyd_sidecar.engine.links.place import packed
+from xpyd_sidecar.engine.links.placing import packed
 from xpyd_sidecar.engine.links.plain import address_of
 from xpyd_sidecar.engine.links.process_vm import ProcessLink, ProcessReader
 from xpyd_sidecar.errors import PeerGone, ProtocolError

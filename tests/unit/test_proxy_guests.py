@@ -122,7 +122,7 @@ async def test_a_router_of_several_processes_serves_them_too() -> None:
         f = RouterFleet(owner, [], [])
         await f.wait(lambda: picked(f) == (1, 1), "the engines to join")
         joined = owner._index  # heartbeats go on and raise it, faster than an idle worker reports
-        await f.wait(lambda: all(w.applied >= joined for w in owner._workers.values()), "workers that know")
+        await f.wait(lambda: owner._legs.applied() >= joined, "workers that know")
         for _ in range(6):
             assert (await f.complete(prompt="hello")).json["choices"][0]["text"] == "hello answered"
         assert d.ids == p.ids

@@ -49,8 +49,8 @@ class Several(RouterFleet):
     async def wait_known(self) -> None:
         """Every worker has applied what the owner has taken until now."""
         taken = self.router._index
-        await self.wait(lambda: all(w.listening and not w.behind and w.applied >= taken
-                                    for w in self.router._workers.values()), "workers that know all")
+        await self.wait(lambda: self.router._legs.applied() >= taken and all(
+            w.listening and not w.behind for w in self.router._workers.values()), "workers that know all")
 
     async def ok(self, **fields: Any) -> Answer:
         answer = await self.complete(**fields)

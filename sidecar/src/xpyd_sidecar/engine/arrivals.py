@@ -12,7 +12,7 @@ from xpyd_sidecar.engine.gates import Target
 from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.nap import Inbox
-from xpyd_sidecar.engine.sender import Me
+from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.receiving import Ask
 

@@ -17,7 +17,7 @@ from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.engine.links.connection import Connection
 from xpyd_sidecar.engine.links.grouping import Taker
 from xpyd_sidecar.engine.links.near import Reader
-from xpyd_sidecar.engine.links.place import NOWHERE, Expected, Place, packed
+from xpyd_sidecar.engine.links.placing import NOWHERE, Expected, Place, packed
 from xpyd_sidecar.errors import ChecksumError, ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.blocks import overlap, runs

@@ -24,7 +24,7 @@ from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.nap import Inbox
-from xpyd_sidecar.engine.sender import Me
+from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.engine.source import Source
 from xpyd_sidecar.errors import PeerGone
 from xpyd_sidecar.kv import frames, messages

@@ -7,7 +7,6 @@ budget from before they are made until they have left or are dropped.
 from __future__ import annotations
 
 import logging
-import secrets
 import selectors
 import socket
 import time
@@ -17,29 +16,28 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, join_host_port
+from xpyd_sidecar.contract.ids import HostPort, join_host_port
 from xpyd_sidecar.engine.bounds import Budget, Mark
 from xpyd_sidecar.engine.links.base import Blocks, Sums
-from xpyd_sidecar.engine.links.connection import Connection
-from xpyd_sidecar.engine.links.grouping import Context, Grouping
-from xpyd_sidecar.engine.links.inviting import Arenas, Inviting, NoWay
+from xpyd_sidecar.engine.links.grouping import Grouping
+from xpyd_sidecar.engine.links.inviting import Arenas
 from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.place import NOWHERE, Place
 from xpyd_sidecar.engine.links.tcp import TcpLink
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.notes import Noted, Noting
+from xpyd_sidecar.engine.peer import Peer
+from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.engine.spilling import Spilling
-from xpyd_sidecar.errors import AuthError, ChecksumError, ConfigError, Incompatible, PeerError, PeerGone, ProtocolError
-from xpyd_sidecar.kv import copies, frames, messages, proofs
+from xpyd_sidecar.errors import ConfigError, PeerError, PeerGone, ProtocolError
+from xpyd_sidecar.kv import copies, frames, messages
 from xpyd_sidecar.kv.copies import Copy
-from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
+from xpyd_sidecar.kv.frames import Header, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.sending import Sending
 
 logger = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 4096
-IDLE_S: Final = 120.0
 
 
 class Kept(NamedTuple):
@@ -62,16 +60,6 @@ class Report(NamedTuple):
     outcome: Outcome
     reason: str
     size: int
-
-
-class Me(NamedTuple):
-    """Who this rank is."""
-
-    instance: InstanceName
-    incarnation: Incarnation
-    rank: int
-    key: bytes
-    """The service's ``data`` key."""
 
 
 class Sender:
@@ -306,107 +294,6 @@ class Sender:
         self._loop.watch(self._listener, 0, self._accept)
         for peer in list(self._peers.values()):
             peer.link.close(PeerGone(peer.link.peer, "this engine stops"))
-
-
-class Peer:
-    """One connection from a decode rank."""
-
-    def __init__(self, sender: Sender, loop: Loop, sock: socket.socket, address: str) -> None:
-        self._sender = sender
-        self._nonce = secrets.token_bytes(proofs.NONCE_BYTES)
-        self._accepted = False
-        self._born = time.monotonic()
-        self.link = Connection(loop, sock, address, self)
-        grouping = sender.grouping
-        grouped = partial(grouping.link, Context(self.link, loop.post, self.link.close)) if grouping is not None else None
-        self.way = Inviting(sender.ways, sender.largest_frame, sender.arenas, grouped)
-        self.say(Kind.CHALLENGE, NO_TRANSFER, messages.Challenge(self._nonce, sender.me.incarnation))
-
-    def say(self, kind: Kind, key: Key, body: messages.Body | None = None, *, region: int = 0, first: int = 0,
-            blocks: int = 0) -> None:
-        """Send a frame other than DATA."""
-        payload = messages.body(body) if body is not None else b""
-        self.link.queue(frames.encode(kind, key, payload, region=region, first=first, blocks=blocks), payload)
-
-    def room(self, connection: Connection, header: Header) -> Place | None:
-        """Where a payload goes."""
-        if header.kind is Kind.DATA:
-            raise ProtocolError(connection.peer, "sent DATA where prefill listens")
-        return Place.of(header.length) if header.length else NOWHERE
-
-    def frame(self, connection: Connection, header: Header, place: Place) -> None:
-        """A frame is complete."""
-        payload = place.body
-        if not frames.intact(header, payload):
-            raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
-        try:
-            if self._accepted:
-                self._sender.asked(self, header, payload)
-            elif header.kind is Kind.HELLO:
-                self._greet(messages.read_body(payload, messages.DataHello))
-            else:
-                raise ProtocolError(connection.peer, f"sent {header.kind.name} before HELLO")
-        except messages.MessageError as error:
-            raise ProtocolError(connection.peer, str(error)) from None
-
-    def decided(self, choice: messages.LinkChoice) -> None:
-        """Decode has chosen how blocks travel."""
-        try:
-            arena = self.way.decided(choice)
-        except NoWay as error:
-            self._reject(Outcome.INCOMPATIBLE, str(error))
-            raise Incompatible(self.link.peer, str(error)) from None
-        except ValueError as error:
-            raise ProtocolError(self.link.peer, str(error)) from None
-        if arena is not None:
-            self.say(Kind.ARENA, NO_TRANSFER, arena)
-            return
-        logger.info("xpyd: blocks for %s go over %s%s", self.link.peer, self.way.link.name,
-                    f" ({choice.reason})" if choice.reason else "")
-
-    def closed(self, _: Connection, error: PeerError) -> None:
-        """The connection has ended."""
-        self.way.close()
-        self._sender.lost(self, error)
-
-    def tick(self, now: float, *, busy: bool, timeout: float) -> None:
-        """Time passes: a peer that does not greet, or is silent although it has work here, is given up."""
-        if not self._accepted:
-            if now - self._born > timeout:
-                self.link.close(AuthError(self.link.peer, f"did not greet within {timeout} s"))
-            return
-        if busy:
-            if self.link.silent(now, timeout):
-                self.link.close(PeerGone(self.link.peer, f"silent for {timeout} s"))
-            elif not self.link.writing and now - self.link.last_out > timeout / 4:
-                self.say(Kind.PING, NO_TRANSFER)
-        elif now - max(self.link.last_in, self.link.last_out) > IDLE_S:
-            self.link.close(PeerGone(self.link.peer, "idle"))
-
-    def _greet(self, hello: messages.DataHello) -> None:
-        me = self._sender.me
-        terms = proofs.Terms(self._nonce, hello.nonce, me.incarnation, hello.incarnation)
-        if not proofs.holds(me.key, "decode", terms, hello.proof):
-            self._reject(Outcome.AUTH, "wrong service key")
-            raise AuthError(self.link.peer, "does not hold the service key")
-        self.link.peer = f"{hello.instance} ({self.link.peer})"
-        if hello.expects != me.incarnation:
-            reason = f"incarnation {hello.expects} is gone, {me.incarnation} is here"
-            self._reject(Outcome.INCARNATION, reason)
-            raise Incompatible(self.link.peer, reason)
-        try:
-            near, reason = self.way.welcome(hello.host, hello.gpu)
-        except NoWay as error:
-            self._reject(Outcome.INCOMPATIBLE, str(error))
-            raise Incompatible(self.link.peer, str(error)) from None
-        self._accepted = True
-        self.link.beside |= near is not None
-        proof = proofs.prove(me.key, "prefill", terms)
-        self.say(Kind.WELCOME, NO_TRANSFER, messages.DataWelcome(proof, near, reason, self.way.gpu))
-
-    def _reject(self, outcome: Outcome, reason: str) -> None:
-        self.say(Kind.REJECT, NO_TRANSFER, messages.Reason(outcome, reason))
-        self.link.flush()
 
 
 def _cut(step: copies.Send[Kept]) -> memoryview:

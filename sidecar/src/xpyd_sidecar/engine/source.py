@@ -18,9 +18,9 @@ from xpyd_sidecar.engine.intake import Intake
 from xpyd_sidecar.engine.joining import Joining
 from xpyd_sidecar.engine.links.connection import Connection
 from xpyd_sidecar.engine.links.grouping import Context
-from xpyd_sidecar.engine.links.place import NOWHERE, Place
+from xpyd_sidecar.engine.links.placing import NOWHERE, Place
 from xpyd_sidecar.engine.loop import Loop
-from xpyd_sidecar.engine.sender import IDLE_S
+from xpyd_sidecar.engine.session import IDLE_S
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind

@@ -31,7 +31,8 @@ from xpyd_sidecar.engine.pool import Piece, Pool
 from xpyd_sidecar.engine.put import Put
 from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.reports import Orders, RankAddress, Report, SendReport
-from xpyd_sidecar.engine.sender import Kept, Me, Sender
+from xpyd_sidecar.engine.sender import Kept, Sender
+from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.engine.settings import Settings
 from xpyd_sidecar.engine.ways import choose
 from xpyd_sidecar.errors import ConfigError

@@ -3,14 +3,12 @@
     agents ── heartbeats ──▶ owner ══ Unix sockets ══ worker 1 … N ◀── clients (SO_REUSEPORT shares one port among them)
 
 Belongs here: starting and watching workers, telling them what the roster took, and what they report. Does not belong here:
-what a worker does (``worker``).
+what a worker does (``worker``), and how many legs all of them have (``routing.leg_counts``).
 
 Laws
   * The owner never waits for a worker. One that does not read is told no more, and gets the roster as it is once it reads
     again; one that gives no sign of life for ``SILENT_S`` is killed and started again.
   * A worker's end costs its own requests alone. Its open legs are counted no more: engines see the connections break.
-  * An acknowledgement never says that a draining instance is free of legs before every worker has said that it knows of
-    the drain: until then one of them may still pick it.
   * Whatever ends the owner ends the workers (they see their socket close).
 """
 
@@ -28,15 +26,17 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
+from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.errors import ConfigError, XpydError
 from xpyd_sidecar.proxy import link as li
 from xpyd_sidecar.proxy.app import Router
 from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
+from xpyd_sidecar.proxy.sharing import reserve, share
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing.faults import Fault
+from xpyd_sidecar.routing.leg_counts import LegCounts
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +64,6 @@ class _Worker:
         self.listening = False
         self.behind = False
         self.heard_at = 0.0
-        self.applied = 0
-        self.legs: dict[tuple[InstanceName, Incarnation], int] = {}
         self.in_flight = 0
         self.queued = 0
         self.retries_left = 0.0
@@ -102,7 +100,7 @@ class Owner(Router):
         self._unsent: list[bytes] = []
         self._beginning = rep.Beginning()
         self._names: set[InstanceName] = set()
-        self._drains: dict[tuple[InstanceName, Incarnation], int] = {}
+        self._legs = LegCounts()
         self._away = self._stopping = False
         self._deaths: deque[float] = deque()
         self._changed = asyncio.Event()
@@ -116,7 +114,7 @@ class Owner(Router):
 
     async def _open(self) -> None:
         self._join()
-        self._reserved = _reserve(self._config.host, self._config.port)
+        self._reserved = reserve(self._config.host, self._config.port)
         self.port = int(self._reserved.getsockname()[1])
         for number in range(1, self._count + 1):
             await self._start(number)
@@ -148,7 +146,8 @@ class Owner(Router):
         self._flush()  # what is told already is in its beginning
         worker.link = link
         self._workers[number] = worker
-        config = msgspec.structs.replace(self._whole_config, agent=None, router=_share(self._config, self._count))
+        self._legs.begin(number)
+        config = msgspec.structs.replace(self._whole_config, agent=None, router=share(self._config, self._count))
         link.send(li.Begin(config, number, self._config.host, self.port, self.dispatch.started, self._index,
                            self._beginning.events(self.dispatch.roster), self._away))
         if self._stopping:
@@ -168,9 +167,8 @@ class Owner(Router):
         with contextlib.suppress(TimeoutError):
             async with within(1.0):  # what it said last may still be on its way
                 await worker.link.ended
-        worker.legs.clear()
+        self._legs.end(worker.number)
         worker.in_flight, worker.queued, worker.retries_left = 0, 0, 0.0
-        worker.applied = sys.maxsize
         worker.listening = False
         self._recount()
         self._changed.set()
@@ -275,25 +273,20 @@ class Owner(Router):
             beat = event.message
             key = beat.instance, beat.incarnation
             if beat.state is State.DRAINING:
-                self._drains.setdefault(key, self._index)
+                self._legs.drains(key, self._index)
             else:
-                self._drains.pop(key, None)
+                self._legs.serves(key)
             member = roster.find(*key)
             if member is not None:
-                member.in_flight = self._legs(key)
+                member.in_flight = self._legs.of(key)
         self._tell(li.Told(self._index, None if isinstance(event, rep.Tick) else event, gone))
 
     def _lost(self, instance: InstanceName, incarnation: Incarnation, reason: str) -> None:
         self._tell(li.LostAt(instance, incarnation, reason))
 
-    def _legs(self, key: tuple[InstanceName, Incarnation]) -> int:
-        legs = sum(worker.legs.get(key, 0) for worker in self._workers.values())
-        known = min((worker.applied for worker in self._workers.values()), default=0)
-        return max(legs, 1) if key in self._drains and known < self._drains[key] else legs
-
     def _recount(self) -> None:
         for member in self.dispatch.roster.members():
-            member.in_flight = self._legs((member.name, member.incarnation))
+            member.in_flight = self._legs.of((member.name, member.incarnation))
         self._level()
 
     def _level(self) -> None:
@@ -302,6 +295,8 @@ class Owner(Router):
     # ---- from the workers
 
     def _on_message(self, worker: _Worker, message: li.Up) -> None:
+        if self._workers.get(worker.number) is not worker:
+            return  # it has ended, and another has its number
         worker.heard_at = self._loop.time()
         match message:
             case li.Report():
@@ -318,18 +313,10 @@ class Owner(Router):
 
     def _on_report(self, worker: _Worker, report: li.Report) -> None:
         observer, roster = self.dispatch.observer, self.dispatch.roster
-        news = report.applied > worker.applied
-        worker.applied = report.applied
-        for name, incarnation, count in report.legs:
-            if count:
-                worker.legs[name, incarnation] = count
-            else:
-                worker.legs.pop((name, incarnation), None)
-        keys = [(name, incarnation) for name, incarnation, _ in report.legs] + (list(self._drains) if news else [])
-        for key in keys:
+        for key in self._legs.report(worker.number, report.applied, report.legs):
             member = roster.find(*key)
             if member is not None:
-                member.in_flight = self._legs(key)
+                member.in_flight = self._legs.of(key)
         for tokens in report.opened:
             observer.opened(tokens)
         for record in report.closed:
@@ -367,36 +354,4 @@ class Owner(Router):
                 logger.error("a worker gives no sign of life: killing it", extra={"worker": worker.number})
                 worker.heard_at = math.inf
                 process.kill()
-        here = {(member.name, member.incarnation) for member in self.dispatch.roster.members()}
-        self._drains = {key: index for key, index in self._drains.items() if key in here}
-
-
-def _share(router: RouterConfig, count: int) -> RouterConfig:
-    """The settings of one worker: bounds of the whole router are divided, rounded up."""
-    def part(value: int) -> int:
-        return -(-value // count)
-    return msgspec.structs.replace(
-        router, workers=1, max_in_flight=part(router.max_in_flight), queue_size=part(router.queue_size),
-        max_per_instance=part(router.max_per_instance), compat="none")
-
-
-def _reserve(host: str, port: int) -> socket.socket:
-    """Keep the port for the workers. It must be nobody's: SO_REUSEPORT would share it with another router in silence.
-
-    Raises:
-        ConfigError: it is taken, or the address cannot be bound.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family) as alone:
-            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind((host, port))
-            alone.listen(1)
-            port = alone.getsockname()[1]
-        reserved = socket.socket(family)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind((host, port))
-    except OSError as error:
-        raise ConfigError(f"router.port: cannot listen on {host}:{port}: {error.strerror or error}") from None
-    return reserved
+        self._legs.keep({(member.name, member.incarnation) for member in self.dispatch.roster.members()})

@@ -5,5 +5,5 @@
 - ``nccl``: between GPUs.
 
 ``near`` says which of them a session gets. The session itself is a ``connection``: what leaves is ``outgoing``, what comes
-is ``incoming`` and goes to its ``place``, and ``turns`` says how much of it at once.
+is ``incoming`` and goes to its place (``placing``), and ``turns`` says how much of it at once.
 """

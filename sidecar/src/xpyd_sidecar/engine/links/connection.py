@@ -19,7 +19,7 @@ from typing import Final, Protocol
 from xpyd_sidecar.engine.links import moves
 from xpyd_sidecar.engine.links.incoming import LOW_WATER, Incoming
 from xpyd_sidecar.engine.links.outgoing import Outgoing
-from xpyd_sidecar.engine.links.place import Expected, Place
+from xpyd_sidecar.engine.links.placing import Expected, Place
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.errors import ChecksumError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from xpyd_sidecar.engine.links import moves
-from xpyd_sidecar.engine.links.place import NOWHERE, Expected, Place
+from xpyd_sidecar.engine.links.placing import NOWHERE, Expected, Place
 from xpyd_sidecar.engine.links.turns import bytes_at_once, patience_ms
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.errors import PeerGone

@@ -1,0 +1,41 @@
+"""What the workers of a router share: its port, and its bounds."""
+
+from __future__ import annotations
+
+import socket
+
+import msgspec
+
+from xpyd_sidecar.contract.launch import RouterConfig
+from xpyd_sidecar.errors import ConfigError
+
+
+def share(router: RouterConfig, count: int) -> RouterConfig:
+    """The settings of one worker: bounds of the whole router are divided, rounded up."""
+    def part(value: int) -> int:
+        return -(-value // count)
+    return msgspec.structs.replace(
+        router, workers=1, max_in_flight=part(router.max_in_flight), queue_size=part(router.queue_size),
+        max_per_instance=part(router.max_per_instance), compat="none")
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Keep the port for the workers. It must be nobody's: SO_REUSEPORT would share it with another router in silence.
+
+    Raises:
+        ConfigError: it is taken, or the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind((host, port))
+            alone.listen(1)
+            port = alone.getsockname()[1]
+        reserved = socket.socket(family)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind((host, port))
+    except OSError as error:
+        raise ConfigError(f"router.port: cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return reserved
