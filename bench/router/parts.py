@@ -163,7 +163,6 @@ class Router:
             paper.out.clear()
         return spent | {"all": sum(spent.values())}
 
-
     def _record(self) -> None:
         self.dispatch.observer.settle()
         logging.getLogger().handlers[0].flush()

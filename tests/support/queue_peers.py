@@ -195,7 +195,6 @@ def play(figures: Figures, messages: int, seed: int) -> None:
             told.close()
 
 
-
 def work(told: Connection, handle: bytes, name: str) -> None:
     """A worker with two methods."""
     Worker(handle, name, timeout_s=JOIN_S, key=KEY).serve({"pid": os.getpid, "sleep": time.sleep})

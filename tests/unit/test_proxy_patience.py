@@ -15,7 +15,6 @@ from xpyd_sidecar.proxy.patience import Alarm, Reminder, within
 LOOPS = ("asyncio", "uvloop")
 
 
-
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "LATE_S", 0.05)

@@ -28,6 +28,7 @@ def late(now: float, due: float) -> bool:
     """Whether the loop cannot have looked at its sockets since ``due``."""
     return now - due > LATE_S
 
+
 SOON_S = 3.0
 """A moment that comes sooner has an alarm."""
 

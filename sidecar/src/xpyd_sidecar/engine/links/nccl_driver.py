@@ -181,7 +181,6 @@ class Driver:
     def _words(self) -> torch.Tensor:
         return self.device.empty(padded(self.piece)).view(torch.int64)
 
-
     def unique_id(self) -> bytes:
         """Names a new group; made by rank 0."""
         return bytes(self.binding.get_unique_id())

@@ -1,0 +1,81 @@
+"""The requests of one worker: its roster follows the owner's, and what they find out goes to the owner."""
+
+from __future__ import annotations
+
+from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.proxy import link as li
+from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.proxy.lane import Lane
+from xpyd_sidecar.proxy.reply import HttpRequest
+from xpyd_sidecar.proxy.reports import Reports
+from xpyd_sidecar.proxy.serving import Serving
+from xpyd_sidecar.proxy.watch import Watch
+from xpyd_sidecar.routing import fields
+from xpyd_sidecar.routing import replica as rep
+from xpyd_sidecar.routing import roster as ro
+from xpyd_sidecar.routing.pick import Target
+from xpyd_sidecar.routing.record import Record
+from xpyd_sidecar.routing.straight_record import StraightRecord
+
+
+class Follower(Watch):
+    """Keeps a replica: the owner's events in, verdicts of the data path out. Never probes."""
+
+    link: li.Link[li.Down]
+
+    def suspect(self, target: Target, reason: str) -> None:
+        """A connection was refused: suspend it here at once."""
+        event = rep.RefusedAt(self._loop.time(), target.instance, target.incarnation, reason)
+        rep.follow(self.roster, event)
+        self.link.send(li.Verdict(event))
+
+    def doubt(self, target: Target) -> None:
+        """Let the owner ask whether it lives."""
+        self.link.send(li.Verdict(rep.Doubt(self._loop.time(), target.instance, target.incarnation)))
+
+    def tick(self) -> None:
+        """Time is the owner's."""
+
+
+class WorkerDispatch(Dispatch):
+    """Requests of one worker."""
+
+    def __init__(self, config: SidecarConfig, link: li.Link[li.Down], started: float) -> None:
+        super().__init__(config)
+        assert config.router is not None
+        router = config.router
+        self.started = started
+        self.reports = Reports(self.loop, link)
+        self.reports.levels = lambda: (len(self.servings), len(self.line), self.budget.left(self.loop.time()))
+        self.passing.told = self.reports.passed
+        follower = Follower(self.roster, self.lost, self.observer)
+        follower.link = link
+        self.watch = follower
+        self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
+
+    def opened(self, tokens: int) -> None:
+        """A request is being served."""
+        self.reports.opened(tokens)
+        super().opened(tokens)
+
+    def unserved(self, api: fields.Api, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
+        """A request ended before it was served."""
+        super().unserved(api, request, outcome, status, detail)
+        self.reports.refused(li.Refusal(api, request.request_id, outcome, status, detail))
+
+    def closed(self, serving: Serving | Lane, record: Record | StraightRecord) -> None:
+        """A request ended."""
+        super().closed(serving, record)
+        self.reports.closed(record if isinstance(record, Record) else record.record())
+
+    def leg_opened(self, target: Target) -> ro.Member | None:
+        """Count a leg."""
+        member = super().leg_opened(target)
+        if member is not None:
+            self.reports.leg(target.instance, target.incarnation, 1)
+        return member
+
+    def leg_closed(self, member: ro.Member) -> None:
+        """The leg ended."""
+        super().leg_closed(member)
+        self.reports.leg(member.name, member.incarnation, -1)
