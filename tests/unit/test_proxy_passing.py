@@ -15,7 +15,7 @@ from beats import beat
 from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.proxy import passing, upload
+from xpyd_sidecar.proxy import passed, upload
 
 LOOPS = ("asyncio", "uvloop")
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -380,4 +380,4 @@ async def test_passed_requests_count_among_those_in_flight_and_end_with_the_rout
         answer = await first
         assert (answer.status, json.loads(answer.body)["error"]["message"]) == (503, "the router stopped")
         assert not f.dispatch.passing
-    assert passing.MAX_TRIES == 3
+    assert passed.MAX_TRIES == 3

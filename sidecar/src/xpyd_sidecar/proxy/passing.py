@@ -1,53 +1,24 @@
-"""Requests that one decode instance serves alone: they and their answers pass through, whatever they are.
+"""The requests that one decode instance serves alone: which are taken, how many, and how they ended.
 
-Belongs here: picking an instance, trying another while nothing of the request is lost, and joining the two directions.
-Does not belong here: which paths these are (``routing.paths``), bytes of the engine's connection (``tunnel``).
-
-    client ── body ──▶ Upload ──▶ Passing ──▶ Tunnel ──▶ engine          a side that is slow stops the other's reading
-    client ◀── Reply ◀─────────── Passing ◀── Tunnel ◀── answer
-
-Another instance is tried where a connection is refused, since nothing was sent then; and where one breaks before the first
-byte of an answer, if the whole body is here. An answer that has begun and breaks is cut off, which every client sees.
+Does not belong here: which paths these are (``routing.paths``), and what happens to one of them (``passed``).
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING
 
-from msgspec import Raw
-
-from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.proxy.access import access
-from xpyd_sidecar.proxy.patience import Alarm
+from xpyd_sidecar.proxy.passed import Passed
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.tally import Counts
-from xpyd_sidecar.proxy.tunnel import Tunnel
-from xpyd_sidecar.proxy.upload import Upload
-from xpyd_sidecar.proxy.wire import Head, chunk_of
 from xpyd_sidecar.routing import faults
 from xpyd_sidecar.routing.faults import Fault, unknown_model
-from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.passed import model_of, refuse_in_form
 from xpyd_sidecar.routing.paths import Body, Route
-from xpyd_sidecar.routing.pick import Target
-from xpyd_sidecar.routing.roster import Member
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
-
-logger = logging.getLogger(__name__)
-
-_STALL_S = 10.0
-"""Silence of an engine after which it is probed."""
-MAX_TRIES = 3
-"""Instances that one request is sent to."""
-HEADERS = (b"content-type", b"accept", b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority",
-           b"anthropic-version", b"anthropic-beta")
-"""Headers of clients that engines read; keys and cookies stay here."""
 
 
 class Passing:
@@ -118,220 +89,3 @@ class Passing:
         """Cut off what still runs."""
         for passed in list(self._open):
             passed.abort(reason)
-
-
-class Passed:
-    """One passed request."""
-
-    def __init__(self, home: Passing, dispatch: Dispatch, route: Route, request: HttpRequest, reply: Reply) -> None:
-        self._home = home
-        self._dispatch = dispatch
-        self.route = route
-        self._request = request
-        self._reply = reply
-        self._upload: Upload | None = request.upload
-        self._taken = False
-        self._tail = b""
-        self._tunnel: Tunnel | None = None
-        self._target: Target | None = None
-        self._member: Member | None = None
-        self._tried: list[InstanceName] = []
-        self._gone = False
-        self._over = False
-        self._paused = False
-        self._began = perf_counter()
-        self._timer: Alarm | None = None
-
-    def start(self) -> None:
-        """Pick and send. Raises Fault where nobody can serve it."""
-        if self._upload is not None and self._upload.fault is not None:
-            raise self._upload.fault
-        self._send()
-        limit, loop = self._dispatch.config.request_timeout_s, self._dispatch.loop
-        fault = faults.upstream(f"no whole answer within {limit:g} s", 504)
-        self._timer = Alarm(loop, loop.time() + limit, partial(self._refuse, fault, "timeout"))
-
-    def _send(self) -> None:
-        dispatch, request = self._dispatch, self._request
-        pair = dispatch.picker.pair(Raw(b""), alone=True, not_decode=self._tried)
-        if pair is None:
-            words = f"{', '.join(self._tried)} failed" if self._tried else dispatch.picker.why_not(Role.DECODE)
-            raise faults.unavailable(words)
-        target = self._target = pair.decode
-        self._tried.append(target.instance)
-        self._member = dispatch.leg_opened(target)
-        self._tunnel = Tunnel(dispatch.loop, target.http, self._head(target), self, framed=self._reply.framed,
-                              bodiless=request.method == "HEAD")
-
-    def _head(self, target: Target) -> bytes:
-        request, upload = self._request, self._upload
-        headers = [(b"x-request-id", request.request_id.encode())]
-        headers += [(name, request.headers[name]) for name in HEADERS if name in request.headers]
-        if target.dp_rank is not None:
-            headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
-        if upload is not None and upload.length is None:
-            headers.append((b"transfer-encoding", b"chunked"))
-        elif request.method == "POST":
-            headers.append((b"content-length", b"%d" % (len(request.body) if upload is None else upload.length or 0)))
-        lines = b"".join(b"%b: %b\r\n" % header for header in headers)
-        return b"%b %b HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n%b\r\n" % (
-            request.method.encode(), request.target, target.http.encode(), lines)
-
-    # ---- the client
-
-    def on_client_gone(self) -> None:
-        """Abort the engine's work."""
-        self._gone = True
-        self._finish("aborted")
-
-    def on_pause(self) -> None:
-        """The client is slower than its answer."""
-        self._paused = True
-        if self._tunnel is not None:
-            self._tunnel.pause()
-
-    def on_resume(self) -> None:
-        """Go on."""
-        self._paused = False
-        if self._tunnel is not None:
-            self._tunnel.resume()
-
-    def on_piece(self, data: bytes) -> None:
-        """More of the request's body."""
-        if self._over or self._tunnel is None or self._upload is None:
-            return
-        seen = self._tail + data
-        self._tail = seen[-32:]
-        try:
-            refuse_in_form(seen)
-        except Fault as fault:
-            self._refuse(fault, "refused")
-            return
-        self._tunnel.write(chunk_of(data) if self._upload.length is None else data)
-
-    def on_body(self) -> None:
-        """The request's body is whole."""
-        if not self._over and self._tunnel is not None and self._upload is not None and self._upload.length is None:
-            self._tunnel.write(b"0\r\n\r\n")
-
-    def on_broken(self, fault: Fault) -> None:
-        """The request's body ends in an error."""
-        self._refuse(fault, "refused")
-
-    # ---- the engine
-
-    def on_open(self) -> None:
-        """Send the body."""
-        assert self._tunnel is not None
-        if self._upload is not None:
-            self._taken = True
-            self._upload.take(self)
-        elif self._request.body:
-            self._tunnel.write(self._request.body)
-
-    def on_full(self, full: bool) -> None:
-        """The engine takes the body slower than it comes."""
-        if self._upload is not None:
-            self._upload.wait(full)
-
-    def on_head(self, head: Head) -> None:
-        """The answer begins."""
-        self._last_if_unread()
-        self._reply.begin(head.status, head.end_to_end(), b"", length=0 if head.length is None and head.status in {204, 304}
-                          else head.length)
-        if self._paused and self._tunnel is not None:
-            self._tunnel.pause()
-
-    def on_part(self, data: bytes) -> None:
-        """Part of the answer."""
-        self._reply.write(data)
-
-    def on_end(self) -> None:
-        """The answer is whole."""
-        self._reply.end()
-        self._finish("complete" if self._reply.status < 400 else "engine_error")
-
-    def on_failed(self, kind: Kind, reason: str) -> None:
-        """The engine refused the connection, or broke it."""
-        target = self._target
-        assert target is not None
-        logger.warning("passed request failed: %s", reason, extra={"request": self._reply.request_id, "kind": kind.value,
-                                                                   "peer": target.instance})
-        self._close_leg()
-        if kind is Kind.REFUSED:
-            self._dispatch.suspect(target, reason)
-        else:
-            self._dispatch.doubt(target)
-        if self._reply.started:
-            self._reply.cut()
-            self._finish("broken")
-        elif self._taken or len(self._tried) >= MAX_TRIES:
-            self._refuse(faults.upstream(reason), "failed")
-        else:
-            try:
-                self._send()
-            except Fault:
-                self._refuse(faults.upstream(reason), "failed")
-
-    # ---- the router
-
-    def on_lost(self, instance: str, incarnation: str, reason: str) -> None:
-        """The roster says that this incarnation will never answer."""
-        target = self._target
-        if self._tunnel is None or target is None:
-            return
-        if (target.instance, target.incarnation) == (instance, incarnation):
-            self._tunnel.cancel()
-            self.on_failed(Kind.LOST, reason)
-
-    def sweep(self, now: float, awake: float) -> None:
-        """Called every second: doubt an engine that is silent."""
-        if self._tunnel is None or self._target is None or self._paused:
-            return
-        waits = self._upload is not None and not self._upload.done
-        if not waits and now - max(self._tunnel.last_at, awake) > _STALL_S:
-            self._dispatch.doubt(self._target)
-
-    def abort(self, reason: str) -> None:
-        """The router stops before this request could end."""
-        self._refuse(faults.unavailable(reason), "aborted")
-
-    # ---- the end
-
-    def _refuse(self, fault: Fault, outcome: str) -> None:
-        if self._over:
-            return
-        if not self._gone:
-            if self._reply.started:
-                self._reply.cut()
-            else:
-                self._last_if_unread()
-                self._reply.fault(fault)
-        self._finish(outcome, fault.message)
-
-    def _last_if_unread(self) -> None:
-        # Where the next request would begin is not known while part of this one's body has not come.
-        if self._upload is not None and not self._upload.done:
-            self._reply.last()
-
-    def _close_leg(self) -> None:
-        self._tunnel = None
-        if self._member is not None:
-            self._dispatch.leg_closed(self._member)
-            self._member = None
-
-    def _finish(self, outcome: str, detail: str = "") -> None:
-        if self._over:
-            return
-        self._over = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._tunnel is not None:
-            self._tunnel.cancel()
-        self._close_leg()
-        self._home.closed(self, outcome)
-        if self._dispatch.access_log:
-            access.info("%s", outcome, extra={
-                "request": self._reply.request_id, "path": self.route.path, "status": self._reply.status,
-                "decode": self._tried[-1] if self._tried else "", "attempt": len(self._tried),
-                "seconds": round(perf_counter() - self._began, 4), "detail": detail[:500]})
