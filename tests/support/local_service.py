@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from processes import free_port
+from processes import free_port, home_begins, home_ends
 from stand_in import make_stand_in
 
 from xpyd_operator.cli import main
@@ -32,6 +32,8 @@ class LocalService:
         self.port = free_port()
         self.members = free_port()
         monkeypatch.setenv("XPYD_HOME", str(folder / "home"))
+        self.home = folder / "home"
+        home_begins(self.home)
         self.folder = ServiceFolder(name)
         (folder / "model").mkdir()
         self.document: dict[str, Any] = {
@@ -92,3 +94,4 @@ class LocalService:
                 shm.clean(listed)
             if self.folder.settings.exists():
                 shutil.rmtree(json.loads(self.folder.settings.read_text())["run_dir"], ignore_errors=True)
+        home_ends(self.home)

@@ -2,6 +2,7 @@
 
 A guard process, one per interpreter and started with the first group, holds the read end of a pipe: when this
 interpreter ends in whatever way (kill -9 too), the pipe closes and the guard kills every group that is still named to it.
+A local service runs on by itself: the guard removes its home, and a supervisor whose folder is gone ends all of it.
 A killed process leaves files of random names, which go with its group: sockets and temporary files, since TMPDIR is a
 folder of the group's own; semaphores, since Python's resource trackers, which know their names, are ended last; and shared
 memory that no tracker knows, by who maps it.
@@ -130,17 +131,31 @@ def end_group(group: int, shm: Set[str] = frozenset()) -> None:
 
 
 def guard(lines: Iterable[str]) -> None:
-    """Keep the groups that ``lines`` tells ("+123 /tmp/its-folder", "-123"); at their end kill those that are left."""
-    alive: dict[int, str] = {}
+    """Keep what ``lines`` tell: groups and homes that begin ("+123 /tmp/its-folder", "+ /the/home") and end ("-123").
+
+    At the end of the lines kill the groups that are left, and remove folders and homes.
+    """
+    alive: dict[str, tuple[str, str]] = {}
     for line in lines:
-        number, _, folder = line[1:].strip().partition(" ")
+        number, _, folder = line[1:].strip("\n").partition(" ")
         if line[0] == "+":
-            alive[int(number)] = folder
+            alive[number or folder] = number, folder
         else:
-            alive.pop(int(number), None)
-    for group, folder in alive.items():
-        end_group(group)
+            alive.pop(number or folder, None)
+    for number, folder in alive.values():
+        if number:
+            end_group(int(number))
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def home_begins(home: Path) -> None:
+    """A local service may run whose state is in this folder."""
+    _tell_guard(f"+ {home}")
+
+
+def home_ends(home: Path) -> None:
+    """It runs no more."""
+    _tell_guard(f"- {home}")
 
 
 def _tell_guard(line: str) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Self
 import yaml
 from engines import BASE_ARGS, BASE_ENV, MODEL_NAME, held
 from make_model import ensure_model
-from processes import free_port
+from processes import free_port, home_begins, home_ends
 
 from xpyd_operator.local import procs, remains
 from xpyd_operator.local.paths import ServiceFolder
@@ -43,12 +43,14 @@ class Service:
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {**os.environ, "XPYD_HOME": str(self.home)}
         self.shared_memory_before = shared_memory()
+        home_begins(self.home)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.xpyd("down", NAME, "--now")
+        home_ends(self.home)
 
     def write(self, prefill: int, decode: int) -> None:
         """The document with these counts."""

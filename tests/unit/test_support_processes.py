@@ -120,5 +120,21 @@ def test_killed_tests_leave_no_process(tmp_path: Path) -> None:
     assert not alive(group)
 
 
+def test_killed_tests_leave_no_home_of_a_service(tmp_path: Path) -> None:
+    support = Path(__file__).resolve().parents[1] / "support"
+    for name in ("begun one", "ended"):
+        (tmp_path / name / "tiny").mkdir(parents=True)
+    program = (f"import sys, os; sys.path.insert(0, {str(support)!r}); from pathlib import Path\n"
+               f"from processes import home_begins, home_ends\n"
+               f"here = Path({str(tmp_path)!r})\n"
+               f"home_begins(here / 'begun one'); home_begins(here / 'ended'); home_ends(here / 'ended')\n"
+               f"os.kill(os.getpid(), 9)")
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    end = time.monotonic() + 5
+    while (tmp_path / "begun one").exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["ended"]
+
+
 def test_free_ports_are_ports() -> None:
     assert 0 < free_port() < 65536
