@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import socket
 import time
+import weakref
 
 import pytest
 
@@ -48,24 +50,61 @@ async def test_a_deadline_that_is_noticed_in_time_has_no_grace_and_a_cancelled_o
 async def test_a_moment_that_moves_rings_once_it_is_near_and_no_later_than_it_came_to_be() -> None:
     loop = asyncio.get_running_loop()
     rung: list[float] = []
-    reminder = Reminder(loop, lambda: rung.append(loop.time()))
-    reminder.at(loop.time() + patience.SOON_S + 100)
+    reminder = Reminder(loop)
+
+    def at(due: float) -> None:
+        reminder.at(due, lambda: rung.append(loop.time()))
+
+    at(loop.time() + patience.SOON_S + 100)
     assert reminder._alarm is None, "far away: said again"
-    reminder.at(first := loop.time() + 0.05)
+    at(first := loop.time() + 0.05)
     alarm = reminder._alarm
-    reminder.at(first + 0.1)
+    at(first + 0.1)
     assert reminder._alarm is alarm, "too early is cheaper than anew"
-    reminder.at(first - 0.02)
+    at(first - 0.02)
     assert reminder._alarm is not alarm
     await asyncio.sleep(0.2)
     assert len(rung) == 1
     assert rung[0] >= first - 0.025, "uvloop counts milliseconds"
-    reminder.at(loop.time() + 0.02)
-    reminder.at(math.inf)
-    reminder.at(loop.time() + 0.02)
+    at(loop.time() + 0.02)
+    at(math.inf)
+    at(loop.time() + 0.02)
     reminder.cancel()
     await asyncio.sleep(0.1)
     assert len(rung) == 1
+
+
+async def test_an_owner_that_is_reminded_goes_without_the_collector() -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.reminder = Reminder(asyncio.get_running_loop())
+
+        def remind(self, after_s: float) -> None:
+            loop = asyncio.get_running_loop()
+            self.reminder.at(loop.time() + after_s, self.on_time)
+
+        def on_time(self) -> None:
+            rung.set()
+
+    rung = asyncio.Event()
+    gone = []
+    gc.disable()
+    try:
+        for ends in ("rung", "cancelled", "never"):
+            owner = Owner()
+            gone.append(weakref.ref(owner))
+            if ends == "rung":
+                owner.remind(0.01)
+                async with asyncio.timeout(30):
+                    await rung.wait()
+            elif ends == "cancelled":
+                owner.remind(1.0)
+                owner.reminder.cancel()
+            del owner
+        await asyncio.sleep(0.01)
+        assert [ref() for ref in gone] == [None] * 3
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("short")

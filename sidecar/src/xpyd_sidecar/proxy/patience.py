@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 
 LATE_S = 0.25
 """A timer that rings so much too late: the loop did not run."""
@@ -49,6 +50,7 @@ class Alarm:
         self._handle.cancel()
 
     def _on_time(self) -> None:
+        self._handle.cancel()  # asyncio's keeps what it has called, which is this alarm
         if late(self._loop.time(), self._due):
             self._handle = self._loop.call_later(GRACE_S, self._ring)
         else:
@@ -60,24 +62,25 @@ class Reminder:
 
     Most of what has a deadline is over long before it. So a moment that is far away has no alarm yet: its owner says it
     again (``at``) every second. One that rings too early costs less than one that is set anew whenever the moment moves.
+
+    What rings is held only while an alarm is set: who owns a reminder and is rung by it goes without the collector.
     """
 
-    __slots__ = ("_alarm", "_due", "_loop", "_ring")
+    __slots__ = ("_alarm", "_due", "_loop")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], object]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._ring = ring
         self._alarm: Alarm | None = None
         self._due = math.inf
 
-    def at(self, due: float) -> None:
-        """The moment now (seconds of the loop's clock); infinity: none."""
+    def at(self, due: float, ring: Callable[[], object]) -> None:
+        """The moment now (seconds of the loop's clock), and what is called then; infinity: none."""
         if self._due <= due < math.inf or due == self._due:
             return
         self.cancel()
         if due < self._loop.time() + SOON_S:
             self._due = due
-            self._alarm = Alarm(self._loop, due, self._on_time)
+            self._alarm = Alarm(self._loop, due, partial(self._rings, ring))
 
     def cancel(self) -> None:
         """Do not ring."""
@@ -85,9 +88,9 @@ class Reminder:
             self._alarm.cancel()
         self._alarm, self._due = None, math.inf
 
-    def _on_time(self) -> None:
+    def _rings(self, ring: Callable[[], object]) -> None:
         self._alarm, self._due = None, math.inf
-        self._ring()
+        ring()
 
 
 @contextlib.asynccontextmanager

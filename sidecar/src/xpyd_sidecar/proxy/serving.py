@@ -71,7 +71,7 @@ class Serving:
         self._relaying: Call | None = None
         self._first = b""
         self._answer: tuple[Call, bytes] | None = None
-        self._reminder = Reminder(self._loop, self._on_time)
+        self._reminder = Reminder(self._loop)
         self._paused = False
         self._gone = False
 
@@ -239,7 +239,7 @@ class Serving:
         ``awake``: when this process last came back from standing still. Nobody was silent before.
         """
         if self._made is not None or now > self._course.began + NO_DEADLINE_S - SOON_S:
-            self._reminder.at(self._exchange.deadline)
+            self._reminder.at(self._exchange.deadline, self._on_time)
         for leg in self._legs:
             bound = min(stall_s, STREAM_STALL_S) if leg.call is self._relaying else stall_s
             if now - max(leg.call.last_at, awake) > bound and not self._paused:
@@ -280,7 +280,7 @@ class Serving:
         for instruction in instructions:
             _DO[type(instruction)](self, instruction)
         if self._made is not None:
-            self._reminder.at(self._made.deadline)
+            self._reminder.at(self._made.deadline, self._on_time)
 
     def _refuse(self, instruction: mv.Refuse) -> None:
         if not self._gone:
