@@ -430,6 +430,28 @@ def test_prefill_killed_during_the_handshake_leaves_only_what_is_swept(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("where", "name"), [(process_vm.mapped, "find"), (ProcessReader, "read")],
+                         ids=["prefill", "decode"])
+def test_a_mistake_of_ours_ends_the_connection_and_not_the_thread(
+        where: object, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Left open, the transfer would wait for its deadline, and what it holds with it."""
+    def mistaken(*_: object, **__: object) -> object:
+        raise RuntimeError("never thought of")
+
+    with PrefillRank(ways=Ways("shm")) as p, DecodeRank(ways=Ways("shm"), direct=True) as d:
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, mistaken)
+            push(p)
+            d.load("r", key(), p, first=0, count=4)
+            assert d.wait_outcomes() == [Outcome.PEER_LOST]
+            assert p.wait_reports()[0].outcome is Outcome.PEER_LOST
+        assert p.sender.budget.used == 0
+        push(p, "b")
+        d.load("r2", key("b"), p, first=0, count=4)
+        assert d.wait_outcomes(2)[-1] is Outcome.OK
+    assert "RuntimeError: never thought of" in caplog.text
+
+
 def test_decode_stopped_in_the_middle_is_given_up_and_prefill_gets_its_memory_back() -> None:
     """The peer's thread stands still in place of its process: nothing is taken, nothing is heard."""
     stand, inside = threading.Event(), threading.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import mmap
 import os
 from typing import Any
@@ -83,6 +84,24 @@ def test_what_is_not_meant_is_not_mapped(made: memoryview, change: dict[str, Any
         Mapping(change.get("pid", os.getpid()), bad)
     os.close(loose)
     os.close(null)
+
+
+def test_memories_are_found_while_the_collector_lets_go_of_others(made: memoryview) -> None:
+    """It may run in any allocation: what is in no use, but part of a cycle, ends there."""
+    threshold = gc.get_threshold()
+    held = [mapped.make(4096) for _ in range(30)]  # more than the interpreter keeps room for without an allocation
+    for after in range(60):  # allocations until it runs: one of them is the one that matters
+        gc.collect()
+        cycle: list[object] = [mapped.make(4096)]
+        cycle.append(cycle)
+        del cycle
+        gc.set_threshold(after + 1)
+        try:
+            found = mapped.find(address_of(made), len(made))
+        finally:
+            gc.set_threshold(*threshold)
+        assert found is not None
+    assert len(held) == 30
 
 
 def test_memory_goes_back_with_its_last_view_although_a_peer_has_it_mapped() -> None:

@@ -207,27 +207,37 @@ class Sender:
         self._carry_out(steps)
 
     def _carry_out(self, steps: list[copies.Step[Kept]]) -> None:
+        """All of them, whatever becomes of one: nobody else knows of the copies in those that follow."""
+        failed: Exception | None = None
         for step in steps:
-            if isinstance(step, copies.Send):
-                self._send(step)
-            elif isinstance(step, copies.Free):
-                if step.uses is None or step.uses.over():
-                    self._let_go(step.copy.data)
-            elif isinstance(step, copies.Offer):
-                if (peer := self._peers.get(step.link)) is not None:
-                    peer.say(Kind.STORE, step.key, region=step.copy.region, first=step.copy.first, blocks=step.copy.blocks)
-            elif isinstance(step, copies.Store):
-                self._store(step)
-            elif isinstance(step, copies.Refuse):
-                if (peer := self._peers.get(step.link)) is not None:
-                    peer.say(Kind.GONE, step.key, messages.Reason(step.outcome, step.reason, step.retry))
-            else:
-                size = self._sent.pop(step.key, 0)
-                began = self._began.pop(step.key, None)
-                if step.confirmed and began is not None:
-                    self.spilling.counted.append((metrics.PUSH_SECONDS, time.monotonic() - began))
-                self._ended(step.key, confirmed=step.confirmed)
-                self._reports.append(Report(step.key, step.outcome, step.reason, size if step.confirmed else 0))
+            try:
+                self._take(step)
+            except Exception as error:  # noqa: BLE001 (it is raised below)
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+    def _take(self, step: copies.Step[Kept]) -> None:
+        if isinstance(step, copies.Send):
+            self._send(step)
+        elif isinstance(step, copies.Free):
+            if step.uses is None or step.uses.over():
+                self._let_go(step.copy.data)
+        elif isinstance(step, copies.Offer):
+            if (peer := self._peers.get(step.link)) is not None:
+                peer.say(Kind.STORE, step.key, region=step.copy.region, first=step.copy.first, blocks=step.copy.blocks)
+        elif isinstance(step, copies.Store):
+            self._store(step)
+        elif isinstance(step, copies.Refuse):
+            if (peer := self._peers.get(step.link)) is not None:
+                peer.say(Kind.GONE, step.key, messages.Reason(step.outcome, step.reason, step.retry))
+        else:
+            size = self._sent.pop(step.key, 0)
+            began = self._began.pop(step.key, None)
+            if step.confirmed and began is not None:
+                self.spilling.counted.append((metrics.PUSH_SECONDS, time.monotonic() - began))
+            self._ended(step.key, confirmed=step.confirmed)
+            self._reports.append(Report(step.key, step.outcome, step.reason, size if step.confirmed else 0))
 
     def _ended(self, key: Key, *, confirmed: bool) -> None:
         if confirmed:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 import selectors
 import socket
@@ -24,6 +25,8 @@ from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.errors import ChecksumError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames
 from xpyd_sidecar.kv.frames import Header
+
+logger = logging.getLogger(__name__)
 
 SOCKET_BUFFER: Final = 1 << 20
 _numbers = itertools.count(1)
@@ -196,6 +199,9 @@ class Connection:
             self.close(ProtocolError(self.peer, str(error)))
         except OSError as error:
             self.close(PeerGone(self.peer, str(error)))
+        except Exception as error:  # a mistake of ours costs this connection: its transfers would wait for their deadlines
+            logger.exception("xpyd: the data link to %s is closed: a callback failed", self.peer)
+            self.close(PeerGone(self.peer, f"{type(error).__name__} on this side"))
 
     def _write(self) -> None:
         if self._out.write(self.beside):

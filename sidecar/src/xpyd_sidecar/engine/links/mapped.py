@@ -85,10 +85,19 @@ def _over(name: bytes) -> None:
 
 def find(address: int, size: int) -> Within | None:
     """Where bytes of this process lie, if peers may map that."""
-    for one in reversed(tuple(_made.values())):
+    for one in reversed(_all()):
         if one.base <= address and address + size <= one.base + one.size:
             return Within(one.name, one.fd, one.size, address - one.base)
     return None
+
+
+def _all() -> list[_Made]:
+    """The newest last. Another thread may make one or let go of one meanwhile, and so may the collector in this thread."""
+    while True:
+        try:
+            return list(_made.values())
+        except RuntimeError:  # changed while it was copied
+            continue
 
 
 class Mapping:
