@@ -430,10 +430,12 @@ def test_prefill_killed_during_the_handshake_leaves_only_what_is_swept(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("asked_first", [False, True], ids=["computed first", "asked first"])
 @pytest.mark.parametrize(("where", "name"), [(process_vm.mapped, "find"), (ProcessReader, "read")],
                          ids=["prefill", "decode"])
 def test_a_mistake_of_ours_ends_the_connection_and_not_the_thread(
-        where: object, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        where: object, name: str, asked_first: bool, monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture) -> None:
     """Left open, the transfer would wait for its deadline, and what it holds with it."""
     def mistaken(*_: object, **__: object) -> object:
         raise RuntimeError("never thought of")
@@ -441,8 +443,12 @@ def test_a_mistake_of_ours_ends_the_connection_and_not_the_thread(
     with PrefillRank(ways=Ways("shm")) as p, DecodeRank(ways=Ways("shm"), direct=True) as d:
         with monkeypatch.context() as patch:
             patch.setattr(where, name, mistaken)
-            push(p)
+            if not asked_first:
+                push(p)
             d.load("r", key(), p, first=0, count=4)
+            if asked_first:
+                d.wait(lambda: any(p.sender._machine.busy(number) for number in list(p.sender._peers)))
+                push(p)
             assert d.wait_outcomes() == [Outcome.PEER_LOST]
             assert p.wait_reports()[0].outcome is Outcome.PEER_LOST
         assert p.sender.budget.used == 0

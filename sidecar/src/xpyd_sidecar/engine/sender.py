@@ -208,14 +208,14 @@ class Sender:
 
     def _carry_out(self, steps: list[copies.Step[Kept]]) -> None:
         """All of them, whatever becomes of one: nobody else knows of the copies in those that follow."""
-        failed: Exception | None = None
         for step in steps:
             try:
                 self._take(step)
-            except Exception as error:  # noqa: BLE001 (it is raised below)
-                failed = failed or error
-        if failed is not None:
-            raise failed
+            except Exception as error:  # costs the link that it was for: its transfers would wait for their deadlines
+                logger.exception("xpyd: a step of sending failed: %s", type(step).__name__)
+                peer = None if isinstance(step, copies.Free | copies.Ended) else self._peers.get(step.link)
+                if peer is not None:
+                    peer.link.close(PeerGone(peer.link.peer, f"{type(error).__name__} on this side"))
 
     def _take(self, step: copies.Step[Kept]) -> None:
         if isinstance(step, copies.Send):
