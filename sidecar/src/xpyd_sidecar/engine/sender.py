@@ -211,11 +211,11 @@ class Sender:
         for step in steps:
             try:
                 self._take(step)
-            except Exception as error:  # costs the link that it was for: its transfers would wait for their deadlines
+            except Exception as error:
                 logger.exception("xpyd: a step of sending failed: %s", type(step).__name__)
                 peer = None if isinstance(step, copies.Free | copies.Ended) else self._peers.get(step.link)
                 if peer is not None:
-                    peer.link.close(PeerGone(peer.link.peer, f"{type(error).__name__} on this side"))
+                    peer.link.mistaken(error)
 
     def _take(self, step: copies.Step[Kept]) -> None:
         if isinstance(step, copies.Send):

@@ -23,15 +23,13 @@ LATE_S = 0.25
 """A timer that rings so much too late: the loop did not run."""
 GRACE_S = 1.0
 """Time to read what came meanwhile, and for a peer that stood still too to go on."""
+SOON_S = 3.0
+"""A moment that moves has an alarm if it comes sooner."""
 
 
 def late(now: float, due: float) -> bool:
     """Whether the loop cannot have looked at its sockets since ``due``."""
     return now - due > LATE_S
-
-
-SOON_S = 3.0
-"""A moment that comes sooner has an alarm."""
 
 
 class Alarm:

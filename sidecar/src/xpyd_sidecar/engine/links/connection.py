@@ -157,6 +157,10 @@ class Connection:
         self._out.drop()
         self._owner.closed(self, error)
 
+    def mistaken(self, error: Exception) -> None:
+        """A mistake of ours in what was done for this connection costs it: its transfers would wait for their deadlines."""
+        self.close(PeerGone(self.peer, f"{type(error).__name__} on this side"))
+
     def _watch(self) -> None:
         if self.open:
             reading = 0 if self.paused or self.connecting else selectors.EVENT_READ
@@ -199,9 +203,9 @@ class Connection:
             self.close(ProtocolError(self.peer, str(error)))
         except OSError as error:
             self.close(PeerGone(self.peer, str(error)))
-        except Exception as error:  # a mistake of ours costs this connection: its transfers would wait for their deadlines
+        except Exception as error:
             logger.exception("xpyd: the data link to %s is closed: a callback failed", self.peer)
-            self.close(PeerGone(self.peer, f"{type(error).__name__} on this side"))
+            self.mistaken(error)
 
     def _write(self) -> None:
         if self._out.write(self.beside):
