@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import msgspec
@@ -72,3 +73,39 @@ def test_marker_and_log_of_a_process(tmp_path: Path) -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_process_within_exec_has_its_marker() -> None:
+    # Popen returns as soon as the child has let go of this process's memory, before its own environment is laid out.
+    for _ in range(400):
+        child = subprocess.Popen(["sleep", "1000"], env={procs.MARKER: "/a/b/c"})
+        try:
+            assert procs.environment_marker(child.pid) == "/a/b/c"
+        finally:
+            child.kill()
+            child.wait()
+
+
+def test_a_process_without_an_environment_is_not_waited_for() -> None:
+    child = subprocess.Popen(["sleep", "1000"], env={})
+    try:
+        while (stat := procs.read_stat(child.pid)) is None or stat.executes:
+            assert child.poll() is None
+        began = time.monotonic()
+        assert procs.environment_marker(child.pid) == ""
+        assert time.monotonic() - began < procs.EXEC_DEADLINE
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_a_kernel_thread_and_a_zombie_do_not_execute() -> None:
+    stat = procs.read_stat(2)
+    if stat is not None and stat.flags & procs.KERNEL_THREAD:
+        assert not stat.executes
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    stat = procs.read_stat(child.pid)
+    assert stat is not None
+    assert not stat.executes
+    child.wait()

@@ -59,21 +59,13 @@ async def wait_output(unit: Unit, word: str) -> str:
     raise AssertionError(f"{word!r} not in {text!r}")
 
 
-async def wait_marker(pid: int, marker: str) -> None:
-    """A process that has just begun its program has no environment for a moment."""
-    end = time.monotonic() + 10
-    while (found := procs.environment_marker(pid)) != marker:
-        assert time.monotonic() < end, found
-        await asyncio.sleep(0.01)
-
-
 async def test_started_alive_stopped(make: Callable[[str], Unit]) -> None:
     unit = make("engine")
     assert not unit.alive()
     assert unit.seen(time.time()).exit == "it was not started yet"
     leader = await unit.start(SLEEP, {})
     assert unit.alive()
-    await wait_marker(leader.pid, unit.marker)
+    assert procs.environment_marker(leader.pid) == unit.marker
     stat = procs.read_stat(leader.pid)
     assert stat is not None
     assert stat.session == leader.pid

@@ -18,6 +18,10 @@ import msgspec
 PROC = Path("/proc")
 MARKER = "XPYD_UNIT"
 """Environment variable that every process of a unit inherits."""
+EXEC_DEADLINE = 0.2
+"""Seconds that one process may stay within exec() before it counts as one without an environment."""
+KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD of a process's flags (include/linux/sched.h)."""
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -40,11 +44,19 @@ class Stat(msgspec.Struct, frozen=True):
     parent: int
     session: int
     start: int
+    flags: int
+    environment_end: int
+    """Address just behind its environment; 0 within exec(), for kernel threads, and for processes not ours to read."""
 
     @property
     def dead(self) -> bool:
         """It is a zombie or gone for good: nothing runs any more."""
         return self.state in ("Z", "X", "x")
+
+    @property
+    def executes(self) -> bool:
+        """It is within exec(): the old program is gone, the new one is not yet laid out."""
+        return not self.environment_end and not self.flags & KERNEL_THREAD and not self.dead
 
 
 def boot_id() -> str:
@@ -59,7 +71,15 @@ def read_stat(pid: int) -> Stat | None:
     except OSError:
         return None
     fields = text[text.rindex(")") + 2 :].split()
-    return Stat(pid=pid, state=fields[0], parent=int(fields[1]), session=int(fields[3]), start=int(fields[19]))
+    return Stat(
+        pid=pid,
+        state=fields[0],
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        start=int(fields[19]),
+        flags=int(fields[6]),
+        environment_end=int(fields[48]),
+    )
 
 
 def identify(pid: int) -> Identity | None:
@@ -104,10 +124,24 @@ def send(pid: int, start: int, number: signal.Signals) -> bool:
 
 
 def environment_marker(pid: int) -> str:
-    """The process's XPYD_UNIT as it was when it started; empty where there is none, or it is not ours to read."""
+    """The process's XPYD_UNIT as it was when it started; empty where there is none, or it is not ours to read.
+
+    Within exec() a process shows an empty environment for a moment (environ_read of the kernel's fs/proc/base.c), and
+    its parent may already run again: it is asked once more until the new program is there, or EXEC_DEADLINE has passed.
+    """
     prefix = MARKER.encode() + b"="
+    deadline = time.monotonic() + EXEC_DEADLINE
     with contextlib.suppress(OSError):
-        for item in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
+        while not (environment := (PROC / str(pid) / "environ").read_bytes()):
+            stat = read_stat(pid)
+            if stat is None or time.monotonic() > deadline:
+                return ""
+            if not stat.executes:
+                # What was read may be from before it: the environment of one that ended exec() since is read again.
+                environment = (PROC / str(pid) / "environ").read_bytes()
+                break
+            time.sleep(0.001)
+        for item in environment.split(b"\0"):
             if item.startswith(prefix):
                 return os.fsdecode(item[len(prefix) :])
     return ""
