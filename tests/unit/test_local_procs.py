@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from xpyd_operator.local import procs
 
@@ -99,13 +100,9 @@ def test_a_process_without_an_environment_is_not_waited_for() -> None:
         child.wait()
 
 
-def test_a_kernel_thread_and_a_zombie_do_not_execute() -> None:
-    stat = procs.read_stat(2)
-    if stat is not None and stat.flags & procs.KERNEL_THREAD:
-        assert not stat.executes
-    child = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    stat = procs.read_stat(child.pid)
-    assert stat is not None
-    assert not stat.executes
-    child.wait()
+@pytest.mark.parametrize(("state", "flags", "environment_end", "executes"), [
+    ("R", 0, 0, True), ("S", procs.KERNEL_THREAD, 0, False), ("Z", 0, 0, False), ("S", 0, 4096, False)])
+def test_who_has_no_environment_and_is_no_kernel_thread_and_not_dead_executes(
+        state: str, flags: int, environment_end: int, executes: bool) -> None:
+    stat = procs.Stat(pid=9, state=state, parent=1, session=9, start=7, flags=flags, environment_end=environment_end)
+    assert stat.executes == executes
