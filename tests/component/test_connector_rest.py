@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import zmq
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
-from vllm.v1.engine.core import EngineCore
 
 from xpyd_sidecar.engine import compat
 
@@ -84,19 +83,3 @@ def test_a_second_after_the_last_message_vllm_waits_as_it_would_without_us(sides
     compat.rest_while(lambda _: True)
     reader.last_read = time.monotonic() - 1.5
     assert waited_s(reader, 20 * compat.REST_MS) >= 0.019 * compat.REST_MS
-
-
-def test_a_request_that_comes_is_told_before_the_engine_can_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared: list[Any] = []
-
-    def prepare(_: Any, request: Any) -> tuple[Any, int]:
-        prepared.append(request)
-        return request, 3
-
-    monkeypatch.setattr(EngineCore, "preprocess_add_request", prepare)
-    seen: list[int] = []
-    compat.on_new_request(lambda: seen.append(len(prepared)))
-    engine = object.__new__(EngineCore)
-    assert engine.preprocess_add_request("first") == ("first", 3)
-    assert engine.preprocess_add_request("second") == ("second", 3)
-    assert seen == [1, 2]

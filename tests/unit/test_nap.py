@@ -39,29 +39,6 @@ def test_who_is_woken_looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     timer.join()
 
 
-def test_who_is_woken_has_a_step_to_read_what_came_before_the_next_nap(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nap, "NAP_S", 60.0)
-    one = Nap()
-    napping(one)
-    one.wake()
-    began = time.monotonic()
-    assert one.step(idle=True, loading=False, sending=False)
-    assert one.step(idle=True, loading=False, sending=False)
-    assert time.monotonic() - began < 30
-    monkeypatch.setattr(nap, "NAP_S", 0.05)
-    began = time.monotonic()
-    assert one.step(idle=True, loading=False, sending=False)
-    assert time.monotonic() - began >= 0.045
-
-
-@pytest.mark.parametrize("stages", [1, 2, 4])
-def test_what_a_pipeline_has_begun_is_taken_back_before_the_first_nap(stages: int) -> None:
-    one = Nap(stages)
-    for _ in range(2):
-        assert [one.step(idle=True, loading=False, sending=False) for _ in range(stages + 1)] == [False] * stages + [True]
-        assert not one.step(idle=False, loading=False, sending=False)
-
-
 def test_what_came_before_a_nap_is_not_slept_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nap, "NAP_S", 60.0)
     one = Nap()

@@ -31,7 +31,7 @@ __all__ = [
     "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
     "KVConnectorWorkerMetadata", "check_model", "check_version", "common_id", "create_metric_per_engine", "dp_rank",
     "instruction_set", "kv_dtype", "kv_heads", "kv_layout", "log_like_vllm", "max_model_len", "model_files",
-    "model_text", "on_new_request", "rank_of", "rest_while", "sizes", "version",
+    "model_text", "rank_of", "rest_while", "sizes", "version",
 ]
 
 SUPPORTED: Final = "0.32."
@@ -156,23 +156,6 @@ def rest_while(rests: Callable[[float], bool]) -> None:
             self.busy_loop_s = busy
 
     SpinCondition.wait = wait
-
-
-def on_new_request(seen: Callable[[], None]) -> None:
-    """Call ``seen`` whenever a request has come to this process's engine core.
-
-    On vLLM's thread that receives requests, just before it puts one where the engine's thread finds it after its step.
-    """
-    from vllm.v1.engine.core import EngineCore  # noqa: PLC0415 (is what imports this where there is one; large elsewhere)
-
-    prepare = EngineCore.preprocess_add_request
-
-    def preprocess_add_request(self: EngineCore, request: Any) -> Any:
-        prepared = prepare(self, request)
-        seen()
-        return prepared
-
-    EngineCore.preprocess_add_request = preprocess_add_request
 
 
 def sizes(config: Any) -> tuple[int, int, int]:

@@ -39,7 +39,6 @@ class XpydConnector(KVConnectorBase_V1):
             recompute = transfer.kv_load_failure_policy == "recompute"
             self._scheduler = scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute)
             compat.rest_while(scheduler.rests)
-            compat.on_new_request(scheduler.request_comes)
 
     @property
     def scheduler(self) -> SchedulerSide:

@@ -15,7 +15,7 @@ from xpyd_sidecar.engine.ahead import Expecting
 from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import Chunk, Mark, Staging
 from xpyd_sidecar.engine.memory import Memory
-from xpyd_sidecar.engine.nap import LOADING_NAP_S
+from xpyd_sidecar.engine.nap import NAP_S
 from xpyd_sidecar.engine.notes import Forwards, Noting, packed
 from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.reports import LoadReport, Orders
@@ -64,13 +64,13 @@ class Loading:
         for request in orders.abandons:
             self._carry_out(self._loads.abandon(request))
 
-    def poll(self, *, nap: bool) -> tuple[set[str], set[str]]:
-        """Place what has arrived; with ``nap`` wait a little for the end of a load.
+    def poll(self, *, calm: bool) -> tuple[set[str], set[str]]:
+        """Place what has arrived; a calm engine's worker waits a little for the end of a load.
 
         Requests whose load is over, and those of them that failed.
         """
         now = time.monotonic()
-        end = now + LOADING_NAP_S if nap else now
+        end = now + NAP_S if calm else now
         self._take_in(now)
         while now < end and not (self._done or self._placing or self._marks):
             self._receiver.inbox.nap(end - now)

@@ -13,16 +13,16 @@ from typing import Final, TypeVar
 
 _T = TypeVar("_T")
 
-NAP_S: Final = 0.05
-"""Longest nap. A request that comes ends it (``compat.on_new_request``); an abort, or a deadline, may be seen so late."""
-LOADING_NAP_S: Final = 0.01
-"""How late a request may be seen while blocks come: the worker sleeps, and what the engine has to read does not wake it."""
+NAP_S: Final = 0.01
+"""Half of how late a request that comes meanwhile may be seen: the engine's thread reads none while it naps, nor while it waits
+for a worker that naps after it.
+"""
 SENDING_S: Final = 0.05
 """How long copies that wait to leave keep an engine awake. A decode that lives takes them sooner; one that is stopped or
 dead holds them until the lease ends.
 """
-SENDING_NAP_S: Final = 0.01
-"""As ``NAP_S``, where copies wait to leave: how late the blocks of those that have left may be free for others."""
+SENDING_NAP_S: Final = 0.005
+"""As ``NAP_S``, where copies wait to leave: a prompt that comes meanwhile is what such an engine is for."""
 LOOK_S: Final = 0.01
 """How long a process looks for the next message without a pause before it waits for a notice, where it may: longer than the
 time between two steps of an engine that has work.
@@ -30,21 +30,12 @@ time between two steps of an engine that has work.
 
 
 class Nap:
-    """Pauses of the thread beside the scheduler. What a peer says, and a request that comes, ends one at once.
+    """Pauses of the thread beside the scheduler. What a peer says ends one at once."""
 
-    ``stages`` of a pipeline: each idle step takes back one that was begun before. After as many of them nobody waits for an
-    answer that a nap would delay.
-    """
-
-    def __init__(self, stages: int = 1) -> None:
-        self._stages = stages
-        self._idle = 0
-        """Steps without anything to do since the latest one that had something."""
-        self._since = 0.0
-        """When the first of them was planned."""
+    def __init__(self) -> None:
+        self._since: float | None = None
+        """When the first step without anything to do was planned; None: the latest one had something."""
         self._woken = threading.Event()
-        self._looks = False
-        """A nap was ended: vLLM's thread has one step to read what came."""
 
     def wake(self) -> None:
         """There may be something to do; called on any thread.
@@ -60,23 +51,19 @@ class Nap:
         ``sending``: copies wait to leave.
         """
         if not idle:
-            self._idle = 0
+            self._since = None
             return False
         now = time.monotonic()
-        self._idle += 1
-        if self._idle == 1:
-            self._since = now
-        if self._idle <= self._stages:
-            # No more than these: what is waited for ends a nap at once, and awake, at the beginning of a wait and of a
+        if self._since is None:
+            # No more than this one: what is waited for ends a nap at once, and awake, at the beginning of a wait and of a
             # load, an engine takes a processor of a small host from prefill.
+            self._since = now
             return False
         if sending and now - self._since < SENDING_S:
             return False
-        if loading or self._looks:
-            self._looks = False
-            return True
-        self._looks = self._woken.wait(SENDING_NAP_S if sending else NAP_S)
-        self._woken.clear()
+        if not loading:
+            self._woken.wait(SENDING_NAP_S if sending else NAP_S)
+            self._woken.clear()
         return True
 
 

@@ -58,8 +58,6 @@ class Orders(KVConnectorMetadata):
     """Transfers whose requests run for the first time since their KV came."""
     calm: bool = False
     """The engine takes naps: until the next orders a worker need not look for them without a pause."""
-    loading: bool = False
-    """Blocks are awaited: a worker of a calm engine waits a little for the last of a load before it answers."""
 
     @property
     def idle(self) -> bool:

@@ -71,7 +71,7 @@ class SchedulerSide:
         self._waiting_since: dict[str, float] = {}
         """By request."""
         port = options.control_port + compat.dp_rank(config) if options.control_port else 0
-        self._nap = Nap(pipeline) if data == 1 else None
+        self._nap = Nap() if data == 1 else None
         """Ranks that step together do not sleep alone."""
         self._calm = False
         """The engine takes naps."""
@@ -191,20 +191,15 @@ class SchedulerSide:
                         name, new[0] if new else (), reset=name in cached.resumed_req_ids,
                         computed=cached.num_computed_tokens[at] + output.num_scheduled_tokens[name]))
             orders, self._carrying.orders = self._carrying.orders, Orders()
-            orders.loading = bool(self._carrying.expected)
+            loading = bool(self._carrying.expected)
             sending = self._offers.open > 0 or self._holds()
             idle = orders.idle and (sending or self._pairing.open > 0)
         if self._carrying.crew is not None:
             orders.crew = self._carrying.crew.handle()
         self._pushing = bool(orders.pushes)
         if self._nap is not None:
-            orders.calm = self._calm = self._nap.step(idle=idle, loading=orders.loading, sending=sending)
+            orders.calm = self._calm = self._nap.step(idle=idle, loading=loading, sending=sending)
         return orders
-
-    def request_comes(self) -> None:
-        """A request has come to the engine, whose thread is to read it soon; called on any thread."""
-        if self._nap is not None:
-            self._nap.wake()
 
     def rests(self, looked_s: float) -> bool:
         """Whether workers' answer, which was looked for so long, is waited for now.

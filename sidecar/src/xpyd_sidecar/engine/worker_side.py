@@ -212,7 +212,7 @@ class WorkerSide:
 
     def poll(self) -> tuple[set[str], set[str]]:
         """Requests whose load is over, and those of them that failed."""
-        return self._loading.poll(nap=self.calm and self._orders.loading)
+        return self._loading.poll(calm=self.calm)
 
     def _sent_notes(self) -> list[tuple[Key, bytes]]:
         out = []
