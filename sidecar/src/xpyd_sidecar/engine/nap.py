@@ -14,8 +14,8 @@ from typing import Final, TypeVar
 _T = TypeVar("_T")
 
 NAP_S: Final = 0.01
-"""Half of how late a request that comes meanwhile may be seen: the engine's thread reads none while it naps, nor while it waits
-for a worker that naps after it.
+"""Half of how late a request that comes meanwhile may be seen: the engine's thread reads none while it naps, nor while it
+waits for a worker that naps after it.
 """
 SENDING_S: Final = 0.05
 """How long copies that wait to leave keep an engine awake. A decode that lives takes them sooner; one that is stopped or
