@@ -124,27 +124,30 @@ def send(pid: int, start: int, number: signal.Signals) -> bool:
 
 
 def environment_marker(pid: int) -> str:
-    """The process's XPYD_UNIT as it was when it started; empty where there is none, or it is not ours to read.
-
-    Within exec() a process shows an empty environment for a moment (environ_read of the kernel's fs/proc/base.c), and
-    its parent may already run again: it is asked once more until the new program is there, or EXEC_DEADLINE has passed.
-    """
+    """The process's XPYD_UNIT as it was when it started; empty where there is none, or it is not ours to read."""
     prefix = MARKER.encode() + b"="
-    deadline = time.monotonic() + EXEC_DEADLINE
     with contextlib.suppress(OSError):
-        while not (environment := (PROC / str(pid) / "environ").read_bytes()):
-            stat = read_stat(pid)
-            if stat is None or time.monotonic() > deadline:
-                return ""
-            if not stat.executes:
-                # What was read may be from before it: the environment of one that ended exec() since is read again.
-                environment = (PROC / str(pid) / "environ").read_bytes()
-                break
-            time.sleep(0.001)
-        for item in environment.split(b"\0"):
+        for item in _environment(pid).split(b"\0"):
             if item.startswith(prefix):
                 return os.fsdecode(item[len(prefix) :])
     return ""
+
+
+def _environment(pid: int) -> bytes:
+    """Within exec() it is empty for a moment (environ_read of the kernel's fs/proc/base.c), while the parent runs again.
+
+    So an empty one is read again until the new program is there, or EXEC_DEADLINE has passed.
+
+    Raises:
+        OSError: the process is gone, or not ours to read.
+    """
+    file, deadline = PROC / str(pid) / "environ", time.monotonic() + EXEC_DEADLINE
+    while not (found := file.read_bytes()):
+        stat = read_stat(pid)
+        if stat is None or not stat.executes or time.monotonic() > deadline:
+            return file.read_bytes()  # exec() may have ended between the two looks
+        time.sleep(0.001)
+    return found
 
 
 def tracks_resources(pid: int) -> bool:
