@@ -87,3 +87,23 @@ def test_a_newer_attempt_takes_the_older_ones_place_at_prefill_and_goes_on_at_de
     send, receive = ring.told([key(1).transfer])
     assert (send.attempt, list(send.marks), send.outcome) == (2, ["announced"], "")
     assert (receive.attempt, list(receive.marks), receive.outcome) == (2, ["arrived", "announced"], "")
+
+
+def test_the_try_that_decode_has_loaded_is_told_to_its_end_although_a_newer_one_is_known() -> None:
+    ring = Ring()
+    ring.mark(key(1, 1), "arrived", sends=False, tokens=300)
+    ring.mark(key(1, 2), "announced", sends=False)
+    ring.side(key(1, 1), b"rank 0", sends=False)
+    ring.loaded(key(1, 1))
+    ring.mark(key(1, 1), "admitted", sends=False)
+    ring.mark(key(1, 1), "ended", sends=False, outcome="ok")
+    ring.first(key(1, 1), b"first")
+    [told] = ring.told([key(1).transfer])
+    assert list(told.marks) == ["arrived", "announced", "loaded", "admitted", "ended"]
+    assert (told.outcome, told.ranks, told.first) == ("ok", (b"rank 0",), b"first")
+
+
+def test_what_nobody_has_marked_is_not_kept_for_a_note_that_comes_late() -> None:
+    ring = Ring()
+    ring.side(key(1), b"rank 0", sends=False)
+    assert len(ring) == 0

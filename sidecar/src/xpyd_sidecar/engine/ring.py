@@ -3,6 +3,8 @@
 Laws
 1. At most ``KEPT`` sides of transfers are remembered, of each at most ``RANKS_MOST`` ranks; the oldest are forgotten.
 2. What ranks have noted stays packed: about 3 KiB per rank, nothing is decoded here.
+3. Late marks of an older attempt do not count, but for those of the try that decode has loaded: that one is what its request
+   runs on, although a newer one may be known by then.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ class _Entry:
     marks: dict[str, float] = field(default_factory=dict)
     ranks: list[bytes] = field(default_factory=list)
     first: bytes = b""
+    loaded: Key | None = None
 
 
 class Ring:
@@ -48,9 +51,16 @@ class Ring:
         entry.tokens = tokens or entry.tokens
         entry.outcome = outcome or entry.outcome
 
+    def loaded(self, key: Key) -> None:
+        """All ranks of decode have the KV of this try."""
+        entry = self._entries.get((key.transfer, False))
+        if entry is not None:
+            entry.loaded = key
+        self.mark(key, "loaded", sends=False)
+
     def side(self, key: Key, noted: bytes, *, sends: bool) -> None:
-        """A rank has ended its part."""
-        entry = self._of(key, sends=sends)
+        """A rank has ended its part. Those of decode note once for each load, whichever of its tries they took."""
+        entry = self._of(key, sends=sends) if sends else self._entries.get((key.transfer, False))
         if entry is not None and len(entry.ranks) < RANKS_MOST:
             entry.ranks.append(noted)
 
@@ -69,7 +79,7 @@ class Ring:
     def _of(self, key: Key, *, sends: bool) -> _Entry | None:
         name = (key.transfer, sends)
         entry = self._entries.get(name)
-        if entry is not None and entry.attempt > key.attempt:
+        if entry is not None and entry.attempt > key.attempt and entry.loaded != key:
             return None
         if entry is None or (sends and entry.attempt < key.attempt):
             self._entries.pop(name, None)

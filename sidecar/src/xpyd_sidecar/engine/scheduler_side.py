@@ -257,8 +257,10 @@ class SchedulerSide:
             self._carrying.stats.add(metrics.LOADED_TOKENS, leg.tokens - order.first * self._block_size)
             if (since := self._waiting_since.pop(name, None)) is not None:
                 self._carrying.stats.add(metrics.WAIT_SECONDS, time.monotonic() - since)
-            self._carrying.ring.mark(order.source.key, "loaded", sends=False)
-            self._loaded_now[name] = order.source.key
+            tries = {one.key for one in reports}
+            loaded = tries.pop() if len(tries) == 1 else order.source.key  # ranks that took it from several: the newest
+            self._carrying.ring.loaded(loaded)
+            self._loaded_now[name] = loaded
         self._carrying.pair(self._pairing.finished(
             name, bad.outcome if bad else Outcome.OK, bad.reason if bad else "", [one.key for one in reports]))
 
