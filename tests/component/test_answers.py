@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx
 import openai
 import pytest
 from cluster import Cluster
@@ -29,14 +31,41 @@ def chat(messages: list[dict[str, str]], **more: Any) -> dict[str, Any]:
     return {"model": MODEL_NAME, "messages": messages, "max_tokens": 16, "temperature": 0, "ignore_eos": True, **more}
 
 
+def in_dialects(messages: list[dict[str, str]]) -> list[tuple[str, dict[str, Any]]]:
+    """A chat as other APIs ask for it."""
+    system, user = (one["content"] for one in messages)
+    return [("/v1/messages", {"model": MODEL_NAME, "max_tokens": 16, "temperature": 0, "system": system,
+                              "messages": messages[1:]}),
+            ("/v1/responses", {"model": MODEL_NAME, "max_output_tokens": 16, "temperature": 0, "instructions": system,
+                               "input": user})]
+
+
+IN_DIALECTS = [asked for messages in CHATS for asked in in_dialects(messages)]
+
+
+def said(path: str, answer: dict[str, Any]) -> str:
+    """The text of an answer."""
+    parts = answer["content"] if path == "/v1/messages" else [part for item in answer["output"] for part in item["content"]]
+    return "".join(part.get("text", "") for part in parts)
+
+
+class Plain(NamedTuple):
+    """What an engine without connector, router or agents answers."""
+
+    prompts: References
+    chats: list[str]
+    dialects: list[str]
+
+
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[References, list[str]]:
-    """What an engine without connector, router or agents answers. It runs alone and ends before the others start."""
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Plain:
+    """It runs alone and ends before the others start."""
     with Engine("plain", tmp_path_factory.mktemp("plain"), connector=False) as engine:
         engine.wait_ready()
         references = asyncio.run(plain_answers(engine.url, PROMPTS + TRAFFIC))
         chats = [post(f"{engine.url}/v1/chat/completions", chat(messages)) for messages in CHATS]
-        return references, [answer["choices"][0]["message"]["content"] for answer in chats]
+        dialects = [said(path, post(f"{engine.url}{path}", body)) for path, body in IN_DIALECTS]
+        return Plain(references, [answer["choices"][0]["message"]["content"] for answer in chats], dialects)
 
 
 def computed(cluster: Cluster) -> dict[str, float]:
@@ -69,24 +98,24 @@ def check_decode_computed_nothing(cluster: Cluster, before: dict[str, float], ca
 
 
 def test_every_prompt_equals_one_plain_engine_and_decode_computes_none_of_it(
-        plain: tuple[References, list[str]], cluster: Cluster) -> None:
+        plain: Plain, cluster: Cluster) -> None:
     before = computed(cluster)
-    report = asyncio.run(send(cluster.url, PROMPTS, plain[0], at_once=1))
+    report = asyncio.run(send(cluster.url, PROMPTS, plain.prompts, at_once=1))
     report.check()
     assert report.total == len(PROMPTS) >= 30
     check_decode_computed_nothing(cluster, before, PROMPTS)
 
 
 def test_200_requests_16_at_a_time_half_streaming_are_all_equal(
-        plain: tuple[References, list[str]], cluster: Cluster) -> None:
+        plain: Plain, cluster: Cluster) -> None:
     before = computed(cluster)
-    report = asyncio.run(send(cluster.url, TRAFFIC, plain[0], at_once=16))
+    report = asyncio.run(send(cluster.url, TRAFFIC, plain.prompts, at_once=16))
     report.check()
     assert report.total == 200
     check_decode_computed_nothing(cluster, before, TRAFFIC)
 
 
-def test_chats_streamed_and_whole_equal_one_plain_engine(plain: tuple[References, list[str]], cluster: Cluster) -> None:
+def test_chats_streamed_and_whole_equal_one_plain_engine(plain: Plain, cluster: Cluster) -> None:
     async def ask(api: openai.AsyncOpenAI, messages: list[dict[str, str]]) -> tuple[str, str]:
         arguments: dict[str, Any] = chat(messages)
         arguments["extra_body"] = {"ignore_eos": arguments.pop("ignore_eos")}
@@ -101,16 +130,48 @@ def test_chats_streamed_and_whole_equal_one_plain_engine(plain: tuple[References
             return [await ask(api, messages) for messages in CHATS]
 
     answers = asyncio.run(all_of_them())
-    assert answers == [(text, text) for text in plain[1]]
+    assert answers == [(text, text) for text in plain.chats]
     assert len(set(answers)) == len(CHATS)
 
 
-def test_usage_counts_the_whole_prompt_and_the_answer(plain: tuple[References, list[str]], cluster: Cluster) -> None:
+def streamed(url: str, path: str, body: dict[str, Any]) -> str:
+    """The text of a streamed answer, which ends as its API says."""
+    ended, text = "", ""
+    with httpx.Client(timeout=60) as http, http.stream("POST", url + path, json={**body, "stream": True}) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: ") and line != "data: [DONE]":
+                event = json.loads(line.removeprefix("data: "))
+                ended = event["type"]
+                if ended == "content_block_delta":
+                    text += event["delta"].get("text", "")
+                elif ended == "response.output_text.delta":
+                    text += event["delta"]
+    assert ended in {"message_stop", "response.completed", "response.incomplete"}
+    return text
+
+
+def test_prompts_of_other_dialects_are_prefilled_and_answers_are_one_plain_engines(plain: Plain, cluster: Cluster) -> None:
+    before = computed(cluster)
+    whole = [said(path, post(cluster.url + path, body)) for path, body in IN_DIALECTS]
+    streams = [streamed(cluster.url, path, body) for path, body in IN_DIALECTS]
+    assert whole == streams == plain.dialects
+    assert len(set(whole)) == len(CHATS), "each says its own, in both dialects the same"
+    asked = 2 * len(IN_DIALECTS)
+    deadline = time.monotonic() + 10
+    while (after := computed(cluster))["received"] - before["received"] < asked and time.monotonic() < deadline:
+        time.sleep(0.2)  # statistics lag by a step
+    change = {name: after[name] - before[name] for name in after}
+    assert change["prompt"] == 0, change
+    assert change["steps"] == change["generated"] > asked, change
+    assert change["received"] == change["transfers"] == asked, change
+
+
+def test_usage_counts_the_whole_prompt_and_the_answer(plain: Plain, cluster: Cluster) -> None:
     case = PROMPTS[-1]
     answer = post(f"{cluster.url}/v1/completions", case.body(MODEL_NAME))
     assert answer["usage"]["prompt_tokens"] == len(case.prompt)
     assert answer["usage"]["completion_tokens"] == case.max_tokens
-    assert tuple(answer["choices"][0]["token_ids"]) == plain[0][case].tokens
+    assert tuple(answer["choices"][0]["token_ids"]) == plain.prompts[case].tokens
 
 
 def test_the_models_list_names_the_served_model(cluster: Cluster) -> None:

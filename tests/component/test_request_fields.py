@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
-from xpyd_sidecar.contract.legs import Leg, Peer
+from xpyd_sidecar.contract.legs import FIELD, Leg, Peer
+from xpyd_sidecar.routing import dialects
 from xpyd_sidecar.routing.bodies import decode_body, parse, prefill_body
 from xpyd_sidecar.routing.fields import TABLE, Api
+from xpyd_sidecar.routing.passed import checked
 
 P_LEG = Leg(1, Role.PREFILL, TransferId("0" * 32), Attempt(1), 5.0,
             Peer(InstanceName("d"), Incarnation("i"), HostPort("h:1")))
+D_LEG = Leg(1, Role.DECODE, TransferId("0" * 32), Attempt(1), 5.0)
 NOT_VLLMS = {"best_of"}
 """Fields of OpenAI's API that older engines knew."""
 
@@ -105,3 +108,51 @@ def test_a_chat_cut_to_the_context_skips_prefill(models: dict[Api, Any]) -> None
     prefill = models["chat"].model_validate_json(prefill_body(request, P_LEG)).build_tok_params(Config())
     decode = models["chat"].model_validate_json(decode_body(request, None)).build_tok_params(Config())
     assert prefill.max_truncation_tokens != decode.max_truncation_tokens
+
+
+@pytest.fixture(scope="module")
+def spoken() -> dict[str, Any]:
+    from vllm.entrypoints.anthropic.protocol import AnthropicMessagesRequest
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    return {"/v1/messages": AnthropicMessagesRequest, "/v1/responses": ResponsesRequest}
+
+
+PROMPT_OF = {
+    "/v1/messages": {
+        "model", "messages", "system", "thinking", "tool_choice", "tools", "output_config", "metadata", "mm_payload",
+        "return_mm_kwargs", "cache_salt", "ec_transfer_params", "vllm_xargs", "chat_template_kwargs"},
+    "/v1/responses": {
+        "background", "input", "instructions", "max_tool_calls", "metadata", "model", "parallel_tool_calls",
+        "previous_response_id", "prompt", "reasoning", "include_reasoning", "service_tier", "text", "tool_choice", "tools",
+        "truncation", "skip_special_tokens", "user", "prompt_cache_key", "request_id", "session_id", "media_io_kwargs",
+        "mm_processor_kwargs", "priority", "mm_payload", "return_mm_kwargs", "cache_salt", "previous_input_messages",
+        "vllm_xargs", "ec_transfer_params", "chat_template_kwargs"},
+}
+"""What a prefill leg keeps: it may be part of the prompt, or says nothing of the answer."""
+
+
+@pytest.mark.parametrize("path", list(dialects.DIALECTS))
+def test_every_field_of_other_dialects_is_classified(spoken: dict[str, Any], path: str) -> None:
+    dialect = dialects.DIALECTS[path]
+    changed = dialect.dropped | dialect.forced.keys() | {FIELD}
+    assert changed | PROMPT_OF[path] == set(spoken[path].model_fields), "decide what prefill does with them"
+    assert not changed & PROMPT_OF[path]
+    assert set(dialect.prompt) <= PROMPT_OF[path]
+
+
+THINKS = {"model": "m", "max_tokens": 4096, "messages": [{"role": "user", "content": "hi"}],
+          "thinking": {"type": "enabled", "budget_tokens": 2048}}
+SHOWS = {"model": "m", "input": "hi", "max_output_tokens": 40, "top_logprobs": 2, "stream": True,
+         "include": ["message.output_text.logprobs"]}
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/messages", THINKS), ("/v1/responses", SHOWS)])
+def test_both_legs_in_other_dialects_pass_the_engines_checks(spoken: dict[str, Any], path: str,
+                                                             body: dict[str, Any]) -> None:
+    request = dialects.request(path, checked(path, json.dumps(body).encode()).fields)
+    assert request is not None
+    prefill = spoken[path](**json.loads(request.prefill_body(P_LEG)))
+    decode = spoken[path](**json.loads(request.decode_body(D_LEG)))
+    assert {name: getattr(prefill, name) for name in PROMPT_OF[path] - {"request_id"}} == {
+        name: getattr(decode, name) for name in PROMPT_OF[path] - {"request_id"}}

@@ -20,6 +20,9 @@ REMOTE = "do_remote_prefill"
 """vLLM's own word for a decode leg. With it the engine's front end tells the connector of a leg that it refuses, or whose
 client leaves before the engine core knows of it: a request that is aborted from the start, with the same parameters."""
 
+REMOTE_DECODE = "do_remote_decode"
+"""Its word for a prefill leg: checks of a request then allow for one token (``thinking`` of ``/v1/messages``)."""
+
 
 class Peer(msgspec.Struct, frozen=True):
     """The decode instance that a prefill leg pushes to."""

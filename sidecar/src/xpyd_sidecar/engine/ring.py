@@ -3,8 +3,8 @@
 Laws
 1. At most ``KEPT`` sides of transfers are remembered, of each at most ``RANKS_MOST`` ranks; the oldest are forgotten.
 2. What ranks have noted stays packed: about 3 KiB per rank, nothing is decoded here.
-3. Late marks of an older attempt do not count, but for those of the try that decode has loaded: that one is what its request
-   runs on, although a newer one may be known by then.
+3. Late marks of an older attempt do not count, but for those of the try that decode has loaded: its request runs on that
+   one, although a newer one may be known by then.
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""A request that one decode instance serves alone: it and its answer pass through, whatever they are.
+"""A request whose answer one decode instance gives, and which passes through with it, whatever they are.
 
     client ── body ──▶ Upload ──▶ Passed ──▶ Tunnel ──▶ engine           a side that is slow stops the other's reading
     client ◀── Reply ◀────────── Passed ◀── Tunnel ◀── answer
+                                    └─────▶ Prefilling ──▶ prefill engine      where the prompt can be computed elsewhere
 
 Belongs here: picking an instance, trying another while nothing of the request is lost, and joining the two directions.
 Does not belong here: which requests these are (``passing``), bytes of the engine's connection (``tunnel``).
 
 Another instance is tried where a connection is refused, since nothing was sent then; and where one breaks before the first
 byte of an answer, if the whole body is here. An answer that has begun and breaks is cut off, which every client sees.
+A decode leg whose KV will not come is sent again without any, unless its answer has begun. An engine says 200 to a stream
+before it has a token, so the head of an answer waits for its first part as long as that may still happen.
 """
 
 from __future__ import annotations
@@ -22,16 +25,17 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.proxy.access import access
 from xpyd_sidecar.proxy.patience import Alarm
+from xpyd_sidecar.proxy.prefilling import Prefilling
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.tunnel import Tunnel
 from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.proxy.wire import Head, chunk_of
-from xpyd_sidecar.routing import faults
+from xpyd_sidecar.routing import dialects, faults, prompt
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.passed import refuse_in_form
 from xpyd_sidecar.routing.paths import Route
-from xpyd_sidecar.routing.pick import Target
+from xpyd_sidecar.routing.pick import Pair, Target
 from xpyd_sidecar.routing.roster import Member
 
 if TYPE_CHECKING:
@@ -58,12 +62,20 @@ class Home(Protocol):
 class Passed:
     """One passed request."""
 
-    def __init__(self, home: Home, dispatch: Dispatch, route: Route, request: HttpRequest, reply: Reply) -> None:
+    def __init__(self, home: Home, dispatch: Dispatch, route: Route, request: HttpRequest, reply: Reply, *,
+                 split: dialects.Request | None = None) -> None:
+        """``split``: of a request whose prompt a prefill engine may compute."""
         self._home = home
         self._dispatch = dispatch
         self.route = route
         self._request = request
         self._reply = reply
+        self._split = split
+        self._alone = False
+        self._prefilling: Prefilling | None = None
+        self._prefilled: list[InstanceName] = []
+        self._held: Head | None = None
+        self._body = request.body
         self._upload: Upload | None = request.upload
         self._taken = False
         self._tail = b""
@@ -88,17 +100,39 @@ class Passed:
 
     def _send(self) -> None:
         dispatch, request = self._dispatch, self._request
-        pair = dispatch.picker.pair(Raw(b""), alone=True, not_decode=self._tried)
+        pair = self._pick()
         if pair is None:
             words = f"{', '.join(self._tried)} failed" if self._tried else dispatch.picker.why_not(Role.DECODE)
             raise faults.unavailable(words)
         target = self._target = pair.decode
         self._tried.append(target.instance)
         self._member = dispatch.leg_opened(target)
-        self._tunnel = Tunnel(dispatch.loop, target.http, self._head(target), self, framed=self._reply.framed,
-                              bodiless=request.method == "HEAD")
+        self._body = request.body
+        if self._prefilling is not None and self._split is not None and pair.prefill is not None:
+            self._body = self._split.decode_body(self._prefilling.decode_leg())
+        self._tunnel = Tunnel(dispatch.loop, target.http, self._head(target, len(self._body)), self,
+                              framed=self._reply.framed, bodiless=request.method == "HEAD")
+        if self._prefilling is not None and pair.prefill is not None:
+            self._prefilling.start(pair.prefill)
 
-    def _head(self, target: Target) -> bytes:
+    def _pick(self) -> Pair | None:
+        """A decode instance; where one of prefill goes with it, ``_prefilling`` is there."""
+        dispatch, config, split = self._dispatch, self._dispatch.config, self._split
+        if split is None:
+            return dispatch.picker.pair(Raw(b""), alone=True, not_decode=self._tried)
+        session = self._request.headers.get(dispatch.affinity_header, b"") if dispatch.affinity_header else b""
+        asked = dispatch.picker.asked(raw := split.prompt, prompt.key_of(session) if session else 0)
+        alone = self._alone or prompt.tokens(raw) < config.skip_prefill_below
+        if not alone and not (config.skip_prefill_cached and asked.cached()):
+            pair = asked.pair(alone=False, not_decode=self._tried)
+            if pair is not None and not pair.decode.p2p:  # those pair by request ids, which are the client's here
+                if pair.prefill is not None:
+                    self._prefilling = Prefilling(self, dispatch, split, self._head, asked=asked,
+                                                   decode=pair.decode)
+                return pair
+        return asked.pair(alone=True, not_decode=self._tried)
+
+    def _head(self, target: Target, size: int) -> bytes:
         request, upload = self._request, self._upload
         headers = [(b"x-request-id", request.request_id.encode())]
         headers += [(name, request.headers[name]) for name in HEADERS if name in request.headers]
@@ -107,7 +141,7 @@ class Passed:
         if upload is not None and upload.length is None:
             headers.append((b"transfer-encoding", b"chunked"))
         elif request.method == "POST":
-            headers.append((b"content-length", b"%d" % (len(request.body) if upload is None else upload.length or 0)))
+            headers.append((b"content-length", b"%d" % (size if upload is None else upload.length or 0)))
         lines = b"".join(b"%b: %b\r\n" % header for header in headers)
         return b"%b %b HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n%b\r\n" % (
             request.method.encode(), request.target, target.http.encode(), lines)
@@ -161,8 +195,8 @@ class Passed:
         if self._upload is not None:
             self._taken = True
             self._upload.take(self)
-        elif self._request.body:
-            self._tunnel.write(self._request.body)
+        elif self._body:
+            self._tunnel.write(self._body)
 
     def on_full(self, full: bool) -> None:
         """The engine takes the body slower than it comes."""
@@ -171,20 +205,48 @@ class Passed:
 
     def on_head(self, head: Head) -> None:
         """The answer begins."""
+        if self._prefilling is not None and self._prefilling.waits and head.status < 400:
+            self._held = head
+        else:
+            self._begin(head)
+
+    def _begin(self, head: Head) -> None:
         self._last_if_unread()
         self._reply.begin(head.status, head.end_to_end(), b"", length=0 if head.length is None and head.status in {204, 304}
                           else head.length)
         if self._paused and self._tunnel is not None:
             self._tunnel.pause()
 
+    def _begin_held(self) -> None:
+        if self._held is not None:
+            head, self._held = self._held, None
+            self._begin(head)
+
     def on_part(self, data: bytes) -> None:
         """Part of the answer."""
+        self._begin_held()
         self._reply.write(data)
 
     def on_end(self) -> None:
         """The answer is whole."""
+        self._begin_held()
         self._reply.end()
         self._finish("complete" if self._reply.status < 400 else "engine_error")
+
+    def unprefilled(self, reason: str) -> None:
+        """KV that decode waits for will not come: it is asked to do all of it, if it has not answered."""
+        self._drop_prefilling()
+        if self._over or self._reply.started or self._tunnel is None:
+            return
+        logger.warning("passed request goes without prefill: %s", reason, extra={"request": self._reply.request_id})
+        self._tunnel.cancel()
+        self._close_leg()
+        self._alone, self._held = True, None
+        self._tried.pop()  # it has not failed
+        try:
+            self._send()
+        except Fault as fault:
+            self._refuse(fault, "failed")
 
     def on_failed(self, kind: Kind, reason: str) -> None:
         """The engine refused the connection, or broke it."""
@@ -192,7 +254,9 @@ class Passed:
         assert target is not None
         logger.warning("passed request failed: %s", reason, extra={"request": self._reply.request_id, "kind": kind.value,
                                                                    "peer": target.instance})
+        self._drop_prefilling()
         self._close_leg()
+        self._held = None
         if kind is Kind.REFUSED:
             self._dispatch.suspect(target, reason)
         else:
@@ -212,6 +276,8 @@ class Passed:
 
     def on_lost(self, instance: str, incarnation: str, reason: str) -> None:
         """The roster says that this incarnation will never answer."""
+        if self._prefilling is not None:
+            self._prefilling.on_lost(instance, incarnation, reason)
         target = self._target
         if self._tunnel is None or target is None:
             return
@@ -221,6 +287,8 @@ class Passed:
 
     def sweep(self, now: float, awake: float) -> None:
         """Called every second: doubt an engine that is silent."""
+        if self._prefilling is not None:
+            self._prefilling.sweep(now, awake, _STALL_S)
         if self._tunnel is None or self._target is None or self._paused:
             return
         waits = self._upload is not None and not self._upload.done
@@ -249,6 +317,12 @@ class Passed:
         if self._upload is not None and not self._upload.done:
             self._reply.last()
 
+    def _drop_prefilling(self) -> None:
+        if self._prefilling is not None:
+            self._prefilling.cancel()
+            self._prefilled += self._prefilling.tried
+            self._prefilling = None
+
     def _close_leg(self) -> None:
         self._tunnel = None
         if self._member is not None:
@@ -263,10 +337,12 @@ class Passed:
             self._timer.cancel()
         if self._tunnel is not None:
             self._tunnel.cancel()
+        self._drop_prefilling()
         self._close_leg()
         self._home.closed(self, outcome)
         if self._dispatch.access_log:
             access.info("%s", outcome, extra={
                 "request": self._reply.request_id, "path": self.route.path, "status": self._reply.status,
+                "prefill": self._prefilled[-1] if self._prefilled else "",
                 "decode": self._tried[-1] if self._tried else "", "attempt": len(self._tried),
                 "seconds": round(perf_counter() - self._began, 4), "detail": detail[:500]})

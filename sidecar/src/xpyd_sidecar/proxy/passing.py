@@ -1,4 +1,4 @@
-"""The requests that one decode instance serves alone: which are taken, how many, and how they ended.
+"""The requests that pass through with their answers: which are taken, how many, and how they ended.
 
 Does not belong here: which paths these are (``routing.paths``), and what happens to one of them (``passed``).
 """
@@ -12,9 +12,9 @@ from xpyd_sidecar.proxy.access import access
 from xpyd_sidecar.proxy.passed import Passed
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.tally import Counts
-from xpyd_sidecar.routing import faults
+from xpyd_sidecar.routing import dialects, faults
 from xpyd_sidecar.routing.faults import Fault, unknown_model
-from xpyd_sidecar.routing.passed import model_of, refuse_in_form
+from xpyd_sidecar.routing.passed import Asked, checked, refuse_in_form
 from xpyd_sidecar.routing.paths import Body, Route
 
 if TYPE_CHECKING:
@@ -45,13 +45,14 @@ class Passing:
         try:
             if request.upload is None and route.body is Body.FORM:
                 refuse_in_form(request.body)
-            model = model_of(route.path, request.body) if route.body is Body.JSON else None
+            asked = checked(route.path, request.body) if route.body is Body.JSON else Asked(None, {})
             served = dispatch.models()
-            if model and served and model not in served:
-                raise unknown_model(model, served)
+            if asked.model and served and asked.model not in served:
+                raise unknown_model(asked.model, served)
             if len(self._open) + len(dispatch.servings) >= dispatch.config.max_in_flight:
                 raise faults.unavailable(f"{dispatch.config.max_in_flight} requests are being served, which is the limit")
-            passed = Passed(self, dispatch, route, request, reply)
+            passed = Passed(self, dispatch, route, request, reply,
+                            split=dialects.request(route.path, asked.fields))
             passed.start()
         except Fault as fault:
             if request.upload is not None and not request.upload.done:

@@ -16,10 +16,18 @@ from xpyd_sidecar.routing.fields import ONLY_ROUTER, is_null
 _OURS = ("kv_transfer_params", "ec_transfer_params")
 _KEPT = "the answer it names is kept by one engine, and requests go to any of them; send the whole conversation"
 _decode = msgspec.json.Decoder(dict[str, Raw]).decode
+_model = msgspec.json.Decoder(str | None).decode
 
 
-def model_of(path: str, body: bytes) -> str | None:
-    """Check a JSON body; the model it names.
+class Asked(msgspec.Struct, frozen=True):
+    """A JSON body."""
+
+    model: str | None
+    fields: dict[str, Raw]
+
+
+def checked(path: str, body: bytes) -> Asked:
+    """Split a JSON body into its fields, which are not decoded, and check those that are the router's.
 
     A body that is no object is the engine's to refuse, but for one reason: what the router cannot read it cannot check.
 
@@ -38,10 +46,8 @@ def model_of(path: str, body: bytes) -> str | None:
         for name in ("previous_response_id", "background"):
             if name in fields and fields[name] not in (Raw(b"null"), Raw(b"false")):
                 raise bad_request(f"{name!r} cannot be served: {_KEPT}", param=name, code="refused_field")
-    if "model" not in fields:
-        return None
     try:
-        return msgspec.json.decode(fields["model"], type=str | None)
+        return Asked(_model(fields["model"]) if "model" in fields else None, fields)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"'model': {error}", param="model") from None
 

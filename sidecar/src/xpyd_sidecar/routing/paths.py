@@ -1,7 +1,8 @@
 """Every path that vLLM 0.32 serves, and what the router does with it.
 
     DISAGGREGATED   prefill and decode share the work
-    PASSED          one decode instance does all of it; request and answer pass through, whatever they are
+    PASSED          one decode instance gives the whole answer, which passes through, whatever it is; prompts of some are
+                    computed by prefill (``dialects``)
     OWN             the router answers itself
     REFUSED         with a reason: it means one engine alone, or needs what one engine alone keeps
 
@@ -78,7 +79,7 @@ def _refused(reason: str, *paths: str, status: int = 403, methods: tuple[str, ..
 TABLE: Final[tuple[Route, ...]] = (
     _generation("/v1/completions", "completions"),
     _generation("/v1/chat/completions", "chat"),
-    # Generation in other forms: decode prefills for itself.
+    # Generation in other forms.
     *_passed("/v1/responses", "/v1/messages", "/v1/chat/completions/batch", "/cohere/v2/chat", "/invocations",
              "/inference/v1/generate", "/generative_scoring", "/v1/systemone"),
     # Tokens and templates.

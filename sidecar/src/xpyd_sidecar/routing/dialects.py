@@ -1,0 +1,97 @@
+"""Generation in dialects of its own (``/v1/messages``, ``/v1/responses``): what its two legs are asked.
+
+The answer passes through, whatever it is: the engine alone knows its dialect. But the prompt is a prompt, which prefill
+computes as it does those of ``fields``. So
+
+    prefill   the same prompt, one token that nobody sees     what shapes the output alone is dropped, or made cheapest
+    decode    what the client sent, and where the KV is
+
+Belongs here: which requests have a prefill leg, and both bodies. Does not belong here: who is picked, and what follows when
+a leg fails (``proxy.passed``, ``proxy.prefilling``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from xpyd_sidecar.contract import legs
+
+_EMPTY = Raw(b"")
+_ONE, _ZERO, _FALSE = Raw(b"1"), Raw(b"0"), Raw(b"false")
+_encode = msgspec.json.Encoder().encode
+
+
+class Dialect(msgspec.Struct, frozen=True):
+    """One API."""
+
+    prompt: tuple[str, ...]
+    """Fields that hold most of the prompt, in the order in which it is made of them."""
+    dropped: frozenset[str]
+    """Fields of the client that the prefill leg does without: they shape the output, or contradict one token."""
+    forced: dict[str, Raw]
+    """What the prefill leg says in any case."""
+    alone: Callable[[Mapping[str, Raw]], bool] = lambda _: False
+    """Whether decode must do all of a request."""
+
+
+class _Tool(msgspec.Struct):
+    type: str = "function"
+
+
+def _many_prompts(fields: Mapping[str, Raw]) -> bool:
+    """Tools that the engine itself runs make several prompts of one request; and a prompt that is cut to the room which its
+    answer leaves is another one on each leg.
+    """
+    if bytes(fields.get("truncation", _EMPTY)) not in {b"", b"null", b'"disabled"'}:
+        return True
+    try:
+        tools = msgspec.json.decode(fields.get("tools", Raw(b"null")), type=list[_Tool] | None)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return True  # the engine's to refuse
+    return any(tool.type != "function" for tool in tools or ())
+
+
+_SAMPLING = frozenset({"temperature", "top_k", "top_p", "watermarking"})
+DIALECTS: Final[dict[str, Dialect]] = {
+    "/v1/messages": Dialect(
+        ("system", "tools", "messages"), _SAMPLING | {"stop_sequences"},
+        {"max_tokens": _ONE, "stream": _FALSE, "temperature": _ZERO}),
+    "/v1/responses": Dialect(
+        ("instructions", "tools", "input"), _SAMPLING | {
+            "enable_response_messages", "frequency_penalty", "ignore_eos", "include", "include_stop_str_in_output",
+            "logit_bias", "min_p", "presence_penalty", "repetition_penalty", "seed", "stop", "stop_token_ids",
+            "structured_outputs", "top_logprobs"},
+        {"max_output_tokens": _ONE, "store": _FALSE, "stream": _FALSE, "temperature": _ZERO}, _many_prompts),
+}
+"""By path. A field that is in no row is kept: it may be part of the prompt."""
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request that may have a prefill leg, split into fields that are never decoded."""
+
+    dialect: Dialect
+    fields: dict[str, Raw]
+
+    @property
+    def prompt(self) -> Raw:
+        """The most of it, as the client wrote it; empty where there is none."""
+        return Raw(b"".join(self.fields.get(name, _EMPTY) for name in self.dialect.prompt))
+
+    def prefill_body(self, leg: legs.Leg) -> bytes:
+        """The prefill leg. vLLM's own word for one is there as well: its checks of a request then allow for one token."""
+        kept = {name: raw for name, raw in self.fields.items() if name not in self.dialect.dropped}
+        return _encode({**kept, **self.dialect.forced, legs.FIELD: {**legs.encode(leg), legs.REMOTE_DECODE: True}})
+
+    def decode_body(self, leg: legs.Leg) -> bytes:
+        """The decode leg."""
+        return _encode({**self.fields, legs.FIELD: legs.encode(leg)})
+
+
+def request(path: str, fields: dict[str, Raw]) -> Request | None:
+    """What was asked of a path; None where one decode instance does all of it."""
+    dialect = DIALECTS.get(path)
+    return None if dialect is None or dialect.alone(fields) else Request(dialect, fields)

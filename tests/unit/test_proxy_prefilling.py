@@ -1,0 +1,280 @@
+"""Generation in dialects of its own, with a prefill leg beside: a router before engines that are plain sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from beats import beat
+from router_fleet import RouterFleet, fleet, request_bytes
+
+from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role
+
+MESSAGE = {"model": "tiny", "max_tokens": 9, "stop_sequences": ["x"],
+           "messages": [{"role": "user", "content": "Why?" * 40}]}
+HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENT = b"event: message_start\ndata: {}\n\n"
+WHOLE = b"%x\r\n%b\r\n0\r\n\r\n" % (len(EVENT), EVENT)
+
+
+class Leg:
+    """One request that came to an engine."""
+
+    def __init__(self, engine: Engine, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        self.engine, self.body, self.writer = engine, body, writer
+        self.gone = asyncio.Event()
+        """The router closed before the answer was whole."""
+
+    @property
+    def params(self) -> dict[str, Any]:
+        params: dict[str, Any] = self.body.get(legs.FIELD) or {}
+        return params
+
+    async def say(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def answer(self, status: int = 200, body: bytes = b"{}") -> None:
+        await self.say(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+
+    async def stay(self) -> None:
+        await self.gone.wait()
+
+
+Serve = Callable[[Leg], Awaitable[None]]
+
+
+class Engine:
+    """Reads whole requests and does what ``serve`` says; what it is done with ends with its connection."""
+
+    def __init__(self, name: str, role: Role, serve: Serve) -> None:
+        self.name, self.role, self.serve = name, role, serve
+        self.legs: list[Leg] = []
+        self.tasks: set[asyncio.Task[Any]] = set()
+
+    async def one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.tasks.add(task)
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            size = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+            leg = Leg(self, json.loads(await reader.readexactly(size)), writer)
+            self.legs.append(leg)
+            serving = asyncio.create_task(self._serve(leg))  # type: ignore[arg-type]
+            self.tasks.add(serving)
+            assert await reader.read() == b""
+            leg.gone.set()
+            await serving
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    async def _serve(self, leg: Leg) -> None:
+        with contextlib.suppress(ConnectionError):
+            await self.serve(leg)
+        leg.writer.close()
+
+
+@contextlib.asynccontextmanager
+async def site(*serves: tuple[Role, Serve], **settings: Any) -> AsyncIterator[tuple[RouterFleet, list[Engine]]]:
+    async with fleet(0, 0, **settings) as f, contextlib.AsyncExitStack() as stack:
+        engines = []
+        for number, (role, serve) in enumerate(serves):
+            engine = Engine(f"e{number}", role, serve)
+            server = await asyncio.start_server(engine.one, "127.0.0.1", 0)
+            stack.callback(server.close)
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            control = (HostPort(f"127.0.0.1:{number + 1}"),)
+            f.dispatch.on_message(beat(engine.name, role, address, interval_s=60.0, control=control))
+            engines.append(engine)
+        try:
+            yield f, engines
+            await f.wait(lambda: all(not m.in_flight for m in f.dispatch.roster.members()), "every leg is closed")
+        finally:
+            for task in [task for engine in engines for task in engine.tasks]:
+                task.cancel()
+
+
+async def well(leg: Leg) -> None:
+    """Prefill does what it is asked; decode streams."""
+    if leg.engine.role is Role.PREFILL:
+        await leg.answer()
+    else:
+        await asyncio.sleep(0.02)
+        await leg.say(HEAD + WHOLE)
+    await leg.stay()
+
+
+async def dead(leg: Leg) -> None:
+    """Break the connection."""
+
+
+async def silent(leg: Leg) -> None:
+    """Say nothing."""
+    await leg.stay()
+
+
+async def head_only(leg: Leg) -> None:
+    """As vLLM does with a stream: 200 at once; a token when there is KV, or when none is waited for."""
+    await leg.say(HEAD)
+    if leg.params:
+        await leg.stay()
+    else:
+        await leg.say(WHOLE)
+        await leg.stay()
+
+
+P, D = Role.PREFILL, Role.DECODE
+
+
+async def test_prefill_makes_one_token_of_the_same_prompt_and_decode_is_told_of_it() -> None:
+    async with site((P, well), (D, well)) as (f, [prefill, decode]):
+        body = {**MESSAGE, "stream": True, "temperature": 0.7, "system": "be brief"}
+        answer = await f.post("/v1/messages?beta=true", body)
+        assert (answer.status, answer.body, answer.complete) == (200, EVENT, True)
+        [sent], [asked] = prefill.legs, decode.legs
+        assert {name: sent.body[name] for name in ("max_tokens", "stream", "temperature")} == {
+            "max_tokens": 1, "stream": False, "temperature": 0}
+        assert "stop_sequences" not in sent.body
+        assert (sent.body["messages"], sent.body["system"]) == (MESSAGE["messages"], "be brief")
+        told = dict(asked.body)
+        wait, push = legs.decode(told.pop(legs.FIELD)), legs.decode(sent.params)
+        assert told == body
+        assert (push.role, push.transfer, push.attempt) == (P, wait.transfer, 1)
+        assert push.peer == legs.Peer("e1", "i-e1", "127.0.0.1:2")
+        assert (wait.role, wait.attempt) == (D, 1)
+
+
+@pytest.mark.parametrize(("path", "body"), [
+    ("/v1/responses", {"input": "why?" * 30, "tools": [{"type": "web_search_preview"}]}),
+    ("/v1/responses", {"input": "why?" * 30, "truncation": "auto"}),
+    ("/v1/responses", {"input": "why?"}), ("/v1/messages", {"messages": []}),
+    ("/inference/v1/generate", {"token_ids": [1] * 99}),
+])
+async def test_what_one_engine_must_do_alone_goes_to_decode_as_it_is(path: str, body: dict[str, Any]) -> None:
+    async with site((P, well), (D, well), skip_prefill_below=16) as (f, [prefill, decode]):
+        assert (await f.post(path, body)).status == 200
+        assert ([leg.body for leg in decode.legs], prefill.legs) == ([body], [])
+
+
+async def test_without_a_prefill_instance_decode_does_it() -> None:
+    async with site((D, well)) as (f, [decode]):
+        assert (await f.post("/v1/responses", {"input": "why?"})).status == 200
+        assert decode.legs[0].body == {"input": "why?"}
+
+
+async def test_a_prefill_that_dies_is_replaced_while_decode_waits() -> None:
+    async with site((P, dead), (P, well), (D, well)) as (f, engines):
+        for _ in range(4):
+            assert (await f.post("/v1/messages", MESSAGE)).body == EVENT
+        broken, good, decode = engines
+        assert broken.legs
+        assert len(decode.legs) == 4, "decode's leg waited"
+        seconds = [leg for leg in good.legs if leg.params["attempt"] == 2]
+        assert {leg.params["transfer"] for leg in seconds} == {leg.params["transfer"] for leg in broken.legs}
+        assert {leg.params["transfer"] for leg in good.legs} == {leg.params["transfer"] for leg in decode.legs}
+
+
+async def test_where_no_prefill_can_do_it_decode_is_asked_again_without_one() -> None:
+    async with site((P, dead), (D, head_only)) as (f, [_, decode]):
+        answer = await f.post("/v1/messages", {**MESSAGE, "stream": True})
+        assert (answer.status, answer.body, answer.complete) == (200, EVENT, True)
+        first, second = decode.legs
+        assert first.gone.is_set()
+        assert second.body == {**MESSAGE, "stream": True}
+
+
+async def test_a_prompt_that_prefill_refuses_is_decodes_to_judge() -> None:
+    async def refuse(leg: Leg) -> None:
+        await leg.answer(400, b'{"why": "p"}')
+        await leg.stay()
+
+    async def judge(leg: Leg) -> None:
+        if leg.params:
+            await leg.stay()
+        else:
+            await leg.answer(422, b'{"why": "d"}')
+            await leg.stay()
+
+    async with site((P, refuse), (P, refuse), (D, judge)) as (f, [one, other, _]):
+        answer = await f.post("/v1/messages", MESSAGE)
+        assert (answer.status, answer.json) == (422, {"why": "d"})
+        assert len(one.legs) + len(other.legs) == 1, "another would refuse it as well"
+
+
+async def test_what_decode_refuses_is_the_answer_and_prefill_is_let_go() -> None:
+    async def refuse(leg: Leg) -> None:
+        await leg.answer(400, b'{"why": "d"}')
+        await leg.stay()
+
+    async with site((P, silent), (D, refuse)) as (f, [prefill, _]):
+        answer = await f.post("/v1/messages", MESSAGE)
+        assert (answer.status, answer.json) == (400, {"why": "d"})
+        await f.wait(lambda: all(leg.gone.is_set() for leg in prefill.legs), "prefill's leg is aborted")
+
+
+async def test_a_decode_that_dies_before_it_answers_is_replaced_with_a_transfer_of_its_own() -> None:
+    async with site((P, well), (D, dead), (D, well)) as (f, [prefill, broken, good]):
+        for _ in range(4):
+            assert (await f.post("/v1/messages", MESSAGE)).body == EVENT
+        assert broken.legs
+        told = [leg.params["transfer"] for leg in broken.legs + good.legs]
+        assert len(set(told)) == len(told)
+        pushed = {(leg.params["transfer"], leg.params["peer"]["instance"]) for leg in prefill.legs}
+        assert {(leg.params["transfer"], "e2") for leg in good.legs} <= pushed
+
+
+async def test_an_answer_that_has_begun_is_not_asked_for_again() -> None:
+    go = asyncio.Event()
+
+    async def late(leg: Leg) -> None:
+        await go.wait()
+
+    async def begun(leg: Leg) -> None:
+        await leg.say(HEAD + b"2\r\nab\r\n")
+        go.set()
+        await asyncio.sleep(0.1)
+        await leg.say(b"0\r\n\r\n")
+        await leg.stay()
+
+    async with site((P, late), (D, begun)) as (f, [prefill, decode]):
+        answer = await f.post("/v1/messages", MESSAGE)
+        assert (answer.body, answer.complete) == (b"ab", True)
+        assert (len(prefill.legs), len(decode.legs)) == (1, 1)
+
+
+async def test_a_client_that_goes_aborts_both_legs() -> None:
+    async with site((P, silent), (D, silent)) as (f, engines):
+        _, writer = await f.connect()
+        writer.write(request_bytes("/v1/messages", MESSAGE))
+        await f.wait(lambda: all(engine.legs for engine in engines), "both legs")
+        writer.transport.abort()
+        await f.wait(lambda: all(leg.gone.is_set() for engine in engines for leg in engine.legs), "both legs are aborted")
+
+
+async def test_when_the_time_to_pair_is_over_prefill_is_let_go_and_decode_goes_on() -> None:
+    async def patient(leg: Leg) -> None:
+        await asyncio.sleep(legs.decode(leg.params).remaining_s + 0.2)
+        await leg.say(HEAD + WHOLE)
+        await leg.stay()
+
+    async with site((P, silent), (D, patient), pair_timeout_s=0.2) as (f, [prefill, decode]):
+        assert (await f.post("/v1/messages", MESSAGE)).body == EVENT
+        assert prefill.legs[0].gone.is_set()
+        assert len(decode.legs) == 1
+
+
+async def test_a_prefill_that_began_anew_meanwhile_is_not_waited_for() -> None:
+    async with site((P, silent), (D, head_only)) as (f, [prefill, decode]):
+        asking = asyncio.create_task(f.post("/v1/messages", MESSAGE))
+        await f.wait(lambda: bool(prefill.legs and decode.legs), "both legs")
+        f.dispatch.on_message(beat("e0", P, "127.0.0.1:1", incarnation=Incarnation("i-again"), interval_s=60.0))
+        assert (await asking).body == EVENT
+        assert len(decode.legs) == 2
