@@ -1,4 +1,4 @@
-"""kill -9 of a real decode engine in mid-stream: its streams go on at the other one, and nobody can tell.
+"""SIGSTOP and kill -9 of a real decode engine in mid-stream: its streams go on at the other one, and nobody can tell.
 
 Each request is sent twice, so that each of two decode engines has one of them. One engine is killed; what the other one was
 asked in the first place is what the moved streams must be equal to, and to what an engine says that is asked directly. The
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import signal
 import threading
 import time
 from pathlib import Path
@@ -60,7 +61,7 @@ class Stream(threading.Thread):
         return seen_of(self.events)
 
 
-def test_kill_nine_of_a_decode_engine(tmp_path: Path) -> None:
+def test_a_decode_engine_that_stands_still_and_one_that_is_killed(tmp_path: Path) -> None:
     # In a batch with an adapter, vLLM on CPUs gives the other requests that of the last slot: a second one stays empty.
     adapter = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules",
                f"{ADAPTER}={ensure_adapter()}")
@@ -69,14 +70,10 @@ def test_kill_nine_of_a_decode_engine(tmp_path: Path) -> None:
         cluster.wait_ready()
         cards = {card["id"]: card["parent"] for card in json.loads(get(f"{cluster.url}/v1/models"))["data"]}
         assert cards == {MODEL_NAME: None, ADAPTER: MODEL_NAME}
+        _stand_still(cluster, tmp_path / "router.log")
         streams = {name: (Stream(cluster.port, *case), Stream(cluster.port, *case)) for name, case in CASES.items()}
         every = [stream for pair in streams.values() for stream in pair]
-        for stream in every:
-            stream.start()
-        end = time.monotonic() + 60.0
-        while min(len(stream.events) for stream in every) < LINES:
-            assert time.monotonic() < end, [len(stream.events) for stream in every]
-            time.sleep(0.02)
+        _begin(every)
         cluster.decode[0].engine.kill()
         for stream in every:
             stream.join(ANSWER_S)
@@ -103,7 +100,35 @@ def test_kill_nine_of_a_decode_engine(tmp_path: Path) -> None:
                 assert _shapes(stream.events) == _shapes(plain.events), "as an engine writes it"
         assert streams["a LoRA adapter"][0].seen().texts != streams["completions"][0].seen().texts
         moved = (tmp_path / "router.log").read_text().count("a stream goes on elsewhere")
-        assert moved == len(CASES) - 1, "each request had one stream on the engine that was killed"
+        assert moved == 1 + len(CASES) - 1, "each request had one stream on the engine that was killed"
+
+
+def _begin(streams: list[Stream]) -> None:
+    """Start them, and wait until all have some events."""
+    for stream in streams:
+        stream.start()
+    end = time.monotonic() + 60.0
+    while min(len(stream.events) for stream in streams) < LINES:
+        assert time.monotonic() < end, [len(stream.events) for stream in streams]
+        time.sleep(0.02)
+
+
+def _stand_still(cluster: Cluster, log: Path) -> None:
+    """The engine alone is stopped: its agent goes on beating, and the kernel takes connections for it."""
+    streams = [Stream(cluster.port, *CASES["completions"]) for _ in cluster.decode]
+    stopped = cluster.decode[1]
+    _begin(streams)
+    stopped.engine.group.signal_all(signal.SIGSTOP)
+    try:
+        for stream in streams:
+            stream.join(ANSWER_S)
+            assert not stream.is_alive()
+    finally:
+        stopped.engine.group.signal_all(signal.SIGCONT)
+    first, second = (stream.seen() for stream in streams)
+    assert (first.error, first.texts, first.finish, first.usage) == (None, second.texts, second.finish, second.usage)
+    assert log.read_text().count("a stream goes on elsewhere") == 1
+    cluster.wait_ready()
 
 
 def _shapes(events: list[str]) -> set[frozenset[str]]:

@@ -270,6 +270,62 @@ def test_doubt_asks_but_goes_on_picking() -> None:
     assert names(roster) == []
 
 
+def stuck(roster: Roster, *, others: bool = True) -> list[str]:
+    """An engine stands still with a leg on it, and its agent, which gets no answer, says so. Legs given up by probe."""
+    roster.on_message(0.0, beat("d0"))
+    if others:
+        roster.on_message(0.0, beat("d1"))
+    assert roster.open_leg(D0, I0) is not None
+    roster.on_doubt(3.0, D0, I0)
+    assert roster.on_probe(8.0, D0, I0, Probed.SILENT, "no answer") == [], "its agent calls it ready: busy"
+    out = []
+    for second in (10, 16, 22):
+        roster.on_message(second, beat("d0", seq=second, state=State.STARTING))
+        roster.on_message(second, beat("d1", seq=second) if others else beat("p1", Role.PREFILL, seq=second))
+        roster.on_doubt(second, D0, I0)
+        out.append(",".join(losts(roster.on_probe(second + 5, D0, I0, Probed.SILENT, "no answer"))))
+    return out
+
+
+def test_legs_of_an_engine_that_answers_neither_probes_nor_its_agent_go_on_elsewhere() -> None:
+    roster = make()
+    assert stuck(roster)[:2] == ["", I0]
+    assert names(roster) == ["d1"]
+    assert [m.name for m in roster.members()] == ["d0", "d1"], "it may come to itself"
+    roster.on_message(28.0, beat("d0", seq=99))
+    assert names(roster) == ["d1"], "after a good probe"
+    roster.on_tick(29.0)
+    roster.on_probe(29.1, D0, I0, Probed.HEALTHY, "")
+    assert names(roster) == ["d0", "d1"]
+
+
+def test_legs_that_nobody_could_go_on_with_wait_for_an_engine_that_stands_still() -> None:
+    assert stuck(make(), others=False) == ["", "", ""]
+
+
+def test_an_engine_that_comes_to_itself_between_two_probes_keeps_its_legs() -> None:
+    roster = make()
+    assert stuck(roster)[0] == ""
+    roster = make()
+    roster.on_message(0.0, beat("d0"))
+    roster.on_message(0.0, beat("d1"))
+    roster.open_leg(D0, I0)
+    for second, state in ((10, State.STARTING), (16, State.READY), (22, State.STARTING)):
+        roster.on_message(second, beat("d0", seq=second, state=state))
+        roster.on_doubt(second, D0, I0)
+        assert losts(roster.on_probe(second + 5, D0, I0, Probed.SILENT, "no answer")) == []
+
+
+def test_an_engine_that_starts_has_no_legs_to_give_up() -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", state=State.STARTING))
+    roster.on_message(0.0, beat("d1"))
+    for second in (1, 7, 13):
+        roster.on_message(second, beat("d0", seq=second, state=State.STARTING))
+        roster.on_doubt(second, D0, I0)
+        assert roster.on_probe(second + 5, D0, I0, Probed.SILENT, "no answer") == []
+
+
 def test_events_of_unknown_instances_change_nothing() -> None:
     roster = make()
     assert roster.on_refused(1.0, D0, I0, "x") == []

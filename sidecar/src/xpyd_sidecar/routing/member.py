@@ -32,7 +32,7 @@ class Member:
 
     __slots__ = ("agent", "also", "beat_at", "control", "doubted", "drained", "epoch", "fingerprint", "http", "in_flight",
                  "in_flight_at_beat", "incarnation", "interval_s", "load", "max_model_len", "model", "name", "probe_at",
-                 "probing", "role", "seq", "state", "suspended", "turn", "unanswered")
+                 "probing", "role", "seq", "state", "stuck", "suspended", "turn", "unanswered")
 
     def __init__(self, name: InstanceName) -> None:
         self.name = name
@@ -59,6 +59,8 @@ class Member:
         self.probe_at = -math.inf
         self.unanswered = 0
         """Probes without an answer since the last beat or good probe."""
+        self.stuck = 0
+        """Those since its agent last had an answer, or a probe."""
         self.in_flight = 0
         self.in_flight_at_beat = 0
         self.turn = 0
@@ -82,6 +84,8 @@ class Member:
         self.interval_s = min(max(beat.interval_s, INTERVAL_RANGE_S[0]), INTERVAL_RANGE_S[1])
         self.beat_at = now
         self.unanswered = 0
+        if beat.state is not State.STARTING:
+            self.stuck = 0
         self.in_flight_at_beat = self.in_flight
 
     def become(self, beat: Heartbeat) -> None:

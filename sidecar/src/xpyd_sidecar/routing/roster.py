@@ -13,6 +13,8 @@ Laws
   * One agent speaks for an instance: of two that are heard, the one that began later. Its beats count in their order.
   * Silence alone evicts nobody: a probe must fail too. A probe that nobody answered suspends who is silent, a second one
     evicts. A refused connection suspends at once, without waiting for beats.
+  * Busy is not dead: of who beats, a probe without an answer ends no leg. But where its agent has no answer either, and
+    others take requests, a second one gives up its legs, which go on there.
   * Who is suspended is picked again after a good probe and not before: an agent may call an engine ready that just died.
   * At most one probe of an instance is open, and none is made within ``PROBE_GAP_S`` of the last.
   * While this process itself stood still nobody was silent.
@@ -23,7 +25,7 @@ from __future__ import annotations
 import math
 
 from xpyd_sidecar.contract.fleet import FleetInstance
-from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
 from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.routing import claims
@@ -40,7 +42,7 @@ PROBE_LOST_S = 30.0
 PROBES_OPEN = 64
 """Probes that a tick lets be open together; the others wait for the next one."""
 UNANSWERED = 2
-"""Probes without an answer that evict who is silent."""
+"""Probes without an answer that evict who is silent, and end the legs of whose agent has none either."""
 STANDSTILL_S = 5.0
 """A tick that comes so long after the last one: the process was stopped, or its machine was."""
 
@@ -239,7 +241,7 @@ class Roster:
             return []
         member.probing = member.doubted = False
         if result is Probed.HEALTHY:
-            member.unanswered = 0
+            member.unanswered = member.stuck = 0
             if not member.suspended:
                 return []
             reason, member.suspended = member.suspended, ""
@@ -254,9 +256,18 @@ class Roster:
                 return [Changed(name, f"evicted: {words}", "evicted"), Lost(name, incarnation, words)]
             return self._suspend(member, words)
         if result is Probed.SILENT:
-            return []
+            return self._unheard(member, words)
         lost = member.in_flight > 0 or not member.suspended
         return self._suspend(member, detail or "health check failed") + ([Lost(name, incarnation, words)] if lost else [])
+
+    def _unheard(self, member: Member, words: str) -> list[Instruction]:
+        """A probe of who beats had no answer. Where nobody could go on with its legs they wait: it may only stand still."""
+        if member.state is not State.STARTING or not member.in_flight:
+            return []
+        member.stuck += 1
+        if member.stuck < UNANSWERED or not self.pickable(member.role):
+            return []
+        return [*self._suspend(member, words), Lost(member.name, member.incarnation, words)]
 
     def on_tick(self, now: float) -> list[Instruction]:
         """Once per beat interval or oftener: probe who is silent, suspended or in doubt."""
