@@ -115,7 +115,7 @@ def _begin(streams: list[Stream]) -> None:
 
 def _stand_still(cluster: Cluster, log: Path) -> None:
     """The engine alone is stopped: its agent goes on beating, and the kernel takes connections for it."""
-    streams = [Stream(cluster.port, *CASES["completions"]) for _ in cluster.decode]
+    streams = [Stream(cluster.port, "/v1/completions", {**PROMPT, "max_tokens": 1500}) for _ in cluster.decode]
     stopped = cluster.decode[1]
     _begin(streams)
     stopped.engine.group.signal_all(signal.SIGSTOP)

@@ -107,16 +107,14 @@ class Passed:
         target = self._target = pair.decode
         self._tried.append(target.instance)
         self._member = dispatch.leg_opened(target)
-        self._body = request.body
-        if self._prefilling is not None and self._split is not None and pair.prefill is not None:
-            self._body = self._split.decode_body(self._prefilling.decode_leg())
+        self._body = request.body if self._prefilling is None else self._prefilling.decode_body()
         self._tunnel = Tunnel(dispatch.loop, target.http, self._head(target, len(self._body)), self,
                               framed=self._reply.framed, bodiless=request.method == "HEAD")
-        if self._prefilling is not None and pair.prefill is not None:
-            self._prefilling.start(pair.prefill)
+        if self._prefilling is not None:
+            self._prefilling.start()
 
     def _pick(self) -> Pair | None:
-        """A decode instance; where one of prefill goes with it, ``_prefilling`` is there."""
+        """A decode instance; ``_prefilling`` is there where one of prefill goes with it."""
         dispatch, config, split = self._dispatch, self._dispatch.config, self._split
         if split is None:
             return dispatch.picker.pair(Raw(b""), alone=True, not_decode=self._tried)
@@ -128,7 +126,7 @@ class Passed:
             if pair is not None and not pair.decode.p2p:  # those pair by request ids, which are the client's here
                 if pair.prefill is not None:
                     self._prefilling = Prefilling(self, dispatch, split, self._head, asked=asked,
-                                                   decode=pair.decode)
+                                                  prefill=pair.prefill, decode=pair.decode)
                 return pair
         return asked.pair(alone=True, not_decode=self._tried)
 
@@ -197,6 +195,7 @@ class Passed:
             self._upload.take(self)
         elif self._body:
             self._tunnel.write(self._body)
+            self._body = b""
 
     def on_full(self, full: bool) -> None:
         """The engine takes the body slower than it comes."""

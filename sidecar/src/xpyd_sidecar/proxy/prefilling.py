@@ -45,14 +45,15 @@ class Prefilling:
     """Of one request and one decode instance."""
 
     def __init__(self, home: Home, dispatch: Dispatch, request: Request, head: Callable[[Target, int], bytes], *,
-                 asked: Asked, decode: Target) -> None:
-        """``head``: of the HTTP request to a target, with a body of so many bytes."""
+                 asked: Asked, prefill: Target, decode: Target) -> None:
+        """``head``: of the HTTP request to a target, with a body of so many bytes. ``asked``: who else could do it."""
         self._home = home
         self._dispatch = dispatch
         self._request = request
         self._head = head
         self._asked = asked
         self._transfer = TransferId(ids.fresh())
+        self._first = prefill
         self._decode = decode
         self._peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
         self._pair_s = dispatch.limits.pair_s
@@ -67,12 +68,15 @@ class Prefilling:
         self.waits = True
         """It may still be that decode must do without."""
 
-    def decode_leg(self) -> legs.Leg:
-        """What decode is told, when its leg is sent."""
-        return legs.Leg(legs.VERSION, Role.DECODE, self._transfer, Attempt(1), self._pair_s)
+    def decode_body(self) -> bytes:
+        """What decode is asked, now."""
+        return self._request.decode_body(legs.Leg(legs.VERSION, Role.DECODE, self._transfer, Attempt(1), self._pair_s))
 
-    def start(self, target: Target) -> None:
+    def start(self) -> None:
         """Send it."""
+        self._send(self._first)
+
+    def _send(self, target: Target) -> None:
         self.tried.append(target.instance)
         left = max(0.001, self._due - self._dispatch.loop.time())
         leg = legs.Leg(legs.VERSION, Role.PREFILL, self._transfer, Attempt(len(self.tried)), left, self._peer)
@@ -160,7 +164,7 @@ class Prefilling:
         if target is None:
             self._give_up(reason)
         else:
-            self.start(target)
+            self._send(target)
 
     def _late(self) -> None:
         # Decode's own deadline is the same: it computes the prompt itself from now on.
