@@ -270,18 +270,17 @@ def test_doubt_asks_but_goes_on_picking() -> None:
     assert names(roster) == []
 
 
-def stuck(roster: Roster, *, others: bool = True) -> list[str]:
+def stuck(roster: Roster, role: Role = Role.DECODE, other: Role = Role.DECODE) -> list[str]:
     """An engine stands still with a leg on it, and its agent, which gets no answer, says so. Legs given up by probe."""
-    roster.on_message(0.0, beat("d0"))
-    if others:
-        roster.on_message(0.0, beat("d1"))
+    roster.on_message(0.0, beat("d0", role))
+    roster.on_message(0.0, beat("d1", other))
     assert roster.open_leg(D0, I0) is not None
     roster.on_doubt(3.0, D0, I0)
     assert roster.on_probe(8.0, D0, I0, Probed.SILENT, "no answer") == [], "its agent calls it ready: busy"
     out = []
     for second in (10, 16, 22):
-        roster.on_message(second, beat("d0", seq=second, state=State.STARTING))
-        roster.on_message(second, beat("d1", seq=second) if others else beat("p1", Role.PREFILL, seq=second))
+        roster.on_message(second, beat("d0", role, seq=second, state=State.STARTING))
+        roster.on_message(second, beat("d1", other, seq=second))
         roster.on_doubt(second, D0, I0)
         out.append(",".join(losts(roster.on_probe(second + 5, D0, I0, Probed.SILENT, "no answer"))))
     return out
@@ -300,7 +299,12 @@ def test_legs_of_an_engine_that_answers_neither_probes_nor_its_agent_go_on_elsew
 
 
 def test_legs_that_nobody_could_go_on_with_wait_for_an_engine_that_stands_still() -> None:
-    assert stuck(make(), others=False) == ["", "", ""]
+    assert stuck(make(), other=Role.PREFILL) == ["", "", ""]
+
+
+@pytest.mark.parametrize("other", list(Role))
+def test_legs_of_a_prefill_that_stands_still_are_given_up_where_decode_can_do_without(other: Role) -> None:
+    assert stuck(make(), Role.PREFILL, other)[:2] == ["", I0]
 
 
 def test_an_engine_that_comes_to_itself_between_two_probes_keeps_its_legs() -> None:

@@ -14,7 +14,7 @@ Laws
   * Silence alone evicts nobody: a probe must fail too. A probe that nobody answered suspends who is silent, a second one
     evicts. A refused connection suspends at once, without waiting for beats.
   * Busy is not dead: of who beats, a probe without an answer ends no leg. But where its agent has no answer either, and
-    others take requests, a second one gives up its legs, which go on there.
+    others take requests (of its role, or decode in place of prefill), a second one gives up its legs, which go on there.
   * Who is suspended is picked again after a good probe and not before: an agent may call an engine ready that just died.
   * At most one probe of an instance is open, and none is made within ``PROBE_GAP_S`` of the last.
   * While this process itself stood still nobody was silent.
@@ -265,7 +265,8 @@ class Roster:
         if member.state is not State.STARTING or not member.in_flight:
             return []
         member.stuck += 1
-        if member.stuck < UNANSWERED or not self.pickable(member.role):
+        others = self.pickable(member.role) or self.pickable(Role.DECODE)  # decode can do what prefill does
+        if member.stuck < UNANSWERED or not others:
             return []
         return [*self._suspend(member, words), Lost(member.name, member.incarnation, words)]
 
