@@ -14,6 +14,19 @@ KWOK = "kwok"
 FAKE = "kwok.x-k8s.io/node"
 FAKE_PODS = "10.200.0.0/16"
 LEASE_S = 40
+# One pod after the other: kwok makes its pool of addresses at the first pod without a lock, so two that begin side by
+# side may each make one, and get the same address out of them. The rest are its defaults, which a file without them
+# sets to nothing.
+KWOK_OPTIONS = """\
+apiVersion: config.kwok.x-k8s.io/v1alpha1
+kind: KwokConfiguration
+options:
+  podPlayStageParallelism: 1
+  nodePlayStageParallelism: 4
+  nodeLeaseParallelism: 4
+  podsOnNodeSyncParallelism: 1
+  enablePodsOnNodeSyncListPager: true
+"""
 DNS = "localhost/testcluster-coredns:1"
 COREFILE = """\
 .:53 {
@@ -32,11 +45,11 @@ COREFILE = """\
 
 def kwok(place: Place, program: Path) -> Component:
     """Nodes with the annotation become ready; pods on them run at once, and end at once when they are deleted."""
-    stages = place.folder / "config/stages.yaml"
-    assets = sorted((program.parent.parent / "assets").iterdir())
-    stages.write_text("\n---\n".join(path.read_text() for path in assets))
+    config = place.folder / "config/kwok.yaml"
+    stages = [path.read_text() for path in sorted((program.parent.parent / "assets").iterdir())]
+    config.write_text("\n---\n".join((KWOK_OPTIONS, *stages)))
     command = [
-        *place.prefix, str(program), f"--kubeconfig={place.kubeconfig(KWOK)}", f"--config={stages}",
+        *place.prefix, str(program), f"--kubeconfig={place.kubeconfig(KWOK)}", f"--config={config}",
         f"--manage-nodes-with-annotation-selector={FAKE}=fake", f"--node-lease-duration-seconds={LEASE_S}",
         f"--cidr={FAKE_PODS}", f"--server-address={place.host}:{place.ports[KWOK]}",
     ]  # fmt: skip
