@@ -63,6 +63,18 @@ async def test_the_api_server_hangs_for_a_while(team: Team) -> None:
     await team.wait_settled("1P2D", deadline_s=SLOW_S)
 
 
+async def test_an_operator_begins_with_a_list_so_long_that_it_comes_packed(proxied: tuple[Team, FaultProxy]) -> None:
+    team, proxy = proxied
+    await team.apply(team.document(decode=12))
+    await team.wait_settled("1P12D")
+    await team.operator.kill()
+    before = proxy.packed
+    await team.operator.start()
+    await team.apply(team.document(decode=1))
+    await team.wait_settled("1P1D", deadline_s=SLOW_S)
+    assert proxy.packed > before
+
+
 async def test_watches_are_cut_again_and_again(proxied: tuple[Team, FaultProxy]) -> None:
     team, proxy = proxied
     dog = Watchdog(team, most={"prefill": 3, "decode": 5})

@@ -27,7 +27,10 @@ from kube_client import Kube
 WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 READS = frozenset({"GET"})
 _REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError", 503: "ServiceUnavailable", 504: "Timeout"}
-_OWN = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "accept-encoding", "keep-alive"}
+_OWN = {"host", "connection", "transfer-encoding", "content-length", "keep-alive"}
+"""Headers of one hop. An answer stays packed as its client took it: the API server packs those of 128 KiB and more."""
+_ADDED = ("Accept", "Accept-Encoding", "User-Agent")
+"""What aiohttp would say of itself where a client says nothing."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class FaultProxy:
         self.injected: Counter[str] = Counter()
         self.requests: Counter[tuple[str, int]] = Counter()
         """By method and the status that the operator saw; 0: none."""
+        self.packed = 0
+        """Answers that came packed."""
         self._random = Random(seed)
         self._kube = kube
         self._closed = False
@@ -154,8 +159,9 @@ class FaultProxy:
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _OWN}
         try:
             async with self._session.request(request.method, f"{self._kube.server}{request.raw_path}", headers=headers,
-                                             data=await request.read() or None) as found:
+                                             data=await request.read() or None, skip_auto_headers=_ADDED) as found:
                 self.requests[request.method, found.status] += 1
+                self.packed += "Content-Encoding" in found.headers
                 if lose:
                     await found.read()
                     return self._broken(request, "lose")

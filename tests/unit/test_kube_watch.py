@@ -195,6 +195,14 @@ async def test_a_kind_that_nobody_watches_while_others_are_watched_is_told() -> 
         streams["Pod"].close()
         assert server.watch.unwatched(now + 112) == "", "it has time to come back"
         assert server.watch.unwatched(now + 122) == "not watched: Pod"
+        server.raw = b"<html>"
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await server.list("Pod")
+        told = server.watch.unwatched(now + 122)
+        assert told.startswith("not watched: Pod; the list of Pods (6 bytes) cannot be read: "), told
+        server.raw = None
+        await server.list("Pod")
+        assert server.watch.unwatched(now + 122) == "not watched: Pod"
         server.watch.begin()
         assert server.watch.unwatched(now + 123) == ""
 

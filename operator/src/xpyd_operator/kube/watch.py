@@ -69,6 +69,8 @@ class Watch:
         self._streams: dict[str | None, dict[str, ClientResponse]] = {}
         """The watch of each kind that was begun last, by namespace."""
         self._unwatched_since: float | None = None
+        self._unreadable: dict[str, str] = {}
+        """Why the last list of a kind was not taken."""
 
     # What is known
 
@@ -103,7 +105,8 @@ class Watch:
         elif self._unwatched_since is None:
             self._unwatched_since = now
         elif now - self._unwatched_since >= UNWATCHED_S:
-            return f"not watched: {', '.join(kind for kind in KINDS if kind in lacking)}"
+            reasons = [self._unreadable[kind] for kind in KINDS if kind in lacking and kind in self._unreadable]
+            return "; ".join([f"not watched: {', '.join(kind for kind in KINDS if kind in lacking)}", *reasons])
         return ""
 
     def begin(self) -> None:
@@ -147,10 +150,13 @@ class Watch:
         try:
             listed = _DECODER.decode(raw)
             version = int(listed.metadata.version)
+            if listed.metadata.more:
+                raise ValueError("it came in parts, which was not asked for")
         except (msgspec.DecodeError, ValueError) as error:
-            raise aiohttp.ClientPayloadError(f"the list of {kind}s: {error}") from None  # kopf lists again then
-        if listed.metadata.more:
-            raise aiohttp.ClientPayloadError(f"the list of {kind}s came in parts, which was not asked for")
+            # kopf lists again then, and says nothing of it
+            self._unreadable[kind] = f"the list of {kind}s ({len(raw)} bytes) cannot be read: {error}"
+            raise aiohttp.ClientPayloadError(self._unreadable[kind]) from None
+        self._unreadable.pop(kind, None)
         items = listed.items or []
         for item in items:
             item.setdefault("kind", kind)
