@@ -8,6 +8,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,43 @@ def _ready(url: str, trust: ssl.SSLContext) -> bool:
 
 def _workers(router: Group) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{router.pid}/task/{router.pid}/children").read_text().split()]
+
+
+def _counted(router: Group, http: httpx.Client) -> None:
+    """Both dialects, whole and streamed, with the lengths that the engine tells."""
+    asked = {"model": MODEL_NAME, "temperature": 0}
+    message = {"role": "user", "content": PROMPT}
+    for api, body in (("messages", {**asked, "max_tokens": 8, "messages": [message]}),
+                      ("responses", {**asked, "max_output_tokens": 8, "input": [message]})):
+        usage = _one(router, http, api, body)["usage"]
+        before = _metrics(http)
+        _one(router, http, api, {**body, "stream": True})
+        grown = _grown(http, before)
+        assert usage["output_tokens"] > 1
+        assert grown("xpyd_router_tokens_total") == usage["output_tokens"], api
+        for name in (f'xpyd_router_ttft_seconds_count{{api="{api}"}}', f'xpyd_router_tpot_seconds_count{{api="{api}"}}',
+                     "xpyd_router_handover_seconds_count"):
+            assert grown(name) == 1, (api, name)
+
+
+def _one(router: Group, http: httpx.Client, api: str, body: dict[str, Any]) -> Any:
+    """An answer, once it is counted."""
+    before = _metrics(http)
+    answer = http.post(f"/v1/{api}", json=body)
+    assert answer.status_code == 200
+    name = f'xpyd_router_requests_total{{api="{api}",outcome="ok"}}'
+    router.wait_until(lambda: _grown(http, before)(name) == 1, 10.0, f"a record of {api}", poll_s=0.1)
+    return None if body.get("stream") else answer.json()
+
+
+def _metrics(http: httpx.Client) -> dict[str, float]:
+    lines = [line.rpartition(" ") for line in http.get("/metrics").text.splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, _, value in lines}
+
+
+def _grown(http: httpx.Client, before: dict[str, float]) -> Callable[[str], float]:
+    now = _metrics(http)
+    return lambda name: now.get(name, 0.0) - before.get(name, 0.0)
 
 
 def test_https_two_processes_and_passed_paths_before_real_engines(cluster: Cluster, tmp_path: Path) -> None:
@@ -64,6 +102,7 @@ def test_https_two_processes_and_passed_paths_before_real_engines(cluster: Clust
             chat = http.post("/v1/chat/completions", json={**GREEDY, "messages": [message]}).json()
             [part] = said["output"][-1]["content"]
             assert part["text"] == chat["choices"][0]["message"]["content"]
+            _counted(router, http)
             refused = http.post("/v1/load_lora_adapter", json={})
             assert (refused.status_code, bool(refused.json()["error"]["message"])) == (403, True)
 

@@ -3,135 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from beats import beat
-from router_fleet import RouterFleet, fleet, request_bytes
+from router_fleet import request_bytes
+from socket_engines import EVENT, HEAD, MESSAGE, WHOLE, D, Leg, P, dead, head_only, silent, site, well
 
 from xpyd_sidecar.contract import legs
-from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role
-
-MESSAGE = {"model": "tiny", "max_tokens": 9, "stop_sequences": ["x"],
-           "messages": [{"role": "user", "content": "Why?" * 40}]}
-HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
-EVENT = b"event: message_start\ndata: {}\n\n"
-WHOLE = b"%x\r\n%b\r\n0\r\n\r\n" % (len(EVENT), EVENT)
-
-
-class Leg:
-    """One request that came to an engine."""
-
-    def __init__(self, engine: Engine, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
-        self.engine, self.body, self.writer = engine, body, writer
-        self.gone = asyncio.Event()
-        """The router closed before the answer was whole."""
-
-    @property
-    def params(self) -> dict[str, Any]:
-        params: dict[str, Any] = self.body.get(legs.FIELD) or {}
-        return params
-
-    async def say(self, data: bytes) -> None:
-        self.writer.write(data)
-        await self.writer.drain()
-
-    async def answer(self, status: int = 200, body: bytes = b"{}") -> None:
-        await self.say(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
-
-    async def stay(self) -> None:
-        await self.gone.wait()
-
-
-Serve = Callable[[Leg], Awaitable[None]]
-
-
-class Engine:
-    """Reads whole requests and does what ``serve`` says; what it is done with ends with its connection."""
-
-    def __init__(self, name: str, role: Role, serve: Serve) -> None:
-        self.name, self.role, self.serve = name, role, serve
-        self.legs: list[Leg] = []
-        self.tasks: set[asyncio.Task[Any]] = set()
-
-    async def one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.tasks.add(task)
-        try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-            size = int(head.partition("content-length: ")[2].partition("\r\n")[0])
-            leg = Leg(self, json.loads(await reader.readexactly(size)), writer)
-            self.legs.append(leg)
-            serving = asyncio.create_task(self._serve(leg))  # type: ignore[arg-type]
-            self.tasks.add(serving)
-            assert await reader.read() == b""
-            leg.gone.set()
-            await serving
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            writer.transport.abort()
-
-    async def _serve(self, leg: Leg) -> None:
-        with contextlib.suppress(ConnectionError):
-            await self.serve(leg)
-        leg.writer.close()
-
-
-@contextlib.asynccontextmanager
-async def site(*serves: tuple[Role, Serve], **settings: Any) -> AsyncIterator[tuple[RouterFleet, list[Engine]]]:
-    async with fleet(0, 0, **settings) as f, contextlib.AsyncExitStack() as stack:
-        engines = []
-        for number, (role, serve) in enumerate(serves):
-            engine = Engine(f"e{number}", role, serve)
-            server = await asyncio.start_server(engine.one, "127.0.0.1", 0)
-            stack.callback(server.close)
-            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            control = (HostPort(f"127.0.0.1:{number + 1}"),)
-            f.dispatch.on_message(beat(engine.name, role, address, interval_s=60.0, control=control))
-            engines.append(engine)
-        try:
-            yield f, engines
-            await f.wait(lambda: all(not m.in_flight for m in f.dispatch.roster.members()), "every leg is closed")
-        finally:
-            for task in [task for engine in engines for task in engine.tasks]:
-                task.cancel()
-
-
-async def well(leg: Leg) -> None:
-    """Prefill does what it is asked; decode streams."""
-    if leg.engine.role is Role.PREFILL:
-        await leg.answer()
-    else:
-        await asyncio.sleep(0.02)
-        await leg.say(HEAD + WHOLE)
-    await leg.stay()
-
-
-async def dead(leg: Leg) -> None:
-    """Break the connection."""
-
-
-async def silent(leg: Leg) -> None:
-    """Say nothing."""
-    await leg.stay()
-
-
-async def head_only(leg: Leg) -> None:
-    """As vLLM does with a stream: 200 at once; a token when there is KV, or when none is waited for."""
-    await leg.say(HEAD)
-    if leg.params:
-        await leg.stay()
-    else:
-        await leg.say(WHOLE)
-        await leg.stay()
-
-
-P, D = Role.PREFILL, Role.DECODE
+from xpyd_sidecar.contract.ids import Incarnation
 
 
 async def test_prefill_makes_one_token_of_the_same_prompt_and_decode_is_told_of_it() -> None:

@@ -13,8 +13,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from otlp_receiver import Receiver, attributes, receiver
 from router_fleet import RouterFleet, fleet
 from scripted_engine import Play, ScriptedEngine
+from socket_engines import MESSAGE, site, well
 
-from xpyd_sidecar.contract.ids import InstanceName, ServiceName
+from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy import observer, spans
 
@@ -73,6 +74,21 @@ async def test_the_clients_trace_goes_on_and_reaches_the_engines() -> None:
         for role, engine in (("prefill", f.p[0]), ("decode", f.d[0])):
             assert told(engine) == [f"00-{TRACE}-{found[role].span_id.hex()}-01"]
             assert engine.seen[0].headers["tracestate"] == "vendor=1"
+
+
+async def test_generation_in_a_dialect_that_passes_has_spans_too() -> None:
+    with receiver() as r:
+        async with site((Role.PREFILL, well), (Role.DECODE, well), otlp_endpoint=r.endpoint) as (f, [prefill, decode]):
+            await f.post("/v1/messages", MESSAGE, headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
+            await f.wait(lambda: bool(f.dispatch.observer.recent), "its end")
+            found = {span.name: span for span in await sent(r, f)}
+        assert found.keys() == {"messages", "prefill", "decode"}
+        assert found["messages"].parent_span_id.hex() == PARENT
+        said = attributes(found["messages"])
+        assert (said["xpyd.outcome"], said["xpyd.prefill"], said["xpyd.decode"]) == ("ok", "e0", "e1")
+        for role, engine in (("prefill", prefill), ("decode", decode)):
+            lines = [line for line in engine.legs[0].head.split("\r\n") if line.startswith("traceparent:")]
+            assert lines == [f"traceparent: 00-{TRACE}-{found[role].span_id.hex()}-01"]
 
 
 async def test_what_the_client_does_not_sample_is_passed_on_and_not_sent() -> None:

@@ -292,6 +292,25 @@ async def test_passed_requests_and_pipelining_work_through_workers() -> None:
         async with asyncio.timeout(30):
             while counted not in (await f.get("/metrics")).body:
                 pass
+        assert f.dispatch.observer.metrics.requests_total == 0, "no generation"
+
+
+async def test_generation_in_a_dialect_is_counted_by_the_owner() -> None:
+    async with several(1, 1, workers=2) as f:
+        hold = asyncio.Event()
+        f.d[0].default = Play(hold=hold)
+        body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "hi" * 50}]}
+        tasks = [asyncio.create_task(f.raw(request_bytes("/v1/messages", body))) for _ in range(6)]
+        await f.wait(lambda: f.dispatch.observer.metrics.in_flight == 6, "all are served")
+        hold.set()
+        answers = await asyncio.gather(*tasks)
+        assert {answer.status for answer in answers if isinstance(answer, Answer)} == {200}
+        await f.wait(lambda: f.dispatch.observer.metrics.requests_total == 6, "all records")
+        told = await f.fleet()
+        assert (told.totals.arrivals, told.totals.handovers, told.in_flight) == (6, 6, 0)
+        assert [(pair.prefill, pair.decode) for pair in told.pairs] in ([], [("p0", "d0")]), "the second may still run"
+        counted = [(record.api, record.outcome) for record in f.dispatch.observer.recent]
+        assert counted == [("messages", "ok")] * 6
 
 
 async def test_the_command_runs_workers_and_its_death_is_theirs(tmp_path: Path) -> None:

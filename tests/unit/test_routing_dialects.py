@@ -44,20 +44,34 @@ def test_a_prefill_leg_has_the_prompt_and_nothing_of_the_answer(path: str, body:
     assert decode == body, "the client's own"
 
 
-@pytest.mark.parametrize(("path", "body"), [
-    ("/v1/embeddings", {"input": "hi"}), ("/v1/chat/completions/batch", {"messages": []}),
-    ("/v1/responses", {"input": "hi", "tools": [{"type": "mcp", "server_label": "x"}]}),
-    ("/v1/responses", {"input": "hi", "tools": [{"type": "function", "name": "f"}, {"type": "code_interpreter"}]}),
-    ("/v1/responses", {"input": "hi", "tools": 5}), ("/v1/responses", {"input": "hi", "truncation": "auto"}),
+@pytest.mark.parametrize(("body", "field"), [
+    ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools"),
+    ({"tools": [{"type": "function", "name": "f"}, {"type": "code_interpreter"}]}, "tools"),
+    ({"tools": 5}, "tools"), ({"truncation": "auto"}, "truncation"),
 ])
-def test_requests_that_are_one_engines(path: str, body: dict[str, Any]) -> None:
-    assert split(path, body) is None
+def test_requests_that_are_one_engines_say_for_which_field(body: dict[str, Any], field: str) -> None:
+    request = split("/v1/responses", {"input": "hi", **body})
+    assert request is not None
+    assert request.alone == field
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/chat/completions/batch", "/v1/messages/count_tokens"])
+def test_other_paths_are_no_dialects(path: str) -> None:
+    assert split(path, {"messages": []}) is None
+
+
+@pytest.mark.parametrize(("body", "stream"), [({}, False), ({"stream": False}, False), ({"stream": True}, True)])
+def test_whether_the_answer_comes_in_events(body: dict[str, Any], stream: bool) -> None:
+    request = split("/v1/messages", {"messages": [], **body})
+    assert request is not None
+    assert request.stream is stream
 
 
 @pytest.mark.parametrize("more", [{}, {"tools": None}, {"truncation": None}, {"truncation": "disabled"}])
 def test_what_says_nothing_is_split(more: dict[str, Any]) -> None:
     request = split("/v1/responses", {"input": "hi", **more})
     assert request is not None
+    assert not request.alone
     assert bytes(request.prompt).endswith(b'"hi"')
 
 

@@ -148,11 +148,8 @@ class Watch:
 
     def _list(self, kind: str, namespace: str | None, raw: bytes) -> None:
         try:
-            listed = _DECODER.decode(raw)
-            version = int(listed.metadata.version)
-            if listed.metadata.more:
-                raise ValueError("it came in parts, which was not asked for")
-        except (msgspec.DecodeError, ValueError) as error:
+            listed, version = _read(raw)
+        except ValueError as error:
             # kopf lists again then, and says nothing of it
             self._unreadable[kind] = f"the list of {kind}s ({len(raw)} bytes) cannot be read: {error}"
             raise aiohttp.ClientPayloadError(self._unreadable[kind]) from None
@@ -176,6 +173,14 @@ class Watch:
         for namespace, service in services:
             if service and self.complete(namespace):
                 self._wake(namespace, service)
+
+
+def _read(raw: bytes) -> tuple[_List, int]:
+    """A list and its version. Raises ValueError."""
+    listed = _DECODER.decode(raw)  # its errors are ValueErrors
+    if listed.metadata.more:
+        raise ValueError("it came in parts, which was not asked for")
+    return listed, int(listed.metadata.version)
 
 
 def _kind(found: re.Match[str]) -> str | None:

@@ -148,12 +148,12 @@ class Dispatch:
         self.observer.opened(tokens)
         self.budget.on_request(self.loop.time())
 
-    def refused(self, api: fields.Api, request: HttpRequest, fault: Fault) -> None:
+    def refused(self, api: str, request: HttpRequest, fault: Fault) -> None:
         """A generation request was refused before anything was sent."""
         outcome = "unavailable" if fault.status == 503 else "refused"
         self.unserved(api, request, outcome, fault.status, fault.message)
 
-    def unserved(self, api: fields.Api, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
+    def unserved(self, api: str, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
         """A generation request ended before it was served."""
         self.observer.refused(api, request.request_id, outcome, status, detail)
         if self.access_log:
@@ -165,6 +165,10 @@ class Dispatch:
         self.servings.discard(serving)
         if self.line.waits:
             self.line.moved()
+        self.ended(record)
+
+    def ended(self, record: Record | StraightRecord) -> None:
+        """What is known of a request that ended."""
         self.observer.closed(record)
 
     def models(self) -> list[str]:

@@ -16,6 +16,7 @@ from xpyd_sidecar.proxy import auth
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.routing import bodies, fields, prompt
 from xpyd_sidecar.routing.faults import Fault, bad_request
+from xpyd_sidecar.routing.pick import Asked
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
@@ -43,10 +44,7 @@ class Entry:
         self.key = key_of(request.headers, config)
         self.priority = priority_of(request.headers, parsed.fields)
         self.cost = 1 + len(raw) / BYTES_PER_COST
-        self._skips = parsed.skips
-        if (not self._skips and config.skip_prefill_below and prompt.tokens(raw) < config.skip_prefill_below
-                and dispatch.picker.some_prefill_themselves()):
-            self._skips = SHORT
+        self._skips = parsed.skips or short(dispatch, raw)
 
     def room(self) -> bool:
         """Whether it could be served now."""
@@ -54,11 +52,9 @@ class Entry:
 
     def begin(self, queued_s: float) -> Handler:
         """Serve it."""
-        dispatch, config = self._dispatch, self._dispatch.config
-        session = self._request.headers.get(dispatch.affinity_header, b"") if dispatch.affinity_header else b""
-        asked = dispatch.picker.asked(self._parsed.prompt, prompt.key_of(session) if session else 0)
-        if not self._skips and config.skip_prefill_cached and asked.cached():
-            self._skips = CACHED
+        dispatch = self._dispatch
+        asked = asked_of(dispatch, self._request, self._parsed.prompt)
+        self._skips = self._skips or cached(dispatch, asked)
         if self._skips != self._parsed.skips:
             self._parsed = msgspec.structs.replace(self._parsed, skips=self._skips)
         return dispatch.serve(self._request, self._reply, self._parsed, asked, queued_s)
@@ -71,6 +67,24 @@ class Entry:
     def left(self) -> None:
         """Its client went away while it waited."""
         self._dispatch.unserved(self._api, self._request, "client_gone", 0, "the client went away while its request waited")
+
+
+def asked_of(dispatch: Dispatch, request: HttpRequest, raw: msgspec.Raw) -> Asked:
+    """Who may serve a request with this prompt, in its session if it names one."""
+    session = request.headers.get(dispatch.affinity_header, b"") if dispatch.affinity_header else b""
+    return dispatch.picker.asked(raw, prompt.key_of(session) if session else 0)
+
+
+def short(dispatch: Dispatch, raw: msgspec.Raw) -> str:
+    """``SHORT`` where the prompt is, and decode would take it without prefill; else nothing."""
+    below = dispatch.config.skip_prefill_below
+    skips = below and prompt.tokens(raw) < below and dispatch.picker.some_prefill_themselves()
+    return SHORT if skips else ""
+
+
+def cached(dispatch: Dispatch, asked: Asked) -> str:
+    """``CACHED`` where decode holds enough of the prompt; else nothing."""
+    return CACHED if dispatch.config.skip_prefill_cached and asked.cached() else ""
 
 
 def key_of(headers: Mapping[bytes, bytes], config: RouterConfig) -> str:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.proxy import link as li
 from xpyd_sidecar.proxy.dispatch import Dispatch
-from xpyd_sidecar.proxy.lane import Lane
 from xpyd_sidecar.proxy.reply import HttpRequest
 from xpyd_sidecar.proxy.reports import Reports
-from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.watch import Watch
-from xpyd_sidecar.routing import fields
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing.pick import Target
@@ -46,26 +43,30 @@ class WorkerDispatch(Dispatch):
         router = config.router
         self.started = started
         self.reports = Reports(self.loop, link)
-        self.reports.levels = lambda: (len(self.servings), len(self.line), self.budget.left(self.loop.time()))
+        self.reports.levels = self._levels
         self.passing.told = self.reports.passed
         follower = Follower(self.roster, self.lost, self.observer)
         follower.link = link
         self.watch = follower
         self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
 
+    def _levels(self) -> tuple[int, int, float]:
+        served = len(self.servings) + self.passing.generating
+        return served, len(self.line), self.budget.left(self.loop.time())
+
     def opened(self, tokens: int) -> None:
         """A request is being served."""
         self.reports.opened(tokens)
         super().opened(tokens)
 
-    def unserved(self, api: fields.Api, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
+    def unserved(self, api: str, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
         """A request ended before it was served."""
         super().unserved(api, request, outcome, status, detail)
         self.reports.refused(li.Refusal(api, request.request_id, outcome, status, detail))
 
-    def closed(self, serving: Serving | Lane, record: Record | StraightRecord) -> None:
-        """A request ended."""
-        super().closed(serving, record)
+    def ended(self, record: Record | StraightRecord) -> None:
+        """What is known of a request that ended."""
+        super().ended(record)
         self.reports.closed(record if isinstance(record, Record) else record.record())
 
     def leg_opened(self, target: Target) -> ro.Member | None:

@@ -17,7 +17,6 @@ import msgspec
 from xpyd_sidecar.contract.ids import Attempt, Role
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.upstream import Call, Sink, request_bytes
-from xpyd_sidecar.routing import fields
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.record import LegRecord, Record
 from xpyd_sidecar.routing.roster import Member
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from xpyd_sidecar.proxy.spans import Trace
 
 TRACE_HEADERS = (b"traceparent", b"tracestate")
-PATHS: dict[fields.Api, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
+PATHS: dict[str, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 
 
 class Leg:

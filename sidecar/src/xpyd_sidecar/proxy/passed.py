@@ -10,32 +10,33 @@ Does not belong here: which requests these are (``passing``), bytes of the engin
 Another instance is tried where a connection is refused, since nothing was sent then; and where one breaks before the first
 byte of an answer, if the whole body is here. An answer that has begun and breaks is cut off, which every client sees.
 A decode leg whose KV will not come is sent again without any, unless its answer has begun. An engine says 200 to a stream
-before it has a token, so the head of an answer waits for its first part as long as that may still happen.
+before it has a token, and some say that they are at work: what comes of a dialect's stream before its first output waits
+for it (``MAX_EARLY`` bytes at most), so that until then nothing is lost with an engine.
 """
 
 from __future__ import annotations
 
 import logging
 from functools import partial
-from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import InstanceName, Role
-from xpyd_sidecar.proxy.access import access
+from xpyd_sidecar.proxy.account import Account
 from xpyd_sidecar.proxy.patience import Alarm
 from xpyd_sidecar.proxy.prefilling import Prefilling
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.tunnel import Tunnel
 from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.proxy.wire import Head, chunk_of
-from xpyd_sidecar.routing import dialects, faults, prompt
+from xpyd_sidecar.routing import dialects, faults
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.passed import refuse_in_form
 from xpyd_sidecar.routing.paths import Route
-from xpyd_sidecar.routing.pick import Pair, Target
+from xpyd_sidecar.routing.pick import Asked, Pair, Target
+from xpyd_sidecar.routing.record import LegRecord
 from xpyd_sidecar.routing.roster import Member
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ _STALL_S = 10.0
 """Silence of an engine after which it is probed."""
 MAX_TRIES = 3
 """Instances that one request is sent to."""
+MAX_EARLY = 64 << 10
+"""Bytes of an answer that wait for its first output."""
 HEADERS = (b"content-type", b"accept", b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority",
            b"anthropic-version", b"anthropic-beta")
 """Headers of clients that engines read; keys and cookies stay here."""
@@ -63,17 +66,23 @@ class Passed:
     """One passed request."""
 
     def __init__(self, home: Home, dispatch: Dispatch, route: Route, request: HttpRequest, reply: Reply, *,
-                 split: dialects.Request | None = None) -> None:
-        """``split``: of a request whose prompt a prefill engine may compute."""
+                 split: dialects.Request | None = None, asked: Asked | None = None, skips: str = "",
+                 queued_s: float = 0.0) -> None:
+        """``split``: of a request in a dialect that generates, ``asked`` who may serve it. ``skips``: why it goes without
+        prefill, if it does.
+        """
         self._home = home
         self._dispatch = dispatch
         self.route = route
         self._request = request
         self._reply = reply
         self._split = split
-        self._alone = False
+        self._asked = asked or dispatch.picker.asked(Raw(b""), 0)
+        self._alone = split is None or bool(skips)
+        self.account = Account(dispatch, route, request, split, skips=skips, queued_s=queued_s)
+        self._leg: LegRecord | None = None
+        self._early: list[bytes] = []
         self._prefilling: Prefilling | None = None
-        self._prefilled: list[InstanceName] = []
         self._held: Head | None = None
         self._body = request.body
         self._upload: Upload | None = request.upload
@@ -86,17 +95,19 @@ class Passed:
         self._gone = False
         self._over = False
         self._paused = False
-        self._began = perf_counter()
         self._timer: Alarm | None = None
 
     def start(self) -> None:
-        """Pick and send. Raises Fault where nobody can serve it."""
-        if self._upload is not None and self._upload.fault is not None:
-            raise self._upload.fault
-        self._send()
+        """Pick and send. Where nobody can serve it, it is refused."""
         limit, loop = self._dispatch.config.request_timeout_s, self._dispatch.loop
         fault = faults.upstream(f"no whole answer within {limit:g} s", 504)
         self._timer = Alarm(loop, loop.time() + limit, partial(self._refuse, fault, "timeout"))
+        try:
+            if self._upload is not None and self._upload.fault is not None:
+                raise self._upload.fault
+            self._send()
+        except Fault as refused:
+            self._refuse(refused, "unavailable" if refused.status == 503 else "refused")
 
     def _send(self) -> None:
         dispatch, request = self._dispatch, self._request
@@ -104,36 +115,38 @@ class Passed:
         if pair is None:
             words = f"{', '.join(self._tried)} failed" if self._tried else dispatch.picker.why_not(Role.DECODE)
             raise faults.unavailable(words)
-        target = self._target = pair.decode
+        target, prefilling = pair.decode, self._prefilling
+        self._target = target
         self._tried.append(target.instance)
         self._member = dispatch.leg_opened(target)
-        self._body = request.body if self._prefilling is None else self._prefilling.decode_body()
-        self._tunnel = Tunnel(dispatch.loop, target.http, self._head(target, len(self._body)), self,
+        if prefilling is None:
+            self._body, self._leg = request.body, self.account.leg(Role.DECODE, target.instance, 0)
+        else:
+            self._body = prefilling.decode_body()
+            self._leg = self.account.leg(Role.DECODE, target.instance, 1, prefilling.transfer)
+        self._tunnel = Tunnel(dispatch.loop, target.http, self._head(target, len(self._body), self._leg), self,
                               framed=self._reply.framed, bodiless=request.method == "HEAD")
-        if self._prefilling is not None:
-            self._prefilling.start()
+        if prefilling is not None:
+            prefilling.start()
 
     def _pick(self) -> Pair | None:
         """A decode instance; ``_prefilling`` is there where one of prefill goes with it."""
-        dispatch, config, split = self._dispatch, self._dispatch.config, self._split
-        if split is None:
-            return dispatch.picker.pair(Raw(b""), alone=True, not_decode=self._tried)
-        session = self._request.headers.get(dispatch.affinity_header, b"") if dispatch.affinity_header else b""
-        asked = dispatch.picker.asked(raw := split.prompt, prompt.key_of(session) if session else 0)
-        alone = self._alone or prompt.tokens(raw) < config.skip_prefill_below
-        if not alone and not (config.skip_prefill_cached and asked.cached()):
+        asked, split = self._asked, self._split
+        if split is not None and not self._alone:
             pair = asked.pair(alone=False, not_decode=self._tried)
             if pair is not None and not pair.decode.p2p:  # those pair by request ids, which are the client's here
                 if pair.prefill is not None:
-                    self._prefilling = Prefilling(self, dispatch, split, self._head, asked=asked,
-                                                  prefill=pair.prefill, decode=pair.decode)
+                    self._prefilling = Prefilling(self, self._dispatch, split, self._head, account=self.account,
+                                                  asked=asked, prefill=pair.prefill, decode=pair.decode)
                 return pair
         return asked.pair(alone=True, not_decode=self._tried)
 
-    def _head(self, target: Target, size: int) -> bytes:
+    def _head(self, target: Target, size: int, leg: LegRecord) -> bytes:
         request, upload = self._request, self._upload
-        headers = [(b"x-request-id", request.request_id.encode())]
-        headers += [(name, request.headers[name]) for name in HEADERS if name in request.headers]
+        trace = self.account.headers(leg)
+        made = {name for name, _ in trace}
+        headers = [(b"x-request-id", request.request_id.encode()), *trace]
+        headers += [(name, request.headers[name]) for name in HEADERS if name in request.headers and name not in made]
         if target.dp_rank is not None:
             headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
         if upload is not None and upload.length is None:
@@ -204,7 +217,7 @@ class Passed:
 
     def on_head(self, head: Head) -> None:
         """The answer begins."""
-        if self._prefilling is not None and self._prefilling.waits and head.status < 400:
+        if self.account.generates and head.status < 400:
             self._held = head
         else:
             self._begin(head)
@@ -220,17 +233,29 @@ class Passed:
         if self._held is not None:
             head, self._held = self._held, None
             self._begin(head)
+            early, self._early = self._early, []
+            for data in early:
+                self._reply.write(data)
 
-    def on_part(self, data: bytes) -> None:
+    def on_part(self, data: bytes, body: bytes) -> None:
         """Part of the answer."""
+        assert self._leg is not None
+        self.account.part(self._leg, body)
+        if self._held is not None and not self.account.begun and sum(map(len, self._early)) < MAX_EARLY:
+            self._early.append(data)
+            return
         self._begin_held()
         self._reply.write(data)
 
     def on_end(self) -> None:
         """The answer is whole."""
+        good = self.account.end()
         self._begin_held()
         self._reply.end()
-        self._finish("complete" if self._reply.status < 400 else "engine_error")
+        status = self._reply.status
+        self._close_leg(f"{status // 100}xx" if good else Kind.ABORTED.value)
+        outcome = "complete" if status < 400 and good else "engine_error"
+        self._finish(outcome, "" if good else "the engine says in its answer that it failed")
 
     def unprefilled(self, reason: str) -> None:
         """KV that decode waits for will not come: it is asked to do all of it, if it has not answered."""
@@ -239,8 +264,8 @@ class Passed:
             return
         logger.warning("passed request goes without prefill: %s", reason, extra={"request": self._reply.request_id})
         self._tunnel.cancel()
-        self._close_leg()
-        self._alone, self._held = True, None
+        self._close_leg("cancelled")
+        self._alone, self._held, self._early = True, None, []
         self._tried.pop()  # it has not failed
         try:
             self._send()
@@ -254,8 +279,8 @@ class Passed:
         logger.warning("passed request failed: %s", reason, extra={"request": self._reply.request_id, "kind": kind.value,
                                                                    "peer": target.instance})
         self._drop_prefilling()
-        self._close_leg()
-        self._held = None
+        self._close_leg(kind.value)
+        self._held, self._early = None, []
         if kind is Kind.REFUSED:
             self._dispatch.suspect(target, reason)
         else:
@@ -319,11 +344,13 @@ class Passed:
     def _drop_prefilling(self) -> None:
         if self._prefilling is not None:
             self._prefilling.cancel()
-            self._prefilled += self._prefilling.tried
             self._prefilling = None
 
-    def _close_leg(self) -> None:
+    def _close_leg(self, result: str) -> None:
         self._tunnel = None
+        if self._leg is not None:
+            self.account.shut(self._leg, result)
+            self._leg = None
         if self._member is not None:
             self._dispatch.leg_closed(self._member)
             self._member = None
@@ -337,11 +364,6 @@ class Passed:
         if self._tunnel is not None:
             self._tunnel.cancel()
         self._drop_prefilling()
-        self._close_leg()
+        self._close_leg("cancelled")
         self._home.closed(self, outcome)
-        if self._dispatch.access_log:
-            access.info("%s", outcome, extra={
-                "request": self._reply.request_id, "path": self.route.path, "status": self._reply.status,
-                "prefill": self._prefilled[-1] if self._prefilled else "",
-                "decode": self._tried[-1] if self._tried else "", "attempt": len(self._tried),
-                "seconds": round(perf_counter() - self._began, 4), "detail": detail[:500]})
+        self.account.over(outcome, self._reply, detail, gone=self._gone)

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from xpyd_sidecar.proxy.access import access
+from xpyd_sidecar.proxy.account import outcome_of
+from xpyd_sidecar.proxy.dialect_entry import DialectEntry
 from xpyd_sidecar.proxy.passed import Passed
-from xpyd_sidecar.proxy.reply import HttpRequest, Reply
+from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.tally import Counts
 from xpyd_sidecar.routing import dialects, faults
 from xpyd_sidecar.routing.faults import Fault, unknown_model
@@ -35,8 +37,13 @@ class Passing:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, route: Route, request: HttpRequest, reply: Reply) -> Passed:
-        """Begin to pass a request on.
+    @property
+    def generating(self) -> int:
+        """Those that count among the requests that generate."""
+        return sum(passed.account.generates for passed in self._open)
+
+    def open(self, route: Route, request: HttpRequest, reply: Reply) -> Handler:
+        """Begin to pass a request on; one in a dialect that generates waits for room, if it must.
 
         Raises:
             Fault: it is refused, before anything was sent.
@@ -49,27 +56,40 @@ class Passing:
             served = dispatch.models()
             if asked.model and served and asked.model not in served:
                 raise unknown_model(asked.model, served)
+            split = dialects.request(route.path, asked.fields)
+            if split is not None:
+                return dispatch.line.enter(DialectEntry(self, dispatch, route, request, reply, asked=split))
             if len(self._open) + len(dispatch.servings) >= dispatch.config.max_in_flight:
                 raise faults.unavailable(f"{dispatch.config.max_in_flight} requests are being served, which is the limit")
-            passed = Passed(self, dispatch, route, request, reply,
-                            split=dialects.request(route.path, asked.fields))
-            passed.start()
         except Fault as fault:
             if request.upload is not None and not request.upload.done:
                 reply.last()  # the rest of its body will not be read
-            outcome = "unavailable" if fault.status == 503 else "refused"
-            self.count(route.path, outcome)
-            if dispatch.access_log:
-                access.info("%s", outcome, extra={"request": request.request_id, "path": route.path, "status": fault.status,
-                                                  "detail": fault.message[:500]})
+            self.unserved(route, request, "unavailable" if fault.status == 503 else "refused", fault.status, fault.message)
             raise
+        return self.begin(Passed(self, dispatch, route, request, reply))
+
+    def begin(self, passed: Passed) -> Passed:
+        """Send it."""
         self._open.add(passed)
+        passed.start()
         return passed
+
+    def unserved(self, route: Route, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
+        """A request ended before it was served."""
+        self.count(route.path, outcome)
+        dialect = dialects.DIALECTS.get(route.path)
+        if dialect is not None:
+            self._dispatch.unserved(dialect.name, request, outcome_of(outcome, status, gone=True), status, detail)
+        elif self._dispatch.access_log:
+            access.info("%s", outcome, extra={"request": request.request_id, "path": route.path, "status": status,
+                                              "detail": detail[:500]})
 
     def closed(self, passed: Passed, outcome: str) -> None:
         """A passed request is over."""
         self._open.discard(passed)
         self.count(passed.route.path, outcome)
+        if self._dispatch.line.waits:
+            self._dispatch.line.moved()
 
     def count(self, path: str, outcome: str) -> None:
         """A passed request, of the table's ``path``, ended."""

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Protocol
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.proxy import ids
+from xpyd_sidecar.proxy.account import Account
 from xpyd_sidecar.proxy.patience import Alarm
 from xpyd_sidecar.proxy.tunnel import Tunnel
 from xpyd_sidecar.proxy.wire import Head
 from xpyd_sidecar.routing.dialects import Request
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.pick import Asked, Target
+from xpyd_sidecar.routing.record import LegRecord
 from xpyd_sidecar.routing.roster import Member
 
 if TYPE_CHECKING:
@@ -44,15 +46,16 @@ class Home(Protocol):
 class Prefilling:
     """Of one request and one decode instance."""
 
-    def __init__(self, home: Home, dispatch: Dispatch, request: Request, head: Callable[[Target, int], bytes], *,
-                 asked: Asked, prefill: Target, decode: Target) -> None:
+    def __init__(self, home: Home, dispatch: Dispatch, request: Request, head: Callable[[Target, int, LegRecord], bytes], *,
+                 account: Account, asked: Asked, prefill: Target, decode: Target) -> None:
         """``head``: of the HTTP request to a target, with a body of so many bytes. ``asked``: who else could do it."""
         self._home = home
         self._dispatch = dispatch
         self._request = request
         self._head = head
         self._asked = asked
-        self._transfer = TransferId(ids.fresh())
+        self._account = account
+        self.transfer = TransferId(ids.fresh())
         self._first = prefill
         self._decode = decode
         self._peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
@@ -61,6 +64,7 @@ class Prefilling:
         self._timer = Alarm(dispatch.loop, self._due, self._late)
         self._target: Target | None = None
         self._member: Member | None = None
+        self._record: LegRecord | None = None
         self._tunnel: Tunnel | None = None
         self._body = b""
         self._status = 0
@@ -70,7 +74,7 @@ class Prefilling:
 
     def decode_body(self) -> bytes:
         """What decode is asked, now."""
-        return self._request.decode_body(legs.Leg(legs.VERSION, Role.DECODE, self._transfer, Attempt(1), self._pair_s))
+        return self._request.decode_body(legs.Leg(legs.VERSION, Role.DECODE, self.transfer, Attempt(1), self._pair_s))
 
     def start(self) -> None:
         """Send it."""
@@ -79,11 +83,12 @@ class Prefilling:
     def _send(self, target: Target) -> None:
         self.tried.append(target.instance)
         left = max(0.001, self._due - self._dispatch.loop.time())
-        leg = legs.Leg(legs.VERSION, Role.PREFILL, self._transfer, Attempt(len(self.tried)), left, self._peer)
+        leg = legs.Leg(legs.VERSION, Role.PREFILL, self.transfer, Attempt(len(self.tried)), left, self._peer)
         self._body, self._status = self._request.prefill_body(leg), 0
         self._target, self._member = target, self._dispatch.leg_opened(target)
-        self._tunnel = Tunnel(self._dispatch.loop, target.http, self._head(target, len(self._body)), self, framed=False,
-                              bodiless=False)
+        record = self._record = self._account.leg(Role.PREFILL, target.instance, len(self.tried), self.transfer)
+        head = self._head(target, len(self._body), record)
+        self._tunnel = Tunnel(self._dispatch.loop, target.http, head, self, framed=False, bodiless=False)
 
     # ---- the engine
 
@@ -100,18 +105,18 @@ class Prefilling:
         """Its status is all that counts."""
         self._status = head.status
 
-    def on_part(self, data: bytes) -> None:
+    def on_part(self, data: bytes, body: bytes) -> None:
         """The token is nobody's."""
 
     def on_end(self) -> None:
         """It has answered."""
         target = self._target
         assert target is not None
+        self._close_leg(f"{self._status // 100}xx")
         if self._status < 400:
             self.cancel()
             return
         reason = f"{target.instance} answered {self._status}"
-        self._close_leg()
         if self._status >= 500:
             self._dispatch.doubt(target)
             self._next(reason)
@@ -122,7 +127,7 @@ class Prefilling:
         """The engine refused the connection, or broke it."""
         target = self._target
         assert target is not None
-        self._close_leg()
+        self._close_leg(kind.value)
         if kind is Kind.REFUSED:
             self._dispatch.suspect(target, reason)
         else:
@@ -151,13 +156,13 @@ class Prefilling:
         self._timer.cancel()
         if self._tunnel is not None:
             self._tunnel.cancel()
-        self._close_leg()
+        self._close_leg("cancelled")
 
     # ---- its course
 
     def _next(self, reason: str) -> None:
         logger.warning("prefill leg of a passed request failed: %s", reason,
-                       extra={"transfer": self._transfer, "peer": self.tried[-1]})
+                       extra={"transfer": self.transfer, "peer": self.tried[-1]})
         target = None
         if len(self.tried) < MAX_TRIES:
             target = self._asked.prefill_for(self._decode, self.tried)
@@ -174,8 +179,10 @@ class Prefilling:
         self.cancel()
         self._home.unprefilled(reason)
 
-    def _close_leg(self) -> None:
+    def _close_leg(self, result: str) -> None:
         self._tunnel = None
+        if self._record is not None:
+            self._account.shut(self._record, result)
         if self._member is not None:
             self._dispatch.leg_closed(self._member)
             self._member = None

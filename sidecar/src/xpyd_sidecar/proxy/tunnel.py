@@ -33,8 +33,8 @@ class Ends(Protocol):
     def on_head(self, head: Head) -> None:
         """Status and headers of the answer."""
 
-    def on_part(self, data: bytes) -> None:
-        """Part of the answer's body: whole chunks where it goes on in chunks, else bytes."""
+    def on_part(self, data: bytes, body: bytes) -> None:
+        """Part of the answer's body as it goes on (whole chunks, or bytes), and what is in it without any framing."""
 
     def on_end(self) -> None:
         """The answer is whole."""
@@ -163,16 +163,17 @@ class Tunnel(asyncio.Protocol):
         if self._chunks is not None:
             found = self._chunks.feed(data)
             if found:
-                self._ends.on_part(b"".join(chunk if self._framed else payload for chunk, payload in found))
+                body = b"".join([payload for _, payload in found])
+                self._ends.on_part(b"".join([chunk for chunk, _ in found]) if self._framed else body, body)
             if self._chunks.done:
                 self._end()
         elif self._left < 0:
-            self._ends.on_part(chunk_of(data) if self._framed else data)
+            self._ends.on_part(chunk_of(data) if self._framed else data, data)
         else:
             if len(data) > self._left:
                 raise Malformed("bytes after the end of the body")
             self._left -= len(data)
-            self._ends.on_part(data)
+            self._ends.on_part(data, data)
             if not self._left:
                 self._end()
 

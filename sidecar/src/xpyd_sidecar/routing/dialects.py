@@ -6,8 +6,8 @@ computes as it does those of ``fields``. So
     prefill   the same prompt, one token that nobody sees     what shapes the output alone is dropped, or made cheapest
     decode    what the client sent, and where the KV is
 
-Belongs here: which requests have a prefill leg, and both bodies. Does not belong here: who is picked, and what follows when
-a leg fails (``proxy.passed``, ``proxy.prefilling``).
+Belongs here: which requests have a prefill leg, and both bodies. Does not belong here: what is read of answers
+(``answers``), who is picked, and what follows when a leg fails (``proxy.passed``, ``proxy.prefilling``).
 """
 
 from __future__ import annotations
@@ -28,40 +28,42 @@ _encode = msgspec.json.Encoder().encode
 class Dialect(msgspec.Struct, frozen=True):
     """One API."""
 
+    name: str
+    """Of requests in metrics and logs, as ``completions`` and ``chat`` are."""
     prompt: tuple[str, ...]
     """Fields that hold most of the prompt, in the order in which it is made of them."""
     dropped: frozenset[str]
     """Fields of the client that the prefill leg does without: they shape the output, or contradict one token."""
     forced: dict[str, Raw]
     """What the prefill leg says in any case."""
-    alone: Callable[[Mapping[str, Raw]], bool] = lambda _: False
-    """Whether decode must do all of a request."""
+    alone: Callable[[Mapping[str, Raw]], str] = lambda _: ""
+    """The field for which decode must do all of a request; none where it need not."""
 
 
 class _Tool(msgspec.Struct):
     type: str = "function"
 
 
-def _many_prompts(fields: Mapping[str, Raw]) -> bool:
+def _many_prompts(fields: Mapping[str, Raw]) -> str:
     """Tools that the engine itself runs make several prompts of one request; and a prompt that is cut to the room which its
     answer leaves is another one on each leg.
     """
     if bytes(fields.get("truncation", _EMPTY)) not in {b"", b"null", b'"disabled"'}:
-        return True
+        return "truncation"
     try:
         tools = msgspec.json.decode(fields.get("tools", Raw(b"null")), type=list[_Tool] | None)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return True  # the engine's to refuse
-    return any(tool.type != "function" for tool in tools or ())
+        return "tools"  # the engine's to refuse
+    return "tools" if any(tool.type != "function" for tool in tools or ()) else ""
 
 
 _SAMPLING = frozenset({"temperature", "top_k", "top_p", "watermarking"})
 DIALECTS: Final[dict[str, Dialect]] = {
     "/v1/messages": Dialect(
-        ("system", "tools", "messages"), _SAMPLING | {"stop_sequences"},
+        "messages", ("system", "tools", "messages"), _SAMPLING | {"stop_sequences"},
         {"max_tokens": _ONE, "stream": _FALSE, "temperature": _ZERO}),
     "/v1/responses": Dialect(
-        ("instructions", "tools", "input"), _SAMPLING | {
+        "responses", ("instructions", "tools", "input"), _SAMPLING | {
             "enable_response_messages", "frequency_penalty", "ignore_eos", "include", "include_stop_str_in_output",
             "logit_bias", "min_p", "presence_penalty", "repetition_penalty", "seed", "stop", "stop_token_ids",
             "structured_outputs", "top_logprobs"},
@@ -71,10 +73,17 @@ DIALECTS: Final[dict[str, Dialect]] = {
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request that may have a prefill leg, split into fields that are never decoded."""
+    """A request, split into fields; those that make its prompt are never decoded."""
 
     dialect: Dialect
     fields: dict[str, Raw]
+    alone: str = ""
+    """The field for which decode must do all of it; empty where it may have a prefill leg."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether its answer is to come in events."""
+        return bytes(self.fields.get("stream", _EMPTY)) == b"true"
 
     @property
     def prompt(self) -> Raw:
@@ -92,6 +101,6 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def request(path: str, fields: dict[str, Raw]) -> Request | None:
-    """What was asked of a path; None where one decode instance does all of it."""
+    """What was asked of a path; None where the path is no dialect's."""
     dialect = DIALECTS.get(path)
-    return None if dialect is None or dialect.alone(fields) else Request(dialect, fields)
+    return None if dialect is None else Request(dialect, fields, dialect.alone(fields))

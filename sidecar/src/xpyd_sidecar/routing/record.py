@@ -12,7 +12,6 @@ import math
 import msgspec
 
 from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
-from xpyd_sidecar.routing.fields import Api
 
 
 class LegRecord(msgspec.Struct):
@@ -36,7 +35,8 @@ class Record(msgspec.Struct):
 
     request_id: str
     transfer: TransferId
-    api: Api
+    api: str
+    """``completions``, ``chat``, or a dialect's name."""
     stream: bool
     arrived: float
     arrived_unix: float
