@@ -37,17 +37,20 @@ def _workers(router: Group) -> list[int]:
 
 
 def _counted(router: Group, http: httpx.Client) -> None:
-    """Both dialects, whole and streamed, with the lengths that the engine tells."""
+    """Each API, whole and streamed, with the lengths that the engine tells; chats sampled, as most are."""
     asked = {"model": MODEL_NAME, "temperature": 0}
     message = {"role": "user", "content": PROMPT}
-    for api, body in (("messages", {**asked, "max_tokens": 8, "messages": [message]}),
-                      ("responses", {**asked, "max_output_tokens": 8, "input": [message]})):
+    for api, spent, body in (
+            ("messages", "output_tokens", {**asked, "max_tokens": 8, "messages": [message]}),
+            ("responses", "output_tokens", {**asked, "max_output_tokens": 8, "input": [message]}),
+            ("chat", "completion_tokens", {**asked, "temperature": 1, "max_tokens": 8, "ignore_eos": True,
+                                           "messages": [message]})):
         usage = _one(router, http, api, body)["usage"]
         before = _metrics(http)
         _one(router, http, api, {**body, "stream": True})
         grown = _grown(http, before)
-        assert usage["output_tokens"] > 1
-        assert grown("xpyd_router_tokens_total") == usage["output_tokens"], api
+        assert usage[spent] > 1
+        assert grown("xpyd_router_tokens_total") == usage[spent], api
         for name in (f'xpyd_router_ttft_seconds_count{{api="{api}"}}', f'xpyd_router_tpot_seconds_count{{api="{api}"}}',
                      "xpyd_router_handover_seconds_count"):
             assert grown(name) == 1, (api, name)
@@ -56,7 +59,7 @@ def _counted(router: Group, http: httpx.Client) -> None:
 def _one(router: Group, http: httpx.Client, api: str, body: dict[str, Any]) -> Any:
     """An answer, once it is counted."""
     before = _metrics(http)
-    answer = http.post(f"/v1/{api}", json=body)
+    answer = http.post("/v1/chat/completions" if api == "chat" else f"/v1/{api}", json=body)
     assert answer.status_code == 200
     name = f'xpyd_router_requests_total{{api="{api}",outcome="ok"}}'
     router.wait_until(lambda: _grown(http, before)(name) == 1, 10.0, f"a record of {api}", poll_s=0.1)

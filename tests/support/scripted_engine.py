@@ -313,7 +313,7 @@ class ScriptedEngine:
             choice["text"] = text
         kind = ("chat.completion" if whole else "chat.completion.chunk") if chat else "text_completion"
         name = f"{'chatcmpl' if chat else 'cmpl'}-{seen.headers.get('x-request-id', '')}"
-        answer = {"id": name, "object": kind, "created": 1, "model": seen.body.get("model"), "choices": [choice]}
+        answer = {"id": name, "object": kind, "created": 1, "model": seen.body.get("model") or "tiny", "choices": [choice]}
         if whole:
             answer["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         return json.dumps(answer, separators=(",", ":")).encode()

@@ -120,7 +120,7 @@ async def test_a_stream_goes_on_elsewhere(api: Api, way: str, death: str, monkey
         await f.wait_quiet()
         [record] = records
         assert (record.outcome, record.continued, record.retries) == ("ok", 1, 2)
-        assert (record.tokens, record.prompt_tokens) == ((24, 3) if way == "continue" else (-1, -1))
+        assert (record.tokens, record.prompt_tokens) == (24, 3)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -182,11 +182,30 @@ async def test_no_ids_are_asked_for_where_they_are_of_no_use(api: Api) -> None:
         check(await f.post(PATHS[api], asked(line)), line, asked(line))
         assert "return_token_ids" not in f.d[0].seen[0].body if f.d[0].seen else f.d[1].seen[0].body
     async with failing(api) as (f, line, _, _):
-        for fields in ({"presence_penalty": 1}, {"stream": False}, {"temperature": 0.9}):
+        for fields in ({"presence_penalty": 1}, {"stream": False}, {"temperature": 0.9, "n": 2}):
             await f.post(PATHS[api], asked(line, **fields))
         bodies = [seen.body for engine in f.d for seen in engine.seen]
         assert len(bodies) == 3
         assert not any("return_token_ids" in body for body in bodies)
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+@pytest.mark.parametrize("fields", [
+    {"temperature": 0.9}, {"temperature": None}, {"temperature": 0}, {"presence_penalty": 1, **USAGE},
+    {"temperature": 0.9, "presence_penalty": 1, **USAGE}])
+async def test_tokens_are_counted_whether_or_not_a_stream_can_go_on(api: Api, fields: dict[str, Any]) -> None:
+    async with failing(api) as (f, line, _, records):
+        answer = await f.post(PATHS[api], asked(line, **fields))
+        assert answer.status == 200
+        await f.wait_quiet()
+        [record] = records
+        assert record.outcome == "ok"
+        assert record.prompt_tokens > 0
+        assert record.tokens > 1
+        assert b'"token_ids":[' not in answer.body, "the client did not ask for them"
+        for usage in [event["usage"] for event in answer.events if isinstance(event, dict) and not event["choices"]]:
+            assert "stream_options" in fields
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (record.prompt_tokens, record.tokens)
 
 
 async def test_another_answer_is_told_apart_and_none_of_it_is_relayed() -> None:

@@ -52,6 +52,11 @@ async def test_chat_and_whole_answers(stream: bool) -> None:
             assert [e["choices"][0]["delta"]["content"] for e in answer.events[:-1]] == ["t0 ", "t1 ", "t2 "]
         else:
             assert answer.json["choices"][0]["message"]["content"] == FULL
+            await f.wait_quiet()
+            [record] = f.dispatch.observer.recent
+            assert (record.prompt_tokens, record.tokens) == (1, 1), "as its usage has it"
+            f.dispatch.observer.settle()
+            assert f.dispatch.observer.counting.told().measured == 1
         assert (await f.complete()).json["choices"][0]["text"] == FULL
         assert f.p[0].seen[0].path == "/v1/chat/completions"
         await f.wait_quiet()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xpyd_sidecar.routing.answers import MAX, Answer
+from xpyd_sidecar.routing.answers import MAX, Answer, lengths
 
 
 def events(*told: dict[str, Any]) -> bytes:
@@ -80,6 +80,14 @@ def test_lengths_of_a_whole_answer() -> None:
 def test_what_cannot_be_read_stays_unknown(body: bytes, stream: bool) -> None:
     answer = follow(b"data: " + body if stream else body, stream=stream)
     assert (answer.prompt_tokens, answer.tokens, answer.failed) == (-1, -1, False)
+
+
+@pytest.mark.parametrize(("body", "told"), [
+    (b'{"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}}', (5, 3)),
+    (b'{"usage": {"prompt_tokens": 5, "completion_tokens": null}}', (5, -1)), (b'{"usage": null}', (-1, -1)),
+    (b"{}", (-1, -1)), (b"[1]", (-1, -1)), (b'{"usage": {"prompt_tokens": "x"}}', (-1, -1)), (b"\xff", (-1, -1))])
+def test_lengths_of_whole_completions(body: bytes, told: tuple[int, int]) -> None:
+    assert lengths(body) == told
 
 
 def test_what_is_too_long_is_not_kept_and_the_rest_is_read() -> None:

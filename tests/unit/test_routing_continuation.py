@@ -20,7 +20,7 @@ from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.streams import spliced, stream_of
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing import bodies
-from xpyd_sidecar.routing.continuation import Going, first_request, go_on, position_of
+from xpyd_sidecar.routing.continuation import Going, first_request, go_on, position_of, speaks_first
 from xpyd_sidecar.routing.fields import Api
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.position import Position
@@ -230,6 +230,37 @@ def chat_event(delta: dict[str, Any], finish: str | None = None, created: int = 
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
     event = {"id": f"c{created}", "created": created, "model": "m", "choices": [choice]}
     return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+@pytest.mark.parametrize(("more", "way"), [
+    ({}, Way.CONTINUE), ({"temperature": 0.7}, Way.CONTINUE), ({"tools": [{"type": "function"}]}, None),
+    ({"tools": [{"type": "function"}], "stream_options": {"include_usage": True}}, Way.REPLAY)])
+def test_a_sampled_stream_is_followed_for_its_lengths_alone(more: dict[str, Any], way: Way | None) -> None:
+    request = bodies.parse("chat", json.dumps({"messages": [], "stream": True, **more}).encode())
+    position = position_of(request, goes_on=True)
+    assert (None if position is None else position.way) == way
+    assert position is None or not position.goes_on
+    assert not speaks_first(request, position)
+    asked = first_request(request, position).fields.get("return_token_ids")
+    assert (asked is not None) == (way is Way.CONTINUE)
+    assert position_of(request, goes_on=False) is None
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_of_a_stream_that_cannot_be_run_again_only_the_usage_is_kept(at_once: bool) -> None:
+    fields = {"messages": [], "tools": [{"type": "function"}], "stream": True, "stream_options": {"include_usage": True}}
+    position = position_of(bodies.parse("chat", json.dumps(fields).encode()), goes_on=True)
+    assert position is not None
+    stream = stream_of(position, framed=False)
+    usage = {"id": "c1", "created": 1, "model": "m", "choices": [], "usage": {"prompt_tokens": 42, "completion_tokens": 7}}
+    events = [chat_event({"content": "x" * 100}).replace(b": ", b":", 1).replace(b"data:{", b"data: {") for _ in range(200)]
+    events += [b"data: " + json.dumps(usage, separators=(",", ":")).encode() + b"\n\n", b"data: [DONE]\n\n"]
+    chunks = [chunk_of(event) for event in events]
+    out = b"".join(stream.feed(part) for part in ([b"".join(chunks)] if at_once else chunks))
+    assert (stream.ended, stream.failure, out) == (True, "", b"".join(events))
+    assert (position.prompt_tokens, position.tokens, position.usage_sent) == (42, 7, True)
+    assert not position.pending
+    assert not position.have().texts
 
 
 def test_tool_calls_go_on_by_replay_with_the_id_that_the_client_has() -> None:

@@ -13,9 +13,14 @@ from xpyd_sidecar.proxy.noted import NO_IDS, TOKEN_IDS, decode
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.position import FOLD_BYTES, Event, Position, split_prompt
 
+_NO_CHOICES = b'"choices":[]'
+"""Of an event that tells the usage."""
+
 
 class KeptStream(EventStream):
-    """A stream that can only be run again: its events are kept, and relayed as they are."""
+    """A stream that can only be run again: its events are kept, and relayed as they are. Of one that cannot be run again
+    only the usage is read.
+    """
 
     __slots__ = ("_position",)
     _plain = False
@@ -38,11 +43,12 @@ class KeptStream(EventStream):
             end = start + size_of(data[at:start - 2]) if start > 2 else -1
             choices = data.find(b'"choices":', start, end) if end > 0 else -1
             if (choices < 0 or data.find(b"\n", start) != end - 2 or data[end - 2:end + 2] != b"\n\n\r\n"
-                    or not data.startswith(b'data: {"id":', start)):
+                    or not data.startswith(b'data: {"id":', start) or data.startswith(_NO_CHOICES, choices)):
                 rest = self._feed_carefully(data[at:])
                 return (data[:at] if self._framed else b"".join(payloads)) + rest
-            position.pending.append(data[choices:end])
-            position.pending_bytes += end - choices
+            if position.lasts:
+                position.pending.append(data[choices:end])
+                position.pending_bytes += end - choices
             if not self._framed:
                 payloads.append(data[start:end])
             at = end + 2

@@ -26,7 +26,7 @@ from xpyd_sidecar.proxy.reply import Reply
 from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.proxy.upstream import Call
 from xpyd_sidecar.proxy.wire import chunk_of
-from xpyd_sidecar.routing import bodies
+from xpyd_sidecar.routing import answers, bodies
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange import Exchange, Picks
 from xpyd_sidecar.routing.faults import Fault
@@ -350,6 +350,8 @@ class Serving:
         assert call.head is not None
         if math.isnan(self.record.first_at):
             self.record.first_at = perf_counter()
+        if call.head.status < 300:
+            self.record.prompt_tokens, self.record.tokens = answers.lengths(body)
         if not self._gone:
             self._reply.whole(call.head.status, call.head.end_to_end(), body)
 

@@ -1,4 +1,5 @@
-"""What the router reads of an answer in a dialect of its own while it passes: its first output, its lengths, its failure.
+"""What the router reads of an answer: the lengths that ``usage`` tells. Of one in a dialect of its own, while it passes,
+also its first output and its failure.
 
     stream    data: {"type": …}  data: {"type": …, "usage": …}      event by event, whatever pieces they come in
     whole     {…, "usage": …}                                       kept until it is whole
@@ -7,8 +8,8 @@ Laws
   * Nothing of it is changed, and nothing of it is trusted: what cannot be read stays unknown.
   * Bounded: an event, or a whole answer, of more than ``MAX`` bytes is not read.
 
-Belongs here: the two forms of ``usage`` (input_tokens, output_tokens; Anthropic's leaves out what a cache gave). Does not
-belong here: what is asked (``dialects``).
+Belongs here: the forms of ``usage`` (Anthropic's input_tokens leave out what a cache gave). Does not belong here: what is
+asked (``dialects``), streams of completions and chats (``position``).
 """
 
 from __future__ import annotations
@@ -40,6 +41,34 @@ class _Event(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Event).decode
+
+
+class Spent(msgspec.Struct):
+    """``usage`` of completions and chats."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """``(prompt tokens, generated tokens)``; -1 where it does not say."""
+        return (-1 if self.prompt_tokens is None else self.prompt_tokens,
+                -1 if self.completion_tokens is None else self.completion_tokens)
+
+
+class _Whole(msgspec.Struct):
+    usage: Spent | None = None
+
+
+_whole = msgspec.json.Decoder(_Whole).decode
+
+
+def lengths(body: bytes) -> tuple[int, int]:
+    """``Spent.lengths`` of a whole completion or chat."""
+    try:
+        return (_whole(body).usage or Spent()).lengths
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return Spent().lengths
 
 
 class Answer:

@@ -24,7 +24,7 @@ from msgspec import Raw
 from xpyd_sidecar.routing.bodies import Request
 from xpyd_sidecar.routing.fields import is_null
 from xpyd_sidecar.routing.position import Channel, Have, Position
-from xpyd_sidecar.routing.ways import Way, one_choice, way_of
+from xpyd_sidecar.routing.ways import Way, one_choice, way_if_greedy, way_of
 
 COMPLETIONS_MAX_TOKENS = 16
 """Of /v1/completions where max_tokens is absent (OpenAI's and vLLM's default)."""
@@ -48,15 +48,25 @@ class Going(msgspec.Struct, frozen=True):
 
 
 def position_of(request: Request, *, goes_on: bool) -> Position | None:
-    """Where a client that has nothing yet is; None where its stream cannot, or shall not, go on elsewhere."""
-    way = way_of(request.api, request.fields) if goes_on and request.stream else Way.ERROR
-    if way is Way.ERROR:
+    """Where a client that has nothing yet is; None where its stream cannot, or shall not, be followed.
+
+    A sampled stream does not go on elsewhere, but its tokens are counted: by their ids, or as the usage has them that its
+    client asks for.
+    """
+    if not goes_on or not request.stream:
         return None
     fields = request.fields
     options = _decoded(fields.get("stream_options"), dict[str, Raw]) or {}
+    wants_usage = _is_true(options.get("include_usage"))
+    way = way_of(request.api, fields)
+    lasts = way is not Way.ERROR
+    if not lasts:
+        way = way_if_greedy(request.api, fields)
+        if way is not Way.CONTINUE and not wants_usage:
+            return None
     return Position(request.api, way, asked_ids=_is_true(fields.get("return_token_ids")),
-                    wants_usage=_is_true(options.get("include_usage")), choices=1 if one_choice(fields) else 0,
-                    shows_logprobs=_given(fields.get("logprobs")))
+                    wants_usage=wants_usage, choices=1 if one_choice(fields) else 0,
+                    shows_logprobs=_given(fields.get("logprobs")), lasts=lasts)
 
 
 def first_request(request: Request, position: Position | None) -> Request:
@@ -72,7 +82,8 @@ def speaks_first(request: Request, position: Position | None) -> bool:
     Greedy, by the table of ways. Not with stop strings (text lags), log probabilities or token ids (they would have to be
     equal too), nor where the answer may be that one token.
     """
-    if position is None or position.way is not Way.CONTINUE or position.asked_ids or position.shows_logprobs:
+    if (position is None or not position.lasts or position.way is not Way.CONTINUE or position.asked_ids
+            or position.shows_logprobs):
         return False
     fields = request.fields
     options = _decoded(fields.get("stream_options"), dict[str, Raw]) or {}

@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from xpyd_sidecar.routing.answers import Spent
 from xpyd_sidecar.routing.fields import Api
 from xpyd_sidecar.routing.ways import Way
 
@@ -78,7 +79,7 @@ class Event(msgspec.Struct):
     created: int = 0
     model: str = ""
     choices: list[Choice] = []
-    usage: dict[str, Any] | None = None
+    usage: Spent | None = None
 
 
 class Have(msgspec.Struct):
@@ -146,6 +147,8 @@ class Position(msgspec.Struct, eq=False):
     choices: int = 1
     """How many finish reasons make the stream whole; 0: not known."""
     shows_logprobs: bool = False
+    lasts: bool = True
+    """Another engine can go on with it; if not, it is noted so that its tokens are counted."""
     id: str = ""
     model: str = ""
     created: int = 0
@@ -160,6 +163,8 @@ class Position(msgspec.Struct, eq=False):
     finished: set[int] = set()
     """Choices whose finish reason the client has."""
     usage_sent: bool = False
+    told: tuple[int, int] = (-1, -1)
+    """Tokens of the prompt and of the answer, as the usage has them that went to the client. CONTINUE counts its ids."""
     next_offset: int | None = None
     """``text_offset`` of the next token, where log probabilities are shown."""
     forgets: bool = False
@@ -177,16 +182,20 @@ class Position(msgspec.Struct, eq=False):
     def goes_on(self) -> bool:
         """Whether another engine can go on (exchange.Course)."""
         self.fold()
-        return self.way is not Way.ERROR
+        return self.lasts and self.way is not Way.ERROR
 
     @property
     def tokens(self) -> int:
-        """Generated tokens noted; -1 where they are not."""
-        return -1 if self.way is not Way.CONTINUE or not self.prompt else self.log.count(b"\t")
+        """Generated tokens, by their ids or as the engine's usage has them; -1 where they are not known."""
+        if self.way is not Way.CONTINUE:
+            return self.told[1]
+        return self.log.count(b"\t") if self.prompt else -1
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt; -1 where they are not known."""
+        if self.way is not Way.CONTINUE:
+            return self.told[0]
         return self.prompt.count(b",") + 1 if self.prompt else -1
 
     # ---- noting
@@ -197,6 +206,7 @@ class Position(msgspec.Struct, eq=False):
             self.id, self.created, self.model = event.id, event.created, event.model
         if event.usage is not None and not event.choices:
             self.usage_sent = True
+            self.told = event.usage.lengths
         for choice in event.choices:
             if choice.delta is not None and choice.delta.role:
                 self.roles.add(choice.index)
@@ -208,7 +218,7 @@ class Position(msgspec.Struct, eq=False):
                 self._note_logprobs(choice.index, choice.logprobs)
             if self.way is Way.CONTINUE:
                 self._log(choice)
-            else:
+            elif self.lasts:
                 for name, text in texts_of(choice):
                     parts = self._have.setdefault((choice.index, name), [])
                     parts.append(text)

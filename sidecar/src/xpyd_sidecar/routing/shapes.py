@@ -88,8 +88,8 @@ class Template:
 class Shape:
     """What requests of one shape have in common."""
 
-    __slots__ = ("_api", "_asked", "_decode", "_names", "_prefill", "asked_ids", "choices", "model", "noted",
-                 "shows_logprobs", "skips", "stream", "wants_usage", "way")
+    __slots__ = ("_api", "_asked", "_decode", "_names", "_prefill", "asked_ids", "choices", "lasts", "model",
+                 "noted", "shows_logprobs", "skips", "stream", "wants_usage", "way")
 
     def __init__(self, request: bodies.Request, names: list[str], *, goes_on: bool) -> None:
         position = continuation.position_of(request, goes_on=goes_on)
@@ -101,6 +101,7 @@ class Shape:
         self.wants_usage = position is not None and position.wants_usage
         self.shows_logprobs = position is not None and position.shows_logprobs
         self.choices = 0 if position is None else position.choices
+        self.lasts = position is not None and position.lasts
         self.noted = self.way is Way.CONTINUE and not self.asked_ids
         """Token ids of its streams are noted, and the client does not see them."""
         self._asked = continuation.first_request(request, position)
@@ -112,7 +113,7 @@ class Shape:
         if self.way is None:
             return None
         return Position(self._api, self.way, asked_ids=self.asked_ids, wants_usage=self.wants_usage, choices=self.choices,
-                        shows_logprobs=self.shows_logprobs)
+                        shows_logprobs=self.shows_logprobs, lasts=self.lasts)
 
     def body(self, leg: legs.Leg, slots: Sequence[Raw | bytes]) -> bytes:
         """As ``bodies.body_of`` makes it of ``continuation.first_request``."""

@@ -134,9 +134,12 @@ _ALWAYS_CONTINUE = frozenset(name for name, ask in TABLE.items() if ask is _CONT
 
 def way_of(api: Api, fields: Fields) -> Way:
     """The way of a request. Never raises: what cannot be read is the engine's to refuse."""
-    worst = _sampling(fields)
-    if worst is Way.ERROR:
-        return worst
+    sampling = _sampling(fields)
+    return sampling if sampling is Way.ERROR else max(sampling, way_if_greedy(api, fields))
+
+
+def way_if_greedy(api: Api, fields: Fields) -> Way:
+    """The way by all fields but those of sampling: CONTINUE where each event's ids are those of its text."""
     if ("prompt" if api == "completions" else "messages") not in fields:
         return Way.REPLAY  # prompt_embeds
     for name, raw in fields.items():
@@ -145,7 +148,7 @@ def way_of(api: Api, fields: Fields) -> Way:
         ask = TABLE.get(name)
         if not is_null(raw) and (ask is None or ask(raw, fields) is not Way.CONTINUE):
             return Way.REPLAY
-    return worst
+    return Way.CONTINUE
 
 
 def _sampling(fields: Fields) -> Way:
