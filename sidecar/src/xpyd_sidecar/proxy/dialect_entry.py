@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpyd_sidecar.proxy.entry import BYTES_PER_COST, asked_of, cached, key_of, priority_of, short
+from xpyd_sidecar.proxy.entry import Door, asked_of, cached
 from xpyd_sidecar.proxy.passed import Passed
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.routing.dialects import Request
@@ -19,27 +19,18 @@ if TYPE_CHECKING:
     from xpyd_sidecar.proxy.passing import Passing
 
 
-class DialectEntry:
+class DialectEntry(Door):
     """One request (``waiting.Request``)."""
 
     def __init__(self, passing: Passing, dispatch: Dispatch, route: Route, request: HttpRequest, reply: Reply, *,
                  asked: Request) -> None:
         """Raises Fault: 400, the priority is no whole number."""
+        super().__init__(dispatch, request, asked.fields, asked.prompt, asked.alone)
         self._passing = passing
-        self._dispatch = dispatch
         self._route = route
         self._request = request
         self._reply = reply
         self._asked = asked
-        raw = asked.prompt
-        self.key = key_of(request.headers, dispatch.config)
-        self.priority = priority_of(request.headers, asked.fields)
-        self.cost = 1 + len(raw) / BYTES_PER_COST
-        self._skips = asked.alone or short(dispatch, raw)
-
-    def room(self) -> bool:
-        """Whether it could be served now."""
-        return self._dispatch.room(alone=bool(self._skips))
 
     def begin(self, queued_s: float) -> Passed:
         """Serve it."""

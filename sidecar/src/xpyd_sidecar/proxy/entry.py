@@ -28,27 +28,38 @@ SHORT, CACHED = "short", "cached"
 """Why a request skips prefill, beside the names of fields (``Record.skips``)."""
 
 
-class Entry:
-    """One request (``waiting.Request``)."""
+class Door:
+    """What every generation request has while it is not served yet (``waiting.Request``)."""
 
-    def __init__(self, dispatch: Dispatch, api: fields.Api, request: HttpRequest, reply: Reply,
-                 parsed: bodies.Request) -> None:
-        """Raises Fault: 400, the priority is no whole number."""
+    def __init__(self, dispatch: Dispatch, request: HttpRequest, asked: Mapping[str, msgspec.Raw], raw: msgspec.Raw,
+                 skips: str) -> None:
+        """``asked``: its fields. ``raw``: its prompt. ``skips``: the field for which it goes without prefill.
+
+        Raises:
+            Fault: 400, the priority is no whole number.
+        """
         self._dispatch = dispatch
-        self._api = api
-        self._request = request
-        self._reply = reply
-        self._parsed = parsed
-        config = dispatch.config
-        raw = parsed.prompt
-        self.key = key_of(request.headers, config)
-        self.priority = priority_of(request.headers, parsed.fields)
+        self.key = key_of(request.headers, dispatch.config)
+        self.priority = priority_of(request.headers, asked)
         self.cost = 1 + len(raw) / BYTES_PER_COST
-        self._skips = parsed.skips or short(dispatch, raw)
+        self._skips = skips or short(dispatch, raw)
 
     def room(self) -> bool:
         """Whether it could be served now."""
         return self._dispatch.room(alone=bool(self._skips))
+
+
+class Entry(Door):
+    """A completion or a chat."""
+
+    def __init__(self, dispatch: Dispatch, api: fields.Api, request: HttpRequest, reply: Reply,
+                 parsed: bodies.Request) -> None:
+        """Raises Fault: 400, the priority is no whole number."""
+        super().__init__(dispatch, request, parsed.fields, parsed.prompt, parsed.skips)
+        self._api = api
+        self._request = request
+        self._reply = reply
+        self._parsed = parsed
 
     def begin(self, queued_s: float) -> Handler:
         """Serve it."""
