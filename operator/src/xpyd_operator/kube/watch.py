@@ -105,8 +105,9 @@ class Watch:
         elif self._unwatched_since is None:
             self._unwatched_since = now
         elif now - self._unwatched_since >= UNWATCHED_S:
-            reasons = [self._unreadable[kind] for kind in KINDS if kind in lacking and kind in self._unreadable]
-            return "; ".join([f"not watched: {', '.join(kind for kind in KINDS if kind in lacking)}", *reasons])
+            kinds = [kind for kind in KINDS if kind in lacking]
+            reasons = [self._unreadable[kind] for kind in kinds if kind in self._unreadable]
+            return "; ".join([f"not watched: {', '.join(kinds)}", *reasons])
         return ""
 
     def begin(self) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
 from xpyd_sidecar.proxy.access import access, line_of
+from xpyd_sidecar.proxy.legs import traced
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.routing import prompt
 from xpyd_sidecar.routing.answers import Answer
@@ -39,11 +40,13 @@ class Account:
         """``asked``: of a request in a dialect. ``skips``: why it goes without prefill."""
         self._dispatch = dispatch
         self._path = route.path
-        self._asked = asked
+        self.generates = asked is not None
+        """Whether it counts among the requests that generate."""
         api, stream = ("", False) if asked is None else (asked.dialect.name, asked.stream)
         self.record = Record(request.request_id, _NO_TRANSFER, api, stream, perf_counter() - queued_s, time() - queued_s,
                              queued_s=queued_s, skips=skips)
-        self._answer = self._follow()
+        self._answer: Answer | None = None
+        """Decode's, of the leg that was sent last."""
         self._trace = None
         if asked is not None:
             self.record.prompt_size = prompt.tokens(asked.prompt)
@@ -52,17 +55,9 @@ class Account:
             dispatch.opened(self.record.prompt_size)
 
     @property
-    def generates(self) -> bool:
-        """Whether it counts among the requests that generate."""
-        return self._asked is not None
-
-    @property
     def begun(self) -> bool:
         """Whether the answer has shown output; true of those that are not read."""
         return self._answer is None or self._answer.begun
-
-    def _follow(self) -> Answer | None:
-        return None if self._asked is None else Answer(stream=self._asked.stream)
 
     # ---- legs
 
@@ -71,20 +66,19 @@ class Account:
         leg = LegRecord(role, instance, attempt, perf_counter())
         self.record.legs.append(leg)
         self.record.transfer = transfer or self.record.transfer
-        if role is Role.DECODE:
-            self._answer = self._follow()
+        if role is Role.DECODE and self.generates:
+            self._answer = Answer(stream=self.record.stream)
         return leg
 
-    def headers(self, leg: LegRecord) -> Headers:
-        """What carries the trace to its engine; nothing where none is made here, and the client's goes there."""
-        return [] if self._trace is None else self._trace.leg(leg)
+    def traced(self, headers: Headers, leg: LegRecord) -> Headers:
+        """What goes to its engine of the client's headers, with its span's context where spans are made."""
+        return traced(headers, self._trace, leg)
 
     def shut(self, leg: LegRecord, result: str) -> None:
         """It has ended so."""
-        if not leg.result:
-            leg.ended, leg.result = perf_counter(), result
-            if result == "2xx" and math.isnan(leg.first_at):
-                leg.first_at = leg.ended
+        leg.ended, leg.result = perf_counter(), result
+        if result == "2xx" and math.isnan(leg.first_at):
+            leg.first_at = leg.ended
 
     # ---- the answer
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpyd_sidecar.proxy.entry import Door, asked_of, cached
+from xpyd_sidecar.proxy.entry import LEFT, Door, asked_of, cached
 from xpyd_sidecar.proxy.passed import Passed
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.routing.dialects import Request
@@ -25,11 +25,9 @@ class DialectEntry(Door):
     def __init__(self, passing: Passing, dispatch: Dispatch, route: Route, request: HttpRequest, reply: Reply, *,
                  asked: Request) -> None:
         """Raises Fault: 400, the priority is no whole number."""
-        super().__init__(dispatch, request, asked.fields, asked.prompt, asked.alone)
+        super().__init__(dispatch, request, reply, asked=asked.fields, raw=asked.prompt, skips=asked.alone)
         self._passing = passing
         self._route = route
-        self._request = request
-        self._reply = reply
         self._asked = asked
 
     def begin(self, queued_s: float) -> Passed:
@@ -43,9 +41,8 @@ class DialectEntry(Door):
     def refuse(self, fault: Fault) -> None:
         """It was not served."""
         self._reply.fault(fault)
-        outcome = "unavailable" if fault.status == 503 else "refused"
-        self._passing.unserved(self._route, self._request, outcome, fault.status, fault.message)
+        self._passing.unserved(self._route, self._request, fault.outcome, fault.status, fault.message)
 
     def left(self) -> None:
         """Its client went away while it waited."""
-        self._passing.unserved(self._route, self._request, "aborted", 0, "the client went away while its request waited")
+        self._passing.unserved(self._route, self._request, "aborted", 0, LEFT)

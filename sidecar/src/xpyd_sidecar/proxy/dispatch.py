@@ -150,8 +150,7 @@ class Dispatch:
 
     def refused(self, api: str, request: HttpRequest, fault: Fault) -> None:
         """A generation request was refused before anything was sent."""
-        outcome = "unavailable" if fault.status == 503 else "refused"
-        self.unserved(api, request, outcome, fault.status, fault.message)
+        self.unserved(api, request, fault.outcome, fault.status, fault.message)
 
     def unserved(self, api: str, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
         """A generation request ended before it was served."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PRIORITY = b"x-vllm-priority"
 BYTES_PER_COST = 4096
 """A prompt of so many bytes counts for one request more in its key's share of the queue."""
+LEFT = "the client went away while its request waited"
 SHORT, CACHED = "short", "cached"
 """Why a request skips prefill, beside the names of fields (``Record.skips``)."""
 
@@ -31,14 +32,16 @@ SHORT, CACHED = "short", "cached"
 class Door:
     """What every generation request has while it is not served yet (``waiting.Request``)."""
 
-    def __init__(self, dispatch: Dispatch, request: HttpRequest, asked: Mapping[str, msgspec.Raw], raw: msgspec.Raw,
-                 skips: str) -> None:
+    def __init__(self, dispatch: Dispatch, request: HttpRequest, reply: Reply, *, asked: Mapping[str, msgspec.Raw],
+                 raw: msgspec.Raw, skips: str) -> None:
         """``asked``: its fields. ``raw``: its prompt. ``skips``: the field for which it goes without prefill.
 
         Raises:
             Fault: 400, the priority is no whole number.
         """
         self._dispatch = dispatch
+        self._request = request
+        self._reply = reply
         self.key = key_of(request.headers, dispatch.config)
         self.priority = priority_of(request.headers, asked)
         self.cost = 1 + len(raw) / BYTES_PER_COST
@@ -55,10 +58,8 @@ class Entry(Door):
     def __init__(self, dispatch: Dispatch, api: fields.Api, request: HttpRequest, reply: Reply,
                  parsed: bodies.Request) -> None:
         """Raises Fault: 400, the priority is no whole number."""
-        super().__init__(dispatch, request, parsed.fields, parsed.prompt, parsed.skips)
+        super().__init__(dispatch, request, reply, asked=parsed.fields, raw=parsed.prompt, skips=parsed.skips)
         self._api = api
-        self._request = request
-        self._reply = reply
         self._parsed = parsed
 
     def begin(self, queued_s: float) -> Handler:
@@ -77,7 +78,7 @@ class Entry(Door):
 
     def left(self) -> None:
         """Its client went away while it waited."""
-        self._dispatch.unserved(self._api, self._request, "client_gone", 0, "the client went away while its request waited")
+        self._dispatch.unserved(self._api, self._request, "client_gone", 0, LEFT)
 
 
 def asked_of(dispatch: Dispatch, request: HttpRequest, raw: msgspec.Raw) -> Asked:

@@ -23,10 +23,17 @@ from xpyd_sidecar.routing.roster import Member
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
-    from xpyd_sidecar.proxy.spans import Trace
+    from xpyd_sidecar.proxy.spans import Headers, Trace
 
 TRACE_HEADERS = (b"traceparent", b"tracestate")
 PATHS: dict[str, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
+
+
+def traced(headers: Headers, trace: Trace | None, leg: LegRecord) -> Headers:
+    """Headers of a leg: where spans are made, with its own span's context in place of the client's."""
+    if trace is None:
+        return headers
+    return [header for header in headers if header[0] not in TRACE_HEADERS] + trace.leg(leg)
 
 
 class Leg:
@@ -96,8 +103,7 @@ class Legs:
         headers = [(b"x-request-id", request_id), *self._passed]
         if target.dp_rank is not None:
             headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
-        if self.trace is not None:
-            headers = [header for header in headers if header[0] not in TRACE_HEADERS] + self.trace.leg(leg.record)
+        headers = traced(headers, self.trace, leg.record)
         path = PATHS[self._record.api]
         self._dispatch.pool.send(leg.call, request_bytes(b"POST", path, target.http, headers, body))
 

@@ -77,7 +77,7 @@ class Passed:
         self._request = request
         self._reply = reply
         self._split = split
-        self._asked = asked or dispatch.picker.asked(Raw(b""), 0)
+        self._asked = asked or dispatch.picker.asked(Raw(b""))
         self._alone = split is None or bool(skips)
         self.account = Account(dispatch, route, request, split, skips=skips, queued_s=queued_s)
         self._leg: LegRecord | None = None
@@ -107,7 +107,7 @@ class Passed:
                 raise self._upload.fault
             self._send()
         except Fault as refused:
-            self._refuse(refused, "unavailable" if refused.status == 503 else "refused")
+            self._refuse(refused, refused.outcome)
 
     def _send(self) -> None:
         dispatch, request = self._dispatch, self._request
@@ -143,10 +143,8 @@ class Passed:
 
     def _head(self, target: Target, size: int, leg: LegRecord) -> bytes:
         request, upload = self._request, self._upload
-        trace = self.account.headers(leg)
-        made = {name for name, _ in trace}
-        headers = [(b"x-request-id", request.request_id.encode()), *trace]
-        headers += [(name, request.headers[name]) for name in HEADERS if name in request.headers and name not in made]
+        headers = [(b"x-request-id", request.request_id.encode())]
+        headers += self.account.traced([(name, request.headers[name]) for name in HEADERS if name in request.headers], leg)
         if target.dp_rank is not None:
             headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
         if upload is not None and upload.length is None:

@@ -64,7 +64,7 @@ class Passing:
         except Fault as fault:
             if request.upload is not None and not request.upload.done:
                 reply.last()  # the rest of its body will not be read
-            self.unserved(route, request, "unavailable" if fault.status == 503 else "refused", fault.status, fault.message)
+            self.unserved(route, request, fault.outcome, fault.status, fault.message)
             raise
         return self.begin(Passed(self, dispatch, route, request, reply))
 
@@ -88,8 +88,7 @@ class Passing:
         """A passed request is over."""
         self._open.discard(passed)
         self.count(passed.route.path, outcome)
-        if self._dispatch.line.waits:
-            self._dispatch.line.moved()
+        self._dispatch.line.moved()
 
     def count(self, path: str, outcome: str) -> None:
         """A passed request, of the table's ``path``, ended."""

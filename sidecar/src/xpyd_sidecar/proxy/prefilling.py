@@ -183,6 +183,7 @@ class Prefilling:
         self._tunnel = None
         if self._record is not None:
             self._account.shut(self._record, result)
+            self._record = None
         if self._member is not None:
             self._dispatch.leg_closed(self._member)
             self._member = None

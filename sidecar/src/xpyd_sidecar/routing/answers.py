@@ -29,6 +29,12 @@ class _Usage(msgspec.Struct):
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
 
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """As ``Spent.lengths``."""
+        cached = (self.cache_read_input_tokens or 0) + (self.cache_creation_input_tokens or 0)
+        return self.input_tokens + cached, self.output_tokens
+
 
 class _Response(msgspec.Struct):
     usage: _Usage | None = None
@@ -134,6 +140,5 @@ class Answer:
             return ""
         usage = event.usage or (event.response.usage if event.response is not None else None)
         if usage is not None:
-            cached = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
-            self.prompt_tokens, self.tokens = usage.input_tokens + cached, usage.output_tokens
+            self.prompt_tokens, self.tokens = usage.lengths
         return event.type

@@ -27,6 +27,11 @@ class Fault(Exception):
         self.retry_after_s = retry_after_s
         self.allow = allow
 
+    @property
+    def outcome(self) -> str:
+        """Of a request that it refuses before anything was sent, as records and metrics call it."""
+        return "unavailable" if self.status == 503 else "refused"
+
     def body(self) -> bytes:
         """``{"error": {"message", "type", "param", "code"}}``."""
         return msgspec.json.encode(
