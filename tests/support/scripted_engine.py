@@ -317,3 +317,8 @@ class ScriptedEngine:
         if whole:
             answer["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         return json.dumps(answer, separators=(",", ":")).encode()
+
+
+def attempts(engine: ScriptedEngine) -> list[int | None]:
+    """Of the legs that came to it, in order; None where one came without."""
+    return [seen.body.get("kv_transfer_params", {}).get("attempt") for seen in engine.seen]

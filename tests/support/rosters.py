@@ -1,0 +1,30 @@
+"""Rosters for unit tests, and what is read of their instructions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from beats import SERVICE
+
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
+from xpyd_sidecar.routing import roster as ro
+from xpyd_sidecar.routing.roster import Lost, Probe, Roster
+
+D0 = InstanceName("d0")
+I0 = Incarnation("i-d0")
+
+
+def make(**options: Any) -> Roster:
+    return Roster(SERVICE, **({"started": 0.0, "settle_s": 8.0, "missed_beats": 3} | options))
+
+
+def names(roster: Roster, role: Role = Role.DECODE) -> list[str]:
+    return [member.name for member in roster.pickable(role)]
+
+
+def probes(out: list[ro.Instruction]) -> list[Probe]:
+    return [i for i in out if isinstance(i, Probe)]
+
+
+def losts(out: list[ro.Instruction]) -> list[str]:
+    return [i.incarnation for i in out if isinstance(i, Lost)]
