@@ -120,6 +120,7 @@ def agent(config: dict, run_dir: Path, beats: Path) -> None:
             self.answer(status(), 202)
 
     mine = beats / f"{config['instance']}.json"
+    one_beat = threading.Lock()  # the goodbye keeps it: no beat comes after it
 
     def beat() -> None:
         while True:
@@ -131,11 +132,13 @@ def agent(config: dict, run_dir: Path, beats: Path) -> None:
                 "load": said["load"], "drained": said["drained"], "in_flight": 0, "beat_age_s": 0.0,
             }
             temporary = mine.with_suffix(".tmp")
-            temporary.write_text(json.dumps(body))
-            temporary.replace(mine)
+            with one_beat:
+                temporary.write_text(json.dumps(body))
+                temporary.replace(mine)
             time.sleep(0.05)
 
     def goodbye(*_: object) -> None:
+        one_beat.acquire()
         mine.unlink(missing_ok=True)
         os._exit(0)
 
