@@ -21,14 +21,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import msgspec
-import uvloop
 
 import xpyd_sidecar
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
-from xpyd_sidecar.proxy import connection, incoming, leg
+from xpyd_sidecar.proxy import connection, incoming, leg, loop
 from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.app import GC_THRESHOLD
 from xpyd_sidecar.proxy.dispatch import Dispatch
@@ -209,7 +208,7 @@ def main() -> None:
     args = parser.parse_args()
     with Path("/dev/null").open("w") as nowhere:
         logs.configure("info", "json", nowhere, service="bench", instance="r")
-        found = uvloop.run(measured(args))
+        found = loop.run(measured(args))
         logs.configure("info", "json", service="bench", instance="r")
     shown = "  ".join(f"{name} {value:.1f}" for name, value in found.items())
     print(f"{xpyd_sidecar.__path__[0]}: {shown} us a request")

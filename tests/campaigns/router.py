@@ -24,8 +24,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "support")]
 
-import uvloop  # noqa: E402 (tests/support is not on the path before)
-from aborts import abort_real, abort_scripted  # noqa: E402
+from aborts import abort_real, abort_scripted  # noqa: E402 (tests/support is not on the path before)
 from cluster import Cluster  # noqa: E402
 from kills import kill_streams  # noqa: E402
 from real_kills import kill_real  # noqa: E402
@@ -33,7 +32,7 @@ from recorded import load  # noqa: E402
 from replay import Replay  # noqa: E402
 from router_fleet import fleet  # noqa: E402
 
-from xpyd_sidecar.proxy import dispatch  # noqa: E402
+from xpyd_sidecar.proxy import dispatch, loop  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_router.json"
 VICTIMS = 5
@@ -121,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sections: Section = json.loads(RESULTS.read_text())["sections"] if RESULTS.exists() else {}
     parts: list[Iterator[Section]] = []
     if options.scripted or not options.real:
-        parts.append(iter([uvloop.run(scripted(_given(options.kills, 960), _given(options.aborts, 9500), options.seed))]))
+        parts.append(iter([loop.run(scripted(_given(options.kills, 960), _given(options.aborts, 9500), options.seed))]))
     if options.real or not options.scripted:
         parts.append(real(_given(options.kills, 40), _given(options.aborts, 500), options.seed))
     told: Section = {}

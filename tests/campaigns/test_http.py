@@ -12,7 +12,7 @@ from http_fuzz import Fuzz, site
 
 RESULTS = Path(__file__).parents[2] / "bench/results/campaign_http.json"
 SEEDS = range(100, 120)
-LOOPS = ("uvloop",)
+LOOPS = ("router",)
 
 
 async def test_many_seeds() -> None:

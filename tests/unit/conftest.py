@@ -17,6 +17,8 @@ from typing import Any
 import uvloop
 from hypothesis import settings
 
+from xpyd_sidecar.proxy import loop
+
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
@@ -46,7 +48,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 _FACTORIES: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop, "virtual": VirtualLoop}
+    "asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop, "router": loop.maker(), "virtual": VirtualLoop}
 
 
 def pytest_asyncio_loop_factories(config: Any, item: Any) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:

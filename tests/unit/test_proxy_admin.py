@@ -14,7 +14,7 @@ from scripted_engine import Play
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import State
 
-LOOPS = ("uvloop",)
+LOOPS = ("router",)
 
 
 async def metrics(f: RouterFleet) -> dict[tuple[Any, ...], float]:

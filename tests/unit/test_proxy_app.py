@@ -18,7 +18,7 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError, OurFault
 from xpyd_sidecar.proxy.app import Router, run_router
 
-LOOPS = ("uvloop",)
+LOOPS = ("router",)
 ADMIN = {"Authorization": f"Bearer {keys.admin_token(KEY)}"}
 
 

@@ -13,7 +13,7 @@ from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.server import Server
 from xpyd_sidecar.routing.faults import Fault
 
-LOOPS = ("asyncio", "uvloop")
+LOOPS = ("asyncio", "uvloop", "router")
 
 
 class Later:

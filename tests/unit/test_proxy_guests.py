@@ -24,7 +24,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy.guests import GuestListener
 from xpyd_sidecar.proxy.owner import Owner
 
-LOOPS = ("uvloop",)
+LOOPS = ("router",)
 
 
 @contextlib.asynccontextmanager

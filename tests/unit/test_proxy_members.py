@@ -20,7 +20,7 @@ from xpyd_sidecar.proxy import pump
 from xpyd_sidecar.proxy.members import Members
 from xpyd_sidecar.routing.roster import Refused, Roster
 
-LOOPS = ("uvloop",)
+LOOPS = ("router",)
 KEY = keys.ServiceKey(bytes(32))
 
 

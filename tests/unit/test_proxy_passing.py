@@ -17,7 +17,7 @@ from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.proxy import passed, upload
 
-LOOPS = ("asyncio", "uvloop")
+LOOPS = ("asyncio", "uvloop", "router")
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 

@@ -14,7 +14,7 @@ import pytest
 from xpyd_sidecar.proxy import patience
 from xpyd_sidecar.proxy.patience import Alarm, Reminder, within
 
-LOOPS = ("asyncio", "uvloop")
+LOOPS = ("asyncio", "uvloop", "router")
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.proxy.probe import probe
 from xpyd_sidecar.routing.roster import Probed
 
-LOOPS = ("uvloop",)
+LOOPS = ("router",)
 
 
 async def test_healthy_sick_and_gone() -> None:

@@ -10,7 +10,7 @@ from scripted_engine import Play, attempts
 
 from xpyd_sidecar.contract.ids import Incarnation
 
-LOOPS = ("uvloop",)
+LOOPS = ("router",)
 FULL = "t0 t1 t2 "
 
 

@@ -11,7 +11,7 @@ from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.server import Server
 
-LOOPS = ("uvloop",)
+LOOPS = ("router",)
 BOUNDS = Bounds(4096, 4096, 30.0)
 
 

@@ -16,7 +16,7 @@ from xpyd_sidecar.contract.ids import Fingerprint
 from xpyd_sidecar.proxy import patience, serving
 from xpyd_sidecar.proxy.reply import Reply
 
-LOOPS = ("uvloop",)
+LOOPS = ("router",)
 FULL = "t0 t1 t2 "
 
 

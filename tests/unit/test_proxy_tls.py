@@ -15,7 +15,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy import tls
 from xpyd_sidecar.proxy.tls import Certificate
 
-LOOPS = ("asyncio", "uvloop")
+LOOPS = ("asyncio", "uvloop", "router")
 
 
 def client(most: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:

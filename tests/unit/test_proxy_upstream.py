@@ -12,7 +12,7 @@ from xpyd_sidecar.proxy import upstream as up
 from xpyd_sidecar.proxy.upstream import Call, Pool, request_bytes
 from xpyd_sidecar.routing.moves import Kind
 
-LOOPS = ("asyncio", "uvloop")
+LOOPS = ("asyncio", "uvloop", "router")
 
 
 class Notes:

@@ -29,7 +29,7 @@ from xpyd_sidecar.errors import ConfigError, XpydError
 from xpyd_sidecar.proxy import owner as ow
 from xpyd_sidecar.proxy.owner import Owner
 
-LOOPS = ("uvloop",)
+LOOPS = ("router",)
 
 
 class Several(RouterFleet):

@@ -33,6 +33,7 @@ HALVES = {"router": ("xpyd_sidecar.proxy.app", "run_router"), "agent": ("xpyd_si
 """Where each half is; imported only where it runs, so that an agent alone stays small."""
 
 Half = Callable[[SidecarConfig, keys.ServiceKey, asyncio.Event, Draining], Awaitable[None]]
+LoopMaker = Callable[[], asyncio.AbstractEventLoop]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,10 +52,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     logs.configure(config.log_level, config.log_format, service=config.service, instance=config.instance)
     try:
-        code: int = uvloop.run(_run(config, key))
+        with asyncio.Runner(loop_factory=_loop_of(config)) as runner:
+            return runner.run(_run(config, key))
     except KeyboardInterrupt:
         return 0
-    return code
+
+
+def _loop_of(config: SidecarConfig) -> LoopMaker:
+    made: LoopMaker = uvloop.new_event_loop
+    if config.router is not None:
+        made = importlib.import_module("xpyd_sidecar.proxy.loop").maker(encrypted=config.router.tls_cert_file is not None)
+    return made
 
 
 def _read(path: str) -> bytes:

@@ -1,7 +1,7 @@
 /* What a router does for every token, compiled: find whole events in what an engine sent, and pass them on.
  *
- *     uvloop ──bytes──▶ Leg.data_received ── all of it is events that the stream knows ──▶ Outlet ──▶ the client's socket
- *                              └─ anything else ──▶ Leg.received, in Python
+ *     event loop ──bytes──▶ Leg ── all of it is events that the stream knows ──▶ Outlet ──▶ the client's socket
+ *                            └─ anything else ──▶ Leg.received, in Python
  *
  * Belongs here: shortcuts alone. A leg takes a read whole, or leaves no trace and lets Python do all of it, which may ask
  * for the simple events at its beginning; so what the router does is written in Python (events, upstream), and `plain` has
@@ -12,16 +12,16 @@
 #include <Python.h>
 #include <structmember.h>
 
-#include <errno.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <time.h>
 
 #include "_chunks.h"
+#include "_reading.h"
+#include "_socket.h"
 
 #define MAX_REST 16 /* bytes behind an event's ids, its line ends included, if it is like others */
 
-#define REVISION 3 /* the same as in plain.py: one that was built for other files is not loaded */
+#define REVISION 4 /* the same as in plain.py: one that was built for other files is not loaded */
 
 enum { CAREFUL, PLAIN, NOTED };
 
@@ -60,9 +60,7 @@ static int outlet_put(Outlet *self, const char *data, Py_ssize_t size)
     if (self->transport == NULL || self->transport == Py_None || size == 0)
         return 0;
     if (self->direct) {
-        do
-            sent = send(self->fd, data, (size_t)size, MSG_NOSIGNAL | MSG_DONTWAIT);
-        while (sent < 0 && errno == EINTR);
+        sent = write_now(self->fd, data, (size_t)size);
         if (sent == size)
             return 0;
         if (sent < 0)
@@ -215,13 +213,12 @@ static const char *noted_end(const Learned *as, const char *at, const char *end)
 
 /* How far, from `from` on, a read is events that the stream knows; it has noted them then, and `send` of `sending` bytes is
  * what the client gets. `whole`: up to the read's end or not at all. `from`: a case for Python; -1: error. */
-static Py_ssize_t scan(Scanner *self, PyObject *data, Py_ssize_t from, int whole, const char **sent, Py_ssize_t *sending)
+static Py_ssize_t scan(Scanner *self, const char *begin, Py_ssize_t size, Py_ssize_t from, int whole, const char **sent,
+                       Py_ssize_t *sending)
 {
-    const char *begin;
-    Py_ssize_t size;
     Learned as;
     int notes = self->way == NOTED;
-    if (!self->clean || !self->framed || self->way == CAREFUL || !bytes_of(data, &begin, &size)
+    if (!self->clean || !self->framed || self->way == CAREFUL
             || from < 0 || from >= size || (notes && !learned(self, &as)))
         return from;
     const char *at = begin + from, *end = begin + size, *next;
@@ -248,16 +245,18 @@ static Py_ssize_t scan(Scanner *self, PyObject *data, Py_ssize_t from, int whole
 static PyObject *scanner_quick(Scanner *self, PyObject *args)
 {
     PyObject *data;
-    Py_ssize_t from = 0, sending = 0;
-    const char *sent = NULL;
+    Py_ssize_t from = 0, size, sending = 0;
+    const char *begin, *sent = NULL;
     if (!PyArg_ParseTuple(args, "O|n", &data, &from))
         return NULL;
-    Py_ssize_t to = scan(self, data, from, 0, &sent, &sending);
+    if (!bytes_of(data, &begin, &size))
+        Py_RETURN_NONE;
+    Py_ssize_t to = scan(self, begin, size, from, 0, &sent, &sending);
     if (to < 0)
         return NULL;
     if (to == from)
         Py_RETURN_NONE;
-    if (self->way == PLAIN && sending == PyBytes_Size(data)) /* as it is: no copy */
+    if (self->way == PLAIN && sending == size) /* as it is: no copy */
         return Py_BuildValue("(On)", data, to);
     return Py_BuildValue("(y#n)", sent == NULL ? "" : sent, sending, to);
 }
@@ -381,28 +380,37 @@ static int scanner_clear(Scanner *self)
 
 /* ---- Leg */
 
+/* As Reading says. */
+static int leg_relays(PyObject *leg, const char *data, Py_ssize_t size)
+{
+    Leg *self = (Leg *)leg;
+    const char *sent;
+    Py_ssize_t sending;
+    if (self->stream == NULL)
+        return 0;
+    Py_ssize_t found = scan((Scanner *)self->stream, data, size, 0, 1, &sent, &sending);
+    if (found <= 0)
+        return (int)found;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &now); /* some milliseconds late, and far cheaper */
+    self->last_at = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+    PyObject *outlet = self->outlet;
+    Py_INCREF(outlet);
+    ((Outlet *)outlet)->relayed += sending;
+    int wrong = outlet_put((Outlet *)outlet, sent, sending);
+    Py_DECREF(outlet);
+    return wrong ? -1 : 1;
+}
+
 static PyObject *leg_data_received(Leg *self, PyObject *data)
 {
-    if (self->stream != NULL) {
-        const char *sent;
-        Py_ssize_t sending;
-        Py_ssize_t found = scan((Scanner *)self->stream, data, 0, 1, &sent, &sending);
-        if (found < 0)
-            return NULL;
-        if (found > 0) {
-            struct timespec now;
-            clock_gettime(CLOCK_MONOTONIC_COARSE, &now); /* some milliseconds late, and far cheaper */
-            self->last_at = (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-            PyObject *outlet = self->outlet;
-            Py_INCREF(outlet);
-            ((Outlet *)outlet)->relayed += sending;
-            int wrong = outlet_put((Outlet *)outlet, sent, sending);
-            Py_DECREF(outlet);
-            if (wrong)
-                return NULL;
-            Py_RETURN_NONE;
-        }
-    }
+    const char *begin;
+    Py_ssize_t size;
+    int done = bytes_of(data, &begin, &size) ? leg_relays((PyObject *)self, begin, size) : 0;
+    if (done < 0)
+        return NULL;
+    if (done)
+        Py_RETURN_NONE;
     return PyObject_CallMethodObjArgs((PyObject *)self, name_received, data, NULL);
 }
 
@@ -542,23 +550,29 @@ static PyType_Spec leg_spec = {"xpyd_sidecar.proxy._fast.Leg", sizeof(Leg), 0,
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", "Shortcuts for every token.", -1, NULL, NULL, NULL, NULL, NULL};
 
+static Reading reading = {NULL, leg_relays};
+
 PyMODINIT_FUNC PyInit__fast(void)
 {
-    PyObject *made = PyModule_Create(&module);
+    PyObject *made = PyModule_Create(&module), *given = PyCapsule_New(&reading, READING, NULL);
     if (made == NULL)
         return NULL;
     outlet_type = (PyTypeObject *)PyType_FromSpec(&outlet_spec);
     scanner_type = (PyTypeObject *)PyType_FromSpec(&scanner_spec);
     leg_type = (PyTypeObject *)PyType_FromSpec(&leg_spec);
+    reading.leg = leg_type;
     name_write = PyUnicode_InternFromString("write");
     name_received = PyUnicode_InternFromString("received");
     if (outlet_type == NULL || scanner_type == NULL || leg_type == NULL || name_write == NULL || name_received == NULL
-            || PyModule_AddIntConstant(made, "REVISION", REVISION) < 0
+            || PyModule_AddIntConstant(made, "REVISION", REVISION) < 0 || given == NULL
+            || PyModule_AddObjectRef(made, "reading", given) < 0
             || PyModule_AddObjectRef(made, "Outlet", (PyObject *)outlet_type) < 0
             || PyModule_AddObjectRef(made, "Scanner", (PyObject *)scanner_type) < 0
             || PyModule_AddObjectRef(made, "Leg", (PyObject *)leg_type) < 0) {
+        Py_XDECREF(given);
         Py_DECREF(made);
         return NULL;
     }
+    Py_DECREF(given);
     return made;
 }

@@ -14,7 +14,7 @@ from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.proxy import fast
+from xpyd_sidecar.proxy import fast, loop
 from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.auth import ClientKeys
 from xpyd_sidecar.proxy.dispatch import Dispatch
@@ -81,7 +81,7 @@ class Router:
             raise
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
         logger.info("router listens", extra={"port": self.port, "members_port": self.members_port,
-                                             "policy": self._config.policy, "compiled": fast.COMPILED})
+                                             "policy": self._config.policy, "compiled": fast.COMPILED and loop.COMPILED})
 
     async def _open(self) -> None:
         self._join()

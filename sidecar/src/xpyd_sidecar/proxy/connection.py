@@ -21,6 +21,7 @@ from xpyd_sidecar.proxy import intake, rules
 from xpyd_sidecar.proxy.fast import Outlet
 from xpyd_sidecar.proxy.incoming import Bounds, Incoming, request_id_of
 from xpyd_sidecar.proxy.leg import descriptor_of
+from xpyd_sidecar.proxy.loop import adopt, release
 from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.routing.faults import Fault, unavailable
@@ -100,6 +101,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
         self._transport.set_write_buffer_limits(high=HIGH_WATER)
         self.outlet.open(transport, descriptor_of(transport))
+        adopt(self.server.loop, self, self._transport, self.outlet.fd)
         self.server.connections.add(self)
         if self.server.full:
             self._refuse(unavailable("too many connections are open"))
@@ -164,6 +166,7 @@ class Connection(asyncio.Protocol):
         if exc is not None:
             logger.debug("client connection lost: %s", exc)
         self.server.connections.discard(self)
+        release(self.server.loop, self)
         self._closing = True
         self._transport = None
         self.outlet.shut()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.fast import Leg, Outlet
+from xpyd_sidecar.proxy.loop import adopt, release
 from xpyd_sidecar.proxy.wire import MAX_HEAD, Malformed, WholeBody, parse_head
 from xpyd_sidecar.routing.moves import Kind
 
@@ -34,14 +35,16 @@ def descriptor_of(transport: asyncio.BaseTransport) -> int:
 class Connection(Leg, asyncio.Protocol):
     """One connection to an engine."""
 
-    __slots__ = ("_address", "_body", "_buffer", "_call", "_lane", "_outlet", "_paused", "_pool", "_reused", "_seen",
-                 "_stream", "_time", "_transport", "idle_since")
+    __slots__ = ("_address", "_body", "_buffer", "_call", "_lane", "_open", "_outlet", "_paused", "_pool", "_reused",
+                 "_seen", "_stream", "_time", "_transport", "idle_since")
 
     def __init__(self, pool: Pool, address: HostPort) -> None:
         self._pool = pool
         self._time = pool.loop.time
         self._address = address
         self._transport: asyncio.Transport | None = None
+        self._open = False
+        """Nobody has ended it, as far as is known."""
         self._outlet = Outlet()
         self.last_at = 0.0
         self._call: Call | None = None
@@ -59,6 +62,8 @@ class Connection(Leg, asyncio.Protocol):
         """It is open."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
         self._outlet.open(transport, descriptor_of(transport))
+        adopt(self._pool.loop, self, self._transport, self._outlet.fd)
+        self._open = True
         self._pool.connections.add(self)
 
     def serve(self, call: Call, request: bytes) -> None:
@@ -97,6 +102,7 @@ class Connection(Leg, asyncio.Protocol):
     def drop(self) -> None:
         """Close at once; nothing is reported."""
         self._call = self._lane = None
+        self._open = False
         self.relay_no_more()
         self._outlet.shut()
         if self._transport is not None:
@@ -224,9 +230,15 @@ class Connection(Leg, asyncio.Protocol):
         else:
             call.end_failed(Kind.LOST, "the stream ended without [DONE]")
 
+    def eof_received(self) -> None:
+        """The engine has closed it; ``connection_lost`` follows."""
+        self._open = False
+
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone, whoever closed it."""
+        self._open = False
         self._pool.forget(self, self._address)
+        release(self._pool.loop, self)
         self._transport = None
         if self._lane is not None:
             self._lane.unfold()
@@ -247,11 +259,11 @@ class Connection(Leg, asyncio.Protocol):
     def reuse(self) -> bool:
         """Take it from the pool. False: it is not open any more."""
         self._reused = True
-        return self._transport is not None and not self._transport.is_closing()
+        return self._open
 
     def lie_idle(self, now: float) -> bool:
         """Give it to the pool. False: it is not open any more."""
         if self._paused:
             self.resume()
         self.idle_since = now
-        return self._transport is not None and not self._transport.is_closing()
+        return self._open

@@ -137,8 +137,10 @@ class Owner(Router):
             li.Up, lambda message: self._on_message(worker, message), lambda: None)  # type: ignore[arg-type]
         try:
             with theirs:
+                tls = [] if self._config.tls_cert_file is None else ["tls"]
                 worker.process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "xpyd_sidecar.proxy.worker", str(theirs.fileno()), pass_fds=(theirs.fileno(),))
+                    sys.executable, "-m", "xpyd_sidecar.proxy.worker", str(theirs.fileno()), *tls,
+                    pass_fds=(theirs.fileno(),))
             await self._loop.create_unix_connection(lambda: link, sock=ours)
         except OSError:
             ours.close()

@@ -1,4 +1,4 @@
-"""``python -m xpyd_sidecar.proxy.worker FD``: one of several processes that serve clients for one router.
+"""``python -m xpyd_sidecar.proxy.worker FD [tls]``: one of several processes that serve clients for one router.
 
     owner ══ Unix socket FD ══ worker: Server (SO_REUSEPORT), Dispatch, a replica of the roster
 
@@ -20,9 +20,6 @@ import signal
 import socket
 import sys
 
-import msgspec
-import uvloop
-
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import State
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -36,6 +33,7 @@ from xpyd_sidecar.proxy.asked_paths import WorkerPaths
 from xpyd_sidecar.proxy.auth import ClientKeys
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.following import WorkerDispatch
+from xpyd_sidecar.proxy.loop import run
 from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.reports import Reports
 from xpyd_sidecar.routing import replica as rep
@@ -158,6 +156,7 @@ async def _run(fd: int) -> int:
         await worker.end()
         return 1
     alive.cancel()
+    worker.worker.settle()
     worker.worker.reports.flush()
     link.close()
     with contextlib.suppress(TimeoutError):
@@ -174,7 +173,7 @@ async def _alive(reports: Reports) -> None:
 
 def main() -> int:
     """The process; its exit code."""
-    return msgspec.convert(uvloop.run(_run(int(sys.argv[1]))), int)
+    return run(_run(int(sys.argv[1])), encrypted="tls" in sys.argv[2:])
 
 
 if __name__ == "__main__":

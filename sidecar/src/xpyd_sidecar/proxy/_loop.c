@@ -1,0 +1,298 @@
+/* The waiting and reading of an event loop, compiled: what is ready is read here and given to who reads it.
+ *
+ *     epoll ── readable, and adopted ──▶ recv ── a leg's events ──▶ the client's socket (`_fast`)
+ *         │                                └─ anything else ──▶ the protocol's data_received, in Python
+ *         └─ everything else ──▶ asyncio
+ *
+ * As long as nothing but events comes the interpreter is not entered: one turn follows the other. Belongs here: that. Does
+ * not belong here: which descriptors are watched, timers, writing, ends and errors of connections (asyncio has them all, by
+ * way of `loop`). Python's stable interface: one build serves every later version.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030B0000
+#include <Python.h>
+#include <structmember.h>
+
+#include <string.h>
+#include <sys/epoll.h>
+#include <time.h>
+
+#include "_reading.h"
+#include "_socket.h"
+
+#define REVISION 1 /* the same as in loop.py: one that was built for other files is not loaded */
+#define MAX_EVENTS 256
+#define READ_SIZE (256 << 10)
+#define MAX_DESCRIPTOR (1 << 20)
+
+typedef struct {
+    PyObject *protocol; /* NULL: not adopted */
+    char leg, readable; /* readable: asyncio wants to read it, too */
+} Slot;
+
+typedef struct {
+    PyObject_HEAD
+    Slot *slots; /* by descriptor */
+    int count;
+    char *buffer;
+    PyObject *failed;
+} Reads;
+
+static const Reading *reading;
+static PyObject *name_received, *name_data_received;
+
+static Slot *slot_of(Reads *self, int fd)
+{
+    return fd >= 0 && fd < self->count ? &self->slots[fd] : NULL;
+}
+
+static Slot *room_for(Reads *self, int fd)
+{
+    if (fd < 0 || fd > MAX_DESCRIPTOR) {
+        PyErr_Format(PyExc_ValueError, "%d is no descriptor", fd);
+        return NULL;
+    }
+    if (fd >= self->count) {
+        int count = (fd + 32) * 2;
+        Slot *slots = PyMem_Realloc(self->slots, (size_t)count * sizeof *slots);
+        if (slots == NULL) {
+            PyErr_NoMemory();
+            return NULL;
+        }
+        memset(slots + self->count, 0, (size_t)(count - self->count) * sizeof *slots);
+        self->slots = slots;
+        self->count = count;
+    }
+    return &self->slots[fd];
+}
+
+static PyObject *reads_adopt(Reads *self, PyObject *args)
+{
+    int fd;
+    PyObject *protocol;
+    if (!PyArg_ParseTuple(args, "iO", &fd, &protocol))
+        return NULL;
+    Slot *slot = room_for(self, fd);
+    if (slot == NULL)
+        return NULL;
+    PyObject *old = slot->protocol;
+    Py_INCREF(protocol);
+    slot->protocol = protocol;
+    slot->leg = PyObject_TypeCheck(protocol, reading->leg);
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+static PyObject *reads_release(Reads *self, PyObject *args)
+{
+    int fd;
+    if (!PyArg_ParseTuple(args, "i", &fd))
+        return NULL;
+    Slot *slot = slot_of(self, fd);
+    if (slot != NULL) {
+        PyObject *old = slot->protocol;
+        slot->protocol = NULL;
+        Py_XDECREF(old);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *reads_readable(Reads *self, PyObject *args)
+{
+    int fd, readable;
+    if (!PyArg_ParseTuple(args, "ip", &fd, &readable))
+        return NULL;
+    Slot *slot = room_for(self, fd);
+    if (slot == NULL)
+        return NULL;
+    slot->readable = (char)readable;
+    Py_RETURN_NONE;
+}
+
+/* The protocol's exception, told to `failed`. -1: it ends the loop (those that do in asyncio), or was told in vain. */
+static int tell(Reads *self, PyObject *protocol)
+{
+    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) || PyErr_ExceptionMatches(PyExc_SystemExit))
+        return -1;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL)
+        PyException_SetTraceback(value, traceback);
+    PyObject *told = PyObject_CallFunctionObjArgs(self->failed, protocol, value, NULL);
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(traceback);
+    Py_XDECREF(told);
+    return told == NULL ? -1 : 0;
+}
+
+/* Read what is there. 1: done; 0: nothing was, it is asyncio's matter (an end, an error); -1: error. */
+static int read_one(Reads *self, int fd, Slot *slot)
+{
+    ssize_t size = read_now(fd, self->buffer, READ_SIZE);
+    if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return 1;
+    if (size <= 0)
+        return 0;
+    PyObject *protocol = slot->protocol; /* the slot may be another's, or elsewhere, after what follows */
+    int leg = slot->leg;
+    Py_INCREF(protocol);
+    int done = leg ? reading->relay(protocol, self->buffer, size) : 0;
+    if (done == 0) {
+        PyObject *data = PyBytes_FromStringAndSize(self->buffer, size), *result = NULL;
+        if (data != NULL)
+            result = PyObject_CallMethodObjArgs(protocol, leg ? name_received : name_data_received, data, NULL);
+        Py_XDECREF(data);
+        Py_XDECREF(result);
+        done = result == NULL ? -1 : 1;
+    }
+    if (done < 0 && tell(self, protocol) == 0)
+        done = 1;
+    Py_DECREF(protocol);
+    return done;
+}
+
+static int pass_on(PyObject *found, const struct epoll_event *event)
+{
+    PyObject *one = Py_BuildValue("(iI)", event->data.fd, (unsigned int)event->events);
+    if (one == NULL)
+        return -1;
+    int wrong = PyList_Append(found, one);
+    Py_DECREF(one);
+    return wrong;
+}
+
+static double now_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
+}
+
+static PyObject *reads_poll(Reads *self, PyObject *args)
+{
+    int epoll, timeout, count;
+    PyObject *ready, *timers;
+    struct epoll_event events[MAX_EVENTS];
+    if (!PyArg_ParseTuple(args, "iiOO", &epoll, &timeout, &ready, &timers))
+        return NULL;
+    if (self->buffer == NULL && (self->buffer = PyMem_Malloc(READ_SIZE)) == NULL)
+        return PyErr_NoMemory();
+    Py_ssize_t scheduled = PyObject_Length(timers);
+    double until = timeout > 0 ? now_ms() + timeout : 0;
+    PyObject *found = PyList_New(0);
+    if (found == NULL || scheduled < 0 || PyObject_Length(ready) < 0)
+        goto wrong;
+    for (;;) {
+        Py_BEGIN_ALLOW_THREADS
+        count = epoll_wait(epoll, events, MAX_EVENTS, timeout);
+        Py_END_ALLOW_THREADS
+        if (count < 0) {
+            if (errno == EINTR && PyErr_CheckSignals() == 0)
+                return found; /* a signal's handler may have asked for something */
+            if (!PyErr_Occurred())
+                PyErr_SetFromErrno(PyExc_OSError);
+            goto wrong;
+        }
+        for (int i = 0; i < count; i++) {
+            Slot *slot = events[i].events == EPOLLIN ? slot_of(self, events[i].data.fd) : NULL;
+            int done = 0;
+            if (slot != NULL && slot->protocol != NULL && slot->readable)
+                done = read_one(self, events[i].data.fd, slot);
+            if (done < 0 || (done == 0 && pass_on(found, &events[i]) < 0))
+                goto wrong;
+        }
+        /* asyncio's turn comes when it has something to do: descriptors, callbacks, timers that are new or due. */
+        if (count == 0 || timeout == 0 || PyList_Size(found) > 0 || PyObject_Length(ready) != 0
+                || PyObject_Length(timers) != scheduled)
+            return found;
+        if (timeout > 0) {
+            double left = until - now_ms();
+            if (left <= 0)
+                return found;
+            timeout = (int)left + 1;
+        }
+    }
+wrong:
+    Py_XDECREF(found);
+    return NULL;
+}
+
+/* ---- the module */
+
+static int reads_traverse(Reads *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->failed);
+    for (int fd = 0; fd < self->count; fd++)
+        Py_VISIT(self->slots[fd].protocol);
+    return 0;
+}
+
+static int reads_clear(Reads *self)
+{
+    Py_CLEAR(self->failed);
+    for (int fd = 0; fd < self->count; fd++)
+        Py_CLEAR(self->slots[fd].protocol);
+    return 0;
+}
+
+static void reads_dealloc(PyObject *object)
+{
+    Reads *self = (Reads *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    reads_clear(self);
+    PyMem_Free(self->slots);
+    PyMem_Free(self->buffer);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    release(object);
+    Py_DECREF(type);
+}
+
+static PyMethodDef reads_methods[] = {
+    {"adopt", (PyCFunction)reads_adopt, METH_VARARGS, "adopt(fd, protocol): what comes there is read here, while it is readable."},
+    {"release", (PyCFunction)reads_release, METH_VARARGS, "release(fd): no more."},
+    {"readable", (PyCFunction)reads_readable, METH_VARARGS, "readable(fd, whether): whether it is to be read at all."},
+    {"poll", (PyCFunction)reads_poll, METH_VARARGS,
+     "poll(epoll_fd, timeout_ms, ready, timers): wait, and read; what happened to others, as (fd, events). It ends with that, "
+     "with the time (-1: none), or when ready is not empty or timers are more than before."},
+    {NULL, NULL, 0, NULL},
+};
+static PyMemberDef reads_members[] = {
+    {"failed", T_OBJECT_EX, offsetof(Reads, failed), 0, "Called with a protocol and what it raised."},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot reads_slots[] = {
+    {Py_tp_doc, "The connections that are read here."},
+    {Py_tp_new, PyType_GenericNew},
+    {Py_tp_dealloc, reads_dealloc},
+    {Py_tp_traverse, reads_traverse},
+    {Py_tp_clear, reads_clear},
+    {Py_tp_methods, reads_methods},
+    {Py_tp_members, reads_members},
+    {0, NULL},
+};
+static PyType_Spec reads_spec = {"xpyd_sidecar.proxy._loop.Reads", sizeof(Reads), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, reads_slots};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_loop", "Waiting and reading.", -1, NULL, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__loop(void)
+{
+    reading = PyCapsule_Import(READING, 0);
+    if (reading == NULL)
+        return NULL;
+    PyObject *made = PyModule_Create(&module), *type = PyType_FromSpec(&reads_spec);
+    name_received = PyUnicode_InternFromString("received");
+    name_data_received = PyUnicode_InternFromString("data_received");
+    if (made == NULL || type == NULL || name_received == NULL || name_data_received == NULL
+            || PyModule_AddIntConstant(made, "REVISION", REVISION) < 0 || PyModule_AddObjectRef(made, "Reads", type) < 0) {
+        Py_XDECREF(type);
+        Py_XDECREF(made);
+        return NULL;
+    }
+    Py_DECREF(type);
+    return made;
+}
