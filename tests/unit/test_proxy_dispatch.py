@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import pytest
 from beats import Beater
 from beats import beat as beat_of
 from router_fleet import KEY, fleet
 from scripted_engine import Play
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
+from xpyd_sidecar.proxy.dispatch import TELL_S
 from xpyd_sidecar.routing.roster import Changed, Lost, Probe
 
-LOOPS = ("uvloop",)
+LOOPS = ("router",)
 
 
 async def test_an_ack_tells_how_many_legs_are_open_on_the_instance() -> None:
@@ -29,6 +32,56 @@ async def test_an_ack_tells_how_many_legs_are_open_on_the_instance() -> None:
             assert (await agent.say(draining)).in_flight == 0
         finally:
             agent.close()
+
+
+async def test_lanes_that_ended_are_told_of_by_the_time_and_whenever_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And there is one timer for it, however often somebody asks meanwhile."""
+    told: list[int] = []
+    monkeypatch.setattr("xpyd_sidecar.proxy.dispatch.tell_straight", lambda records: told.append(len(records)))
+    async with fleet(access_log=True) as f:
+        due: list[object] = []
+        later = f.dispatch.loop.call_later
+
+        def count(delay: float, callback: Any, *args: object) -> asyncio.TimerHandle:
+            if callback == f.dispatch._tell:
+                due.append(callback)
+            return later(delay, callback, *args)
+
+        for _ in range(3):  # then its shape is known
+            await f.complete(stream=True)
+        await asyncio.sleep(TELL_S + 0.1)
+        told.clear()
+        monkeypatch.setattr(f.dispatch, "loop", Delegate(f.dispatch.loop, call_later=count))
+        for number in range(5):
+            assert (await f.complete(stream=True)).status == 200
+            assert f.dispatch.observer.metrics.in_flight == 0
+            recent = f.dispatch.observer.recent
+            assert recent[-1].tokens == recent[-2].tokens, "asked at once, all is told"
+            assert (sum(told), len(due)) == (number + 1, 1)
+        await f.complete(stream=True)
+        assert sum(told) == 5
+        await f.wait(lambda: sum(told) == 6, "its time")
+        f.dispatch.settle()
+        assert sum(told) == 6
+        for bound in ("LONG", "MAX_OVER"):
+            with monkeypatch.context() as patched:
+                patched.setattr(f"xpyd_sidecar.proxy.dispatch.{bound}", 1)
+                before = sum(told)
+                await f.complete(stream=True)
+                assert sum(told) == before + 1, "what they hold is bounded"
+        await f.complete(stream=True)
+    assert sum(told) == 9, "the end of the router takes it along"
+
+
+class Delegate:
+    """An object with some other methods."""
+
+    def __init__(self, of: object, **methods: object) -> None:
+        self._of = of
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
 
 
 async def test_a_probe_that_the_roster_asks_for_is_made_and_told() -> None:

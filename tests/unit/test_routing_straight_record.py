@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import re
+from datetime import UTC, datetime
 
 import msgspec
 import pytest
@@ -78,8 +79,7 @@ def test_its_access_line_is_that_of_its_record(monkeypatch: pytest.MonkeyPatch) 
         stream = io.StringIO()
         logs.configure("info", "json" if style == "json" else "text", stream, service="s", instance='i"1')
         those = [made_up(dice, 3) for _ in range(50)]
-        for one in those:
-            tell_straight(one)
+        tell_straight(those)
         straight = stream.getvalue().splitlines()
         stream.truncate(0)
         stream.seek(0)
@@ -94,3 +94,6 @@ def test_its_access_line_is_that_of_its_record(monkeypatch: pytest.MonkeyPatch) 
         for mine, theirs in zip(map(json.loads, straight), map(json.loads, plain), strict=True):
             assert list(mine) == list(theirs)
             assert mine | {"time": ""} == theirs | {"time": ""}
+        assert [json.loads(line)["time"] for line in straight] == [
+            datetime.fromtimestamp(one.ended_unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            for one in those]

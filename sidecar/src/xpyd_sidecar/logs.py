@@ -65,12 +65,30 @@ def tell(logger: logging.Logger, message: str, fields: Callable[[], dict[str, ob
     """``logger.info(message, extra=fields())``, for what is said once a request: without a record where a line is all that
     comes of it, and ``fields`` are asked for when it leaves. They have names of their own, as ``extra`` must.
     """
-    handlers = logging.root.handlers
-    if len(handlers) == 1 and type(handlers[0]) is JsonHandler and not logger.handlers:
-        if logger.isEnabledFor(logging.INFO):
-            handlers[0].tell(logger.name, message, fields)
-    else:
+    handler = _lines_alone(logger)
+    if handler is None:
         logger.info("%s", message, extra=fields())
+    elif logger.isEnabledFor(logging.INFO):
+        handler.tell(logger.name, message, fields)
+
+
+def tell_all(logger: logging.Logger, message: str, lines: list[tuple[float, Callable[[], dict[str, object]]]]) -> None:
+    """The same for many that have waited: they leave at once, each with its time (Unix)
+    where JSON is wanted.
+    """
+    handler = _lines_alone(logger)
+    if handler is None:
+        for _, fields in lines:
+            logger.info("%s", message, extra=fields())
+    elif logger.isEnabledFor(logging.INFO):
+        handler.tell_all(logger.name, message, lines)
+
+
+def _lines_alone(logger: logging.Logger) -> JsonHandler | None:
+    """The handler, where a JSON line is all that comes of a record of this logger."""
+    handlers = logging.root.handlers
+    only = handlers[0] if len(handlers) == 1 else None
+    return only if type(only) is JsonHandler and not logger.handlers else None
 
 
 def extra_of(record: logging.LogRecord) -> dict[str, object]:
@@ -134,6 +152,11 @@ class JsonHandler(logging.StreamHandler[TextIO]):
         if self._told and self._due is not loop:
             self._due = loop
             loop.call_later(WAIT_S, self._on_time)
+
+    def tell_all(self, logger: str, message: str, lines: list[tuple[float, Callable[[], dict[str, object]]]]) -> None:
+        """Lines of level info that have waited; not to be called by several threads."""
+        self._told += [(at, logger, message, fields) for at, fields in lines]
+        self._turn()
 
     def _on_time(self) -> None:
         self._due = None

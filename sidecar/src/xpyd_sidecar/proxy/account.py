@@ -111,6 +111,7 @@ class Account:
             record.retries = max(0, len(legs) - (2 if legs[0].attempt else 1))
         if self.generates:
             outcome = record.outcome = outcome_of(outcome, reply.status, gone=gone)
+            self._dispatch.observer.left()
             self._dispatch.ended(record)
             if self._trace is not None:
                 self._trace.end()

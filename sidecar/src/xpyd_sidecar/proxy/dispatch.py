@@ -17,7 +17,7 @@ from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.proxy import ids, intake
-from xpyd_sidecar.proxy.access import access
+from xpyd_sidecar.proxy.access import access, tell_straight
 from xpyd_sidecar.proxy.entry import Entry, key_of
 from xpyd_sidecar.proxy.farewell import Farewells
 from xpyd_sidecar.proxy.lane import Lane
@@ -45,6 +45,11 @@ logger = logging.getLogger(__name__)
 
 STALL_S = 10.0
 """Silence on an open leg after which its engine is probed."""
+TELL_S = 0.25
+MAX_OVER, LONG = 64, 4096
+"""Lanes that have ended are told of after so long, when there are so many, or at once where the prompt has so many tokens:
+they hold what they were asked.
+"""
 PASSED_HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
 """Headers of clients that engines read; all others stay here."""
 
@@ -77,12 +82,17 @@ class Dispatch:
         self.pool = Pool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)
         self.observer = Observer(self.roster)
+        self.observer.before = self.settle
         self.observer.metrics.watch_budget(lambda: self.budget.left(self.loop.time()))
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.access_log = router.access_log
         self.servings: set[Serving | Lane] = set()
+        self._over: list[Lane] = []
+        """Lanes that have ended, of which nobody was told yet."""
+        self._telling = False
+        """They will be, by the time."""
         speaks = router.first_token == "prefill"  # noqa: S105 (a token of an answer)
         self.straight = (not speaks and not router.skip_prefill_cached and self.tracing is None
                           and min(self.limits.request_s, self.limits.pair_s) >= NO_DEADLINE_S)
@@ -159,16 +169,48 @@ class Dispatch:
             access.info("%s", outcome, extra={"request": request.request_id, "api": api, "status": status,
                                               "detail": detail[:500]})
 
-    def closed(self, serving: Serving | Lane, record: Record | StraightRecord) -> None:
+    def closed(self, serving: Serving, record: Record) -> None:
         """A request ended."""
         self.servings.discard(serving)
+        self.observer.left()
         if self.line.waits:
             self.line.moved()
         self.ended(record)
 
+    def lane_ended(self, lane: Lane) -> None:
+        """The same of one that went its straight course. What it leaves to be told waits for ``settle``: done for many at a
+        time, with warm caches, it costs a fraction.
+        """
+        self.servings.discard(lane)
+        self.observer.left()
+        if self.line.waits:
+            self.line.moved()
+        over = self._over
+        over.append(lane)
+        if not self._telling:
+            self._telling = True
+            self.loop.call_later(TELL_S, self._tell)
+        if len(over) >= MAX_OVER or lane.prompt_size >= LONG:
+            self.settle()
+
+    def _tell(self) -> None:
+        self._telling = False
+        self.settle()
+
+    def settle(self) -> None:
+        """Tell of the lanes that have ended: to the observer, and to the access log."""
+        over, self._over = self._over, []
+        if not over:
+            return
+        records = [lane.record() for lane in over]
+        for record in records:
+            self.ended(record)
+        if self.access_log:
+            tell_straight(records)
+
     def ended(self, record: Record | StraightRecord) -> None:
         """What is known of a request that ended."""
-        self.observer.closed(record)
+        self.observer.ended(record)
 
     def models(self) -> list[str]:
         """Served model names: the configured one, and those that instances beat."""
@@ -238,6 +280,7 @@ class Dispatch:
 
     async def close(self) -> None:
         """Let go of every connection."""
+        self.settle()
         await self.watch.close()
         self.pool.close()
         if self.tracing is not None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpyd_sidecar.contract.ids import TransferId
-from xpyd_sidecar.proxy.access import tell_straight
 from xpyd_sidecar.proxy.events import ABORT, END, EventStream
 from xpyd_sidecar.proxy.fast import Scanner
 from xpyd_sidecar.proxy.leg import Connection
@@ -101,6 +100,7 @@ class Lane(msgspec.Struct, eq=False):
     """Bytes of the body, framing included, without those that were relayed."""
     close: bool = False
     """The client's connection ends with this answer; known once it has begun."""
+    ended_s: float = math.nan
     serving: Serving | None = None
     """Who goes on."""
 
@@ -238,7 +238,7 @@ class Lane(msgspec.Struct, eq=False):
 
     def _end(self, connection: Connection, out: bytes) -> None:
         dispatch, client = self.dispatch, self.client
-        ended = perf_counter()
+        self.ended_s = perf_counter()
         self.decode = None
         connection.take_back()
         member = self.members[1]
@@ -251,21 +251,21 @@ class Lane(msgspec.Struct, eq=False):
         client.outlet.write(out + _END)
         self.sent += client.outlet.relayed
         client.finished(close=self.close)
-        position = self.position
+        dispatch.lane_ended(self)
+
+    def record(self) -> StraightRecord:
+        """What is known of it, once it has ended."""
+        position, pair = self.position, self.pair
         tokens = prompt_tokens = -1
         if position is not None:
             tokens, prompt_tokens = position.tokens, position.prompt_tokens
         elif self.prompt:
             tokens, prompt_tokens = self.log.count(b"\t"), self.prompt.count(b",") + 1
-        pair = self.pair
         assert pair.prefill is not None
-        told = StraightRecord(
+        return StraightRecord(
             self.request_id, self.transfer, self.request.api, pair.prefill.instance, pair.decode.instance, self.arrived,
-            self.arrived_unix, self.opened_s, self.prefilled_s, self.begun_s, ended, tokens, prompt_tokens,
+            self.arrived_unix, self.opened_s, self.prefilled_s, self.begun_s, self.ended_s, tokens, prompt_tokens,
             self.prompt_size, self.sent)
-        dispatch.closed(self, told)
-        if dispatch.access_log:
-            tell_straight(told)
 
     # ---- another course
 

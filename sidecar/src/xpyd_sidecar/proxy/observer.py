@@ -43,6 +43,8 @@ class Observer:
         self._queued: Callable[[], int] = lambda: 0
         self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
         """How many prefixes an instance is taken to hold."""
+        self.before: Callable[[], None] = lambda: None
+        """Tells of what ended but was not told of yet."""
         self._unsettled: list[Record | StraightRecord] = []
         self._opened: list[int] = []
         """About how many tokens the prompts of new requests have."""
@@ -70,8 +72,16 @@ class Observer:
         self.history.refused(time(), request_id, outcome, status, detail)
 
     def closed(self, record: Record | StraightRecord) -> None:
-        """A request is over. Many are counted at a time, which is cheaper: between requests the caches are cold."""
+        """A request is over."""
+        self.left()
+        self.ended(record)
+
+    def left(self) -> None:
+        """A request is over; what is known of it comes with ``ended``."""
         self.metrics.left()
+
+    def ended(self, record: Record | StraightRecord) -> None:
+        """What is known of it. Many are counted at a time, which is cheaper: between requests the caches are cold."""
         self._unsettled.append(record)
         self._recent.append(record)
         if len(self._unsettled) >= MAX_UNSETTLED:
@@ -80,10 +90,12 @@ class Observer:
     @property
     def recent(self) -> list[Record]:
         """Those that ended last, for timelines."""
+        self.before()
         return [one if isinstance(one, Record) else one.record() for one in self._recent]
 
     def settle(self) -> None:
         """Count what has ended."""
+        self.before()
         opened, self._opened = self._opened, []
         if opened:
             self.history.opened(len(opened))

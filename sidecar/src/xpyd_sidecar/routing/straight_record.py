@@ -39,6 +39,11 @@ class StraightRecord(msgspec.Struct, eq=False):
     sent: int
     """``Record.bytes``"""
 
+    @property
+    def ended_unix(self) -> float:
+        """When it ended, on the clock of ``arrived_unix``."""
+        return self.arrived_unix + self.ended - self.arrived
+
     def record(self) -> Record:
         """All of it, as of any request."""
         legs = [LegRecord(Role.PREFILL, self.prefill, 1, self.opened, self.prefilled, self.prefilled, "2xx"),
