@@ -19,9 +19,10 @@
 #include "_reading.h"
 #include "_socket.h"
 
+#define MAX_LATER 64 /* writes that are gathered */
 #define MAX_REST 16 /* bytes behind an event's ids, its line ends included, if it is like others */
 
-#define REVISION 4 /* the same as in plain.py: one that was built for other files is not loaded */
+#define REVISION 5 /* the same as in plain.py: one that was built for other files is not loaded */
 
 enum { CAREFUL, PLAIN, NOTED };
 
@@ -80,9 +81,57 @@ static int outlet_put(Outlet *self, const char *data, Py_ssize_t size)
     return done == NULL ? -1 : 0;
 }
 
+/* What was written while writes are gathered, in its order. System calls between steps in Python make these slower than
+ * the calls themselves take, so the loop has the steps of one turn done first, and what they write leaves behind them. */
+static struct {
+    Outlet *outlet;
+    PyObject *data; /* NULL: it left before its turn */
+} later[MAX_LATER];
+static int laters, gathering;
+
+static void put_later(int at)
+{
+    Outlet *outlet = later[at].outlet;
+    PyObject *data = later[at].data;
+    if (data == NULL)
+        return;
+    later[at].data = NULL;
+    Py_INCREF(outlet);
+    if (outlet_put(outlet, PyBytes_AsString(data), PyBytes_Size(data)) < 0)
+        PyErr_WriteUnraisable((PyObject *)outlet); /* who wrote it cannot be told any more */
+    Py_DECREF(outlet);
+    Py_DECREF(data);
+}
+
+/* Write what was gathered. A transport that is full tells its protocol so, which may write more, or shut. */
+static void put_all(void)
+{
+    for (int i = 0; i < laters; i++)
+        put_later(i);
+    int count = laters;
+    laters = 0;
+    for (int i = 0; i < count; i++)
+        Py_DECREF(later[i].outlet);
+}
+
+static void gather(int whether)
+{
+    if (!whether)
+        put_all();
+    gathering = whether;
+}
+
 static PyObject *outlet_write(Outlet *self, PyObject *data)
 {
     Py_buffer view;
+    if (gathering && laters < MAX_LATER && PyBytes_CheckExact(data)) {
+        Py_INCREF(self);
+        Py_INCREF(data);
+        later[laters].outlet = self;
+        later[laters++].data = data;
+        Py_RETURN_NONE;
+    }
+    put_all();
     if (PyObject_GetBuffer(data, &view, PyBUF_SIMPLE) < 0)
         return NULL;
     int wrong = outlet_put(self, view.buf, view.len);
@@ -111,6 +160,9 @@ static PyObject *outlet_open(Outlet *self, PyObject *args)
 static PyObject *outlet_shut(Outlet *self, PyObject *ignored)
 {
     (void)ignored;
+    for (int i = 0; i < laters; i++)
+        if (later[i].outlet == self)
+            put_later(i);
     PyObject *old = self->transport;
     self->transport = NULL;
     self->direct = 0;
@@ -550,7 +602,7 @@ static PyType_Spec leg_spec = {"xpyd_sidecar.proxy._fast.Leg", sizeof(Leg), 0,
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", "Shortcuts for every token.", -1, NULL, NULL, NULL, NULL, NULL};
 
-static Reading reading = {NULL, leg_relays};
+static Reading reading = {NULL, leg_relays, gather};
 
 PyMODINIT_FUNC PyInit__fast(void)
 {

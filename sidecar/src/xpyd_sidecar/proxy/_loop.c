@@ -1,7 +1,7 @@
 /* The waiting and reading of an event loop, compiled: what is ready is read here and given to who reads it.
  *
  *     epoll ── readable, and adopted ──▶ recv ── a leg's events ──▶ the client's socket (`_fast`)
- *         │                                └─ anything else ──▶ the protocol's data_received, in Python
+ *         │                                └─ anything else ── when all was read ──▶ data_received, in Python
  *         └─ everything else ──▶ asyncio
  *
  * As long as nothing but events comes the interpreter is not entered: one turn follows the other. Belongs here: that. Does
@@ -20,15 +20,22 @@
 #include "_reading.h"
 #include "_socket.h"
 
-#define REVISION 1 /* the same as in loop.py: one that was built for other files is not loaded */
+#define REVISION 2 /* the same as in loop.py: one that was built for other files is not loaded */
 #define MAX_EVENTS 256
 #define READ_SIZE (256 << 10)
+#define MAX_HELD 16 /* reads that wait for Python, so at most 4 MiB */
 #define MAX_DESCRIPTOR (1 << 20)
 
 typedef struct {
     PyObject *protocol; /* NULL: not adopted */
+    PyObject *kept; /* read, but it was paused by another of the same turn before it heard of it */
     char leg, readable; /* readable: asyncio wants to read it, too */
 } Slot;
+
+typedef struct {
+    PyObject *protocol, *data;
+    int fd;
+} Held;
 
 typedef struct {
     PyObject_HEAD
@@ -36,6 +43,8 @@ typedef struct {
     int count;
     char *buffer;
     PyObject *failed;
+    Held held[MAX_HELD];
+    int helds, resumed; /* resumed: somebody for whom something is kept may be read again */
 } Reads;
 
 static const Reading *reading;
@@ -90,9 +99,10 @@ static PyObject *reads_release(Reads *self, PyObject *args)
         return NULL;
     Slot *slot = slot_of(self, fd);
     if (slot != NULL) {
-        PyObject *old = slot->protocol;
-        slot->protocol = NULL;
+        PyObject *old = slot->protocol, *kept = slot->kept;
+        slot->protocol = slot->kept = NULL;
         Py_XDECREF(old);
+        Py_XDECREF(kept);
     }
     Py_RETURN_NONE;
 }
@@ -106,6 +116,7 @@ static PyObject *reads_readable(Reads *self, PyObject *args)
     if (slot == NULL)
         return NULL;
     slot->readable = (char)readable;
+    self->resumed |= readable && slot->kept != NULL;
     Py_RETURN_NONE;
 }
 
@@ -127,7 +138,63 @@ static int tell(Reads *self, PyObject *protocol)
     return told == NULL ? -1 : 0;
 }
 
-/* Read what is there. 1: done; 0: nothing was, it is asyncio's matter (an end, an error); -1: error. */
+/* One of those that were held. 1: done; -1: error. */
+static int hand_one(Reads *self, const Held *one)
+{
+    Slot *slot = slot_of(self, one->fd);
+    if (slot == NULL || slot->protocol != one->protocol)
+        return 1; /* released meanwhile */
+    if (!slot->readable) {
+        Py_INCREF(one->data);
+        slot->kept = one->data; /* nothing was kept: who is paused is not read */
+        return 1;
+    }
+    PyObject *name = slot->leg ? name_received : name_data_received;
+    PyObject *result = PyObject_CallMethodObjArgs(one->protocol, name, one->data, NULL);
+    int done = result == NULL && tell(self, one->protocol) < 0 ? -1 : 1;
+    Py_XDECREF(result);
+    return done;
+}
+
+/* Give Python what was read for it. All of it at a time, and what it writes behind it: between system calls the caches and
+ * the predicted branches of the interpreter are lost. 1: done; -1: error, and the rest is lost with the loop. */
+static int hand(Reads *self)
+{
+    int done = 1;
+    reading->gather(1);
+    for (int i = 0; i < self->helds; i++) {
+        Held one = self->held[i];
+        if (done > 0)
+            done = hand_one(self, &one);
+        Py_DECREF(one.data);
+        Py_DECREF(one.protocol);
+    }
+    self->helds = 0;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    reading->gather(0);
+    PyErr_Restore(type, value, traceback);
+    return done;
+}
+
+/* The same with what was kept for those that may be read again. */
+static int hand_kept(Reads *self)
+{
+    int done = 1;
+    self->resumed = 0;
+    for (int fd = 0; fd < self->count && done > 0; fd++) {
+        Slot *slot = &self->slots[fd];
+        if (slot->kept == NULL || !slot->readable)
+            continue;
+        Py_INCREF(slot->protocol);
+        self->held[self->helds++] = (Held){slot->protocol, slot->kept, fd};
+        slot->kept = NULL;
+        done = hand(self);
+    }
+    return done;
+}
+
+/* Read what is there. 1: done, or held for Python; 0: nothing was, it is asyncio's matter (an end, an error); -1: error. */
 static int read_one(Reads *self, int fd, Slot *slot)
 {
     ssize_t size = read_now(fd, self->buffer, READ_SIZE);
@@ -140,12 +207,12 @@ static int read_one(Reads *self, int fd, Slot *slot)
     Py_INCREF(protocol);
     int done = leg ? reading->relay(protocol, self->buffer, size) : 0;
     if (done == 0) {
-        PyObject *data = PyBytes_FromStringAndSize(self->buffer, size), *result = NULL;
-        if (data != NULL)
-            result = PyObject_CallMethodObjArgs(protocol, leg ? name_received : name_data_received, data, NULL);
-        Py_XDECREF(data);
-        Py_XDECREF(result);
-        done = result == NULL ? -1 : 1;
+        PyObject *data = PyBytes_FromStringAndSize(self->buffer, size);
+        if (data != NULL) {
+            self->held[self->helds++] = (Held){protocol, data, fd};
+            return self->helds < MAX_HELD ? 1 : hand(self);
+        }
+        done = -1;
     }
     if (done < 0 && tell(self, protocol) == 0)
         done = 1;
@@ -184,6 +251,11 @@ static PyObject *reads_poll(Reads *self, PyObject *args)
     PyObject *found = PyList_New(0);
     if (found == NULL || scheduled < 0 || PyObject_Length(ready) < 0)
         goto wrong;
+    if (self->resumed) {
+        if (hand_kept(self) < 0)
+            goto wrong;
+        timeout = 0; /* asyncio may have something to do now */
+    }
     for (;;) {
         Py_BEGIN_ALLOW_THREADS
         count = epoll_wait(epoll, events, MAX_EVENTS, timeout);
@@ -203,8 +275,12 @@ static PyObject *reads_poll(Reads *self, PyObject *args)
             if (done < 0 || (done == 0 && pass_on(found, &events[i]) < 0))
                 goto wrong;
         }
+        if (self->helds > 0 && hand(self) < 0)
+            goto wrong;
+        if (self->resumed && hand_kept(self) < 0)
+            goto wrong;
         /* asyncio's turn comes when it has something to do: descriptors, callbacks, timers that are new or due. */
-        if (count == 0 || timeout == 0 || PyList_Size(found) > 0 || PyObject_Length(ready) != 0
+        if (count == 0 || timeout == 0 || self->resumed || PyList_Size(found) > 0 || PyObject_Length(ready) != 0
                 || PyObject_Length(timers) != scheduled)
             return found;
         if (timeout > 0) {
@@ -227,14 +303,23 @@ static int reads_traverse(Reads *self, visitproc visit, void *arg)
     Py_VISIT(self->failed);
     for (int fd = 0; fd < self->count; fd++)
         Py_VISIT(self->slots[fd].protocol);
+    for (int i = 0; i < self->helds; i++)
+        Py_VISIT(self->held[i].protocol);
     return 0;
 }
 
 static int reads_clear(Reads *self)
 {
     Py_CLEAR(self->failed);
-    for (int fd = 0; fd < self->count; fd++)
+    for (int fd = 0; fd < self->count; fd++) {
         Py_CLEAR(self->slots[fd].protocol);
+        Py_CLEAR(self->slots[fd].kept);
+    }
+    while (self->helds > 0) {
+        Held one = self->held[--self->helds];
+        Py_DECREF(one.data);
+        Py_DECREF(one.protocol);
+    }
     return 0;
 }
 
