@@ -485,3 +485,30 @@ async def test_who_is_paused_by_another_of_the_same_turn_and_resumed_in_it_hears
         far.close()
         heard.transport.abort()
         await heard.ended
+
+
+async def test_the_collector_may_come_between_those_that_hear_in_one_turn() -> None:
+    """It counts what the loop refers to: those that have heard are referred to once, as who is read."""
+    reads = getattr(asyncio.get_running_loop(), "_reads", None)
+    heard: list[Told] = []
+    counted: list[int] = []
+
+    def answer(one: Told, data: bytes) -> None:
+        gc.collect()
+        counted.extend(gc.get_referents(reads).count(each) for each in heard if reads is not None)
+        heard.append(one)
+        one.outlet.write(data)
+
+    pairs = await told_at_once(10, answer)
+    for _, far in pairs:
+        wanted = b"%d" % far.fileno()
+        assert await asyncio.to_thread(all_of, far, len(wanted)) == wanted
+    assert counted == [1] * (45 if reads is not None else 0)
+    seen = [weakref.ref(one) for one in heard]
+    await shut(pairs)
+    pairs.clear()
+    heard.clear()
+    del _
+    await asyncio.sleep(0)
+    gc.collect()
+    assert [one() for one in seen] == [None] * 10

@@ -84,11 +84,13 @@ static PyObject *reads_adopt(Reads *self, PyObject *args)
     Slot *slot = room_for(self, fd);
     if (slot == NULL)
         return NULL;
-    PyObject *old = slot->protocol;
+    PyObject *old = slot->protocol, *kept = slot->kept;
     Py_INCREF(protocol);
     slot->protocol = protocol;
+    slot->kept = NULL;
     slot->leg = PyObject_TypeCheck(protocol, reading->leg);
     Py_XDECREF(old);
+    Py_XDECREF(kept);
     Py_RETURN_NONE;
 }
 
@@ -166,6 +168,7 @@ static int hand(Reads *self)
         Held one = self->held[i];
         if (done > 0)
             done = hand_one(self, &one);
+        self->held[i] = (Held){NULL, NULL, -1}; /* the collector, which anything may call, counts what stands there */
         Py_DECREF(one.data);
         Py_DECREF(one.protocol);
     }
@@ -317,8 +320,8 @@ static int reads_clear(Reads *self)
     }
     while (self->helds > 0) {
         Held one = self->held[--self->helds];
-        Py_DECREF(one.data);
-        Py_DECREF(one.protocol);
+        Py_XDECREF(one.data);
+        Py_XDECREF(one.protocol);
     }
     return 0;
 }
