@@ -23,7 +23,8 @@
 #define REVISION 2 /* the same as in loop.py: one that was built for other files is not loaded */
 #define MAX_EVENTS 256
 #define READ_SIZE (256 << 10)
-#define MAX_HELD 16 /* reads that wait for Python, so at most 4 MiB */
+#define MAX_HELD 16 /* reads that wait for Python */
+#define LARGE (16 << 10) /* a read that Python may be busy with for longer: it and those before it do not wait for others */
 #define MAX_DESCRIPTOR (1 << 20)
 
 typedef struct {
@@ -213,7 +214,7 @@ static int read_one(Reads *self, int fd, Slot *slot)
         PyObject *data = PyBytes_FromStringAndSize(self->buffer, size);
         if (data != NULL) {
             self->held[self->helds++] = (Held){protocol, data, fd};
-            return self->helds < MAX_HELD ? 1 : hand(self);
+            return self->helds < MAX_HELD && size < LARGE ? 1 : hand(self);
         }
         done = -1;
     }
