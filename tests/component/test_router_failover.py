@@ -81,7 +81,7 @@ def test_a_decode_engine_that_stands_still_and_one_that_is_killed(tmp_path: Path
         for name, pair in streams.items():
             first, second = pair[0].seen(), pair[1].seen()
             if name == "sampled":  # has no second run: the one that was moved is told, the other one is whole
-                assert sorted(one.error is None for one in (first, second)) == [False, True]
+                assert sorted(one.error is None for one in (first, second)) == [False, True], (first.error, second.error)
                 continue
             for stream, seen in zip(pair, (first, second), strict=True):
                 assert stream.events[-1] == "[DONE]", (name, stream.events[-2:])

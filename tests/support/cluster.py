@@ -171,12 +171,16 @@ class Cluster:
         return msgspec.json.decode(answer, type=Traces)
 
     def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> Self:
-        """Wait until the router is ready and has heard every instance say so."""
+        """Wait until the router is ready, has heard every instance say so, and would send requests to each.
+
+        Who was suspended says that it is ready before the router's probe has found so.
+        """
         for instance in self.instances:
             instance.engine.wait_ready(deadline_s)
         names = {one.name for one in self.instances}
         self.wait_fleet(lambda fleet: fleet.settled
-                        and names == {one.instance for one in fleet.instances if one.state is State.READY},
+                        and names == {one.instance for one in fleet.instances
+                                      if one.state is State.READY and not one.suspended},
                         30.0, "ready with all instances")
         return self
 
