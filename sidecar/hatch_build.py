@@ -25,7 +25,7 @@ except ImportError:  # run by hand, without the build's tools
 
 PACKAGE = Path("src", "xpyd_sidecar")
 SOURCES = (PACKAGE / "proxy" / "_fast.c", PACKAGE / "proxy" / "_answer.c", PACKAGE / "proxy" / "_intake.c",
-           PACKAGE / "proxy" / "_loop.c", PACKAGE / "engine" / "links" / "_moves.c")
+           PACKAGE / "proxy" / "_shape.c", PACKAGE / "proxy" / "_loop.c", PACKAGE / "engine" / "links" / "_moves.c")
 FLAGS = ("-O2", "-Wall", "-Wextra", "-Wno-cast-function-type", "-fPIC", "-fvisibility=hidden", "-shared", "-D_GNU_SOURCE",
          "-pthread")
 LIMIT_S = 120

@@ -4,9 +4,9 @@ import asyncio
 import os
 import random
 import uuid
+from collections import Counter
 from typing import Any
 
-import msgspec
 import pytest
 
 from xpyd_sidecar.proxy import ids, intake
@@ -168,27 +168,75 @@ def test_only_what_is_plain_is_taken() -> None:
     assert TAKE(raw + b" ", 600, 300) is None
 
 
+PLAIN = ['"text"', '"a \\"image_url\\" b"', '""', '"caf\u00e9 \u65e5\u672c"', '"\\u00e9\\n"', "[]", "7", "123456789",
+         "true", '[{"role":"user","content":"hi"}]', '{"a" : [ {"b":null} , -2.5 ]}']
+ODD = ['"\\ud83d"', "[1,2,3]", "1234567890", "-1", "1.5", "1e3", "-0", "01", "1.", "null", "nul", "{}", "{,}", "[1,]", "[",
+       "", '"', '[{"content":[{"type":"image_url"}]}]', '[{"type":"file"}]', '[{"role":"thinking"}]', '["refusal"]',
+       '[{"content":"thinking"}]', '[{"content":"video"}]', '["audio', '["file', "[" * 20 + "]" * 20, '"a\x01b"', "'x'",
+       '"\\x"', f'"{"long " * 100}"']
+NAMES = [*shapes.KINDS, "model", "stream", "n", "temperature"]
+
+
+def some_body(dice: random.Random) -> bytes:
+    """What a client might send, or nearly that."""
+    odd = dice.random() < 0.4
+    spaces = ["", " ", "\n ", "\t", "\x00", "\x0b"] if odd else ["", "", "", " "]
+    fields = []
+    for name in dice.sample(NAMES, dice.randrange(1, len(NAMES))) + (dice.sample(NAMES, 1) if odd else []):
+        said = dice.choice([name, name, name, 'a\\"b', "caf\u00e9", ""]) if odd else name
+        fields.append(dice.choice(spaces).join(('', f'"{said}"', ":", dice.choice([*PLAIN, *ODD] if odd else PLAIN), "")))
+    body = f'{dice.choice(spaces)}{{{",".join(fields)}}}{dice.choice(spaces)}'.encode()
+    if odd and dice.random() < 0.3:
+        at = dice.randrange(len(body))
+        body = body[:at] + dice.choice([b"", b",", b"}", b'"', b"\xff", b"\xc3"]) + body[at + 1:]
+    return body
+
+
 @compiled
-def test_the_shape_of_a_request_is_found_in_one_call_as_by_python() -> None:
-    dice = random.Random(5)
-    values = ['"text"', '"a \\"image_url\\" b"', '""', "[]", '[{"role":"user","content":"hi"}]', "[1,2,3]", "7",
-              "123456789", "1234567890", "-1", "1.5", "null", "true", "{}", '[{"content":[{"type":"image_url"}]}]',
-              '[{"type":"file"}]', '[{"role":"thinking"}]', '[{"content":"thinking"}]', '[{"content":"video"}]',
-              '["refusal"]', '["audio', '["file', '"\\u00e9"', "[", '"']
-    names = [*shapes.KINDS, "model", "stream", "n", "temperature"]
-    seen = set()
-    for _ in range(5000):
-        given = dice.sample(names, dice.randrange(len(names)))
-        fields = {name: msgspec.Raw(dice.choice(values).encode()) for name in given}
-        size = dice.randrange(100, 3000)
-        args = (dice.choice(("chat", "completions")), fields, shapes.KINDS, size, shapes.MAX_BYTES)
-        (key, filled, slots), plain = intake.keyed(*args), shapes.keyed(*args)
-        assert (key, filled) == plain[:2]
-        assert list(map(bytes, slots)) == list(map(bytes, plain[2]))
-        seen.add((key is None, len(filled)))
-    assert len(seen) > 8
-    with pytest.raises(TypeError):
-        intake.keyed("chat", {"prompt": 7}, shapes.KINDS, 10, 10)  # type: ignore[dict-item]
+def test_the_shape_of_a_body_is_found_in_one_call_as_by_python() -> None:
+    dice, seen, keys = random.Random(5), Counter[int](), dict[object, object]()
+    for _ in range(5 * CASES):
+        body, most = some_body(dice), dice.choice([0, 40, shapes.MAX_BYTES, shapes.MAX_BYTES])
+        found, plain = intake.looked(body, most), shapes.looked(body, most)
+        if found is None:
+            continue
+        assert plain is not None, body
+        assert found[1] == plain[1], body
+        assert keys.setdefault(found[0], plain[0]) == plain[0], "equal keys differ in slots alone"
+        seen[len(found[1])] += 1
+    assert set(seen) >= set(range(5))
+    assert seen.total() > CASES, "it is worth comparing"
+
+
+@compiled
+def test_what_clients_send_is_found_in_one_call() -> None:
+    for body in (b'{"model":"m","messages":[{"role":"user","content":"\\"hi\\" \xc3\xa9"}],"max_tokens":8,"stream":true}',
+                 b' { "prompt" : "a\\nb" , "temperature" : 0.7 , "stream_options" : { "include_usage" : true } }\n'):
+        found, plain = intake.looked(body, 1024), shapes.looked(body, 1024)
+        assert found is not None
+        assert plain is not None
+        assert found[1] == plain[1]
+    for body in (b'{"prompt":"a","prompt":"b"}', b'{"prompt":"a"} x', b'{"prompt":"a",}', b'{"prompt":"a"', b"[]", b"{}"):
+        assert intake.looked(body, 1024) is None
+    most = b'{"prompt":"","n":111111111}'
+    assert [intake.looked(most, len(most) + more) is None for more in (-3, -2, -1)] == [True, True, False]
+    for wrong in (("{}", 1024), (b"{}",), (b"{}", 2**80)):
+        with pytest.raises((TypeError, OverflowError)):
+            intake.looked(*wrong)  # type: ignore[arg-type]
+
+
+@compiled
+def test_a_message_is_put_together_in_one_call_as_by_python() -> None:
+    dice = random.Random(6)
+    for _ in range(500):
+        values = tuple(os.urandom(dice.choice([0, 1, 30, 3000])) for _ in range(dice.randrange(1, 6)))
+        form = tuple(dice.choice([dice.randrange(len(values)), b"literal", b""]) for _ in range(dice.randrange(8)))
+        args = (b"POST /x\r\ncontent-length: ", b"\r\n\r\n", form, values)
+        assert intake.message(*args) == shapes.message(*args)
+    for wrong in ((b"", b"", (3,), (b"",)), (b"", b"", (-1,), (b"",)), (b"", b"", (2**80,), (b"",)), (b"", b"", ("a",), ()),
+                  (b"", b"", (0,), (None,)), ("", b"", (), ()), (b"", b"", [], ()), (b"", b"")):
+        with pytest.raises((TypeError, IndexError, OverflowError)):
+            intake.message(*wrong)  # type: ignore[arg-type]
 
 
 class Broken(Echo):

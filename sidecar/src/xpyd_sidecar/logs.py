@@ -14,12 +14,14 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Literal, TextIO
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Literal, Protocol, TextIO, TypeVar
 
 import msgspec
 
+_T = TypeVar("_T")
+_T_contra = TypeVar("_T_contra", contravariant=True)
 _STANDARD = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -30,16 +32,17 @@ MOST_LINES = 256
 """Lines without a record wait so long, or until there are so many; a record and the process's end take them along."""
 
 
-class Ready:
-    """Fields that can also be had as JSON at once."""
+class Form(Protocol[_T_contra]):
+    """How lines of one kind are made of what they tell of."""
 
-    def __call__(self) -> dict[str, object]:
-        """The fields."""
-        raise NotImplementedError
+    def at(self, one: _T_contra) -> float:
+        """The line's time (Unix)."""
 
-    def json(self) -> bytes:
-        """At least one of them, as JSON without braces."""
-        raise NotImplementedError
+    def fields(self, one: _T_contra) -> dict[str, object]:
+        """Its fields."""
+
+    def json(self, one: _T_contra) -> str:
+        """The same as JSON without braces; at least one."""
 
 
 def configure(level: Literal["debug", "info", "warning", "error"], style: Literal["json", "text"],
@@ -72,16 +75,14 @@ def tell(logger: logging.Logger, message: str, fields: Callable[[], dict[str, ob
         handler.tell(logger.name, message, fields)
 
 
-def tell_all(logger: logging.Logger, message: str, lines: list[tuple[float, Callable[[], dict[str, object]]]]) -> None:
-    """The same for many that have waited: they leave at once, each with its time (Unix)
-    where JSON is wanted.
-    """
+def tell_all(logger: logging.Logger, message: str, those: Sequence[_T], form: Form[_T]) -> None:
+    """The same for many that have waited: they leave at once, each with its time where JSON is wanted."""
     handler = _lines_alone(logger)
     if handler is None:
-        for _, fields in lines:
-            logger.info("%s", message, extra=fields())
+        for one in those:
+            logger.info("%s", message, extra=form.fields(one))
     elif logger.isEnabledFor(logging.INFO):
-        handler.tell_all(logger.name, message, lines)
+        handler.tell_all(logger.name, message, those, form)
 
 
 def _lines_alone(logger: logging.Logger) -> JsonHandler | None:
@@ -123,9 +124,11 @@ class JsonHandler(logging.StreamHandler[TextIO]):
         super().__init__(stream)
         self._fields = fields
         self._told: list[tuple[float, str, str, Callable[[], dict[str, object]]]] = []
+        self._ready: list[str] = []
+        """Lines that leave next."""
         self._due: asyncio.AbstractEventLoop | None = None
         """The loop that will write them."""
-        self._known: dict[tuple[str, str], bytes] = {}
+        self._known: dict[tuple[str, str], str] = {}
         """What lines of a logger and message have in common."""
         self.setFormatter(JsonFormatter(fields))
 
@@ -153,9 +156,15 @@ class JsonHandler(logging.StreamHandler[TextIO]):
             self._due = loop
             loop.call_later(WAIT_S, self._on_time)
 
-    def tell_all(self, logger: str, message: str, lines: list[tuple[float, Callable[[], dict[str, object]]]]) -> None:
+    def tell_all(self, logger: str, message: str, those: Sequence[_T], form: Form[_T]) -> None:
         """Lines of level info that have waited; not to be called by several threads."""
-        self._told += [(at, logger, message, fields) for at, fields in lines]
+        known, lines = self._words(logger, message), list[str]()
+        for one in those:
+            try:
+                lines.append(f'{{"time":"{_stamp(form.at(one))}",{known},{form.json(one)}}}\n')
+            except Exception as error:  # noqa: BLE001 (as in ``_line``)
+                lines.append(self._line(time.time(), logger, message, partial(_broken, error)))
+        self._ready += lines
         self._turn()
 
     def _on_time(self) -> None:
@@ -176,27 +185,34 @@ class JsonHandler(logging.StreamHandler[TextIO]):
 
     def _put_out(self) -> None:
         told, self._told = self._told, []
-        if told:
-            lines = b"".join([self._line(*one) for one in told])
+        ready, self._ready = self._ready, []
+        if told or ready:
+            lines = "".join([*[self._line(*one) for one in told], *ready])
             try:
-                self.stream.write(lines.decode())
+                self.stream.write(lines)
             except OSError:
                 self._lost()
 
-    def _line(self, at: float, logger: str, message: str, fields: Callable[[], dict[str, object]]) -> bytes:
+    def _line(self, at: float, logger: str, message: str, fields: Callable[[], dict[str, object]]) -> str:
+        known = self._words(logger, message)
+        try:
+            own = fields()
+        except Exception as error:  # noqa: BLE001 (a bug here must cost one line's fields, not the other lines)
+            own = _broken(error)
+        return f'{{"time":"{_stamp(at)}",{known}{"," if own else ""}{_encode(own).decode()[1:]}\n'
+
+    def _words(self, logger: str, message: str) -> str:
         known = self._known.get((logger, message))
         if known is None:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()
             words = {"level": "info", "logger": logger, "message": message, **self._fields}
-            known = self._known[logger, message] = _encode(words)[1:-1]
-        try:
-            if isinstance(fields, Ready):
-                return b'{"time":"%b",%b,%b}\n' % (_stamp(at).encode(), known, fields.json())
-            own = fields()
-        except Exception as error:  # noqa: BLE001 (a bug here must cost one line's fields, not the other lines)
-            own = {"exception": repr(error)}
-        return b'{"time":"%b",%b%b%b\n' % (_stamp(at).encode(), known, b"," if own else b"", _encode(own)[1:])
+            known = self._known[logger, message] = _encode(words).decode()[1:-1]
+        return known
+
+
+def _broken(error: Exception) -> dict[str, object]:
+    return {"exception": repr(error)}
 
 
 class TextFormatter(logging.Formatter):

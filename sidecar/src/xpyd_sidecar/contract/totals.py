@@ -5,8 +5,10 @@ Belongs here: the form and the widths of the buckets. Does not belong here: coun
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import partial
 
 import msgspec
 
@@ -16,13 +18,18 @@ _SHORTEST = 1e-4
 _STEPS = 8
 _LAST = 200
 """Bucket of everything from about 55 minutes on."""
+_ENDS = tuple(_SHORTEST * 2.0 ** (number / _STEPS) for number in range(_LAST))
+"""Of every bucket but the last; a bucket's end belongs to it."""
 
 
 def bucket_of(seconds: float) -> int:
     """The bucket of a duration; one is 2^(1/8) wide, so a percentile is right within 4.5 %."""
-    if seconds <= _SHORTEST:
-        return 0
-    return min(_LAST, 1 + int(_STEPS * math.log2(seconds / _SHORTEST)))
+    return bisect_left(_ENDS, seconds)
+
+
+def buckets_of(durations: Iterable[float]) -> Counter[int]:
+    """How many durations lie in each bucket."""
+    return Counter(map(partial(bisect_left, _ENDS), durations))
 
 
 def add_buckets(buckets: Buckets, more: Mapping[int, int]) -> None:

@@ -15,7 +15,7 @@
 #include "_chunks.h"
 #include "_json.h"
 
-#define REVISION 4 /* the same as in whole.py */
+#define REVISION 5 /* the same as in whole.py */
 
 #define MAX_REST 16 /* bytes behind an event's ids, its line ends included, if it is like others */
 
@@ -364,13 +364,27 @@ static int take_event(Said *said, const char *at, const char *end)
     return 1;
 }
 
-static PyObject *take(PyObject *ignored, PyObject *args)
+/* How many ids a list has, without its brackets. */
+static Py_ssize_t ids_in(Slice list)
 {
-    PyObject *data, *log;
+    Py_ssize_t count = list.at != NULL;
+    for (const char *at = list.at; at < list.end; at++)
+        count += *at == ',';
+    return count;
+}
+
+static PyObject *take(PyObject *ignored, PyObject *const *args, Py_ssize_t count)
+{
     Said said = {0};
     Py_ssize_t id;
     (void)ignored;
-    if (!PyArg_ParseTuple(args, "Sps#LO!", &data, &said.chat, &said.id.at, &id, &said.created, &PyByteArray_Type, &log))
+    if (count != 5 || !PyBytes_Check(args[0]) || !PyUnicode_Check(args[2]) || !PyByteArray_Check(args[4]))
+        return PyErr_Format(PyExc_TypeError, "take(data, chat, id, created, log)");
+    PyObject *data = args[0], *log = args[4];
+    if ((said.chat = PyObject_IsTrue(args[1])) < 0 || (said.id.at = PyUnicode_AsUTF8AndSize(args[2], &id)) == NULL)
+        return NULL;
+    said.created = PyLong_AsLongLong(args[3]);
+    if (said.created == -1 && PyErr_Occurred())
         return NULL;
     said.id.end = said.id.at + id;
     said.begun = id > 0;
@@ -399,11 +413,11 @@ static PyObject *take(PyObject *ignored, PyObject *args)
     if (said.ended)
         put(&out, DONE, sizeof DONE - 1);
     Py_ssize_t prompt = said.prompt.at == NULL ? 0 : said.prompt.end - said.prompt.at;
-    PyObject *made = Py_BuildValue("y#s#Ls#y#iiiinn", out.data, (Py_ssize_t)out.size,
+    PyObject *made = Py_BuildValue("y#s#Ls#y#iiiinnn", out.data, (Py_ssize_t)out.size,
         said.id.at, (Py_ssize_t)(said.id.end - said.id.at), said.created,
         said.model.at, (Py_ssize_t)(said.model.end - said.model.at), said.prompt.at == NULL ? "" : said.prompt.at, prompt,
         said.role, said.finished, said.usage, said.ended, said.like.at == NULL ? (Py_ssize_t)0 : (Py_ssize_t)(said.like.at - begin),
-        said.like.at == NULL ? (Py_ssize_t)0 : (Py_ssize_t)(said.like.end - begin));
+        said.like.at == NULL ? (Py_ssize_t)0 : (Py_ssize_t)(said.like.end - begin), ids_in(said.prompt));
     if (made == NULL)
         return NULL;
     Py_ssize_t before = PyByteArray_Size(log);
@@ -417,9 +431,9 @@ static PyObject *take(PyObject *ignored, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"take", take, METH_VARARGS,
+    {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL,
      "take(data, chat, id, created, log): (what the client gets, id, created, model, prompt ids, role, finished, usage, ended,\n"
-     "where the event is that is like others), and log has what is noted; None: nothing was done."},
+     "where the event is that is like others, how many ids), and log has what is noted; None: nothing was done."},
     {NULL, NULL, 0, NULL},
 };
 

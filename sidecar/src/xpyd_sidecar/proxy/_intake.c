@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-#define REVISION 2 /* the same as in intake.py */
+#define REVISION 3 /* the same as in intake.py */
 
 #define MAX_NAME 64
 #define MAX_LENGTH 10 /* digits of a body's length */
@@ -134,15 +134,16 @@ static const char *headers_end(const char *at, const char *end, PyObject *header
     }
 }
 
-static PyObject *request(PyObject *ignored, PyObject *args)
+static PyObject *request(PyObject *ignored, PyObject *const *args, Py_ssize_t count)
 {
     static const char method[] = "POST ", version[] = " HTTP/1.1\r\n";
-    PyObject *data;
-    long long header_bytes, body_bytes, length = 0;
     (void)ignored;
-    if (!PyArg_ParseTuple(args, "SLL", &data, &header_bytes, &body_bytes))
+    if (count != 3 || !PyBytes_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "request(data, header_bytes, body_bytes)");
+    long long header_bytes = PyLong_AsLongLong(args[1]), body_bytes = PyLong_AsLongLong(args[2]), length = 0;
+    if (PyErr_Occurred())
         return NULL;
-    const char *at = PyBytes_AsString(data), *end = at + PyBytes_Size(data);
+    const char *at = PyBytes_AsString(args[0]), *end = at + PyBytes_Size(args[0]);
     const size_t first = sizeof method - 1, last = sizeof version - 1;
     if ((size_t)(end - at) < first || memcmp(at, method, first) != 0)
         Py_RETURN_NONE;
@@ -170,84 +171,8 @@ static PyObject *request(PyObject *ignored, PyObject *args)
     return made;
 }
 
-/* ---- shapes (routing/shapes.py) */
-
-enum { NUMBER = 1, TEXT, MESSAGES };
-
-/* Whether messages may have parts that are not text: `ways.has_parts`. */
-static int has_parts(const char *at, const char *end)
-{
-    static const char *const words[] = {"image_", "input_", "audio", "video", "file\"", "thinking\"", "refusal\""};
-    while (at < end && (at = memchr(at, '"', (size_t)(end - at))) != NULL) {
-        at++;
-        for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-            if ((size_t)(end - at) >= strlen(words[i]) && memcmp(at, words[i], strlen(words[i])) == 0)
-                return 1;
-    }
-    return 0;
-}
-
-static int is_plain(long kind, const char *at, const char *end)
-{
-    if (at == end)
-        return 0;
-    if (kind == TEXT)
-        return *at == '"';
-    if (kind == MESSAGES)
-        return *at == '[' && !has_parts(at, end);
-    if (kind != NUMBER || end - at >= 10)
-        return 0;
-    for (; at < end; at++)
-        if (*at < '0' || *at > '9')
-            return 0;
-    return 1;
-}
-
-static PyObject *shape(PyObject *ignored, PyObject *args)
-{
-    PyObject *api, *fields, *kinds, *name, *raw, *made = NULL;
-    Py_ssize_t size, most, at = 0, number = 1;
-    (void)ignored;
-    if (!PyArg_ParseTuple(args, "OO!O!nn", &api, &PyDict_Type, &fields, &PyDict_Type, &kinds, &size, &most))
-        return NULL;
-    Py_ssize_t count = PyDict_Size(fields);
-    PyObject *key = PyTuple_New(1 + 2 * count), *filled = PyList_New(0), *slots = PyList_New(0);
-    if (key == NULL || filled == NULL || slots == NULL)
-        goto done;
-    Py_INCREF(api);
-    PyTuple_SetItem(key, 0, api);
-    while (PyDict_Next(fields, &at, &name, &raw)) {
-        PyObject *kind = PyDict_GetItemWithError(kinds, name), *value;
-        Py_buffer view;
-        if (PyErr_Occurred() || PyObject_GetBuffer(raw, &view, PyBUF_SIMPLE) < 0)
-            goto done;
-        if (kind != NULL && is_plain(PyLong_AsLong(kind), view.buf, (const char *)view.buf + view.len)) {
-            size -= view.len;
-            value = name;
-            Py_INCREF(value);
-            if (PyList_Append(filled, name) < 0 || PyList_Append(slots, raw) < 0)
-                Py_CLEAR(value);
-        } else
-            value = PyBytes_FromStringAndSize(view.buf, view.len);
-        PyBuffer_Release(&view);
-        if (value == NULL)
-            goto done;
-        Py_INCREF(name);
-        PyTuple_SetItem(key, number, name);
-        PyTuple_SetItem(key, count + number++, value);
-    }
-    made = Py_BuildValue("(OOO)", size <= most ? key : Py_None, filled, slots);
-done:
-    Py_XDECREF(key);
-    Py_XDECREF(filled);
-    Py_XDECREF(slots);
-    return made;
-}
-
 static PyMethodDef methods[] = {
-    {"shape", shape, METH_VARARGS,
-     "shape(api, fields, kinds, size, most): as shapes.keyed; kinds: by name 1 for numbers, 2 for texts, 3 for messages."},
-    {"request", request, METH_VARARGS,
+    {"request", (PyCFunction)(void (*)(void))request, METH_FASTCALL,
      "request(data, header_bytes, body_bytes): (path, target, headers, body) of a read that is one plain request; else None."},
     {NULL, NULL, 0, NULL},
 };

@@ -7,6 +7,7 @@
 #define XPYD_JSON_H
 
 #include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
 #define MAX_INTEGER 18 /* digits: fits 64 bits with its sign */
@@ -63,14 +64,29 @@ static const char is_simple[256] = {
 #undef XPYD_16
 };
 
+/* Behind characters that are simple. Eight at a time as long as they are: a byte below 0x20 or equal to one of the three
+ * borrows from its high bit, one that is not ASCII has it set. */
+static const char *simple_end(const char *at, const char *end)
+{
+    const uint64_t ones = 0x0101010101010101u, highs = ones * 0x80;
+    for (uint64_t word; end - at >= (ptrdiff_t)sizeof word; at += sizeof word) {
+        memcpy(&word, at, sizeof word);
+        uint64_t quote = word ^ ones * '"', slash = word ^ ones * '\\', del = word ^ ones * 0x7f;
+        if (((word - ones * 0x20) | (quote - ones) | (slash - ones) | (del - ones) | word) & highs)
+            break;
+    }
+    while (at < end && is_simple[(unsigned char)*at])
+        at++;
+    return at;
+}
+
 /* Behind a string; `at` is its opening quote. `plain`: printable ASCII without escapes. */
 static const char *string_end(const char *at, const char *end, int plain)
 {
     if (at >= end || *at != '"')
         return NULL;
     for (at++;;) {
-        while (at < end && is_simple[(unsigned char)*at])
-            at++;
+        at = simple_end(at, end);
         if (at >= end)
             return NULL;
         unsigned char c = (unsigned char)*at;

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from functools import lru_cache
+from operator import attrgetter
 
 import msgspec
 
@@ -30,33 +31,31 @@ def line_of(record: Record) -> dict[str, object]:
 
 def tell_straight(records: list[StraightRecord]) -> None:
     """Log some that went their straight course; their lines leave at once."""
-    logs.tell_all(access, "ok", [(one.ended_unix, StraightLine(one)) for one in records])
+    logs.tell_all(access, "ok", records, _Straight())
 
 
-class StraightLine(logs.Ready):
-    """The same line, made at once where JSON is wanted."""
+class _Straight:
+    """``logs.Form``: the line of one that went its straight course, which is that of its record."""
 
-    __slots__ = ("_of",)
+    at = attrgetter("ended_unix")
 
-    def __init__(self, of: StraightRecord) -> None:
-        self._of = of
-
-    def __call__(self) -> dict[str, object]:
+    @staticmethod
+    def fields(one: StraightRecord) -> dict[str, object]:
         """The fields."""
-        return line_of(self._of.record())
+        return line_of(one.record())
 
-    def json(self) -> bytes:
-        """The fields as JSON, without braces."""
-        of = self._of
-        return b'"request":%b,"transfer":"%b","api":"%b",%b,"seconds":%b,"first_byte_s":%b,"detail":""' % (
-            _encode(of.request_id), of.transfer.encode(), of.api.encode(), _between(of.prefill, of.decode),
-            _encode(round(of.ended - of.arrived, 4)), _encode(round(of.begun - of.arrived, 4)))
+    @staticmethod
+    def json(one: StraightRecord) -> str:
+        """The fields as JSON, without braces. No request id has what JSON escapes (``incoming.request_id_of``)."""
+        arrived = one.arrived
+        return (f'"request":"{one.request_id}","transfer":"{one.transfer}",{_between(one.api, one.prefill, one.decode)},'
+                f'"seconds":{one.ended - arrived:.4f},"first_byte_s":{one.begun - arrived:.4f},"detail":""')
 
 
 @lru_cache(maxsize=1024)
-def _between(prefill: str, decode: str) -> bytes:
-    fields = {"stream": True, "status": 200, "prefill": prefill, "decode": decode, "attempt": 1, "skips": ""}
-    return _encode(fields)[1:-1]
+def _between(api: str, prefill: str, decode: str) -> str:
+    fields = {"api": api, "stream": True, "status": 200, "prefill": prefill, "decode": decode, "attempt": 1, "skips": ""}
+    return _encode(fields).decode()[1:-1]
 
 
 _encode = msgspec.json.Encoder().encode

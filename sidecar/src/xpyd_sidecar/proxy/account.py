@@ -52,7 +52,7 @@ class Account:
             self.record.prompt_size = prompt.tokens(asked.prompt)
             if dispatch.tracing is not None:
                 self._trace = dispatch.tracing.begin(request.headers, self.record)
-            dispatch.opened(self.record.prompt_size)
+            dispatch.opened(self.record.prompt_size, dispatch.loop.time())
 
     @property
     def begun(self) -> bool:

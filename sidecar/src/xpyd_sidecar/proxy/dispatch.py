@@ -77,7 +77,7 @@ class Dispatch:
         self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                              on_no_prefill=router.on_no_prefill)
         self.first_pair = FirstPair(self.limits.pair_s)
-        self.shapes = Shapes(goes_on=router.failover == "continue", by=intake.keyed)
+        self.shapes = Shapes(goes_on=router.failover == "continue", by=intake.looked)
         self.budget = RetryBudget(router.retry_budget)
         self.pool = Pool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)
@@ -126,9 +126,9 @@ class Dispatch:
         served = self.models()
         return not served or model in served
 
-    def enters_at_once(self, parsed: bodies.Request, headers: Mapping[bytes, bytes]) -> bool:
+    def enters_at_once(self, model: str | None, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a request would be served, and would not have to wait."""
-        model, config = parsed.model, self.config
+        config = self.config
         if model is not None and model != config.model and not self._serves(model):
             return False
         return self.line.passes("" if config.api_key_file is None else key_of(headers, config)) and self.room(alone=False)
@@ -149,14 +149,14 @@ class Dispatch:
         trace = None if self.tracing is None else self.tracing.begin(request.headers, serving.record)
         self.servings.add(serving)
         record.prompt_size = prompt.tokens(parsed.prompt)
-        self.opened(record.prompt_size)
+        self.opened(record.prompt_size, self.loop.time())
         serving.start(picked, trace)
         return serving
 
-    def opened(self, tokens: int) -> None:
-        """A request is being served, whose prompt has about so many tokens."""
+    def opened(self, tokens: int, now: float) -> None:
+        """A request is being served, whose prompt has about so many tokens. ``now``: of the loop's clock."""
         self.observer.opened(tokens)
-        self.budget.on_request(self.loop.time())
+        self.budget.on_request(now)
 
     def refused(self, api: str, request: HttpRequest, fault: Fault) -> None:
         """A generation request was refused before anything was sent."""
@@ -203,14 +203,17 @@ class Dispatch:
         if not over:
             return
         records = [lane.record() for lane in over]
-        for record in records:
-            self.ended(record)
+        self.ended_straight(records)
         if self.access_log:
             tell_straight(records)
 
-    def ended(self, record: Record | StraightRecord) -> None:
+    def ended(self, record: Record) -> None:
         """What is known of a request that ended."""
         self.observer.ended(record)
+
+    def ended_straight(self, records: list[StraightRecord]) -> None:
+        """The same of several that went their straight course."""
+        self.observer.ended_straight(records)
 
     def models(self) -> list[str]:
         """Served model names: the configured one, and those that instances beat."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from time import perf_counter, time
 from typing import TYPE_CHECKING
 
-from xpyd_sidecar.contract.ids import Role, TransferId
-from xpyd_sidecar.proxy import ids
+from xpyd_sidecar.contract.ids import TransferId
+from xpyd_sidecar.proxy import ids, intake
 from xpyd_sidecar.proxy.lane import Lane
 from xpyd_sidecar.proxy.legs import PATHS
 from xpyd_sidecar.proxy.reply import Connection, HttpRequest, Reply
@@ -18,6 +18,7 @@ from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.upstream import before_length
 from xpyd_sidecar.routing import fields, prompt
 from xpyd_sidecar.routing.pick import Target
+from xpyd_sidecar.routing.shapes import Form
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
@@ -27,13 +28,14 @@ def enter(dispatch: Dispatch, client: Connection, api: fields.Api, http: HttpReq
     """Begin to serve a request whose course will probably be straight. None: nothing was done."""
     if not dispatch.straight or not dispatch.read.isdisjoint(http.headers):
         return None
-    request = dispatch.shapes.known(api, http.body)
-    if request is None or not request.stream or request.skips or "priority" in request.fields:
+    found = dispatch.shapes.known(api, http.body)
+    if found is None:
         return None
-    if not dispatch.enters_at_once(request, http.headers):
+    shape, slots = found
+    if not shape.plain or not dispatch.enters_at_once(shape.model, http.headers):
         return None
-    asks = request.prompt
-    size = prompt.tokens(asks)
+    asks = slots[shape.prompt_at]
+    size = prompt.text_tokens(len(asks))
     if size < dispatch.config.skip_prefill_below:
         return None
     arrived, arrived_unix, began = perf_counter(), time(), dispatch.loop.time()
@@ -47,24 +49,24 @@ def enter(dispatch: Dispatch, client: Connection, api: fields.Api, http: HttpReq
         if prefill is not None:
             prefill.take_back()
         reply = Reply(client, http.request_id, close=False, old=False, head_only=False)
-        return dispatch.serve(http, reply, request, picks, 0.0, picked=pair)
+        return dispatch.serve(http, reply, shape.request(http.body, slots), picks, 0.0, picked=pair)
     transfer, request_id = TransferId(ids.fresh()), http.request_id.encode()
-    assert request.shape is not None
-    shape, params, name = request.shape, dispatch.first_pair, transfer.encode()
-    asked = (_asked(api, target, request_id, shape.template(Role.PREFILL).fill(
-                 request.slots, params.prefill(pair.decode), name)),
-             _asked(api, pair.decode, request_id, shape.template(Role.DECODE).fill(request.slots, params.decode, name)))
-    dispatch.opened(size)
+    params, name = dispatch.first_pair, transfer.encode()
+    to_prefill, to_decode = shape.templates()
+    before, behind = params.prefill(pair.decode)
+    asked = (_asked(api, target, request_id, to_prefill.form, (*slots, before, name, behind)),
+             _asked(api, pair.decode, request_id, to_decode.form, (*slots, params.decode[0], name, params.decode[1])))
+    dispatch.opened(size, began)
     members = (dispatch.leg_opened(target), dispatch.leg_opened(pair.decode))
-    lane = Lane(dispatch, client, request, picks, pair, transfer, http.request_id, began, arrived, arrived_unix, size,
-                asked, members, perf_counter(), prefill, decode)
+    lane = Lane(dispatch, client, shape, slots, http.body, picks, pair, transfer, http.request_id, began, arrived,
+                arrived_unix, size, asked, members, perf_counter(), prefill, decode)
     dispatch.servings.add(lane)
     prefill.lend(lane, asked[0])
     decode.lend(lane, asked[1])
     return lane
 
 
-def _asked(api: fields.Api, target: Target, request_id: bytes, body: bytes) -> bytes:
+def _asked(api: fields.Api, target: Target, request_id: bytes, form: Form, values: tuple[bytes, ...]) -> bytes:
     rank = b"" if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d" % target.dp_rank
-    return b"%b%d\r\nx-request-id: %b%b\r\n\r\n%b" % (
-        before_length(PATHS[api], target.http), len(body), request_id, rank, body)
+    behind = b"".join((b"\r\nx-request-id: ", request_id, rank, b"\r\n\r\n"))
+    return intake.message(before_length(PATHS[api], target.http), behind, form, values)

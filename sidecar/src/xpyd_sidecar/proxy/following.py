@@ -54,20 +54,26 @@ class WorkerDispatch(Dispatch):
         served = len(self.servings) + self.passing.generating
         return served, len(self.line), self.budget.left(self.loop.time())
 
-    def opened(self, tokens: int) -> None:
+    def opened(self, tokens: int, now: float) -> None:
         """A request is being served."""
         self.reports.opened(tokens)
-        super().opened(tokens)
+        super().opened(tokens, now)
 
     def unserved(self, api: str, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
         """A request ended before it was served."""
         super().unserved(api, request, outcome, status, detail)
         self.reports.refused(li.Refusal(api, request.request_id, outcome, status, detail))
 
-    def ended(self, record: Record | StraightRecord) -> None:
+    def ended(self, record: Record) -> None:
         """What is known of a request that ended."""
         super().ended(record)
-        self.reports.closed(record if isinstance(record, Record) else record.record())
+        self.reports.closed(record)
+
+    def ended_straight(self, records: list[StraightRecord]) -> None:
+        """The same of several that went their straight course."""
+        super().ended_straight(records)
+        for record in records:
+            self.reports.closed(record.record())
 
     def leg_opened(self, target: Target) -> ro.Member | None:
         """Count a leg."""

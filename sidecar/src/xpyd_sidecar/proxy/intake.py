@@ -1,5 +1,5 @@
 """A read that is exactly one plain request for generation, taken in one call where that was compiled (``_intake``); and
-what requests of its shape have in common.
+what requests of its shape have in common (``_shape``).
 
 Belongs here: the choice. XPYD_PLAIN=1 in the environment leaves every read to the parser.
 """
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from xpyd_sidecar import built
 from xpyd_sidecar.routing import shapes
 
-REVISION = 2
-"""Of what both have in common; grows with every change of ``_intake.c``."""
+REVISION, SHAPE_REVISION = 3, 1
+"""Of what both have in common; grow with every change of ``_intake.c`` and of ``_shape.c``."""
 Plain = tuple[str, bytes, dict[bytes, bytes], bytes]
 """Path, the same as it was written, headers (names in lower case; of repeated ones the first), body."""
 Take = Callable[[bytes, int, int], Plain | None]
@@ -24,12 +24,14 @@ def _nothing(data: bytes, header_bytes: int, body_bytes: int) -> Plain | None:  
 
 
 take: Take = _nothing
-keyed: shapes.Keyed = shapes.keyed
+looked: shapes.Looked = shapes.looked
+message: Callable[[bytes, bytes, shapes.Form, tuple[bytes, ...]], bytes] = shapes.message
 try:
-    from xpyd_sidecar.proxy import _intake
+    from xpyd_sidecar.proxy import _intake, _shape
 
     built.check("the shortcuts", _intake.REVISION, REVISION)
+    built.check("the shortcuts", _shape.REVISION, SHAPE_REVISION)
     take = _intake.request
-    keyed = _intake.shape
+    looked, message = _shape.looked, _shape.message
 except ImportError:  # not built, or for another machine: everything works without
     pass

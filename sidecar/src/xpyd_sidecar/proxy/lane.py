@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import lru_cache
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -27,17 +28,18 @@ from xpyd_sidecar.proxy.reply import Connection as Client
 from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.proxy.whole import Whole, take
-from xpyd_sidecar.proxy.wire import Head, Malformed, parse_head
-from xpyd_sidecar.routing import bodies
+from xpyd_sidecar.proxy.wire import MAX_KNOWN, Head, Malformed, parse_head
 from xpyd_sidecar.routing.exchange import Picks
 from xpyd_sidecar.routing.pick import Pair
 from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.roster import Member
+from xpyd_sidecar.routing.shapes import Shape
 from xpyd_sidecar.routing.straight import NO_DEADLINE_S
 from xpyd_sidecar.routing.straight_record import StraightRecord
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
+    from xpyd_sidecar.routing import bodies
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +52,8 @@ MAX_KEPT = 16 << 10
 YOUNG_S = 3.0
 """Nobody counts as silent, and no deadline comes, sooner."""
 _END = b"0\r\n\r\n"
-_OK = b"HTTP/1.1 200 OK\r\n%btransfer-encoding: chunked\r\n%bx-request-id: %b\r\ndate: %b\r\n\r\n"
+_EMPTY = b"\r\n\r\n"
+"""Ends a head. Where it has not come, ``find`` says -1, and what is looked at then is no head."""
 assert YOUNG_S < NO_DEADLINE_S
 
 
@@ -59,7 +62,10 @@ class Lane(msgspec.Struct, eq=False):
 
     dispatch: Dispatch
     client: Client
-    request: bodies.Request
+    shape: Shape
+    slots: list[bytes]
+    body: bytes
+    """As the client sent it; the shape's slots are its parts."""
     picks: Picks
     pair: Pair
     transfer: TransferId
@@ -88,9 +94,10 @@ class Lane(msgspec.Struct, eq=False):
     taken: tuple[tuple[Whole, bytes], ...] = ()
     """What was taken of decode's answer without reading it, and the reads."""
     name: str = ""
-    """Of the answer, by its first event; so are the next two."""
+    """Of the answer, by its first event, as the next one."""
     created: int = 0
-    prompt: bytes = b""
+    prompt_tokens: int = 0
+    """Of the prompt, as decode says; 0: it has not."""
     log: bytearray = bytearray()
     """As ``Position.log``."""
     stream: EventStream | None = None
@@ -119,11 +126,12 @@ class Lane(msgspec.Struct, eq=False):
     def _on_prefill(self, connection: Connection, data: bytes) -> bytes | None:
         if self.pending:
             data, self.pending = self.pending + data, b""
-        head, at = _head_of(data)
-        if head is None or head.status != 200 or not head.keep_alive or not 0 < (head.length or 0) <= MAX_PENDING:
+        at = data.find(_EMPTY) + len(_EMPTY)
+        length = _plain_length(data[:at]) if at <= MAX_KNOWN else 0
+        if not 0 < length <= MAX_PENDING:
             self.unfold()
             return data
-        missing = at + (head.length or 0) - len(data)
+        missing = at + length - len(data)
         if missing > 0:
             self.pending = data
             return None
@@ -141,11 +149,11 @@ class Lane(msgspec.Struct, eq=False):
 
     def _on_decode(self, connection: Connection, data: bytes) -> bytes | None:
         if self.head is None:
-            head, at = _head_of(data)
-            if head is None or head.status != 200 or not (head.chunked and head.is_event_stream and head.keep_alive):
+            at = data.find(_EMPTY) + len(_EMPTY)
+            head = self.head = _stream_head(data[:at]) if at <= MAX_KNOWN else None
+            if head is None:
                 self.unfold()
                 return data
-            self.head = head
             if at == len(data):
                 return None
             data = data[at:]
@@ -175,16 +183,15 @@ class Lane(msgspec.Struct, eq=False):
 
     def _take(self, connection: Connection, data: bytes) -> bool:
         """Take a read that is whole events which nobody need read: nearly all of short answers, and others' beginnings."""
-        shape = self.request.shape
-        assert shape is not None
+        shape = self.shape
         if not shape.noted or (len(self.taken) == MAX_TAKEN and not data.endswith(END)):
             return False
-        chat = self.request.api == "chat"
+        chat = shape.api == "chat"
         found = take(data, chat, self.name, self.created, self.log)
         if found is None:
             return False
-        out, name, created, _, prompt_ids, _, _, _, ended, at, to = found
-        self.name, self.created, self.prompt = name, created, self.prompt or prompt_ids
+        out, name, created, _, _, _, _, _, ended, at, to, ids = found
+        self.name, self.created, self.prompt_tokens = name, created, self.prompt_tokens or ids
         if not ended:
             self.taken = (*self.taken, (found, data))
             self._go_on(out)
@@ -192,7 +199,7 @@ class Lane(msgspec.Struct, eq=False):
                 self.read_on()
                 assert self.stream is not None
                 connection.relay(self.stream, self.client.outlet)
-            elif to and self.prompt and not shape.shows_logprobs:
+            elif to and self.prompt_tokens and not shape.shows_logprobs:
                 scanner = Scanner()
                 if scanner.learn(data, at, to, chat, self.log):
                     connection.relay(scanner, self.client.outlet)
@@ -215,9 +222,7 @@ class Lane(msgspec.Struct, eq=False):
 
     def read_on(self) -> None:
         """Have a stream read what comes, and know of what came."""
-        shape = self.request.shape
-        assert shape is not None
-        self.position = shape.position()
+        self.position = self.shape.position()
         if self.position is not None:
             self.position.log = self.log
         self.stream = stream_of(self.position, framed=True)
@@ -233,8 +238,9 @@ class Lane(msgspec.Struct, eq=False):
         client.outlet.relayed = 0
         self.sent = len(out)
         self.close = client.draining
-        return _OK % (head.passed_on(), b"connection: close\r\n" if self.close else b"", self.request_id.encode(),
-                      client.date) + out
+        return b"".join((b"HTTP/1.1 200 OK\r\n", head.passed_on(), b"transfer-encoding: chunked\r\n",
+                         b"connection: close\r\n" if self.close else b"", b"x-request-id: ", self.request_id.encode(),
+                         b"\r\ndate: ", client.date, b"\r\n\r\n", out))
 
     def _end(self, connection: Connection, out: bytes) -> None:
         dispatch, client = self.dispatch, self.client
@@ -253,17 +259,22 @@ class Lane(msgspec.Struct, eq=False):
         client.finished(close=self.close)
         dispatch.lane_ended(self)
 
+    @property
+    def request(self) -> bodies.Request:
+        """What was asked, as other courses need it."""
+        return self.shape.request(self.body, self.slots)
+
     def record(self) -> StraightRecord:
         """What is known of it, once it has ended."""
         position, pair = self.position, self.pair
         tokens = prompt_tokens = -1
         if position is not None:
             tokens, prompt_tokens = position.tokens, position.prompt_tokens
-        elif self.prompt:
-            tokens, prompt_tokens = self.log.count(b"\t"), self.prompt.count(b",") + 1
+        elif self.prompt_tokens:
+            tokens, prompt_tokens = self.log.count(b"\t"), self.prompt_tokens
         assert pair.prefill is not None
         return StraightRecord(
-            self.request_id, self.transfer, self.request.api, pair.prefill.instance, pair.decode.instance, self.arrived,
+            self.request_id, self.transfer, self.shape.api, pair.prefill.instance, pair.decode.instance, self.arrived,
             self.arrived_unix, self.opened_s, self.prefilled_s, self.begun_s, self.ended_s, tokens, prompt_tokens,
             self.prompt_size, self.sent)
 
@@ -321,12 +332,23 @@ class Lane(msgspec.Struct, eq=False):
                    incarnation) for connection, target in open_)
 
 
-def _head_of(data: bytes) -> tuple[Head | None, int]:
-    """The head that ``data`` begins with, and where its body begins; None: there is no whole one that can be read."""
-    end = data.find(b"\r\n\r\n")
-    if end < 0:
-        return None, 0
+@lru_cache(maxsize=256)
+def _plain_length(raw: bytes) -> int:
+    """How long the body behind a head is, where that is all there is to say of it; else 0."""
+    head = _head_of(raw)
+    return 0 if head is None or head.status != 200 or not head.keep_alive else head.length or 0
+
+
+@lru_cache(maxsize=256)
+def _stream_head(raw: bytes) -> Head | None:
+    """The head of an event stream that is like nearly all of them."""
+    head = _head_of(raw)
+    usual = head is not None and head.status == 200 and head.chunked and head.is_event_stream and head.keep_alive
+    return head if usual else None
+
+
+def _head_of(raw: bytes) -> Head | None:
     try:
-        return parse_head(data[:end]), end + 4
+        return parse_head(raw[:-len(_EMPTY)])
     except Malformed:  # who reads it next says what is wrong
-        return None, 0
+        return None

@@ -35,15 +35,15 @@ def descriptor_of(transport: asyncio.BaseTransport) -> int:
 class Connection(Leg, asyncio.Protocol):
     """One connection to an engine."""
 
-    __slots__ = ("_address", "_body", "_buffer", "_call", "_lane", "_open", "_outlet", "_paused", "_pool", "_reused",
-                 "_seen", "_stream", "_time", "_transport", "idle_since")
+    __slots__ = ("_address", "_body", "_buffer", "_call", "_lane", "_outlet", "_paused", "_pool", "_seen",
+                 "_stream", "_time", "_transport", "idle_since", "open", "reused")
 
     def __init__(self, pool: Pool, address: HostPort) -> None:
         self._pool = pool
         self._time = pool.loop.time
         self._address = address
         self._transport: asyncio.Transport | None = None
-        self._open = False
+        self.open = False
         """Nobody has ended it, as far as is known."""
         self._outlet = Outlet()
         self.last_at = 0.0
@@ -53,7 +53,8 @@ class Connection(Leg, asyncio.Protocol):
         self._buffer = b""
         self._stream: EventStream | None = None
         self._body: WholeBody | None = None
-        self._reused = False
+        self.reused = False
+        """It was in the pool before."""
         self._seen = False
         self._paused = False
         self.idle_since = 0.0
@@ -63,7 +64,7 @@ class Connection(Leg, asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
         self._outlet.open(transport, descriptor_of(transport))
         adopt(self._pool.loop, self, self._transport, self._outlet.fd)
-        self._open = True
+        self.open = True
         self._pool.connections.add(self)
 
     def serve(self, call: Call, request: bytes) -> None:
@@ -102,7 +103,7 @@ class Connection(Leg, asyncio.Protocol):
     def drop(self) -> None:
         """Close at once; nothing is reported."""
         self._call = self._lane = None
-        self._open = False
+        self.open = False
         self.relay_no_more()
         self._outlet.shut()
         if self._transport is not None:
@@ -232,11 +233,11 @@ class Connection(Leg, asyncio.Protocol):
 
     def eof_received(self) -> None:
         """The engine has closed it; ``connection_lost`` follows."""
-        self._open = False
+        self.open = False
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone, whoever closed it."""
-        self._open = False
+        self.open = False
         self._pool.forget(self, self._address)
         release(self._pool.loop, self)
         self._transport = None
@@ -247,7 +248,7 @@ class Connection(Leg, asyncio.Protocol):
         call, self._call = self._call, None
         if call is None:
             return
-        if not self._seen and self._reused and not call.again:
+        if not self._seen and self.reused and not call.again:
             call.once_more()
         elif self._body is not None and self._body.on_eof():
             call.end_whole(self._body.take())
@@ -256,14 +257,8 @@ class Connection(Leg, asyncio.Protocol):
         else:
             call.end_failed(Kind.LOST, f"{self._address} closed the connection{f': {exc}' if exc else ''}")
 
-    def reuse(self) -> bool:
-        """Take it from the pool. False: it is not open any more."""
-        self._reused = True
-        return self._open
-
-    def lie_idle(self, now: float) -> bool:
-        """Give it to the pool. False: it is not open any more."""
+    def lie_idle(self) -> None:
+        """It is given to the pool."""
         if self._paused:
             self.resume()
-        self.idle_since = now
-        return self._open
+        self.idle_since = self._time()

@@ -135,8 +135,8 @@ class Metrics:
             self._legs.add((role, "2xx"), len(batch))
             self._leg_seconds.add_all(durations, (role,))
         self._handover.add_all(batch.handover)
-        for one, seconds in zip(batch.those, batch.handover, strict=True):
-            self._pairs.add(one.prefill, one.decode, seconds)
+        for (prefill, decode), handovers in batch.pairs.items():
+            self._pairs.add(prefill, decode, sum(handovers), len(handovers))
         if batch.tokens:
             self._tokens.add(by=batch.tokens)
         self._bytes.add(by=batch.bytes)
@@ -178,15 +178,15 @@ class _Pairs(Collector):
         self._members = members
         self._counts: dict[tuple[str, str], list[float]] = {}
 
-    def add(self, prefill: str, decode: str, seconds: float) -> None:
-        """Count one."""
+    def add(self, prefill: str, decode: str, seconds: float, handovers: int = 1) -> None:
+        """Count some, which took so many seconds together."""
         pair = (prefill, decode)
         cell = self._counts.get(pair)
         if cell is None:
             if len(self._counts) >= MAX_PAIRS:
                 pair = (OTHER, OTHER)
             cell = self._counts.setdefault(pair, [0, 0.0])
-        cell[0] += 1
+        cell[0] += handovers
         cell[1] += seconds
 
     def collect(self) -> Iterable[Metric]:

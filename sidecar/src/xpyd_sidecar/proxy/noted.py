@@ -114,7 +114,7 @@ class NotedStream(EventStream):
 
     def taken(self, found: whole.Whole, data: bytes) -> None:
         """What ``whole.take`` found in a read, and noted in the log."""
-        _, name, created, model, prompt, role, finished, usage, ended, at, to = found
+        _, name, created, model, prompt, role, finished, usage, ended, at, to, _ = found
         position = self._position
         if not position.id:
             position.id, position.created, position.model = name, created, model

@@ -71,7 +71,7 @@ class Observer:
         self.metrics.counted(api, outcome)
         self.history.refused(time(), request_id, outcome, status, detail)
 
-    def closed(self, record: Record | StraightRecord) -> None:
+    def closed(self, record: Record) -> None:
         """A request is over."""
         self.left()
         self.ended(record)
@@ -80,10 +80,17 @@ class Observer:
         """A request is over; what is known of it comes with ``ended``."""
         self.metrics.left()
 
-    def ended(self, record: Record | StraightRecord) -> None:
+    def ended(self, record: Record) -> None:
         """What is known of it. Many are counted at a time, which is cheaper: between requests the caches are cold."""
         self._unsettled.append(record)
         self._recent.append(record)
+        if len(self._unsettled) >= MAX_UNSETTLED:
+            self.settle()
+
+    def ended_straight(self, records: list[StraightRecord]) -> None:
+        """The same of many."""
+        self._unsettled += records
+        self._recent += records
         if len(self._unsettled) >= MAX_UNSETTLED:
             self.settle()
 

@@ -9,7 +9,9 @@ router counts on one thread, so plain numbers in dictionaries do.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -60,13 +62,13 @@ class Times(Collector):
         cell[bisect_left(self._bounds, seconds)] += 1  # a bucket's upper end belongs to it
         cell[-1] += seconds
 
-    def add_all(self, durations: Iterable[float], labels: Labels = ()) -> None:
+    def add_all(self, durations: Sequence[float], labels: Labels = ()) -> None:
         """Count several."""
-        bounds, cell = self._bounds, None
-        for seconds in durations:
-            cell = cell or self._cells.get(labels) or self._cell(labels)
-            cell[bisect_left(bounds, seconds)] += 1
-            cell[-1] += seconds
+        if durations:
+            cell = self._cells.get(labels) or self._cell(labels)
+            for bucket, count in Counter(map(partial(bisect_left, self._bounds), durations)).items():
+                cell[bucket] += count
+            cell[-1] += sum(durations)
 
     def _cell(self, labels: Labels) -> list[float]:
         """Counts by bucket, those beyond the last bound, and the sum."""

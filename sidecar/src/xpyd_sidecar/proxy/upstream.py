@@ -216,7 +216,8 @@ class Pool:
         idle = self._idle.get(address)
         while idle:
             connection = idle.pop()
-            if connection.reuse():
+            if connection.open:
+                connection.reused = True
                 return connection
         return None
 
@@ -225,7 +226,8 @@ class Pool:
         idle = self._idle.get(address)
         if idle is None:
             idle = self._idle[address] = deque()
-        if len(idle) < IDLE_MAX and connection.lie_idle(self.loop.time()):
+        if connection.open and len(idle) < IDLE_MAX:
+            connection.lie_idle()
             idle.append(connection)
         else:
             connection.drop()

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 from xpyd_sidecar import built
 
-REVISION = 4
+REVISION = 5
 """Of what both have in common; grows with every change of ``_answer.c``."""
 
-Whole = tuple[bytes, str, int, str, bytes, int, int, int, int, int, int]
+Whole = tuple[bytes, str, int, str, bytes, int, int, int, int, int, int, int]
 """What the client gets; of the first event id, time and model; the prompt's ids as JSON without brackets; whether an
-event named a role, gave a finish reason, or was for usage alone; whether the stream ended; and where the event stands that
-others will be like, without its line ends."""
+event named a role, gave a finish reason, or was for usage alone; whether the stream ended; where the event stands that
+others will be like, without its line ends; and how many ids the prompt has."""
 Take = Callable[[bytes, bool, str, int, bytearray], Whole | None]
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
+PROMPT: dict[Api, str] = {"completions": "prompt", "chat": "messages"}
+"""The field that is it."""
 _T = TypeVar("_T")
 _FIRST_TOKEN = ("temperature", "logit_bias", "allowed_token_ids", "repetition_penalty", "ignore_eos", "stop_token_ids",
                 "skip_special_tokens")
@@ -57,13 +59,13 @@ class Request(msgspec.Struct, frozen=True):
     """Token ids (a JSON list) that stand for the rendered messages of a chat."""
     shape: Shape | None = None
     """What is known of requests like this one, as a client sent it; not of what was derived from it."""
-    slots: tuple[Raw, ...] = ()
+    slots: tuple[bytes, ...] = ()
     """Its own values, where it has a shape."""
 
     @property
     def prompt(self) -> Raw:
         """The prompt or the messages as the client wrote them; empty where there are none."""
-        return self.fields.get("prompt" if self.api == "completions" else "messages", EMPTY)
+        return self.fields.get(PROMPT[self.api], EMPTY)
 
 
 def parse(api: Api, body: bytes) -> Request:

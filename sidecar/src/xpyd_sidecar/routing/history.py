@@ -167,29 +167,28 @@ class History:
         add_buckets(now.tpot, batch.tpot_buckets)
         add_buckets(now.handover, batch.handover_buckets)
         served = now.served
-        for one, seconds in zip(batch.those, batch.handover, strict=True):
-            self._flow(one.prefill, one.decode, seconds)
-            for name in (one.prefill, one.decode):
+        for pair, handovers in batch.pairs.items():
+            self._flow(pair, sum(handovers), len(handovers))
+            for name in pair:
                 if name in served or len(served) < MAX_PAIRS:
-                    served[name] = served.get(name, 0) + 1
+                    served[name] = served.get(name, 0) + len(handovers)
 
     def changed(self, now_unix: float, instance: InstanceName, what: str) -> None:
         """The roster changed."""
         self.changes.append(FleetNews(round(now_unix, 3), instance, what[:MAX_WORDS]))
 
     def _flowed(self, handover: summary.Handover) -> None:
-        self._flow(handover.prefill, handover.decode, handover.seconds)
+        self._flow((handover.prefill, handover.decode), handover.seconds)
         _count(self._now.handover, handover.seconds)
 
-    def _flow(self, prefill: InstanceName, decode: InstanceName, seconds: float) -> None:
+    def _flow(self, pair: tuple[InstanceName, InstanceName], seconds: float, handovers: int = 1) -> None:
         flows = self._now.flows
-        pair = (prefill, decode)
         if pair not in flows and len(flows) >= MAX_PAIRS:
             pair = (OTHER, OTHER)
         flow = flows.get(pair)
         if flow is None:
             flow = flows[pair] = Flow()
-        flow.count += 1
+        flow.count += handovers
         flow.seconds += seconds
 
     def _fail(self, failure: FleetFailure) -> None:

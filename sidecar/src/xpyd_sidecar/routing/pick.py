@@ -95,16 +95,16 @@ class Picker:
         self._mean = Mean()
         self.holdings = Holdings() if policy.holds or cached_share else None
 
-    def asked(self, prompt: msgspec.Raw, session: int = 0) -> Asked:
+    def asked(self, prompt: bytes, session: int = 0) -> Asked:
         """The picks of one request. ``session``: key of what it belongs to, 0: nothing."""
         return Asked(self, prompt, session)
 
-    def pair(self, prompt: msgspec.Raw, *, alone: bool, not_prefill: Collection[InstanceName] = (),
+    def pair(self, prompt: bytes, *, alone: bool, not_prefill: Collection[InstanceName] = (),
              not_decode: Collection[InstanceName] = ()) -> Pair | None:
         """As ``Asked.pair``, of a request that belongs to nothing."""
         return Asked(self, prompt, 0).pair(alone=alone, not_prefill=not_prefill, not_decode=not_decode)
 
-    def prefill_for(self, prompt: msgspec.Raw, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+    def prefill_for(self, prompt: bytes, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
         """As ``Asked.prefill_for``."""
         return Asked(self, prompt, 0).prefill_for(decode, not_prefill)
 
@@ -142,11 +142,11 @@ class Picker:
         return known
 
     def _choose(self, asked: Asked, candidates: Sequence[Member], partners: int) -> Member:
-        room = self._room
-        if room is not None and not room.unlimited:
-            candidates = room.free(candidates)
         chosen = candidates[0]
         if len(candidates) > 1:
+            room = self._room
+            if room is not None and not room.unlimited:
+                candidates = room.free(candidates)
             query = Query(chosen.role, candidates, partners, asked.prefix, self.holdings, asked.session)
             chosen = candidates[self._policy.choose(query)]
         if self.holdings is not None:
@@ -187,7 +187,7 @@ class Asked:
 
     __slots__ = ("_picker", "_stays", "prefix", "session")
 
-    def __init__(self, picker: Picker, prompt: msgspec.Raw, session: int) -> None:
+    def __init__(self, picker: Picker, prompt: bytes, session: int) -> None:
         self._picker = picker
         self._stays = False
         self.prefix = Prefix(prompt)
@@ -211,14 +211,16 @@ class Asked:
             partners = known.partners
             if not_prefill:
                 partners = {kind: left for kind, those in partners.items() if (left := _but(those, not_prefill))}
-            paired = _but(known.paired, not_decode)
+            paired = _but(known.paired, not_decode) if not_decode else known.paired
             if not_prefill:
                 paired = tuple(m for m in paired if m.fingerprint in partners)
             if paired:
                 sending = sum(map(len, partners.values())) if not_prefill else known.sending
                 decode = picker._choose(self, paired, sending)
                 prefill = picker._choose(self, partners[decode.fingerprint], len(paired))
-                return Pair(picker._target(decode), picker._target(prefill))
+                known_target = known.only.get
+                return Pair(known_target(decode.name) or picker._target(decode),
+                            known_target(prefill.name) or picker._target(prefill))
         decodes: Sequence[Member] = _but(known.able, not_decode)
         if not decodes:
             return None

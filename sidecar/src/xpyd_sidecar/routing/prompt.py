@@ -44,7 +44,7 @@ class Prefix:
     __slots__ = ("_data", "_keys", "_raw")
 
     def __init__(self, raw: bytes | memoryview) -> None:
-        self._raw = memoryview(raw)
+        self._raw = raw
         self._data: bytes | None = None
         self._keys: list[tuple[int, int]] | None = None
 
@@ -65,7 +65,7 @@ class Prefix:
 
     def _begin(self) -> bytes:
         if self._data is None:
-            self._data = self._raw[:MAX_BYTES].tobytes()
+            self._data = memoryview(self._raw)[:MAX_BYTES].tobytes()
         return self._data
 
     def _made(self) -> Iterator[tuple[int, int]]:
@@ -88,6 +88,9 @@ def key_of(data: bytes | memoryview) -> int:
 
 def tokens(raw: bytes | memoryview) -> int:
     """How many tokens a prompt has: exact for a list of token ids, else bytes / ``BYTES_PER_TOKEN``, rounded up."""
-    if _IDS.match(raw):
-        return bytes(raw).count(b",") + 1
-    return -(-len(raw) // BYTES_PER_TOKEN)
+    return bytes(raw).count(b",") + 1 if _IDS.match(raw) else text_tokens(len(raw))
+
+
+def text_tokens(size: int) -> int:
+    """How many tokens so many bytes of text have, about."""
+    return -(-size // BYTES_PER_TOKEN)

@@ -34,8 +34,10 @@ MAX_BYTES = 1024
 MAX_PEERS = 4096
 KINDS = {"max_tokens": 1, "max_completion_tokens": 1, "seed": 1, "prompt": 2, "user": 2, "messages": 3}
 """Fields that may be slots."""
-Key = tuple[str | bytes, ...]
-Keyed = Callable[[str, dict[str, Raw], dict[str, int], int, int], tuple[Key | None, list[str], list[Raw]]]
+Key = bytes | tuple[str | bytes, ...]
+Looked = Callable[[bytes, int], tuple[Key, list[bytes]] | None]
+Form = tuple[bytes | int, ...]
+"""A body: what is the same in all, and numbers of values."""
 Params = tuple[bytes, bytes]
 """``kv_transfer_params`` of a leg as JSON: what stands before the transfer's name, and behind it."""
 _MARK = secrets.token_hex(16).encode()
@@ -48,7 +50,7 @@ _encode = msgspec.json.Encoder().encode
 class Template:
     """A leg's body with places for slots and for what the router says of the leg."""
 
-    __slots__ = ("_params_at", "_parts", "_slots_at")
+    __slots__ = ("form",)
 
     def __init__(self, request: bodies.Request, names: list[str], role: Role) -> None:
         """``request``: as its leg asks it. ``names``: fields that are slots, in the request's order."""
@@ -58,44 +60,36 @@ class Template:
         body = bodies.body_of(msgspec.structs.replace(request, fields=fields), role, leg)
         params = _encode(legs.encode(leg))
         first, *rest = body.replace(params, _MARK + b"%d." % len(names)).split(_MARK)
-        self._parts: list[Raw | bytes] = [first]
-        self._slots_at: list[tuple[int, int]] = []
-        """Where a slot's value stands in the parts, and which slot."""
-        self._params_at = 0
-        """Where the three parts of the parameters stand."""
+        own = len(names)
+        form: list[bytes | int] = [first]
         for part in rest:
             number, _, piece = part.partition(b".")
-            at = len(self._parts)
-            if int(number) < len(names):
-                self._slots_at.append((at, int(number)))
-                self._parts += [b"", piece]
-            else:
-                assert not self._params_at, "a leg's body with its parameters twice"
-                self._params_at = at
-                self._parts += [b"", b"", b"", piece]
-        assert self._params_at, "a leg's body without its parameters"
+            form += [int(number), piece] if int(number) < own else [own, own + 1, own + 2, piece]
+        assert form.count(own) == 1, "a leg's body without its parameters, or with them twice"
+        self.form: Form = tuple(form)
+        """Its values are the slots and the parameters: what stands before the transfer's name, that, what stands behind."""
 
-    def fill(self, slots: Sequence[Raw | bytes], params: Params, transfer: bytes) -> bytes:
+    def fill(self, slots: Sequence[bytes], params: Params, transfer: bytes) -> bytes:
         """The body."""
-        parts, at = self._parts.copy(), self._params_at
-        for place, number in self._slots_at:
-            parts[place] = slots[number]
-        parts[at], parts[at + 2] = params
-        parts[at + 1] = transfer
-        return b"".join(parts)
+        return _filled(self.form, (*slots, params[0], transfer, params[1]))
 
 
 class Shape:
     """What requests of one shape have in common."""
 
-    __slots__ = ("_api", "_asked", "_decode", "_names", "_prefill", "asked_ids", "choices", "lasts", "model",
-                 "noted", "shows_logprobs", "skips", "stream", "wants_usage", "way")
+    __slots__ = ("_asked", "_names", "_templates", "api", "asked_ids", "choices", "lasts", "model", "noted", "plain",
+                 "prompt_at", "shows_logprobs", "skips", "stream", "wants_usage", "way")
 
     def __init__(self, request: bodies.Request, names: list[str], *, goes_on: bool) -> None:
         position = continuation.position_of(request, goes_on=goes_on)
-        self._api = request.api
+        self.api = request.api
         self._names = names
         self.model, self.stream, self.skips = request.model, request.stream, request.skips
+        prompt = bodies.PROMPT[request.api]
+        self.prompt_at = names.index(prompt) if prompt in names else -1
+        """Which slot is the prompt: text, or messages of it. -1: none is."""
+        self.plain = self.stream and not self.skips and self.prompt_at >= 0 and "priority" not in request.fields
+        """Its requests may take the straight course."""
         self.way = None if position is None else position.way
         self.asked_ids = position is not None and position.asked_ids
         self.wants_usage = position is not None and position.wants_usage
@@ -105,109 +99,97 @@ class Shape:
         self.noted = self.way is Way.CONTINUE and not self.asked_ids
         """Token ids of its streams are noted, and the client does not see them."""
         self._asked = continuation.first_request(request, position)
-        self._prefill: Template | None = None
-        self._decode: Template | None = None
+        self._templates: tuple[Template, Template] | None = None
+
+    def request(self, body: bytes, slots: Sequence[bytes]) -> bodies.Request:
+        """A request of this shape. ``body``: as its client sent it."""
+        return bodies.Request(self.api, bodies.split(body), self.model, self.stream, self.skips, None, self, tuple(slots))
 
     def position(self) -> Position | None:
         """As ``continuation.position_of``."""
         if self.way is None:
             return None
-        return Position(self._api, self.way, asked_ids=self.asked_ids, wants_usage=self.wants_usage, choices=self.choices,
+        return Position(self.api, self.way, asked_ids=self.asked_ids, wants_usage=self.wants_usage, choices=self.choices,
                         shows_logprobs=self.shows_logprobs, lasts=self.lasts)
 
-    def body(self, leg: legs.Leg, slots: Sequence[Raw | bytes]) -> bytes:
+    def body(self, leg: legs.Leg, slots: Sequence[bytes]) -> bytes:
         """As ``bodies.body_of`` makes it of ``continuation.first_request``."""
-        return self.template(leg.role).fill(slots, params_of(leg), leg.transfer.encode())
+        return self.templates()[leg.role is Role.DECODE].fill(slots, params_of(leg), leg.transfer.encode())
 
-    def template(self, role: Role) -> Template:
-        """Of the bodies of a role's legs."""
-        if role is Role.DECODE:
-            if self._decode is None:
-                self._decode = Template(self._asked, self._names, role)
-            return self._decode
-        if self._prefill is None:
-            self._prefill = Template(self._asked, self._names, role)
-        return self._prefill
+    def templates(self) -> tuple[Template, Template]:
+        """Of the bodies of prefill's and of decode's legs."""
+        if self._templates is None:
+            self._templates = (Template(self._asked, self._names, Role.PREFILL),
+                               Template(self._asked, self._names, Role.DECODE))
+        return self._templates
 
 
 class Shapes:
     """Shapes that were seen lately."""
 
-    def __init__(self, *, goes_on: bool, by: Keyed | None = None) -> None:
-        """``goes_on``: streams go on elsewhere. ``by``: what does as ``keyed`` does."""
-        self._keyed = by or keyed
+    def __init__(self, *, goes_on: bool, by: Looked | None = None) -> None:
+        """``goes_on``: streams go on elsewhere. ``by``: what does as ``looked`` does."""
+        self._by = by or looked
         self._goes_on = goes_on
-        self._known: dict[Key, Shape | None] = {}
-        self._looked: tuple[bytes, _Split] | None = None
-        """The body that ``known`` has just looked at in vain: ``parse`` will ask for it next."""
+        self._known: dict[tuple[Api, Key], Shape | None] = {}
+        self._latest: tuple[bytes, tuple[Key, list[bytes]] | None] | None = None
+        """What ``known`` has just looked at in vain: ``parse`` will ask for it next."""
 
-    def known(self, api: Api, body: bytes) -> bodies.Request | None:
-        """As ``parse``, where its shape is known; None elsewhere, also where it is no request."""
-        try:
-            split = _split(self._keyed, api, body)
-        except Fault:  # ``parse`` says what is wrong
+    def known(self, api: Api, body: bytes) -> tuple[Shape, list[bytes]] | None:
+        """Shape and slots of a body, where its shape is known; None elsewhere, also where it is no request."""
+        found = self._by(body, MAX_BYTES)
+        shape = None if found is None else self._known.get((api, found[0]))
+        if found is None or shape is None:
+            self._latest = body, found
             return None
-        shape = None if split.key is None else self._known.get(split.key)
-        if shape is None:
-            self._looked = body, split
-            return None
-        return _of(api, shape, split)
+        return shape, found[1]
 
     def parse(self, api: Api, body: bytes) -> bodies.Request:
         """As ``bodies.parse``; with its shape from the third request of one on, since most that are rare come once."""
-        looked, self._looked = self._looked, None
-        split = looked[1] if looked is not None and looked[0] is body else _split(self._keyed, api, body)
-        if split.key is None:
-            return bodies.checked(api, split.fields)
-        shape = self._known.get(split.key)
+        latest, self._latest = self._latest, None
+        found = latest[1] if latest is not None and latest[0] is body else self._by(body, MAX_BYTES)
+        if found is None:
+            return bodies.parse(api, body)
+        key, slots = found
+        shape = self._known.get((api, key))
         if shape is not None:
-            return _of(api, shape, split)
-        request = bodies.checked(api, split.fields)
+            return shape.request(body, slots)
+        request = bodies.parse(api, body)
         if len(self._known) >= MAX_SHAPES:
             self._known.clear()
-        again = split.key in self._known
-        self._known[split.key] = Shape(request, split.names, goes_on=self._goes_on) if again else None
+        again = (api, key) in self._known
+        self._known[api, key] = Shape(request, list(slots_of(request.fields)), goes_on=self._goes_on) if again else None
         return request
 
 
-class _Split(msgspec.Struct):
-    """A body, looked at."""
+def looked(body: bytes, most: int) -> tuple[Key, list[bytes]] | None:
+    """All of a body but its slots, and the slots' values, both in the body's order. Equal keys: nothing else differs.
 
-    fields: dict[str, Raw]
-    key: Key | None
-    """All but the slots; None where that is too much to be kept."""
-    names: list[str]
-    slots: list[Raw]
-
-
-def _of(api: Api, shape: Shape, split: _Split) -> bodies.Request:
-    return bodies.Request(api, split.fields, shape.model, shape.stream, shape.skips, None, shape, tuple(split.slots))
-
-
-def _split(keyed: Keyed, api: Api, body: bytes) -> _Split:
-    fields = bodies.split(body)
-    return _Split(fields, *keyed(api, fields, KINDS, len(body), MAX_BYTES))
-
-
-def keyed(api: str, fields: dict[str, Raw], kinds: dict[str, int], size: int,
-          most: int) -> tuple[Key | None, list[str], list[Raw]]:
-    """All of a body of ``size`` bytes but its slots (None where that is more than ``most`` bytes), their names and values.
-
-    ``kinds``: what may stand in slots: a short whole number, a string, messages of text alone.
+    None: it is no request, or that is more than ``most`` bytes.
     """
-    values: list[str | bytes] = []
-    names: list[str] = []
-    slots: list[Raw] = []
-    for name, raw in fields.items():
-        kind = kinds.get(name)
-        if kind is not None and _PLAIN[kind](raw):
-            values.append(name)
-            names.append(name)
-            slots.append(raw)
-            size -= len(raw)
-        else:
-            values.append(bytes(raw))
-    return (api, *fields, *values) if size <= most else None, names, slots
+    try:
+        fields = bodies.split(body)
+    except Fault:  # ``bodies.parse`` says what is wrong
+        return None
+    slots = slots_of(fields)
+    if len(body) - sum(map(len, slots.values())) > most:
+        return None
+    return (*fields, *[name if name in slots else bytes(raw) for name, raw in fields.items()]), list(slots.values())
+
+
+def message(before: bytes, behind: bytes, form: Form, values: tuple[bytes, ...]) -> bytes:
+    """A body of this form with these values, behind how many bytes it has between ``before`` and ``behind``."""
+    body = _filled(form, values)
+    return b"".join((before, b"%d" % len(body), behind, body))
+
+
+def slots_of(fields: dict[str, Raw]) -> dict[str, bytes]:
+    """The values that are slots: a short whole number, a string, messages of text alone."""
+    return {name: bytes(raw) for name, raw in fields.items() if (kind := KINDS.get(name)) is not None and _PLAIN[kind](raw)}
+
+
+def _filled(form: Form, values: tuple[bytes, ...]) -> bytes:
+    return b"".join([values[part] if isinstance(part, int) else part for part in form])
 
 
 def _plain_number(raw: Raw) -> bool:

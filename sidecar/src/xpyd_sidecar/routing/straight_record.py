@@ -6,15 +6,16 @@ test holds both against each other. Does not belong here: counting.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
-from xpyd_sidecar.contract.totals import bucket_of
+from xpyd_sidecar.contract.totals import buckets_of
 from xpyd_sidecar.routing.fields import Api
 from xpyd_sidecar.routing.record import LegRecord, Record
+
+Pair = tuple[InstanceName, InstanceName]
 
 
 class StraightRecord(msgspec.Struct, eq=False):
@@ -68,16 +69,15 @@ class Batch:
         self.decode = [one.ended - one.opened for one in those]
         self.tokens = sum([one.tokens for one in those if one.tokens > 0])
         self.bytes = sum([one.sent for one in those])
-        self.seconds_buckets = buckets(self.seconds)
-        self.ttft_buckets = buckets(self.ttft)
-        self.tpot_buckets = buckets(self.tpot)
-        self.handover_buckets = buckets(self.handover)
+        self.seconds_buckets = buckets_of(self.seconds)
+        self.ttft_buckets = buckets_of(self.ttft)
+        self.tpot_buckets = buckets_of(self.tpot)
+        self.handover_buckets = buckets_of(self.handover)
+        self.pairs: dict[Pair, list[float]] = {}
+        """Hand-overs by prefill and decode."""
+        for one, seconds in zip(those, self.handover, strict=True):
+            self.pairs.setdefault((one.prefill, one.decode), []).append(seconds)
 
     def __len__(self) -> int:
         """How many they are."""
         return len(self.those)
-
-
-def buckets(values: Iterable[float]) -> Counter[int]:
-    """How many durations lie in each bucket of ``totals``."""
-    return Counter(map(bucket_of, values))
