@@ -190,8 +190,8 @@ def test_what_is_not_taken_leaves_no_trace() -> None:
     assert in_the_middle == (chunk_of(bare), "c", 1, "m", b"", 0, 0, 0, 0, 4, len(good) - 4, 0)
     assert log == b'before"a"\t1\n"a"\t1\n'
     for ids, count in ((b"[5]", 1), (b"[5,600,7]", 3), (b"null", 0)):
-        first = chunk_of(b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","token_ids":[1],'
-                         b'"prompt_token_ids":%b}]}\n\n' % ids)
+        first = chunk_of(b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a",'
+                         b'"logprobs":null,"finish_reason":null,"prompt_token_ids":%b,"token_ids":[1]}]}\n\n' % ids)
         found = TAKE(first, False, "", 0, bytearray())
         assert found is not None
         assert (found[4], found[-1]) == (b"" if ids == b"null" else ids[1:-1], count)
