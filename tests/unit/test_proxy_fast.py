@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import socket
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -196,6 +198,17 @@ def test_without_a_compiler_the_package_is_built_without_shortcuts_and_says_so(
     assert hook.compile_in(tmp_path).count("no-such-compiler") == len(made)
     for one in made:
         assert list(one.parent.iterdir()) == [], "an old one would not fit"
+
+
+@compiled
+def test_every_source_compiles_without_a_warning(tmp_path: Path) -> None:
+    """What is a warning today is an error of a later compiler, and then nothing would be compiled there."""
+    hook = load(ROOT / "sidecar/hatch_build.py")
+    for source in hook.SOURCES:
+        command = [*shlex.split(os.environ.get("CC") or "cc"), *hook.FLAGS, "-Werror", f"-I{sysconfig.get_path('include')}",
+                   "-o", str(tmp_path / "made"), str(ROOT / "sidecar" / source)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
 
 
 def test_streams_are_served_and_go_on_elsewhere_without_shortcuts_too() -> None:

@@ -96,10 +96,10 @@ static void put_later(int at)
     if (data == NULL)
         return;
     later[at].data = NULL;
-    Py_INCREF(outlet);
+    Py_INCREF((PyObject *)outlet);
     if (outlet_put(outlet, PyBytes_AsString(data), PyBytes_Size(data)) < 0)
         PyErr_WriteUnraisable((PyObject *)outlet); /* who wrote it cannot be told any more */
-    Py_DECREF(outlet);
+    Py_DECREF((PyObject *)outlet);
     Py_DECREF(data);
 }
 
@@ -111,7 +111,7 @@ static void put_all(void)
     int count = laters;
     laters = 0;
     for (int i = 0; i < count; i++)
-        Py_DECREF(later[i].outlet);
+        Py_DECREF((PyObject *)later[i].outlet);
 }
 
 static void gather(int whether)
@@ -125,7 +125,7 @@ static PyObject *outlet_write(Outlet *self, PyObject *data)
 {
     Py_buffer view;
     if (gathering && laters < MAX_LATER && PyBytes_CheckExact(data)) {
-        Py_INCREF(self);
+        Py_INCREF((PyObject *)self);
         Py_INCREF(data);
         later[laters].outlet = self;
         later[laters++].data = data;
@@ -268,7 +268,7 @@ static const char *noted_end(const Learned *as, const char *at, const char *end)
 static Py_ssize_t scan(Scanner *self, const char *begin, Py_ssize_t size, Py_ssize_t from, int whole, const char **sent,
                        Py_ssize_t *sending)
 {
-    Learned as;
+    Learned as = {0};
     int notes = self->way == NOTED;
     if (!self->clean || !self->framed || self->way == CAREFUL
             || from < 0 || from >= size || (notes && !learned(self, &as)))
