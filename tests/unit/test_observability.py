@@ -62,7 +62,7 @@ def router() -> Labels:
     metrics.watch_queue(lambda: 0)
     metrics.watch_budget(lambda: 30)
     of = record(P1, D1, retries=1, continued=1, skips="short")
-    metrics.opened()
+    metrics.in_flight += 1
     metrics.closed(of, summary.of(of))
     metrics.message("taken")
     metrics.probed("healthy")

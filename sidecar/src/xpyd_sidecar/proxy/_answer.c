@@ -26,6 +26,7 @@ static Bytes out, lines; /* used within one call, under the interpreter's lock *
 
 typedef struct {
     const char *at, *end;
+    Py_ssize_t count; /* of ids */
 } Slice;
 
 /* What events say. */
@@ -51,7 +52,7 @@ static void put_slice(Bytes *bytes, Slice slice)
     put(bytes, slice.at, (size_t)(slice.end - slice.at));
 }
 
-/* A list of token ids: null, or numbers. `ids` has at == NULL for null. An empty list is Python's. */
+/* A list of token ids: null, or numbers as `integer_end` takes them. `ids` has at == NULL for null. An empty list is Python's. */
 static const char *ids_end(const char *at, const char *end, Slice *ids)
 {
     const char *next = word_end(at, end, "null");
@@ -59,16 +60,20 @@ static const char *ids_end(const char *at, const char *end, Slice *ids)
         return next;
     if (at >= end || *at != '[')
         return NULL;
-    ids->at = ++at;
-    for (;;) {
-        if ((at = integer_end(at, end, 0)) == NULL || at >= end)
+    const char *from = ids->at = ++at;
+    for (ids->count = 1;; at++) {
+        if (at == end)
+            return NULL;
+        if (is_digit(*at))
+            continue;
+        if (at == from || at - from > MAX_INTEGER || (*from == '0' && at - from > 1) || (*at != ',' && *at != ']'))
             return NULL;
         if (*at == ']') {
             ids->end = at;
             return at + 1;
         }
-        if (*at++ != ',')
-            return NULL;
+        ids->count++;
+        from = at + 1;
     }
 }
 
@@ -158,7 +163,7 @@ static const char *choice_end(const char *at, const char *end, const Said *said,
             break;
         case TEXT:
             next = said->chat ? NULL : string_end(value, end, 0);
-            choice->text = (Slice){value, next};
+            choice->text = (Slice){value, next, 0};
             choice->says = 1;
             break;
         case DELTA:
@@ -178,7 +183,7 @@ static const char *choice_end(const char *at, const char *end, const Said *said,
             break;
         case IDS:
             next = ids_end(value, end, &choice->ids);
-            choice->null = (Slice){value, next};
+            choice->null = (Slice){value, next, 0};
             break;
         case PROMPT:
             if (prompt->at != NULL)
@@ -256,7 +261,7 @@ static int take_event(Said *said, const char *at, const char *end)
         switch (key) {
         case ID:
             next = string_end(value, end, 1);
-            id = (Slice){value + 1, next ? next - 1 : NULL};
+            id = (Slice){value + 1, next ? next - 1 : NULL, 0};
             if (next != NULL && next - value == 2)
                 return 0;
             break;
@@ -266,7 +271,7 @@ static int take_event(Said *said, const char *at, const char *end)
             break;
         case MODEL:
             next = string_end(value, end, 1);
-            model = (Slice){value + 1, next ? next - 1 : NULL};
+            model = (Slice){value + 1, next ? next - 1 : NULL, 0};
             break;
         case CHOICES:
             if ((next = word_end(value, end, "[]")) == NULL && (next = word_end(value, end, "[")) != NULL
@@ -312,11 +317,11 @@ static int take_event(Said *said, const char *at, const char *end)
     }
     int dropped = said->chat && choices && choice.empty && !choice.finished; /* made for the ids alone */
     if (said->like.at == NULL && !dropped)
-        said->like = (Slice){from, end};
+        said->like = (Slice){from, end, 0};
     if (!said->sure && choice.ids.at != NULL && !choice.finished && !dropped) {
         if (!said->ended && !said->begun && !may_be_like(&choice, prompt, end))
             return 0;
-        said->like = (Slice){from, end};
+        said->like = (Slice){from, end, 0};
         said->sure = 1;
     }
     said->usage |= usage && !choices;
@@ -342,7 +347,7 @@ static int take_event(Said *said, const char *at, const char *end)
     if (choice.ids.at != NULL)
         gone[lists++] = choice.null;
     if (prompt.at != NULL)
-        gone[lists++] = (Slice){prompt.at - 1, prompt.end + 1};
+        gone[lists++] = (Slice){prompt.at - 1, prompt.end + 1, 0};
     if (lists == 2 && gone[1].at < gone[0].at) {
         Slice later = gone[0];
         gone[0] = gone[1];
@@ -355,22 +360,13 @@ static int take_event(Said *said, const char *at, const char *end)
         return -1;
     put_size(&out, size);
     for (int i = 0; i < lists; i++) {
-        put_slice(&out, (Slice){from, gone[i].at});
+        put_slice(&out, (Slice){from, gone[i].at, 0});
         put(&out, "null", 4);
         from = gone[i].end;
     }
-    put_slice(&out, (Slice){from, end});
+    put_slice(&out, (Slice){from, end, 0});
     put(&out, "\n\n\r\n", 4);
     return 1;
-}
-
-/* How many ids a list has, without its brackets. */
-static Py_ssize_t ids_in(Slice list)
-{
-    Py_ssize_t count = list.at != NULL;
-    for (const char *at = list.at; at < list.end; at++)
-        count += *at == ',';
-    return count;
 }
 
 static PyObject *take(PyObject *ignored, PyObject *const *args, Py_ssize_t count)
@@ -417,7 +413,7 @@ static PyObject *take(PyObject *ignored, PyObject *const *args, Py_ssize_t count
         said.id.at, (Py_ssize_t)(said.id.end - said.id.at), said.created,
         said.model.at, (Py_ssize_t)(said.model.end - said.model.at), said.prompt.at == NULL ? "" : said.prompt.at, prompt,
         said.role, said.finished, said.usage, said.ended, said.like.at == NULL ? (Py_ssize_t)0 : (Py_ssize_t)(said.like.at - begin),
-        said.like.at == NULL ? (Py_ssize_t)0 : (Py_ssize_t)(said.like.end - begin), ids_in(said.prompt));
+        said.like.at == NULL ? (Py_ssize_t)0 : (Py_ssize_t)(said.like.end - begin), said.prompt.count);
     if (made == NULL)
         return NULL;
     Py_ssize_t before = PyByteArray_Size(log);

@@ -18,10 +18,11 @@ from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.upstream import before_length
 from xpyd_sidecar.routing import fields, prompt
 from xpyd_sidecar.routing.pick import Target
-from xpyd_sidecar.routing.shapes import Form
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
+
+_ID = b"\r\nx-request-id: "
 
 
 def enter(dispatch: Dispatch, client: Connection, api: fields.Api, http: HttpRequest) -> Lane | Serving | None:
@@ -53,9 +54,11 @@ def enter(dispatch: Dispatch, client: Connection, api: fields.Api, http: HttpReq
     transfer, request_id = TransferId(ids.fresh()), http.request_id.encode()
     params, name = dispatch.first_pair, transfer.encode()
     to_prefill, to_decode = shape.templates()
-    before, behind = params.prefill(pair.decode)
-    asked = (_asked(api, target, request_id, to_prefill.form, (*slots, before, name, behind)),
-             _asked(api, pair.decode, request_id, to_decode.form, (*slots, params.decode[0], name, params.decode[1])))
+    path, line, (before, behind) = PATHS[api], b"".join((_ID, request_id, b"\r\n\r\n")), params.prefill(pair.decode)
+    asked = (intake.message(before_length(path, target.http), _ranked(line, target), to_prefill.form,
+                            (*slots, before, name, behind)),
+             intake.message(before_length(path, pair.decode.http), _ranked(line, pair.decode), to_decode.form,
+                            (*slots, params.decode[0], name, params.decode[1])))
     dispatch.opened(size, began)
     members = (dispatch.leg_opened(target), dispatch.leg_opened(pair.decode))
     lane = Lane(dispatch, client, shape, slots, http.body, picks, pair, transfer, http.request_id, began, arrived,
@@ -66,7 +69,5 @@ def enter(dispatch: Dispatch, client: Connection, api: fields.Api, http: HttpReq
     return lane
 
 
-def _asked(api: fields.Api, target: Target, request_id: bytes, form: Form, values: tuple[bytes, ...]) -> bytes:
-    rank = b"" if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d" % target.dp_rank
-    behind = b"".join((b"\r\nx-request-id: ", request_id, rank, b"\r\n\r\n"))
-    return intake.message(before_length(PATHS[api], target.http), behind, form, values)
+def _ranked(line: bytes, target: Target) -> bytes:
+    return line if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d%b" % (target.dp_rank, line)

@@ -39,6 +39,7 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self._pairs = _Pairs(members)
         self.in_flight = 0
+        """Generation requests that are being served; the observer counts them."""
         self._settle = settle
         self.requests_total = 0
         self.requests_failed = 0
@@ -81,14 +82,6 @@ class Metrics:
     def watch_budget(self, budget: Callable[[], float]) -> None:
         """Whom to ask how many retries may be made."""
         self._budget.set_function(budget)
-
-    def opened(self) -> None:
-        """A generation request is being served."""
-        self.in_flight += 1
-
-    def left(self) -> None:
-        """It is over."""
-        self.in_flight -= 1
 
     def ended(self, outcome: str) -> None:
         """How it ended; what there is to know of it comes to ``closed``."""

@@ -62,7 +62,7 @@ class Observer:
 
     def opened(self, tokens: int) -> None:
         """A request is being served, whose prompt has about so many tokens."""
-        self.metrics.opened()
+        self.metrics.in_flight += 1
         self._opened.append(tokens)
 
     def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
@@ -78,7 +78,7 @@ class Observer:
 
     def left(self) -> None:
         """A request is over; what is known of it comes with ``ended``."""
-        self.metrics.left()
+        self.metrics.in_flight -= 1
 
     def ended(self, record: Record) -> None:
         """What is known of it. Many are counted at a time, which is cheaper: between requests the caches are cold."""
