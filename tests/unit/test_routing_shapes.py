@@ -9,6 +9,7 @@ import pytest
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
+from xpyd_sidecar.proxy import intake
 from xpyd_sidecar.routing import bodies, continuation, shapes
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.position import Position
@@ -59,10 +60,12 @@ def attributes(position: Position | None) -> tuple[Any, ...] | None:
                          position.shows_logprobs, position.replays)
 
 
+@pytest.mark.parametrize("by", [shapes.looked, intake.looked], ids=["python", "compiled"])
 @pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("api", ["completions", "chat"])
-def test_what_is_kept_of_a_shape_is_what_the_tables_say_of_each_of_its_requests(api: Api, goes_on: bool) -> None:
-    dice, known, shaped = random.Random(5), Shapes(goes_on=goes_on), 0
+def test_what_is_kept_of_a_shape_is_what_the_tables_say_of_each_of_its_requests(
+        api: Api, goes_on: bool, by: shapes.Looked) -> None:
+    dice, known, shaped = random.Random(5), Shapes(goes_on=goes_on, by=by), 0
     for _ in range(2000):
         body = made_up(api, dice)
         expected, found = parsed(bodies.parse, api, body), parsed(known.parse, api, body)
@@ -77,6 +80,10 @@ def test_what_is_kept_of_a_shape_is_what_the_tables_say_of_each_of_its_requests(
         position = continuation.position_of(expected, goes_on=goes_on)
         assert attributes(found.shape.position()) == attributes(position)
         asked = continuation.first_request(expected, position)
+        assert found.shape.plain == (bool(expected.stream) and not expected.skips and "priority" not in expected.fields
+                                     and bodies.PROMPT[api] in shapes.slots_of(expected.fields))
+        if found.shape.prompt_at >= 0:
+            assert found.slots[found.shape.prompt_at] == bytes(expected.prompt)
         for leg in LEGS:
             assert found.shape.body(leg, found.slots) == bodies.body_of(asked, leg.role, leg)
     assert shaped > 200
