@@ -11,6 +11,7 @@ from typing import Any
 
 from xpyd_sidecar.dp.rank import Rank
 from xpyd_sidecar.engine.dp_plugin import meeting
+from xpyd_sidecar.engine.dp_plugin.counters import Counters
 from xpyd_sidecar.engine.dp_plugin.settings import Settings
 from xpyd_sidecar.engine.dp_plugin.steps import Steps
 
@@ -103,7 +104,7 @@ class Core(threading.Thread):
             self.abandoned = error
 
         def make(rank: Rank) -> Steps:
-            return Steps(rank, lambda: self._wake.put(0), abandon, self._settings.timeout_s)
+            return Steps(rank, lambda: self._wake.put(0), abandon, self._settings.timeout_s, Counters())
 
         steps = self.steps = meeting.meet(self._site, self._settings, make)
         try:

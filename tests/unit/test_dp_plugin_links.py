@@ -1,8 +1,9 @@
 """Ranks over the real links, in threads of one process."""
 
 import random
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,15 @@ def mode(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
+def eager() -> Iterator[None]:
+    """Threads take turns after each microsecond: what one rank's threads do in between another's shows."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
 def cores(mode: Way) -> Iterator[list[Core]]:
     made = started(mode, 3)
     yield made
@@ -37,7 +47,17 @@ def cores(mode: Way) -> Iterator[list[Core]]:
         core.stop()
     for core in made:
         core.join(20.0)
-        assert not core.is_alive()
+    assert [(core.is_alive(), core.error) for core in made] == [(False, None)] * len(made)
+
+
+def done(cores: list[Core], condition: Callable[[], bool]) -> None:
+    """Wait for ``condition``; a core that has ended says why at once.
+
+    Raises:
+        TimeoutError: not in time.
+    """
+    wait_for(lambda: condition() or any(core.error for core in cores))
+    assert [core.error for core in cores] == [None] * len(cores)
 
 
 def started(mode: Way, size: int, timeout_s: float = 20.0) -> list[Core]:
@@ -62,10 +82,11 @@ def settled(cores: list[Core]) -> bool:
 
 def test_idle_ranks_run_a_dummy_for_each_forward_of_another(cores: list[Core]) -> None:
     cores[1].ask(30)
-    wait_for(lambda: settled(cores) and locals_of(cores) == [30, 30, 30])
+    done(cores, lambda: settled(cores) and locals_of(cores) == [30, 30, 30])
     assert [core.real for core in cores] == [0, 30, 0]
 
 
+@pytest.mark.usefixtures("eager")
 def test_random_work_ends_with_all_ranks_at_one_step(cores: list[Core]) -> None:
     rng = random.Random(3)
     total = 0
@@ -74,20 +95,20 @@ def test_random_work_ends_with_all_ranks_at_one_step(cores: list[Core]) -> None:
         total += tokens
         cores[rng.randrange(3)].ask(tokens)
         time.sleep(rng.choice((0.0, 0.0, 0.003)))
-    wait_for(lambda: sum(core.real for core in cores) == total)
-    wait_for(lambda: settled(cores) and len(set(locals_of(cores))) == 1)
+    done(cores, lambda: sum(core.real for core in cores) == total)
+    done(cores, lambda: settled(cores) and len(set(locals_of(cores))) == 1)
 
 
 def test_a_pause_holds_at_one_step_on_all_ranks(cores: list[Core]) -> None:
     cores[0].ask(5)
     for core in cores:
         core.pause()
-    wait_for(lambda: all(core.held == 1 for core in cores))
+    done(cores, lambda: all(core.held == 1 for core in cores))
     assert len(set(locals_of(cores))) == 1
     cores[2].ask(3)
     for core in cores:
         core.resume()
-    wait_for(lambda: cores[2].real == 3 and settled(cores) and len(set(locals_of(cores))) == 1)
+    done(cores, lambda: cores[2].real == 3 and settled(cores) and len(set(locals_of(cores))) == 1)
     assert cores[0].real == 5
 
 

@@ -1,4 +1,4 @@
-"""What a rank counts. One object per engine process, since vLLM has one engine core per process."""
+"""What a rank counts. An engine process has one such object, ``COUNTERS``, since vLLM has one engine core per process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xpyd_sidecar.dp.rank import Rank
 
 
 class Counters:
-    """Counts since the last ``take``."""
+    """Counts since the last ``take``, of one rank: its core's thread alone calls, but for ``granted``."""
 
     def __init__(self) -> None:
         self._counts: dict[str, float] = {}
@@ -32,10 +32,10 @@ class Counters:
         self._add(metrics.DP_DUMMIES, 1)
         if rank.local <= rank.asked:
             self._add(metrics.DP_WASTED, 1)
-        if self._granted_at is not None:
+        granted_at, self._granted_at = self._granted_at, None
+        if granted_at is not None:
             self._add(metrics.DP_WAKES, 1)
-            self._add(metrics.DP_WAKE_SECONDS, time.monotonic() - self._granted_at)
-            self._granted_at = None
+            self._add(metrics.DP_WAKE_SECONDS, time.monotonic() - granted_at)
         self._note(rank)
 
     def take(self) -> dict[str, float]:
@@ -53,4 +53,4 @@ class Counters:
 
 
 COUNTERS: Final = Counters()
-"""Of this process; touched by the engine core's thread, but for ``granted``."""
+"""Of this process."""

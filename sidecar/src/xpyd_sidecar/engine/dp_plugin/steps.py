@@ -14,7 +14,7 @@ from typing import Final
 
 from xpyd_sidecar.dp.frames import Grant, Want
 from xpyd_sidecar.dp.rank import Dummy, Event, Forward, Heard, Idle, LeaveAsked, PauseAsked, Rank
-from xpyd_sidecar.engine.dp_plugin.counters import COUNTERS
+from xpyd_sidecar.engine.dp_plugin.counters import COUNTERS, Counters
 from xpyd_sidecar.engine.dp_plugin.links import Link
 from xpyd_sidecar.errors import OurFault
 
@@ -29,12 +29,16 @@ class Steps:
     """A rank."""
 
     def __init__(self, rank: Rank, wake: Callable[[], None], abandon: Callable[[Exception], None],
-                 timeout_s: float) -> None:
-        """``wake``: have a core that waits for input look again. ``abandon``: end a process whose core does not answer."""
+                 timeout_s: float, counters: Counters = COUNTERS) -> None:
+        """``wake``: have a core that waits for input look again. ``abandon``: end a process whose core does not answer.
+
+        ``counters``: this rank's alone.
+        """
         self._rank = rank
         self._wake = wake
         self._abandon = abandon
         self._timeout_s = timeout_s
+        self._counters = counters
         self._lock = threading.Lock()
         self._link: Link | None = None
         self._fault: Exception | None = None
@@ -81,11 +85,11 @@ class Steps:
 
     def begin(self, budget: int) -> None:
         """A forward with tokens is handed to the executor now."""
-        COUNTERS.forward(self._do(Forward(budget)))
+        self._counters.forward(self._do(Forward(budget)))
 
     def dummy(self) -> None:
         """A dummy is handed to the executor now."""
-        COUNTERS.dummy(self._do(Dummy()))
+        self._counters.dummy(self._do(Dummy()))
 
     def idle(self) -> bool:
         """Nothing is left to run: vote, if a pause is asked for. Whether the pause holds (or none was asked for).
@@ -144,7 +148,7 @@ class Steps:
             changed = self._rank != before
             woken = self._rank.behind and not before.behind
         if woken:
-            COUNTERS.granted()
+            self._counters.granted()
         if changed:
             self._wake()
 
@@ -170,7 +174,7 @@ class Steps:
                 self._rank, _ = before.handle(Heard(grant))
                 woken = self._rank.behind and not before.behind
             if woken:
-                COUNTERS.granted()
+                self._counters.granted()
 
     def _do(self, event: Event) -> Rank:
         with self._lock:
