@@ -181,7 +181,7 @@ async def test_who_is_paused_by_another_of_the_same_turn_and_resumed_later_hears
 
 @pytest.fixture
 def young() -> Iterator[None]:
-    """The collector looks at what is made from here on alone: all that a process of tests has takes it seconds each time."""
+    """The collector looks at what is made from here on alone: with all that a process of tests has it takes seconds."""
     gc.freeze()
     yield
     gc.unfreeze()

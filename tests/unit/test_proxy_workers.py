@@ -302,6 +302,7 @@ async def test_generation_in_a_dialect_is_counted_by_the_owner() -> None:
         body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "hi" * 50}]}
         tasks = [asyncio.create_task(f.raw(request_bytes("/v1/messages", body))) for _ in range(6)]
         await f.wait(lambda: f.dispatch.observer.metrics.in_flight == 6, "all are served")
+        await f.wait(lambda: [m.in_flight for m in f.dispatch.roster.members()] == [6, 0], "all legs of prefill have ended")
         hold.set()
         answers = await asyncio.gather(*tasks)
         assert {answer.status for answer in answers if isinstance(answer, Answer)} == {200}

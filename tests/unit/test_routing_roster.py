@@ -285,6 +285,19 @@ def test_a_beat_that_says_nothing_new_keeps_what_was_made_of_it() -> None:
 
 
 @pytest.mark.parametrize("fields", [
+    {"instance": InstanceName("d9")}, {"seq": 1}, {"service": ServiceName("other")}, {"v": 2}, {"leaving": True},
+    {"state": State.DRAINING}, {"agent": NEW}, {"epoch": 2}, {"also": ("adapter",)},
+])
+def test_a_beat_that_needs_more_than_to_be_heard_changes_nothing_there(fields: dict[str, Any]) -> None:
+    roster = make()
+    roster.on_message(0.0, beat("d0", seq=2))
+    before = roster.fleet(3.0)
+    assert roster.heard(3.0, msgspec.structs.replace(beat("d0", seq=3, load=Load(running=7)), **fields)) is None
+    assert roster.fleet(3.0) == before
+    assert roster.heard(3.0, beat("d0", seq=3, load=Load(running=7))) is roster.members()[0]
+
+
+@pytest.mark.parametrize("fields", [
     {"state": State.DRAINING}, {"incarnation": Incarnation("new")}, {"http": ("127.0.0.1:2",)},
     {"control": ("127.0.0.1:3",)}, {"model": "other"}, {"fingerprint": Fingerprint("e" * 32)}, {"epoch": 2},
     {"epoch": 2, "role": Role.PREFILL},

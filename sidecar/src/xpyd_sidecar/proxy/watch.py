@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
-from xpyd_sidecar.contract.membership import Up
+from xpyd_sidecar.contract.membership import Heartbeat, Up
 from xpyd_sidecar.proxy.probe import probe
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing import roster as ro
@@ -40,7 +40,7 @@ class Watch:
     """Keeps a roster right: beats in, probes out."""
 
     def __init__(self, roster: ro.Roster, on_lost: OnLost, notes: Notes,
-                 told: Callable[[rep.Event], None] = lambda _: None) -> None:
+                 told: Callable[[rep.Event], None] | None = None) -> None:
         """``on_lost``: legs on an incarnation will never answer, and why."""
         self._loop = asyncio.get_running_loop()
         self.roster = roster
@@ -53,7 +53,12 @@ class Watch:
 
     def on_message(self, message: Up) -> int:
         """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``roster.Refused``."""
-        self.take(rep.Message(self._loop.time(), message))
+        now = self._loop.time()
+        if isinstance(message, Heartbeat) and (same := self.roster.heard(now, message)) is not None:
+            if self.told is not None:
+                self.told(rep.Message(now, message))
+            return same.in_flight
+        self.take(rep.Message(now, message))
         member = self.roster.find(message.instance, message.incarnation)
         return member.in_flight if member is not None else 0
 
@@ -72,7 +77,8 @@ class Watch:
     def take(self, event: rep.Event) -> None:
         """An event, seen here or by somebody else. Raises ``roster.Refused``."""
         instructions = rep.apply(self.roster, event)
-        self.told(event)
+        if self.told is not None:
+            self.told(event)
         self.do(instructions)
 
     def do(self, instructions: Iterable[ro.Instruction]) -> None:

@@ -81,7 +81,8 @@ class Member:
         """Take the part of a beat that changes from beat to beat."""
         self.seq = beat.seq
         self.load, self.drained = beat.load, beat.drained
-        self.interval_s = min(max(beat.interval_s, INTERVAL_RANGE_S[0]), INTERVAL_RANGE_S[1])
+        if beat.interval_s != self.interval_s:
+            self.interval_s = min(max(beat.interval_s, INTERVAL_RANGE_S[0]), INTERVAL_RANGE_S[1])
         self.beat_at = now
         self.unanswered = 0
         if beat.state is not State.STARTING:

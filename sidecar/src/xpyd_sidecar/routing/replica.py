@@ -4,8 +4,9 @@
     event ── apply(roster) ── encode ──▶ socket ──▶ decode ── apply(replica): same instances, same states
 
 Laws
-  * A roster changes by ``apply`` alone, and the time is in the event: replicas that get the same events in the same order
-    from the same beginning are equal in all but the open legs, which each process counts for itself.
+  * A roster changes by ``apply`` alone (``Roster.heard`` is what it does with most beats), and the time is in the event:
+    replicas that get the same events in the same order from the same beginning are equal in all but the open legs, which
+    each process counts for itself.
   * ``beginning`` of a roster makes an equal one from nothing. It needs each instance's latest beat alone, since a beat says
     everything; what suspends it is said again.
   * What makes instances leave the roster by time (ticks, probes) is the owner's to count: it tells who left.

@@ -159,17 +159,30 @@ class Roster:
         Raises:
             Refused: it was not taken, and why.
         """
+        if isinstance(message, Heartbeat):
+            return [] if self.heard(now, message) is not None else self._on_beat(now, message)
         claims.refuse_foreign(self.service, message)
-        return self._on_beat(now, message) if isinstance(message, Heartbeat) else self._on_goodbye(message)
+        return self._on_goodbye(message)
+
+    def heard(self, now: float, beat: Heartbeat) -> Member | None:
+        """Take a beat that comes in order and says nothing new but load and time, as nearly all do: there is nothing to
+        refuse and nothing to tell. Whose it is; None: it is for ``on_message``, and nothing has changed.
+        """
+        member = self._members.get(beat.instance)
+        if (member is None or beat.seq < member.seq or not member.same(beat) or beat.leaving
+                or beat.service != self.service or beat.v not in claims.VERSIONS):
+            return None
+        member.hear(now, beat)
+        self._settle.hear(now)
+        return member
 
     def _on_beat(self, now: float, beat: Heartbeat) -> list[Instruction]:
+        claims.refuse_foreign(self.service, beat)
         member = self._members.get(beat.instance)
         if member is None:
             return self._join(now, beat)
-        out: list[Instruction] = []
-        if beat.seq < member.seq or not member.same(beat):  # what says nothing new and comes in order is nothing to refuse
-            claims.refuse_stale(member, beat, heard=not self._silent(now, member))
-            out = [] if member.same(beat) else self._change(member, beat)
+        claims.refuse_stale(member, beat, heard=not self._silent(now, member))
+        out = [] if member.same(beat) else self._change(member, beat)
         if beat.leaving:  # with each beat: what had nowhere to go may have by now
             out.append(Leaving(member.name, member.incarnation, f"{member.name} drains and ends soon"))
         member.hear(now, beat)
@@ -281,7 +294,8 @@ class Roster:
         asked: list[Member] = []
         awake, missed = self._awake, self._missed
         for member in list(self._members.values()):
-            silent = now - max(member.beat_at, awake) > missed * member.interval_s
+            silence = missed * member.interval_s
+            silent = now - member.beat_at > silence and now - awake > silence
             if silent and not member.http:  # nothing to probe
                 self._forget(member)
                 out.append(Changed(member.name, "evicted: silent before it had an address", "evicted"))
