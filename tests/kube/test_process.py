@@ -96,6 +96,14 @@ async def leads(operator: OperatorProcess) -> bool:
     return await operator.metric("xpyd_operator_leader") == 1.0
 
 
+async def leader_of(operators: Operators) -> OperatorProcess:
+    """A new process that leads. It is ready before that: from its first look at the Lease on it follows."""
+    operator = operators.make()
+    await operator.start()
+    await until(lambda: leads(operator), FAILOVER_S, "the first leads")
+    return operator
+
+
 async def test_the_shipped_deployment_passes_pod_security(installed: LightCluster) -> None:
     def made() -> bool:
         pods = installed.kubectl.get("pods", "-n", OPERATOR_NAMESPACE)["items"]
@@ -105,9 +113,7 @@ async def test_the_shipped_deployment_passes_pod_security(installed: LightCluste
 
 
 async def test_one_leads_and_the_other_takes_over(installed: LightCluster, operators: Operators) -> None:
-    one, other = operators.make(), operators.make()
-    await one.start()
-    assert await leads(one)
+    one, other = await leader_of(operators), operators.make()
     await other.start()
     async with make_team(installed, "failover", one) as team:
         await team.apply(team.document())
@@ -137,8 +143,7 @@ async def test_one_leads_and_the_other_takes_over(installed: LightCluster, opera
 
 async def test_an_upgrade_and_its_rollback_restart_no_engine(installed: LightCluster, operators: Operators) -> None:
     """As the Deployment rolls: a new process follows, the old one ends and hands the Lease on, while the count changes."""
-    leader = operators.make()
-    await leader.start()
+    leader = await leader_of(operators)
     first = leader.image
     async with make_team(installed, "upgrade", leader) as team:
         await team.apply(team.document(decode={"scaling": {"min": 1, "max": 4}}))
@@ -168,8 +173,7 @@ async def test_an_upgrade_and_its_rollback_restart_no_engine(installed: LightClu
 
 
 async def test_a_leader_that_slept_through_its_lease_works_no_more(operators: Operators) -> None:
-    one, other = operators.make(), operators.make()
-    await one.start()
+    one, other = await leader_of(operators), operators.make()
     await other.start()
     one.pause()
     await until(lambda: leads(other), FAILOVER_S, "the other leads")
