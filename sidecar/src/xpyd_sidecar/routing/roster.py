@@ -159,10 +159,10 @@ class Roster:
         Raises:
             Refused: it was not taken, and why.
         """
-        if isinstance(message, Heartbeat):
-            return [] if self.heard(now, message) is not None else self._on_beat(now, message)
+        if isinstance(message, Heartbeat) and self.heard(now, message) is not None:
+            return []
         claims.refuse_foreign(self.service, message)
-        return self._on_goodbye(message)
+        return self._on_beat(now, message) if isinstance(message, Heartbeat) else self._on_goodbye(message)
 
     def heard(self, now: float, beat: Heartbeat) -> Member | None:
         """Take a beat that comes in order and says nothing new but load and time, as nearly all do: there is nothing to
@@ -177,7 +177,6 @@ class Roster:
         return member
 
     def _on_beat(self, now: float, beat: Heartbeat) -> list[Instruction]:
-        claims.refuse_foreign(self.service, beat)
         member = self._members.get(beat.instance)
         if member is None:
             return self._join(now, beat)
@@ -292,10 +291,8 @@ class Roster:
         self._ticked = now
         out: list[Instruction] = []
         asked: list[Member] = []
-        awake, missed = self._awake, self._missed
         for member in list(self._members.values()):
-            silence = missed * member.interval_s
-            silent = now - member.beat_at > silence and now - awake > silence
+            silent = self._silent(now, member)
             if silent and not member.http:  # nothing to probe
                 self._forget(member)
                 out.append(Changed(member.name, "evicted: silent before it had an address", "evicted"))
@@ -323,7 +320,8 @@ class Roster:
         self.picks = self._models = self._named = None
 
     def _silent(self, now: float, member: Member) -> bool:
-        return now - max(member.beat_at, self._awake) > self._missed * member.interval_s
+        silence = self._missed * member.interval_s
+        return now - member.beat_at > silence and now - self._awake > silence
 
     @staticmethod
     def _probe(now: float, member: Member) -> list[Instruction]:
