@@ -30,7 +30,8 @@ $(STAMP): requirements/uv.txt requirements/cpu.txt operator/pyproject.toml sidec
 demo: $(STAMP) ## Serve examples/local/1p1d.yaml, ask a question, prove where the work was done
 	@$(BIN)/python scripts/demo.py $(if $(MODEL),--model '$(MODEL)')
 
-test: lint test-unit test-browser test-component test-kube test-e2e ## What CI runs, the fast tiers first
+test: $(STAMP) ## What CI runs: every tier, then what each cost (CI_TIMES=FILE for the same as JSON)
+	@$(BIN)/python scripts/tiers.py
 
 test-cluster: test-kube test-e2e ## The tiers that run on a Kubernetes of their own (root)
 
