@@ -10,7 +10,7 @@ MODEL ?=
 ROOT := $(filter 0,$(shell id -u))
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes
 
-.PHONY: help setup demo test test-cluster test-unit test-browser test-component test-kube test-gitops test-e2e lint requirements crds clean images images-push
+.PHONY: help setup demo test test-cluster test-unit test-browser test-component test-kube test-gitops test-e2e build-light build-full build-images lint requirements crds clean images images-push
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -53,9 +53,17 @@ test-browser: $(STAMP) ## The dashboard in headless Chromium (a minute; root ins
 test-component: $(STAMP) ## Real vLLM engines on this machine's CPU (17 minutes)
 	@$(BIN)/pytest tests/component --timeout 600
 
-test-kube: $(STAMP) ## A real API server, and what needs its kubectl (root; its first build takes 10 minutes)
+build-light: $(STAMP) ## The Kubernetes of test-kube, once for each change of its inputs (8 minutes)
+	@$(if $(filter 0,$(ROOT)),$(CLUSTER) build --profile light --kwok,true)
+
+build-full: $(STAMP) ## What test-e2e needs beside it: a node, network policies (5 minutes)
+	@$(if $(filter 0,$(ROOT)),$(CLUSTER) build --profile full --kwok,true)
+
+build-images: $(STAMP) ## The images that test-e2e runs (3 minutes)
+	@$(if $(filter 0,$(ROOT)),$(BIN)/python -m images build >/dev/null,true)
+
+test-kube: build-light ## A real API server, and what needs its kubectl (root)
 ifeq ($(ROOT),0)
-	@$(CLUSTER) build --profile light --kwok
 	@$(BIN)/pytest tests/kube tests/unit/test_manifests.py --timeout 600 --numprocesses 2 --dist loadfile
 else
 	@echo "left out: tests/kube (it needs root)"
@@ -71,9 +79,8 @@ test-gitops: $(STAMP) ## Helm chart, Argo CD's and Flux's judgement, alerts by p
 	@$(BIN)/pytest tests/unit/test_chart.py tests/unit/test_gitops_health.py tests/unit/test_observability.py tests/kube/test_gitops.py \
 	  tests/kube/test_install.py tests/kube/test_autoscaling.py --timeout 600
 
-test-e2e: $(STAMP) ## A whole cluster with real engines in pods (root)
+test-e2e: build-full build-images ## A whole cluster with real engines in pods (root)
 ifeq ($(ROOT),0)
-	@$(CLUSTER) build --profile full --kwok
 	@$(BIN)/pytest e2e --timeout 900
 else
 	@echo "left out: e2e (it needs root)"

@@ -65,10 +65,10 @@ def below(root: int, all_of_them: dict[int, Process]) -> set[int]:
 
 
 def is_server(pid: int) -> bool:
-    """Whether a process is the first one of a vLLM server."""
+    """Whether a process is the first one of a vLLM server, or has that command as its title."""
     with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        return SERVER in words[:4] or (b"vllm" in Path(words[0].decode()).name.encode() and b"serve" in words[1:3])
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").split()[:4]
+        return SERVER in words or (b"serve" in words[1:] and any(word.rpartition(b"/")[2] == b"vllm" for word in words))
     return False
 
 

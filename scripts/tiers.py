@@ -1,11 +1,12 @@
-"""``make test``: runs the tiers, prints each one's output whole when it ends, and at the end what each cost.
+"""``make test``: runs the tiers in two lanes, prints each one's output whole when it ends, then what each cost.
 
     python scripts/tiers.py [TIER…]        all tiers, or these
     CI_TIMES=FILE …                        the same figures as JSON
+    LANES=1 …                              one after the other
 
-A tier is a target of the Makefile, so ``make test-unit`` runs the same by itself. What a tier needs built (a Kubernetes)
-is a row of its own. The exit code is that of the worst tier: 0 where all passed. The last line is pytest's closing line,
-summed over the tiers.
+A tier is a target of the Makefile, so ``make test-unit`` runs the same by itself. Its output is kept in .cache/tiers. One lane has the tiers of Kubernetes,
+which wait much, and the other one those that compute. What a tier needs built is a row of its own: on a new machine that
+says what the builds cost. The exit code is that of the worst tier. The last line is pytest's closing line, summed over all.
 """
 
 from __future__ import annotations
@@ -13,99 +14,53 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
+import shutil
 import subprocess
 import sys
-import tempfile
+import threading
 import time
-from collections import Counter
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
-from xml.etree import ElementTree as ET
+
+import tier_report
+from tier_report import Times
 
 ROOT = Path(__file__).resolve().parent.parent
-TIERS = ("lint", "test-unit", "test-browser", "test-component", "test-kube", "test-e2e")
-SLOWEST = 10
-WORDS = ("passed", "failed", "errors", "skipped", "xfailed", "xpassed")
+LANES = (("lint", "test-component", "test-unit", "test-browser"),
+         ("build-light", "test-kube", "build-full", "build-images", "test-e2e"))
+TIERS = tuple(tier for lane in LANES for tier in lane)
+OUTPUTS = ROOT / ".cache" / "tiers"
+_printing = threading.Lock()
 
 
-@dataclass
-class Times:
-    """What one tier did and cost; seconds."""
-
-    tier: str
-    code: int = 0
-    wall_s: float = 0.0
-    processor_s: float = 0.0
-    tests: dict[str, int] = field(default_factory=dict)
-    engines: int = 0
-    starts_s: float = 0.0
-    """From their begin until they listened, summed over engines."""
-    starts_processor_s: float = 0.0
-    slowest: list[tuple[float, str]] = field(default_factory=list)
-    left: list[str] = field(default_factory=list)
-
-
-def cases(path: Path) -> list[tuple[str, float]]:
-    """Tests of a JUnit file, with their seconds: setup, call and teardown."""
-    if not path.exists():
-        return []
-    found = ET.parse(path).iter("testcase")  # noqa: S314 (pytest has just written it)
-    return [(f"{one.get('classname')}::{one.get('name')}", float(one.get("time", 0))) for one in found]
-
-
-def counted(output: str) -> dict[str, int]:
-    """What the last closing line of pytest says: tests by outcome."""
-    lines = re.findall(r"^=*\s?((?:\d+ \w+(?:, )?)+) in [\d.]+s", output, re.MULTILINE)
-    if not lines:
-        return {}
-    found = {word: int(number) for number, word in re.findall(r"(\d+) (\w+)", lines[-1])}
-    return {word: found.get(word, 0) + (found.get("error", 0) if word == "errors" else 0) for word in WORDS
-            if found.get(word) or (word == "errors" and found.get("error"))}
-
-
-def run(tier: str, folder: Path) -> Times:
+def run(tier: str) -> Times:
     """Run one, and print what it said."""
-    figures, log, junit = (folder / f"{tier}.{kind}" for kind in ("json", "log", "xml"))
-    print(f"── {tier} begins", flush=True)
+    figures, log, junit = (OUTPUTS / f"{tier}.{kind}" for kind in ("json", "log", "xml"))
+    with _printing:
+        print(f"── {tier} begins", flush=True)
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "tier_watch.py"), str(figures), str(log), os.environ.get("MAKE", "make"),
          "--no-print-directory", tier], check=False, cwd=ROOT,
         env={**os.environ, "PYTEST_ADDOPTS": f"{os.environ.get('PYTEST_ADDOPTS', '')} --junitxml={junit}"})
-    output = log.read_text("utf-8", "replace")
-    print(output, flush=True)
+    output = log.read_text("utf-8", "replace") if log.exists() else ""
     known = json.loads(figures.read_text("utf-8")) if figures.exists() else {}
-    engines = known.get("engines", [])
-    return Times(tier, done.returncode, known.get("wall_s", 0.0), known.get("processor_s", 0.0), counted(output),
-                 len(engines), round(sum(one["wall_s"] for one in engines), 1),
-                 round(sum(one["processor_s"] for one in engines), 1),
-                 sorted(((s, name) for name, s in cases(junit)), reverse=True)[:SLOWEST], known.get("left", []))
+    times = tier_report.times_of(tier, done.returncode, known, output, junit)
+    with _printing:
+        said = "passed" if times.code == 0 else "FAILED"
+        print(f"── {tier}\n{output}── {tier} {said} after {times.wall_s:.0f} s", flush=True)
+    return times
 
 
-def table(times: list[Times], wall_s: float) -> list[str]:
-    """For people."""
-    whole = Times("all", max(one.code for one in times), wall_s, sum(one.processor_s for one in times), _summed(times),
-                  sum(one.engines for one in times), sum(one.starts_s for one in times),
-                  sum(one.starts_processor_s for one in times))
-    lines = ["seconds               tests    wall  processor  engines  starting them: wall  processor"]
-    for one in (*times, whole):
-        lines.append(f"{one.tier:<15}{'ok' if one.code == 0 else 'FAILED':<6}{sum(one.tests.values()):>6}{one.wall_s:>8.0f}"
-                     f"{one.processor_s:>11.0f}{one.engines:>9}{one.starts_s:>21.0f}{one.starts_processor_s:>11.0f}")
-        lines += [f"    left behind and killed: {command}" for command in one.left]
-    slow = sorted(((s, name, one.tier) for one in times for s, name in one.slowest), reverse=True)[:SLOWEST]
-    return [*lines, "", "the slowest tests", *(f"{s:>8.1f}  {tier:<15}{name}" for s, name, tier in slow), ""]
+def run_lane(tiers: list[str]) -> list[Times]:
+    """Run tiers one after the other. What could not be built leaves its tiers to say so themselves."""
+    return [run(tier) for tier in tiers]
 
 
-def _summed(times: list[Times]) -> dict[str, int]:
-    """Tests by outcome."""
-    return sum((Counter(one.tests) for one in times), Counter())
-
-
-def closing(times: list[Times], wall_s: float) -> str:
-    """Pytest's closing line, over all tiers."""
-    total = _summed(times)
-    said = ", ".join(f"{total[word]} {word}" for word in WORDS if total.get(word)) or "no tests ran"
-    return f"{said} in {wall_s:.2f}s"
+def commit() -> str:
+    """What is checked out; empty outside a repository."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def main(wanted: list[str]) -> int:
@@ -115,18 +70,20 @@ def main(wanted: list[str]) -> int:
         print(f"no tiers: {', '.join(sorted(unknown))}; there are {', '.join(TIERS)}", file=sys.stderr)
         return 2
     began = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="xpyd-tiers-"))
-    times = [run(tier, folder) for tier in wanted or TIERS]
+    shutil.rmtree(OUTPUTS, ignore_errors=True)
+    OUTPUTS.mkdir(parents=True)
+    lanes = [[tier for tier in lane if not wanted or tier in wanted] for lane in LANES]
+    with ThreadPoolExecutor(1 if os.environ.get("LANES") == "1" else len(lanes)) as pool:
+        times = [one for ended in pool.map(run_lane, lanes) for one in ended]
     wall_s = time.monotonic() - began
-    print("\n".join(table(times, wall_s)))
+    print("\n".join(tier_report.table(times, wall_s)))
     if path := os.environ.get("CI_TIMES"):
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
         Path(path).write_text(json.dumps({
-            "commit": commit.stdout.strip(), "processors": os.cpu_count(), "python": platform.python_version(),
+            "commit": commit(), "processors": os.cpu_count(), "python": platform.python_version(),
             "wall_s": round(wall_s, 1), "processor_s": round(sum(one.processor_s for one in times), 1),
             "tiers": [asdict(one) for one in times]}, indent=1) + "\n", "utf-8")
-    print(closing(times, wall_s), flush=True)
-    return max(one.code for one in times)
+    print(tier_report.closing(times, wall_s), flush=True)
+    return tier_report.worst(times)
 
 
 if __name__ == "__main__":

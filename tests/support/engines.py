@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from fork_server import ForkServer
 from make_model import ensure_model
 from processes import Group, ProcessFailed, free_port
 from prometheus_client.parser import text_string_to_metric_families
@@ -111,8 +112,10 @@ class Engine:
     def __init__(self, name: str, folder: Path, *, connector: bool = True, model: Path | None = None, service: str = "test",
                  key_file: Path | None = None, options: KvOptions | None = None,
                  on_load_failure: Literal["recompute", "fail"] = "recompute", args: Sequence[str] = (),
-                 env: Mapping[str, str] | None = None, port: int | None = None) -> None:
+                 env: Mapping[str, str] | None = None, port: int | None = None, forked: bool = True) -> None:
+        """``forked``: see ``fork_server``; without, it is started by its command."""
         self.name = name
+        self._forked = forked
         self.folder = folder
         self.connector = connector
         self.run_dir = folder / name
@@ -139,7 +142,9 @@ class Engine:
     def start(self) -> Self:
         """Start the process; does not wait."""
         assert self._group is None or self._group.returncode() is not None, f"{self.name} runs already"
-        self._group = Group(self._command, log=self.log, env=self._env, name=f"engine {self.name}")
+        forks = ForkServer.shared()
+        self._group = Group(self._command, log=self.log, env=self._env, name=f"engine {self.name}",
+                            forks=forks if self._forked and forks.can(self._command, self._env) else None)
         return self
 
     def __enter__(self) -> Self:

@@ -27,7 +27,7 @@ def parallel_engine(executor: str, folder: Path, scratch: Path) -> Engine:
     """Not started. ``scratch`` is a folder whose path is short: Ray puts sockets there."""
     options = KvOptions(claim_s=8.0, peer_timeout_s=PATIENCE_S, load_timeout_s=PATIENCE_S)
     return Engine(executor, folder, args=(*ARGS, "--distributed-executor-backend", executor), on_load_failure="fail",
-                  options=options, env=_environment(executor, scratch))
+                  options=options, env=_environment(executor, scratch), forked=executor != "ray")
 
 
 def _environment(executor: str, folder: Path) -> dict[str, str]:

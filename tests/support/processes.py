@@ -25,7 +25,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fork_server import Forked, ForkServer
 
 TAIL_LINES = 60
 GONE_S = 30.0
@@ -171,15 +174,18 @@ def _tell_guard(line: str) -> None:
 class Group:
     """A process and its children, which stay in its process group."""
 
-    def __init__(self, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, name: str = "") -> None:
+    def __init__(self, command: Sequence[str], *, log: Path, env: Mapping[str, str] | None = None, name: str = "",
+                 forks: ForkServer | None = None) -> None:
+        """``forks``: who forks it rather than starting it anew."""
         self.name = name or Path(command[0]).name
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         self._file: IO[bytes] = open(log, "ab")  # noqa: SIM115 (closed by kill)
         self._tmp = tempfile.mkdtemp(prefix="g-")  # not under the log's folder: paths of sockets must be short
-        self._process = subprocess.Popen(command, env={**(os.environ if env is None else env), "TMPDIR": self._tmp},
-                                         stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT,
-                                         start_new_session=True)
+        environment = {**(os.environ if env is None else env), "TMPDIR": self._tmp}
+        self._process: subprocess.Popen[bytes] | Forked = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=self._file, stderr=subprocess.STDOUT,
+            start_new_session=True) if forks is None else forks.start(command, environment, log)
         self.pid = self._process.pid
         self._gone = False
         self._shm: set[str] = set()
