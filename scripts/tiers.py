@@ -4,9 +4,10 @@
     CI_TIMES=FILE …                        the same figures as JSON
     LANES=1 …                              one after the other
 
-A tier is a target of the Makefile, so ``make test-unit`` runs the same by itself. Its output is kept in .cache/tiers. One lane has the tiers of Kubernetes,
-which wait much, and the other one those that compute. What a tier needs built is a row of its own: on a new machine that
-says what the builds cost. The exit code is that of the worst tier. The last line is pytest's closing line, summed over all.
+A tier is a target of the Makefile, so ``make test-unit`` runs the same by itself. Its output is kept in .cache/tiers. One
+lane has the tiers of Kubernetes, which wait much, and the other one those that compute. What a tier needs built is a row of
+its own: on a new machine that says what the builds cost. The exit code is that of the worst tier. The last line is pytest's
+closing line, summed over all.
 """
 
 from __future__ import annotations

@@ -1,0 +1,109 @@
+"""What ``make test`` says of its tiers: tests, costs (of orphans too), servers until they listen, and the worst exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripts import load
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+report = load(SCRIPTS / "tier_report.py")
+
+ORPHAN = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:      # nobody of this file waits for it
+        while time.process_time() < 0.7:
+            pass
+        os._exit(0)
+    os._exit(0)
+os.wait()
+"""
+SERVER = """
+import socket, time
+while time.process_time() < 0.3:
+    pass
+with socket.create_server(("127.0.0.1", 0)):
+    time.sleep(2.5)
+"""
+STAYS = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(600)
+"""
+
+
+def watched(tmp_path: Path, code: str, *words: str, left_s: float = 10.0) -> tuple[int, dict[str, Any], str]:
+    """Exit code, figures and log of a Python program under the watch."""
+    (tmp_path / "program.py").write_text(code)
+    figures, log = tmp_path / "figures.json", tmp_path / "log"
+    program = (f"import sys, tier_watch as watch; watch.LEFT_S = {left_s}; "
+               "sys.exit(watch.main(sys.argv[1], sys.argv[2], sys.argv[3:]))")
+    done = subprocess.run([sys.executable, "-c", program, figures, log, sys.executable, tmp_path / "program.py", *words],
+                          env={**os.environ, "PYTHONPATH": str(SCRIPTS)}, check=False, timeout=60)
+    return done.returncode, json.loads(figures.read_text()), log.read_text()
+
+
+def test_the_processor_time_of_an_orphan_counts(tmp_path: Path) -> None:
+    code, figures, _ = watched(tmp_path, ORPHAN)
+    assert code == 0
+    assert 0.7 <= figures["processor_s"] < 5
+    assert (figures["engines"], figures["left"]) == ([], [])
+
+
+def test_a_server_is_timed_until_it_listens(tmp_path: Path) -> None:
+    code, figures, _ = watched(tmp_path, SERVER, "vllm.entrypoints.openai.api_server")
+    [engine] = figures["engines"]
+    assert (code, engine["ready"]) == (0, True)
+    assert 0.25 <= engine["processor_s"] <= engine["wall_s"] + 0.1
+    assert engine["wall_s"] < figures["wall_s"] + 0.5
+
+
+def test_what_is_left_is_named_and_killed(tmp_path: Path) -> None:
+    code, figures, _ = watched(tmp_path, STAYS, left_s=0.2)
+    assert code == 0
+    [left] = figures["left"]
+    assert "program.py" in left
+    assert figures["wall_s"] < 10
+
+
+@pytest.mark.parametrize(("program", "code"), [("raise SystemExit(3)", 3), ("import os; os.kill(os.getpid(), 9)", 137)])
+def test_the_exit_code_is_the_commands(tmp_path: Path, program: str, code: int) -> None:
+    assert watched(tmp_path, f"print('said', flush=True)\n{program}")[::2] == (code, "said\n")
+
+
+@pytest.mark.parametrize(("output", "found"), [
+    ("...\n6155 passed, 45 skipped in 228.01s (0:03:48)\n", {"passed": 6155, "skipped": 45}),
+    ("==== 1 failed, 2 passed, 1 error in 3.20s ====\n", {"failed": 1, "passed": 2, "errors": 1}),
+    ("1 passed in 1.00s\nlater\n2 passed, 3 xfailed in 2.00s\n", {"passed": 2, "xfailed": 3}),
+    ("All checks passed!\n", {}),
+])
+def test_tests_are_counted_by_the_last_closing_line(output: str, found: dict[str, int]) -> None:
+    assert report.counted(output) == found
+
+
+def test_a_whole_report(tmp_path: Path) -> None:
+    junit = tmp_path / "junit.xml"
+    junit.write_text('<testsuites><testsuite><testcase classname="tests.a" name="slow" time="9.5"/>'
+                     '<testcase classname="tests.a" name="quick" time="0.1"/></testsuite></testsuites>')
+    engine = {"wall_s": 5.0, "processor_s": 2.5}
+    figures = {"wall_s": 12.0, "processor_s": 8.0, "engines": [engine, engine], "left": ["sleep 600"]}
+    times = [report.times_of("test-a", 1, figures, "1 failed, 1 passed in 9.60s\n", junit),
+             report.times_of("lint", 0, {}, "", tmp_path / "none.xml")]
+    lines = report.table(times, 12.5)
+    assert lines[1].split() == ["test-a", "FAILED", "2", "12", "8", "2", "10", "5"]
+    assert lines[2] == "    left behind and killed: sleep 600"
+    assert lines[3].split() == ["lint", "ok", "0", "0", "0", "0", "0", "0"]
+    assert lines[4].split() == ["all", "FAILED", "2", "12", "8", "2", "10", "5"]
+    assert [line.split()[1:] for line in lines[7:9]] == [["test-a", "tests.a::slow"], ["test-a", "tests.a::quick"]]
+    assert report.closing(times, 12.5) == "1 passed, 1 failed in 12.50s"
+    assert report.worst(times) == 1
+    assert report.closing([], 0.0) == "no tests ran in 0.00s"
