@@ -7,6 +7,7 @@ command with a forked one.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -52,6 +53,19 @@ def test_a_killed_fork_says_by_which_signal(tmp_path: Path) -> None:
         engine.kill()
         assert engine.group.returncode() == -9
         assert not engine.alive()
+
+
+def test_a_port_is_closed_once_its_server_is_killed_though_the_core_lives(tmp_path: Path) -> None:
+    with Engine("e0", tmp_path, args=EXTRA) as engine:
+        engine.wait_ready()
+        core = next(each for each in engine.group.pids()
+                    if Path(f"/proc/{each}/cmdline").read_bytes().startswith(b"VLLM::EngineCore"))
+        os.kill(core, signal.SIGSTOP)
+        engine.group.kill_process(engine.group.pid)
+        assert engine.group.wait(20.0) == -signal.SIGKILL
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", engine.port), 5.0)
+        assert core in engine.group.pids()
 
 
 @pytest.mark.parametrize(("command", "env"), [

@@ -18,6 +18,7 @@ The process ends when the one that made it does. Messages between them are JSON 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -154,9 +155,27 @@ def import_all() -> None:
     __import__("xpyd_sidecar.engine.connector")
 
 
+def leave_sockets() -> None:
+    """In a fork of a fork: an engine core or worker that ``spawn`` makes has no sockets of who made it.
+
+    With them a port would stay open after its server has been killed, and a peer would not be told that it has gone. Their
+    numbers stay taken, since objects that are inherited may still close them. Pairs without names are pipes of
+    ``multiprocessing``, which it is meant to have.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                with socket.socket(fileno=os.dup(number)) as one:
+                    if one.family != socket.AF_UNIX or one.getsockname() or one.getpeername():
+                        os.dup2(nothing, number)
+    os.close(nothing)
+
+
 def become(asked: dict[str, Any]) -> NoReturn:
     """In the fork: be what the command says."""
     os.setsid()
+    os.register_at_fork(after_in_child=leave_sockets)
     log = os.open(asked["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -195,6 +195,10 @@ class Group:
         """None while the first process of the group lives."""
         return self._process.poll()
 
+    def wait(self, deadline_s: float) -> int:
+        """The exit code of the first process, once it has ended. Raises ``subprocess.TimeoutExpired``."""
+        return self._process.wait(deadline_s)
+
     def pids(self) -> list[int]:
         """Every living process of the group."""
         return pids_of(self.pid)
