@@ -3,8 +3,7 @@
 A server started by its command imports vLLM three times, in its API server, its engine core and its worker: 20 of the 26
 processor seconds that its start takes. Here one process imports everything once, has no thread and no device, and forks for
 each start. The fork takes the command's arguments, environment and log, leads a session of its own, and its engine core and
-workers are forked from it in turn. What runs is vLLM's own code behind the same command line; only ``spawn``, which vLLM
-asks for on CPUs, has become ``fork``.
+workers are forked from it in turn (``fork_on_cpu``). What runs is vLLM's own code behind the same command line.
 
     starts = ForkServer.shared()
     if starts.can(command, env):                    python -m vllm.entrypoints.openai.api_server …
@@ -18,7 +17,6 @@ The process ends when the one that made it does. Messages between them are JSON 
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -137,45 +135,17 @@ class ForkServer:
 
 def import_all() -> None:
     """Everything that the three kinds of process of a server import."""
-    import multiprocessing
-
     import setproctitle
-    from vllm.utils import system_utils
-
-    def fork_context() -> Any:
-        return multiprocessing.get_context("fork")
 
     setproctitle.getproctitle()  # which finds the place of titles while the environment is as it was at the start
-    system_utils.get_mp_context = fork_context  # before anybody has taken it from there
-    system_utils._maybe_force_spawn = lambda: None
-    for name in ("entrypoints.launchers.api_server.entry", "v1.engine.core", "v1.executor.multiproc_executor",
-                 "v1.worker.cpu_worker", "v1.worker.cpu_model_runner", "v1.attention.backends.cpu_attn",
-                 "model_executor.models.llama"):
-        __import__(f"vllm.{name}")
-    __import__("xpyd_sidecar.engine.connector")
-
-
-def leave_sockets() -> None:
-    """In a fork of a fork: an engine core or worker that ``spawn`` makes has no sockets of who made it.
-
-    With them a port would stay open after its server has been killed, and a peer would not be told that it has gone. Their
-    numbers stay taken, since objects that are inherited may still close them. Pairs without names are pipes of
-    ``multiprocessing``, which it is meant to have.
-    """
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for number in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
-                with socket.socket(fileno=os.dup(number)) as one:
-                    if one.family != socket.AF_UNIX or one.getsockname() or one.getpeername():
-                        os.dup2(nothing, number)
-    os.close(nothing)
+    __import__("vllm.entrypoints.launchers.api_server.entry")
+    sys.path.insert(0, str(Path(__file__).parent / "fork_on_cpu"))
+    __import__("fork_on_cpu").plugin()
 
 
 def become(asked: dict[str, Any]) -> NoReturn:
     """In the fork: be what the command says."""
     os.setsid()
-    os.register_at_fork(after_in_child=leave_sockets)
     log = os.open(asked["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)

@@ -27,6 +27,7 @@ from xpyd_operator.local import procs, remains
 from xpyd_operator.local.paths import ServiceFolder
 
 NAME = "t"
+FORKS = Path(__file__).parent / "fork_on_cpu"
 XPYD = Path(sys.executable).with_name("xpyd")
 
 
@@ -41,7 +42,8 @@ class Service:
         self.file = folder / "service.yaml"
         self.port, self.members = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self._environment = {**os.environ, "XPYD_HOME": str(self.home)}
+        self._environment = {**os.environ, "XPYD_HOME": str(self.home), "PYTHONPATH": os.pathsep.join(
+            filter(None, (str(FORKS), os.environ.get("PYTHONPATH"))))}
         self.shared_memory_before = shared_memory()
         home_begins(self.home)
 

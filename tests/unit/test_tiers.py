@@ -1,4 +1,4 @@
-"""What ``make test`` says of its tiers: tests, costs (of orphans too), servers until they listen, and the worst exit code."""
+"""What ``make test`` says of its tiers: tests, costs (of orphans too), starts of servers, and the worst exit code."""
 
 from __future__ import annotations
 
