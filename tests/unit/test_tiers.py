@@ -14,6 +14,7 @@ from scripts import load
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 report = load(SCRIPTS / "tier_report.py")
+times = load(SCRIPTS / "compare_times.py")
 
 ORPHAN = """
 import os, sys, time
@@ -96,14 +97,36 @@ def test_a_whole_report(tmp_path: Path) -> None:
                      '<testcase classname="tests.a" name="quick" time="0.1"/></testsuite></testsuites>')
     engine = {"wall_s": 5.0, "processor_s": 2.5}
     figures = {"wall_s": 12.0, "processor_s": 8.0, "engines": [engine, engine], "left": ["sleep 600"]}
-    times = [report.times_of("test-a", 1, figures, "1 failed, 1 passed in 9.60s\n", junit),
+    ended = [report.times_of("test-a", 1, figures, "1 failed, 1 passed in 9.60s\n", junit),
              report.times_of("lint", 0, {}, "", tmp_path / "none.xml")]
-    lines = report.table(times, 12.5)
+    lines = report.table(ended, 12.5)
     assert lines[1].split() == ["test-a", "FAILED", "2", "12", "8", "2", "10", "5"]
     assert lines[2] == "    left behind and killed: sleep 600"
     assert lines[3].split() == ["lint", "ok", "0", "0", "0", "0", "0", "0"]
     assert lines[4].split() == ["all", "FAILED", "2", "12", "8", "2", "10", "5"]
     assert [line.split()[1:] for line in lines[7:9]] == [["test-a", "tests.a::slow"], ["test-a", "tests.a::quick"]]
-    assert report.closing(times, 12.5) == "1 passed, 1 failed in 12.50s"
-    assert report.worst(times) == 1
+    assert report.closing(ended, 12.5) == "1 passed, 1 failed in 12.50s"
+    assert report.worst(ended) == 1
     assert report.closing([], 0.0) == "no tests ran in 0.00s"
+
+
+def of_run(commit: str, processors: int = 2, **seconds: float) -> dict[str, Any]:
+    return {"commit": commit, "processors": processors, "wall_s": 100.0, "tiers": [
+        {"tier": tier.replace("_", "-"), "wall_s": s, "processor_s": s, "engines": 1, "starts_processor_s": 1.0}
+        for tier, s in seconds.items()]}
+
+
+def test_two_commits_are_compared_by_medians_without_builds_and_tiers_of_one_side() -> None:
+    before = [of_run("a", lint=10.0, test_unit=90.0, build_light=500.0), of_run("a", lint=20.0, test_unit=110.0)]
+    now = [of_run("b", lint=15.0, test_unit=50.0, test_sanitize=70.0)]
+    found = times.compared(before, now)
+    assert found["processor_s"] == {"all": {"before": 115.0, "now": 65.0, "ratio": 0.565},
+                                    "lint": {"before": 15.0, "now": 15.0, "ratio": 1.0},
+                                    "test-unit": {"before": 100.0, "now": 50.0, "ratio": 0.5}}
+    assert found["left_out"] == ["test-sanitize"]
+
+
+@pytest.mark.parametrize("now", [[], [of_run("b"), of_run("c")], [of_run("b", processors=4)]])
+def test_runs_that_cannot_be_compared_are_refused(now: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match=r"one commit|processors"):
+        times.compared([of_run("a")], now)
