@@ -130,6 +130,11 @@ class ScriptedEngine:
         """Requests that are neither answered nor aborted."""
         return sum(not (seen.aborted or seen.finished or seen.killed) for seen in self.seen)
 
+    @property
+    def connected(self) -> int:
+        """Connections that are open now."""
+        return len(self._writers)
+
     def refuse(self) -> None:
         """Accept no new connection; what is open stays."""
         if self._server is not None:

@@ -12,7 +12,7 @@ import pytest
 from made_streams import MadeReplay, made_line
 from recorded import Line, Seen, Step, seen_of
 from router_fleet import Answer, RouterFleet, fleet, request_bytes
-from scripted_engine import Play, ScriptedEngine
+from scripted_engine import Play, ScriptedEngine, attempts
 from scripted_engine import Seen as Asked
 
 from xpyd_sidecar.contract.ids import Incarnation, State
@@ -135,6 +135,19 @@ async def test_three_failures_in_a_row(api: Api, way: str) -> None:
         assert len(kills.where) == 4
         await f.wait_quiet()
         assert records[0].continued == (3 if way == "continue" else 2)
+
+
+async def test_a_stream_that_decode_began_alone_goes_on_with_prefill_again() -> None:
+    never = asyncio.Event()
+    async with failing("completions", Play(hold=never), Play(close_after=5)) as (f, line, kills, _):
+        f.p[0].plays.append(Play(status=500))
+        body = asked(line, **USAGE)
+        check(await f.post(PATHS["completions"], body), line, body)
+        assert len(kills.where) == 3
+        legs = [seen.body.get("kv_transfer_params", {}).get("attempt")
+                for seen in sorted((*f.d[0].seen, *f.d[1].seen), key=lambda seen: seen.at)]
+        assert legs == [1, None, 2], "prefill failed one leg, which says nothing of the rest of the stream"
+        assert attempts(f.p[0]) == [1, 2]
 
 
 async def test_tries_without_progress_are_bounded() -> None:

@@ -5,6 +5,7 @@ import contextlib
 import os
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 from certificates import write
@@ -57,13 +58,59 @@ async def test_a_stream_over_tls_and_what_comes_in_the_clear_gets_no_answer(tmp_
         await f.wait_quiet()
 
 
-async def test_tls_below_1_2_is_refused(tmp_path: Path) -> None:
+WEAK = "ALL:@SECLEVEL=0"
+"""Ciphers that TLS 1.1 can be spoken with. With those that a server has by itself it cannot, whatever the minimum."""
+
+
+def old_client() -> ssl.SSLContext:
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context = client(ssl.TLSVersion.TLSv1_1)
+    context.set_ciphers(WEAK)
+    return context
+
+
+@pytest.fixture
+def weak_ciphers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers of this process take any cipher."""
+    right = ssl.SSLContext.load_cert_chain
+
+    def load(self: ssl.SSLContext, *args: Any, **options: Any) -> None:
+        self.set_ciphers(WEAK)
+        right(self, *args, **options)
+
+    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", load)
+
+
+async def version(port: int, context: ssl.SSLContext) -> str | None:
+    """What a client speaks with whoever listens there; None where it is refused."""
+    try:
+        _, writer = await connect(port, context)
+    except (ssl.SSLError, ConnectionError):
+        return None
+    spoken: str = writer.get_extra_info("ssl_object").version()
+    writer.transport.abort()
+    return spoken
+
+
+async def test_tls_below_1_2_is_refused_whatever_the_ciphers(tmp_path: Path, weak_ciphers: None) -> None:
     cert, key = write(tmp_path, "one")
     async with fleet(1, 1, tls_cert_file=cert, tls_key_file=key) as f:
-        with pytest.warns(DeprecationWarning, match="TLSv1_1"):
-            old = client(ssl.TLSVersion.TLSv1_1)
-        with pytest.raises((ssl.SSLError, ConnectionError)):
-            await connect(f.router.port, old)
+        assert await version(f.router.port, client()) == "TLSv1.3"
+        assert await version(f.router.port, client(ssl.TLSVersion.TLSv1_2)) == "TLSv1.2"
+        assert await version(f.router.port, old_client()) is None
+
+
+async def test_the_same_old_client_is_served_where_the_minimum_is_lower(tmp_path: Path, weak_ciphers: None) -> None:
+    """The control of the test above: it is the minimum alone that keeps that client out."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        context.minimum_version = ssl.TLSVersion.TLSv1_1
+    context.load_cert_chain(*write(tmp_path, "one"))
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    try:
+        assert await version(server.sockets[0].getsockname()[1], old_client()) == "TLSv1.1"
+    finally:
+        server.close()
 
 
 async def test_a_renewed_certificate_is_taken_without_dropping_connections(

@@ -248,7 +248,7 @@ class Connection(Leg, asyncio.Protocol):
         call, self._call = self._call, None
         if call is None:
             return
-        if not self._seen and self.reused and not call.again:
+        if not self._seen and self.reused:
             call.once_more()
         elif self._body is not None and self._body.on_eof():
             call.end_whole(self._body.take())

@@ -53,7 +53,7 @@ class Sink(Protocol):
 class Call:
     """One request to an engine."""
 
-    __slots__ = ("_asked_at", "_connecting", "_connection", "_paused", "_pool", "address", "again", "ends", "events",
+    __slots__ = ("_asked_at", "_connecting", "_connection", "_paused", "_pool", "address", "ends", "events",
                  "framed", "head", "relay", "request", "rest", "sink", "streams", "tag")
 
     def __init__(self, pool: Pool, address: HostPort, request: bytes, sink: Sink, *, streams: bool, framed: bool,
@@ -78,7 +78,6 @@ class Call:
         """What came with the end of a stream that is relayed, for ``on_end``: the answer's end goes with it."""
         self.ends = False
         """The stream's first events came with its proper end: ``on_end`` follows at once."""
-        self.again = False
         self._asked_at = math.inf
         """When the request was sent; while it is held nobody is asked, so nobody is silent."""
 
@@ -173,9 +172,10 @@ class Call:
         self.sink.on_end(self)
 
     def once_more(self) -> None:
-        """The pooled connection was dead: use a fresh one."""
+        """The pooled connection was dead: use a fresh one, never another of the pool. One that is fresh was not ``reused``,
+        so a request is sent twice at most.
+        """
         self._connection = None
-        self.again = True
         self.connect()
 
 
