@@ -188,6 +188,10 @@ MINUTES ?= 30
 campaign-mixed: $(STAMP) ## A mixed load on the router at half of what is possible, into bench/results (MINUTES=30)
 	@$(BIN)/python tests/campaigns/mixed.py --minutes $(MINUTES)
 
+.PHONY: mutants
+mutants: $(STAMP) ## Break the code on purpose, tests/mutants one by one, and say whether the tests notice (5 minutes; ONLY='kv-* tls-minimum')
+	@$(BIN)/python scripts/mutants.py $(if $(ONLY),--only '$(ONLY)')
+
 .PHONY: campaign-queue
 campaign-queue: $(STAMP) ## A million messages through the broadcast queue, with stalls and kills, into bench/results
 	@$(BIN)/pytest -s tests/campaigns/test_queue.py --timeout 3600

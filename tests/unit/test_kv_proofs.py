@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 import itertools
+
+import pytest
 
 from xpyd_sidecar.contract.ids import Incarnation
 from xpyd_sidecar.kv.proofs import Terms, holds, prove
@@ -25,3 +28,19 @@ def test_no_other_key_side_nonce_or_incarnation_gives_the_same_proof() -> None:
     assert all(a != b for a, b in itertools.combinations(proofs, 2))
     assert not holds(KEY, "decode", TERMS, proofs[1])
     assert not holds(KEY, "decode", TERMS, b"")
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_proofs_are_compared_by_what_takes_the_same_time_and_by_nothing_else(said: bool,
+                                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong = prove(KEY, "decode", TERMS), prove(KEY, "prefill", TERMS)
+    compared: list[set[bytes]] = []
+
+    def spy(one: bytes, other: bytes) -> bool:
+        compared.append({one, other})
+        return said
+
+    monkeypatch.setattr(hmac, "compare_digest", spy)
+    proofs = (right, wrong, right[:-1], b"")
+    assert [holds(KEY, "decode", TERMS, proof) for proof in proofs] == [said] * len(proofs)
+    assert compared == [{right, proof} for proof in proofs]

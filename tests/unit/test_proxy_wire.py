@@ -41,6 +41,8 @@ def test_whether_the_connection_can_be_used_again(raw: bytes, keep: bool) -> Non
     b"HTTP/1.1 200 OK\r\n: v", b"HTTP/1.1 200 OK\r\n folded: v", b"HTTP/1.1 200 OK\r\nname : v",
     b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2", b"HTTP/1.1 200 OK\r\nContent-Length: -1",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
 ])
 def test_a_malformed_head_is_told(raw: bytes) -> None:
     with pytest.raises(Malformed):
