@@ -137,6 +137,26 @@ async def test_three_failures_in_a_row(api: Api, way: str) -> None:
         assert records[0].continued == (3 if way == "continue" else 2)
 
 
+class Renamed(MadeReplay):
+    """An engine that names its streams as it likes."""
+
+    def stream(self, path: str, body: dict[str, Any], name: str) -> list[bytes]:
+        return super().stream(path, body, f"{name}-of-my-own")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("api", ["completions", "chat"])
+async def test_a_stream_keeps_its_id_where_the_other_engine_names_it_otherwise(api: Api, way: str) -> None:
+    async with failing(api, Play(close_after=5)) as (f, line, kills, _):
+        first = f.d[0].replay
+        f.d[1].replay = Renamed(line)
+        body = asked(line, **WAYS[way], **USAGE)
+        answer = await f.post(PATHS[api], body)
+        check(answer, line, body)
+        assert len(set(kills.where)) == 2
+        assert ("of-my-own" in answer.events[0]["id"]) == (engine_of(f, kills.where[0]).replay is not first)
+
+
 async def test_a_stream_that_decode_began_alone_goes_on_with_prefill_again() -> None:
     never = asyncio.Event()
     async with failing("completions", Play(hold=never), Play(close_after=5)) as (f, line, kills, _):

@@ -6,6 +6,7 @@ The numbers are those that the router promises, not its constants: a bound that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
 import socket
 import time
@@ -13,6 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
+from beats import beat
 from raw_engines import STREAM, Engine, Request, standing, streamed, whole
 from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 from scripted_engine import Play
@@ -28,6 +30,10 @@ EARLY = 64 << 10
 """Bytes of a dialect's stream that wait for its first output."""
 ANSWER = 256 << 20
 """Bytes of an answer that is not streamed."""
+REFUSALS, TRIES = 8, 3
+"""Refused connections of a request that count as no try of a decode instance, and its tries."""
+FLOOR, WINDOW_S = 30, 10
+"""Retries of all requests within so many seconds that are allowed without a share of the requests."""
 TURNS = 100
 """Requests answered one after the other, while which everything that follows at once has followed."""
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
@@ -174,6 +180,33 @@ async def test_a_request_whose_idle_connection_breaks_is_not_tried_on_the_other_
         assert (await f.complete()).status == 200
         assert [one.nth for one in engine.asked] == [2, 1]
         assert await retries(f) == 0
+
+
+# ---- tries
+
+
+async def test_retries_of_engines_that_live_and_fail_are_bounded_over_all_requests() -> None:
+    many = 80
+    async with fleet(0, 2, retry_budget=0.0) as f:
+        for engine in f.d:
+            engine.default = Play(status=500)
+        began = time.monotonic()
+        assert [(await f.complete()).status for _ in range(many)] == [500] * many
+        windows = 1 + (time.monotonic() - began) // (WINDOW_S - 1)
+        retried = sum(len(engine.seen) for engine in f.d) - many
+        assert FLOOR <= retried <= FLOOR * windows
+        assert await retries(f) == retried
+
+
+async def test_a_request_is_not_tried_at_every_instance_that_refuses_connections() -> None:
+    async with fleet(0, 0) as f, contextlib.AsyncExitStack() as stack:
+        for number in range(3 * REFUSALS):
+            nobody = stack.enter_context(socket.socket())
+            nobody.bind(("127.0.0.1", 0))  # a port that nobody listens at, and that nobody else gets
+            address = f"127.0.0.1:{nobody.getsockname()[1]}"
+            f.dispatch.on_message(beat(f"d{number}", D, address, interval_s=60.0))
+        assert (await f.complete()).status == 503
+        assert await retries(f) == REFUSALS + TRIES - 1
 
 
 # ---- what is held of answers
