@@ -189,7 +189,7 @@ campaign-mixed: $(STAMP) ## A mixed load on the router at half of what is possib
 	@$(BIN)/python tests/campaigns/mixed.py --minutes $(MINUTES)
 
 .PHONY: mutants
-mutants: $(STAMP) ## Break the code on purpose, tests/mutants one by one, and say whether the tests notice (5 minutes; ONLY='kv-* tls-minimum')
+mutants: $(STAMP) ## Break the code on purpose, tests/mutants one by one, and say whether the tests notice (10 minutes; ONLY='kv-* tls-minimum')
 	@$(BIN)/python scripts/mutants.py $(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: campaign-queue

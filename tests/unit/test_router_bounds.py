@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import pytest
 from beats import beat
@@ -85,23 +85,20 @@ async def test_idle_connections_to_an_engine_are_bounded(descriptors: None) -> N
         assert engine.connections == many, "and used"
 
 
-@asynccontextmanager
-async def client(f: RouterFleet) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """A connection that the router has read from, and of which its loop has no news left."""
-    reader, writer = await f.connect()
-    writer.write(request_bytes("/health", method="GET"))
-    assert (await read_answer(reader)).status == 200
-    for _ in range(10):
-        await asyncio.sleep(0)
-    yield reader, writer
-    writer.transport.abort()
+@contextlib.contextmanager
+def at_once(writer: asyncio.StreamWriter) -> Iterator[socket.socket]:
+    """A connection's own socket: what is done with it is done now, and not when the loop comes to it."""
+    with socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno())) as sock:
+        yield sock
 
 
-def arrived(sock: socket.socket, timeout_s: float = 5.0) -> None:
-    """Wait until the other side's kernel has the end of this connection."""
-    end = time.monotonic() + timeout_s
-    while sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != FIN_WAIT2:
-        assert time.monotonic() < end, "the end of a connection did not arrive"
+def end(writer: asyncio.StreamWriter, timeout_s: float = 5.0) -> None:
+    """End this side of a connection; the other side's kernel has it then."""
+    with at_once(writer) as sock:
+        sock.shutdown(socket.SHUT_WR)
+        due = time.monotonic() + timeout_s
+        while sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != FIN_WAIT2:
+            assert time.monotonic() < due, "the end of a connection did not arrive"
 
 
 async def test_an_idle_connection_that_its_engine_has_ended_gets_no_request() -> None:
@@ -110,13 +107,18 @@ async def test_an_idle_connection_that_its_engine_has_ended_gets_no_request() ->
         for round_ in range(1, 6):
             assert (await f.complete()).status == 200
             kept = engine.asked[-1]
-            async with client(f) as (reader, writer):
-                kept.shut()
-                arrived(kept.writer.get_extra_info("socket"))
-                await asyncio.sleep(0)  # the loop looks: it has the end of the connection, and not the request
-                writer.write(request_bytes("/v1/completions", {"model": "tiny", "prompt": f"round {round_}"}))
-                assert writer.transport.get_write_buffer_size() == 0, "the kernel has it"
-                assert (await read_answer(reader)).status == 200
+            reader, writer = await f.connect()
+            writer.write(request_bytes("/health", method="GET"))
+            assert (await read_answer(reader)).status == 200
+            for _ in range(10):
+                await asyncio.sleep(0)  # no news are left of either connection
+            data = request_bytes("/v1/completions", {"model": "tiny", "prompt": f"round {round_}"})
+            end(kept.writer)
+            await asyncio.sleep(0)  # the loop looks: it has the end of the connection, and not the request
+            with at_once(writer) as sock:
+                assert sock.send(data) == len(data)
+            assert (await read_answer(reader)).status == 200
+            writer.transport.abort()
             came = [one for one in engine.asked if one.body.get("prompt") == f"round {round_}"]
             assert [(one.connection, one.nth) for one in came] == [(kept.connection + 1, 1)]
         assert await retries(f) == 0
@@ -242,7 +244,7 @@ async def test_a_prefill_that_announces_more_than_an_answer_may_have_is_given_up
         await turns(f)
         assert prefill.asked[-1].gone.is_set(), "the router still reads an answer that it can never have"
         assert (await asking).text == "t0 "
-        assert [one.attempt for one in decode.asked[-2:]] == [1, None]
+        assert {one.attempt for one in decode.asked[-2:]} == {1, None}
 
 
 def chunk(data: bytes) -> bytes:
