@@ -5,6 +5,9 @@
                 request, no block in use, no transfer open.
     cluster.plain_url    the prefill engine asked directly: what a plain engine answers.
 
+    copies    what engines stepped by hand are given: a test that makes some runs with copies that are complete at once, as
+              on a CPU, and with late ones, as on a GPU.
+
 Tests that bring engines of their own run first, so that they do not share the machine with the cluster: those without the
 cluster, then those that compare it with ``plain``, then the rest.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import Cluster
@@ -49,3 +53,11 @@ def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
     shared_cluster.repair()
     yield shared_cluster
     shared_cluster.wait_idle()
+
+
+@pytest.fixture(params=["at once", "late"])
+def copies(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """When the copies of engines stepped by hand are complete."""
+    from copies import clock_of
+
+    return clock_of(request.param)

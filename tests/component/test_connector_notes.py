@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,8 +20,8 @@ pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
-    with making(lambda name, **options: Engine(name, tmp_path, **options)) as build:
+def make(tmp_path: Path, copies: dict[str, Any]) -> Iterator[Callable[..., Engine]]:
+    with making(lambda name, **options: Engine(name, tmp_path, **copies, **options)) as build:
         yield build
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 import connector_sides
 import pytest
 import torch
-from connector_sides import BLOCK, KEY, making, request, vllm_config
+from connector_sides import BLOCK, KEY, Runner, making, request, vllm_config
+from copies import LAYER_S, Clock, Cpu, Gpu
 
 from xpyd_sidecar.contract import legs, record
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, ServiceName, TransferId
@@ -56,7 +58,8 @@ def value(prompt: int, layer: int, head: int, place: int) -> float:
 class Engine:
     """One engine of ``tensor`` times ``pipeline`` ranks, stepped by hand."""
 
-    def __init__(self, name: str, folder: Path, model: Model, tensor: int, pipeline: int, **options: Any) -> None:
+    def __init__(self, name: str, folder: Path, model: Model, tensor: int, pipeline: int, *,
+                 clock: Clock | None = None, runner: Runner = "v1", **options: Any) -> None:
         (folder / name).mkdir()
         self.folder, self.model, self.tensor, self.pipeline = folder / name, model, tensor, pipeline
         given = KvOptions(**{"peer_timeout_s": 20.0, "load_timeout_s": PATIENCE_S, **options})
@@ -65,10 +68,15 @@ class Engine:
         self.stages = [range(s * layers // pipeline, (s + 1) * layers // pipeline) for s in range(pipeline)]
         self.caches = [{f"layer{n}": self._cache(n) for n in stage} for stage in self.stages for _ in range(tensor)]
         totals = {f"layer{n}": total for n, total in enumerate(model.heads)}
-        self.workers = [WorkerSide(settings, rank, caches, BLOCKS, totals) for rank, caches in enumerate(self.caches)]
+        self.clock, self.runner = clock or Clock(), runner
+        self.devices = [Cpu() if clock is None else Gpu(clock) for _ in self.caches]
+        self.workers = [WorkerSide(settings, rank, caches, BLOCKS, totals, view=device.memory)
+                        for rank, (caches, device) in enumerate(zip(self.caches, self.devices, strict=True))]
         self.scheduler = SchedulerSide(vllm_config(tensor, pipeline), settings, recompute=True)
         self.scheduler.workers_are(worker.address() for worker in self.workers)
         self.over: dict[str, int] = {}
+        self._told: set[str] = set()
+        self._unheard: list[SimpleNamespace] = []
         self.recved: set[str] = set()
         self.failed: set[str] = set()
         self.counts: dict[str, float] = {}
@@ -84,26 +92,27 @@ class Engine:
         assert known is not None
         return legs.Peer(InstanceName("d"), known.incarnation, known.control)
 
-    def parts(self) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """(layer, head, that head of all blocks) over all ranks."""
+    def parts(self) -> Iterator[tuple[int, int, int, torch.Tensor]]:
+        """(rank, layer, head, that head of all blocks) over all ranks."""
         for rank, caches in enumerate(self.caches):
             stage, t = divmod(rank, self.tensor)
             for layer, cache in zip(self.stages[stage], caches.values(), strict=True):
                 for at, head in enumerate(heads_of(self.model.heads[layer], self.tensor, t)):
-                    yield layer, head, cache[:, at] if self.model.heads[layer] else cache
+                    yield rank, layer, head, cache[:, at] if self.model.heads[layer] else cache
 
     def fill(self, ids: list[int], prompt: int) -> None:
-        for layer, head, cache in self.parts():
+        """A kernel writes a prompt's KV."""
+        for rank, layer, head, cache in self.parts():
             for place, block in enumerate(ids):
-                cache[block] = value(prompt, layer, head, place)
+                self.devices[rank].compute(0.0, partial(cache[block].fill_, value(prompt, layer, head, place)))
 
     def wrong(self, ids: list[int], prompt: int, first: int) -> list[tuple[int, int, int]]:
-        return [(layer, head, place) for layer, head, cache in self.parts() for place, block in enumerate(ids)
+        return [(layer, head, place) for _, layer, head, cache in self.parts() for place, block in enumerate(ids)
                 if place >= first and not bool((cache[block] == value(prompt, layer, head, place)).all())]
 
     def touched(self, but: set[int]) -> set[int]:
         """Blocks outside ``but`` that are not zero."""
-        return {block for _, _, cache in self.parts() for block in set(range(BLOCKS)) - but if bool(cache[block].any())}
+        return {block for *_, cache in self.parts() for block in set(range(BLOCKS)) - but if bool(cache[block].any())}
 
     def step(self, *runs: tuple[Any, list[int], int, int]) -> None:
         """One step; ``runs``: (request, block ids, computed before, computed in this step), 0 before in the first."""
@@ -118,8 +127,10 @@ class Engine:
                 num_computed_tokens=[done for *_, done, _ in old]),
             num_scheduled_tokens={r.request_id: n for r, _, _, n in runs}))
         reports = []
-        for worker in self.workers:
+        for worker, device in zip(self.workers, self.devices, strict=True):
             worker.begin(orders)
+            if runs:
+                device.compute(LAYER_S * len(self.model.heads))  # one graph: no hooks
             worker.start_loads()
             worker.finish_saves()
             over, failed = worker.poll()
@@ -127,21 +138,30 @@ class Engine:
                 self.over[name] = self.over.get(name, 0) + 1
             self.failed |= failed
             reports.append(worker.report())
+            if runs and self.runner == "v1":
+                device.wait()
         told = [one for one in reports if one is not None]
         for one in told[1:]:
             told[0] = told[0].aggregate(one)
-        done = {name for name, ranks in self.over.items() if ranks == len(self.workers)} - self.recved
-        output = SimpleNamespace(finished_recving=done, finished_sending=None, failed_recving=set(),
-                                 kv_connector_worker_meta=told[0] if told else None)
+        done = {name for name, ranks in self.over.items() if ranks == len(self.workers)} - self._told
+        self._told |= done
+        self._unheard.append(SimpleNamespace(finished_recving=done, finished_sending=None, failed_recving=set(),
+                                             kv_connector_worker_meta=told[0] if told else None))
+        if self.runner == "v1" or len(self._unheard) > 1:
+            self._hear(self._unheard.pop(0))
+        self.clock.step()
+
+    def _hear(self, output: SimpleNamespace) -> None:
         self.scheduler.heard(output)
-        self.recved |= done
+        self.recved |= output.finished_recving or set()
         stats = self.scheduler.take_stats()
         for name, amount in (stats.data if stats else {}).items():
             if "/" in name:
                 self.counts[name] = self.counts.get(name, 0) + amount
 
     def idle(self) -> bool:
-        return not self.scheduler.pending() and all(worker.budget.used == 0 for worker in self.workers)
+        unheard = any(one.kv_connector_worker_meta or one.finished_recving for one in self._unheard)
+        return not (self.scheduler.pending() or unheard or any(worker.budget.used for worker in self.workers))
 
     def stop(self) -> None:
         self.scheduler.stop()
@@ -150,9 +170,9 @@ class Engine:
 
 
 @pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Engine]]:
+def make(tmp_path: Path, copies: dict[str, Any]) -> Iterator[Callable[..., Engine]]:
     def engine(name: str, model: Model, tensor: int, pipeline: int = 1, **options: Any) -> Engine:
-        return Engine(name, tmp_path, model, tensor, pipeline, **options)
+        return Engine(name, tmp_path, model, tensor, pipeline, **copies, **options)
 
     with making(engine) as build:
         yield build
@@ -255,7 +275,7 @@ def test_many_random_transfers_with_retries_aborts_and_broken_links(make: Callab
         tokens, prompt = source.randrange(1, 80), 1 + round_ % 5
         count = -(-tokens // BLOCK)
         ids = source.sample(range(BLOCKS), count)
-        for _, _, cache in decode.parts():
+        for *_, cache in decode.parts():
             cache.zero_()
         one = Run(decode, tokens, prompt, ids, first=source.randrange(count))
         fault = source.choice(["none", "none", "retry", "abort", "cut", "late ready"])

@@ -3,10 +3,16 @@
 Real threads and sockets between engines of one or more ranks; the KV caches are small tensors whose contents name their
 place.
 
-    p, d = Engine("p", folder), Engine("d", folder)
+    p, d = Engine("p", folder), Engine("d", folder)            on CPUs: copies are complete at once
+    p, d = Engine("p", folder, clock), Engine("d", folder, clock)      on scripted GPUs: later (``copies``)
     d.scheduler.new_request(request(decode_leg(transfer)))
     prefill(p, request(prefill_leg(transfer, d)), [1, 2, 3])
     until(lambda: idle(p) and idle(d), p, d)
+
+Model runner V1 and the synchronous scheduler, as vLLM has them on CPUs, and V2 and the asynchronous one, as on GPUs:
+
+    V1   begin ▸ forward with hooks ▸ start_loads ▸ finish_saves ▸ poll ▸ report ▸ sampling, waits for the GPU ▸ heard
+    V2   begin ▸ forward with hooks ▸ sampling enqueued ▸ start_loads ▸ finish_saves ▸ poll ▸ report ▸ heard a step later
 """
 
 from __future__ import annotations
@@ -17,11 +23,14 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
+from unittest.mock import patch
 
 import torch
+from copies import LAYER_S, Clock, Cpu, Gpu
 from vllm.v1.outputs import KVConnectorOutput
 
 from xpyd_sidecar.contract import keys, legs, metrics, record
@@ -33,6 +42,11 @@ from xpyd_sidecar.engine.worker_side import WorkerSide
 
 KEY = keys.ServiceKey(bytes(range(32)))
 BLOCK, BLOCKS, LAYERS = 16, 32, 3
+Hooks = Literal["layers", "graph", "capturing"]
+"""Of a forward: one after each layer; none, since one graph holds all layers; or one after each while that graph is
+recorded, which runs nothing, and none when it is replayed.
+"""
+Runner = Literal["v1", "v2"]
 
 
 def vllm_config(tensor: int = 1, pipeline: int = 1, **model: Any) -> Any:
@@ -80,17 +94,24 @@ def making(make: Callable[..., E]) -> Iterator[Callable[..., E]]:
 class Engine:
     """The two sides of one engine, stepped by hand."""
 
-    def __init__(self, name: str, folder: Path, *, tensor: int = 1, recompute: bool = True,
-                 model: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(self, name: str, folder: Path, clock: Clock | None = None, *, runner: Runner | None = None,
+                 tensor: int = 1, recompute: bool = True, model: dict[str, Any] | None = None, **options: Any) -> None:
+        """``clock``: that of a GPU for each rank; None: on a CPU. ``runner``: V1 on a CPU, V2 on a GPU, if not given."""
         (folder / name).mkdir()
         self.folder = folder / name
         settings = Settings(KvOptions(**{"peer_timeout_s": 1.0, "load_timeout_s": 5.0, **options}), ServiceName("s"),
                             InstanceName(name), "127.0.0.1", KEY, self.folder)
         self.caches = [{f"layer{n}": torch.zeros(BLOCKS, 2, BLOCK, 4) for n in range(LAYERS)} for _ in range(tensor)]
-        self.workers = [WorkerSide(settings, rank, caches, BLOCKS) for rank, caches in enumerate(self.caches)]
+        self.clock = clock or Clock()
+        self.runner = runner or ("v1" if clock is None else "v2")
+        self.devices = [Cpu() if clock is None else Gpu(clock) for _ in range(tensor)]
+        self.workers = [WorkerSide(settings, rank, caches, BLOCKS, view=device.memory)
+                        for rank, (caches, device) in enumerate(zip(self.caches, self.devices, strict=True))]
         self.scheduler = SchedulerSide(vllm_config(tensor, **(model or {})), settings, recompute=recompute)
         self.scheduler.workers_are(worker.address() for worker in reversed(self.workers))
         self.over: Counter[str] = Counter()  # by request: ranks that have reported its load
+        self._told: set[str] = set()
+        self._unheard: list[KVConnectorOutput] = []
         self.recved: list[str] = []
         self.failed: list[str] = []
         self.counts: dict[str, float] = {}
@@ -101,17 +122,18 @@ class Engine:
         return legs.Peer(InstanceName("d"), known.incarnation, known.control)
 
     def fill(self, ids: list[int], prompt: int) -> None:
-        for rank, caches in enumerate(self.caches):
+        """A kernel writes a prompt's KV."""
+        for rank, (caches, device) in enumerate(zip(self.caches, self.devices, strict=True)):
             for layer, cache in enumerate(caches.values()):
                 for at, block in enumerate(ids):
-                    cache[block] = prompt * 1000 + rank * 100 + layer * 20 + at
+                    device.compute(0.0, partial(cache[block].fill_, prompt * 1000 + rank * 100 + layer * 20 + at))
 
     def holds(self, ids: list[int], prompt: int, first: int) -> bool:
         return all(bool((cache[block] == prompt * 1000 + rank * 100 + layer * 20 + first + at).all())
                    for rank, caches in enumerate(self.caches) for layer, cache in enumerate(caches.values())
                    for at, block in enumerate(ids))
 
-    def step(self, new: tuple[Any, ...] = (), cached: tuple[Any, ...] = (), *, hooks: bool = True) -> KVConnectorOutput:
+    def step(self, new: tuple[Any, ...] = (), cached: tuple[Any, ...] = (), *, hooks: Hooks = "layers") -> None:
         """One engine step: ``new`` and ``cached`` are (request, block ids, computed before, computed in this step)."""
         output = SimpleNamespace(
             scheduled_new_reqs=[SimpleNamespace(req_id=r.request_id, block_ids=(ids,), num_computed_tokens=done)
@@ -123,11 +145,10 @@ class Engine:
             num_scheduled_tokens={r.request_id: n for r, _, _, n in (*new, *cached)})
         orders = self.scheduler.build_orders(output)
         together = KVConnectorOutput(finished_recving=set())
-        for worker, caches in zip(self.workers, self.caches, strict=True):
+        for worker, caches, device in zip(self.workers, self.caches, self.devices, strict=True):
             worker.begin(orders)
-            if hooks:
-                for layer in caches:
-                    worker.save_layer(layer)
+            if new or cached:
+                forward(device, list(caches), worker.save_layer, hooks)
             worker.start_loads()
             worker.finish_saves()
             over, failed = worker.poll()
@@ -137,20 +158,46 @@ class Engine:
             if report is not None:
                 known = together.kv_connector_worker_meta
                 together.kv_connector_worker_meta = known.aggregate(report) if known else report
+            if self.runner == "v1" and (new or cached):
+                device.wait()
         whole = {name for name, ranks in self.over.items() if ranks == len(self.workers)}
-        together.finished_recving = whole - set(self.recved)
-        self.scheduler.heard(together)
-        self.recved += together.finished_recving or ()
-        self.failed += together.failed_recving
+        together.finished_recving = whole - self._told
+        self._told |= whole
+        self._unheard.append(together)
+        if self.runner == "v1" or len(self._unheard) > 1:
+            self._hear(self._unheard.pop(0))
+        self.clock.step()
+
+    def _hear(self, output: KVConnectorOutput) -> None:
+        self.scheduler.heard(output)
+        self.recved += output.finished_recving or ()
+        self.failed += output.failed_recving
         if (stats := self.scheduler.take_stats()) is not None:
             for name, value in stats.data.items():
                 self.counts[name] = value if name.endswith("open") else self.counts.get(name, 0) + value
-        return together
+
+    @property
+    def unheard(self) -> bool:
+        """Whether workers have said what the scheduler has not heard."""
+        return any(one.kv_connector_worker_meta or one.finished_recving for one in self._unheard)
 
     def stop(self) -> None:
         self.scheduler.stop()
         for worker in self.workers:
             worker.stop()
+
+
+def forward(device: Cpu | Gpu, layers: list[str], hook: Callable[[str], None], hooks: Hooks = "layers") -> None:
+    """The host's half of a forward: it enqueues every layer, and waits for none."""
+    if hooks == "capturing":
+        assert isinstance(device, Gpu), "a CPU records no graphs"
+        with device.capture(), patch("torch.cuda.is_current_stream_capturing", lambda: True):
+            for layer in layers:
+                hook(layer)
+    for layer in layers:
+        device.compute(LAYER_S)
+        if hooks == "layers":
+            hook(layer)
 
 
 def request(params: Any, tokens: int = 40, prompt: int = 1) -> Any:
@@ -177,8 +224,9 @@ def until(condition: Callable[[], Any], *engines: ByHand, deadline_s: float = 30
 
 
 def idle(engine: Engine) -> bool:
-    return not engine.scheduler.pending() and engine.counts.get(metrics.SENDS_OPEN, 0) == engine.counts.get(
-        metrics.RECEIVES_OPEN, 0) == 0 and all(worker.budget.used == 0 for worker in engine.workers)
+    still = engine.counts.get(metrics.SENDS_OPEN, 0) == engine.counts.get(metrics.RECEIVES_OPEN, 0) == 0
+    return still and not (engine.scheduler.pending() or engine.unheard
+                          or any(worker.budget.used for worker in engine.workers))
 
 
 def prefill(p: Engine, leg: Any, ids: list[int]) -> None:

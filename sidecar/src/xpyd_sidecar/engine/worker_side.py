@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -56,8 +56,11 @@ class WorkerSide:
     """One rank."""
 
     def __init__(self, settings: Settings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int,
-                 heads: Mapping[str, int] = MappingProxyType({})) -> None:
+                 heads: Mapping[str, int] = MappingProxyType({}), *,
+                 view: Callable[[dict[str, torch.Tensor], int], Memory] = Memory) -> None:
         """Start sender and receiver. ``heads``: KV heads over all ranks by layer, 0 where all ranks have the same.
+
+        ``view``: makes what copies blocks out of the caches and into them.
 
         Raises:
             ConfigError: a cache of unknown shape, or an address that cannot be bound.
@@ -65,7 +68,7 @@ class WorkerSide:
         options = settings.options
         self._rank = rank
         self._advertised = _advertised(options.advertise_data, rank) if options.advertise_data else None
-        self._memory = Memory(caches, num_blocks)
+        self._memory = view(caches, num_blocks)
         me = Me(settings.instance, Incarnation(secrets.token_hex(16)), rank, keys.derive(settings.key, "data"))
         self._incarnation = me.incarnation
         self._arrays = self._memory.arrays(heads)

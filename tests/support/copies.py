@@ -1,0 +1,236 @@
+"""When copies between a KV cache and host memory are complete: at once (a CPU), or when a scripted GPU has come to them.
+
+    clock = Clock()
+    gpu = Gpu(clock)                            one for each rank; the ranks and engines of a test share the clock
+    gpu.compute(LAYER_S, write)                 a kernel: nothing is written before the clock has come to its end
+    Copies(gpu)(caches, blocks).copy_out(…)     a mark that passes later
+    clock.step()                                a moment passes
+
+A GPU has two streams, as ``engine.memory`` uses them on CUDA. Who enqueues does not wait, so the host runs ahead:
+
+    host      forward n │ forward n+1 │ …
+    compute   ──[layer 0]──[layer 1]──[layer 2]──▲──[layer 0]──        ▲ fence: waits for the copies out before it
+    side                ──[copy]─────[copy]────[copy]──                each waits for what compute had then
+
+Everything happens at the end of its time, in that order: a copy out has what the cache holds *then*, so what the host
+enqueued before it is in it, and what ought to wait for it and does not ruins it. Host memory of a copy that is not complete
+is filled with ``GARBAGE``. The clock moves when it is told to, and never by itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import torch
+
+from xpyd_sidecar.engine.bounds import NOW, Chunk, Mark
+from xpyd_sidecar.engine.gates import Cache
+from xpyd_sidecar.engine.memory import Memory, Outgoing
+
+MOMENT_S: Final = 0.002
+"""Between two steps of an engine."""
+LAYER_S: Final = 0.001
+"""A layer's forward: the host enqueues one of three layers while the GPU has done none of them."""
+COPY_S: Final = 0.0005
+GARBAGE: Final = 0xA5
+RUNNERS: Final = ("at once", "late", "late v1")
+"""What by-hand tests run with: V1 on a CPU, V2 on a GPU; V1 on a GPU too where the order of hooks matters."""
+
+
+class Misuse(AssertionError):
+    """What CUDA forbids."""
+
+
+class Event:
+    """A mark that passes at ``at`` on the clock. Asked by any thread."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        self.passed = False
+
+    def done(self) -> bool:
+        """Whether it has passed; never waits."""
+        return self.passed
+
+
+class Clock:
+    """A script's time. An engine stepped by hand moves it on, and so does a test: it is one itself."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.counts: dict[str, float] = {}
+        self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._due: list[tuple[float, int, Callable[[], None], Event]] = []
+
+    def at(self, when: float, call: Callable[[], None]) -> Event:
+        """Have ``call`` made at a time; what is due at one time is done in the order in which it was put down."""
+        with self._lock:
+            event = Event(when)
+            heapq.heappush(self._due, (when, next(self._numbers), call, event))
+            return event
+
+    def advance(self, seconds: float) -> None:
+        """Time passes."""
+        with self._lock:
+            end = self.now + seconds
+            while self._due and self._due[0][0] <= end:
+                self.now, _, call, event = heapq.heappop(self._due)
+                call()
+                event.passed = True
+            self.now = end
+
+    def step(self) -> None:
+        """A moment passes."""
+        self.advance(MOMENT_S)
+
+    def stop(self) -> None:
+        """Nothing to end."""
+
+
+class Device(Protocol):
+    """What the forward of one rank runs on."""
+
+    def compute(self, seconds: float, call: Callable[[], object] | None = None) -> None:
+        """Enqueue a kernel, and what it does."""
+
+    def wait(self) -> None:
+        """The host waits for all kernels."""
+
+    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> Memory:
+        """The connector's view of the caches."""
+
+
+class Cpu:
+    """Everything is done at once."""
+
+    def compute(self, seconds: float, call: Callable[[], object] | None = None) -> None:
+        """Do it."""
+        if call is not None:
+            call()
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> Memory:
+        """As it is."""
+        return Memory(caches, num_blocks)
+
+
+class Gpu:
+    """Two streams on a clock."""
+
+    def __init__(self, clock: Clock, *, layer_s: float = LAYER_S, copy_s: float = COPY_S) -> None:
+        self.clock = clock
+        self.layer_s = layer_s
+        self.copy_s = copy_s
+        self.capturing = False
+        """The compute stream records a graph."""
+        self._compute = 0.0
+        """When all that was enqueued so far will be done."""
+        self._side = 0.0
+
+    def compute(self, seconds: float, call: Callable[[], object] | None = None) -> None:
+        self._compute = max(self._compute, self.clock.now) + seconds
+        self.clock.at(self._compute, lambda: call and call())
+
+    def wait(self) -> None:
+        self.clock.advance(max(0.0, self._compute - self.clock.now))
+
+    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> Memory:
+        return LateMemory(self, caches, num_blocks)
+
+    def side(self, call: Callable[[], None]) -> Event:
+        """Enqueue a copy: it waits for all kernels that are enqueued now."""
+        if self.capturing:
+            raise Misuse("a copy was enqueued while the compute stream recorded a graph")
+        self._side = max(self._side, self._compute, self.clock.now) + self.copy_s
+        return self.clock.at(self._side, call)
+
+    def fence(self, event: Event) -> None:
+        """Kernels that are enqueued later wait for an event."""
+        self._compute = max(self._compute, event.at)
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """The compute stream records what is enqueued, and runs none of it."""
+        self.capturing = True
+        try:
+            yield
+        finally:
+            self.capturing = False
+
+
+class LateMemory(Memory):
+    """The connector's memory on a scripted GPU: what it does there with CUDA's streams and events."""
+
+    def __init__(self, gpu: Gpu, caches: dict[str, torch.Tensor], num_blocks: int) -> None:
+        super().__init__(caches, num_blocks)
+        self._gpu = gpu
+        self._out: Event | None = None
+
+    def caches(self) -> list[Cache | None]:
+        """Other threads may write into none."""
+        return [None for _ in self.regions]
+
+    def copy_out(self, region: int, index: torch.Tensor, into: Chunk | None = None) -> Outgoing:
+        """Enqueue it."""
+        size = len(index) * self.block_bytes[region]
+        if into is None:
+            tensor = torch.empty(size, dtype=torch.uint8)
+            into = Chunk(tensor, memoryview(tensor.numpy()))
+        place, host = into, super().copy_out
+        place.tensor.fill_(GARBAGE)
+        self._out = self._gpu.side(lambda: _nothing(host(region, index, place)))
+        return Outgoing(place.view, self._out)
+
+    def fence(self) -> None:
+        """Later kernels wait for the copies out."""
+        if self._out is not None:
+            self._gpu.fence(self._out)
+            self._out = None
+
+    def place(self, region: int, ids: Sequence[int], chunk: Chunk, size: int, *, head: int = 0, heads: int = 0) -> Mark:
+        """Enqueue it: the chunk is read then."""
+        host = super().place
+        return self._gpu.side(lambda: _nothing(host(region, ids, chunk, size, head=head, heads=heads)))
+
+
+@dataclass
+class Looks:
+    """A mark that passes at the nth look at it, for ranks that have no clock; ``most`` 0: never."""
+
+    most: int
+    count: int = 0
+
+    def done(self) -> bool:
+        """One more look."""
+        self.count += 1
+        return 0 < self.most <= self.count
+
+
+def clock_of(copies: str) -> dict[str, Any]:
+    """What an engine is given so that its copies are complete then; the engines of one test share it."""
+    if copies == "at once":
+        return {}
+    return {"clock": Clock(), "runner": "v1" if copies == "late v1" else "v2"}
+
+
+def at_once() -> Mark:
+    """A mark of a CPU."""
+    return NOW
+
+
+def after_looks() -> Mark:
+    """A mark of a GPU that is asked three times."""
+    return Looks(3)
+
+
+def _nothing(_: object) -> None:
+    """What an action returned."""
