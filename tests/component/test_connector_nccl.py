@@ -1,4 +1,7 @@
-"""The link over NCCL between real threads and sockets, with a scripted NCCL and host memory for GPUs."""
+"""The link over NCCL between real threads and sockets, with a scripted NCCL and host memory for GPUs.
+
+Copies and streams are done at once, or only when they have been asked a few times.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from copies import after_looks, at_once
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key
 from nccl_fake import FakeNccl, HostDevice, World
 
 from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.engine.bounds import Mark
 from xpyd_sidecar.engine.links import nccl, nccl_driver
 from xpyd_sidecar.engine.links.nccl_driver import Driver, fixed_bytes, load, padded, weigh, weights
 from xpyd_sidecar.engine.links.nccl_taker import NcclGrouping
@@ -38,12 +43,13 @@ class Process:
     limits: Limits = LIMITS
     transport: str = "nccl"
     receives: int = 4
+    marks: Callable[[], Mark] = at_once
     hub: Hub = field(init=False)
     grouping: NcclGrouping = field(init=False)
 
     def __post_init__(self) -> None:
-        driver = Driver(FakeNccl(self.world), HostDevice(self.name), ctas=4, piece=PIECE, groups=self.limits.groups,
-                        flight=FLIGHT)
+        driver = Driver(FakeNccl(self.world), HostDevice(self.name, self.marks), ctas=4, piece=PIECE,
+                        groups=self.limits.groups, flight=FLIGHT)
         self.hub = Hub(driver, self.limits)
         self.grouping = NcclGrouping(self.hub, self.receives)
 
@@ -58,25 +64,27 @@ class Stage:
 
     world: World
     stack: ExitStack
+    marks: Callable[[], Mark] = at_once
     processes: list[Process] = field(default_factory=list)
 
     def process(self, name: str, limits: Limits = LIMITS, **more: object) -> Process:
-        self.processes.append(Process(self.world, name, limits, **more))  # type: ignore[arg-type]
+        self.processes.append(Process(self.world, name, limits, **{"marks": self.marks, **more}))  # type: ignore[arg-type]
         return self.processes[-1]
 
     def prefill(self, process: Process | None = None, **more: object) -> PrefillRank:
         process = process or self.process("p")
-        return self.stack.enter_context(PrefillRank(ways=process.ways, grouping=process.grouping, **more))  # type: ignore[arg-type]
+        return self.stack.enter_context(PrefillRank(ways=process.ways, grouping=process.grouping, marks=self.marks,
+                                                    **more))  # type: ignore[arg-type]
 
     def decode(self, process: Process | None = None, **more: object) -> DecodeRank:
         process = process or self.process("d")
         return self.stack.enter_context(DecodeRank(ways=process.ways, grouping=process.grouping, **more))  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def stage() -> Iterator[Stage]:
+@pytest.fixture(params=[at_once, after_looks], ids=["at once", "late"])
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
     with ExitStack() as stack:
-        one = Stage(World(), stack)
+        one = Stage(World(), stack, request.param)
         yield one
         one.world.never_abort = False
     for process in one.processes:
@@ -115,9 +123,40 @@ def test_blocks_come_in_a_group_that_is_made_once(stage: Stage, block: int, cove
     assert stage.world.minted == 1
     assert sum(one.size for one in p.wait_reports(3)) == 3 * REGIONS * 20 * block
     until(lambda: p.sender.budget.used == 0)
+    assert stage.processes[0].hub.usage.groups == 1
+
+
+class Overlapped:
+    """Marks of a GPU that has not done the first piece when it gets the second one."""
+
+    def __init__(self) -> None:
+        self.made: list[Overlapped.Mark] = []
+
+    class Mark:
+        def __init__(self, made: list[Overlapped.Mark]) -> None:
+            self.made = made
+            made.append(self)
+
+        def done(self) -> bool:
+            return self is not self.made[0] or len(self.made) > 1
+
+    def __call__(self) -> Mark:
+        return self.Mark(self.made)
+
+
+@pytest.mark.parametrize("overlapped", [
+    False, pytest.param(True, marks=pytest.mark.xfail(
+        strict=True, reason="N1: NCCL's own count of a group is taken only where the first piece is done before the second "
+                            "begins"))], ids=["one after the other", "overlapped"])
+@pytest.mark.parametrize("stage", [at_once], indirect=True)
+def test_the_memory_of_a_group_is_nccls_own_count(stage: Stage, overlapped: bool) -> None:
+    p = stage.prefill(stage.process("p", **({"marks": Overlapped()} if overlapped else {})))
+    d = stage.decode()
+    push(p)
+    d.load("a", key(), p, first=0, count=20)
+    assert d.wait_outcomes() == [Outcome.OK]
     usage = stage.processes[0].hub.usage
-    assert usage.groups == 1
-    assert usage.memory == fixed_bytes(PIECE, LIMITS.groups, FLIGHT) + 1_000_000, "NCCL's own count of the group"
+    assert usage.memory == fixed_bytes(PIECE, LIMITS.groups, FLIGHT) + 1_000_000
     assert most_bytes(KvOptions(nccl_groups=1), PIECE) > usage.memory
 
 

@@ -23,8 +23,9 @@ ENGINES: dict[Fault, int] = {fault: weight for fault, weight in LEGS.items() if 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_faults_between_connectors_change_no_answer_and_leave_nothing_behind(tmp_path: Path, seed: int) -> None:
-    report = run_life(tmp_path, seed, 0, 18 - seed % 2, leak_s=30.0)
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+def test_faults_between_connectors_change_no_answer_and_leave_nothing_behind(tmp_path: Path, seed: int, late: bool) -> None:
+    report = run_life(tmp_path, seed, 0, 18 - seed % 2, leak_s=30.0, late=late)
     assert report.clean, report.examples
     assert report.outcomes["loaded"] > 0
 

@@ -17,7 +17,7 @@ from typing import Self
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.engine.ahead import Expecting
 from xpyd_sidecar.engine.arrivals import Arrived
-from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
+from xpyd_sidecar.engine.bounds import NOW, Chunk, Mark, Staging
 from xpyd_sidecar.engine.gates import Cache
 from xpyd_sidecar.engine.links import mapped
 from xpyd_sidecar.engine.links.grouping import Grouping
@@ -71,8 +71,10 @@ class PrefillRank:
 
     def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0, cover: bool = True,
                  block: int = BLOCK, ways: Ways = TCP, timeout_s: float = TIMEOUT_S,
-                 grouping: Grouping | None = None) -> None:
+                 grouping: Grouping | None = None, marks: Callable[[], Mark] = lambda: NOW) -> None:
+        """``marks``: when a copy is complete."""
         self.block = block
+        self.marks = marks
         machine = Sending[Kept](keep_s=keep_s, send_s=5, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
         self.sender = Sender(Me(InstanceName("p"), P_LIFE, 0, data_key), machine, host="127.0.0.1", port=0, ways=ways,
                              keep_bytes=keep_bytes, peer_timeout_s=timeout_s, largest_frame=max(block, 1 << 20),
@@ -85,7 +87,7 @@ class PrefillRank:
              gone: Callable[[], None] | None = None) -> None:
         data = b"".join(blocks)
         assert self.sender.budget.reserve(len(data), holder)
-        self.sender.push(which, Copy(region, first, len(blocks), Kept(kept(data), NOW, holder, gone)))
+        self.sender.push(which, Copy(region, first, len(blocks), Kept(kept(data), self.marks(), holder, gone)))
 
     def wait_reports(self, count: int = 1, deadline_s: float = 15.0) -> list[Report]:
         end = time.monotonic() + deadline_s

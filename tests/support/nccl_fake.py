@@ -17,8 +17,9 @@ from enum import IntEnum
 from typing import Any, Literal
 
 import torch
+from copies import at_once
 
-from xpyd_sidecar.engine.bounds import NOW, Mark
+from xpyd_sidecar.engine.bounds import Mark
 
 
 class Misuse(AssertionError):
@@ -214,10 +215,11 @@ class FakeNccl:
 
 
 class HostDevice:
-    """Host memory in the place of a GPU's; its one stream does everything at once."""
+    """Host memory in the place of a GPU's. ``marks``: when what its one stream does is done."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, marks: Callable[[], Mark] = at_once) -> None:
         self.name = name
+        self._marks = marks
 
     def enter(self) -> None:
         """Threads need no device."""
@@ -232,7 +234,7 @@ class HostDevice:
         return 0
 
     def mark(self, stream: Any) -> Mark:
-        return NOW
+        return self._marks()
 
     def settle(self) -> None:
         """Everything is done at once."""

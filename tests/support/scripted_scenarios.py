@@ -3,7 +3,8 @@
     report = run_life(folder, seed=1, first=0, count=25)
 
 Four engines live for one life, two of them prefill. Each has few blocks, so requests wait for some, and what is freed is
-marked: a byte that is written into a block that nobody holds is seen when the block is given out again.
+marked: a byte that is written into a block that nobody holds is seen when the block is given out again. With ``late`` they
+run on scripted GPUs (``copies``): both marking and looking are kernels then.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import traceback
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from connector_sides import BLOCK, BLOCKS, Engine, decode_leg, idle, prefill_leg, request
+from copies import Clock
 from processes import free_port
 from scenario import LEAK_S, SCRIPTED, Fault, Report, Scenario, draw
 from wire import Wire
@@ -115,20 +118,25 @@ class Stage:
         if self.wire is not None:
             self.wire.close()
 
-    def _caches(self) -> list[Any]:
-        return [cache for caches in self.engine.caches for cache in caches.values()]
+    def _kernel(self, block: int, call: Callable[[Any], None]) -> None:
+        """On a block of each cache."""
+        for caches, device in zip(self.engine.caches, self.engine.devices, strict=True):
+            for cache in caches.values():
+                device.compute(0.0, partial(call, cache[block]))
 
     def _mark(self, block: int) -> None:
-        for cache in self._caches():
-            cache[block] = -1 - block
+        self._kernel(block, lambda data: data.fill_(-1 - block))
 
     def take(self, count: int) -> list[int]:
         """Blocks, looked at: nobody may have written into them."""
         ids = [self.free.pop(self.source.randrange(len(self.free))) for _ in range(count)]
         for block in ids:
-            if not all(bool((cache[block] == -1 - block).all()) for cache in self._caches()):
-                self.report.blame("stray", f"{self.name}: block {block} was written to while nobody held it")
+            self._kernel(block, partial(self._look, block))
         return ids
+
+    def _look(self, block: int, data: Any) -> None:
+        if not bool((data == -1 - block).all()):
+            self.report.blame("stray", f"{self.name}: block {block} was written to while nobody held it")
 
     def give(self, job: Job) -> None:
         """Free a job's blocks."""
@@ -219,7 +227,8 @@ class Stage:
 class Life:
     """Four engines and the scenarios that run on them."""
 
-    def __init__(self, folder: Path, seed: int, report: Report, *, leak_s: float = LEAK_S, **options: Any) -> None:
+    def __init__(self, folder: Path, seed: int, report: Report, *, leak_s: float = LEAK_S, late: bool = False,
+                 **options: Any) -> None:
         self.leak_s = leak_s
         self.source = source = random.Random(seed)
         self.report = report
@@ -228,7 +237,8 @@ class Life:
             "transport": source.choice(("tcp", "tcp", "auto")), "tensor": source.choice((1, 1, 1, 2)),
             "keep_bytes": source.choice((12, 40, 1000)) * unit, "buffer_bytes": source.choice((8, 30, 300)) * unit,
             "host_pool_bytes": source.choice((0, 0, 10)) * unit, "peer_timeout_s": 2.0, "load_timeout_s": 6.0,
-            "claim_s": 2.0, "keep_ttl_s": 4.0, "put_wait_s": 0.02, "window_bytes": 2 * unit, **options}
+            "claim_s": 2.0, "keep_ttl_s": 4.0, "put_wait_s": 0.02, "window_bytes": 2 * unit,
+            "clock": Clock() if late else None, **options}
         modes = {"p": ("put_async", "put_async", "put"), "d": ("put_async", "put_async", "get")}
         self.prefills, self.decodes = ([
             Stage(f"{role}{n}", folder, report, source, **common, mode=source.choice(modes[role]),
@@ -359,7 +369,7 @@ def _held(stage: Stage) -> list[str]:
 def run_life(folder: Path, seed: int, first: int, count: int, weights: Mapping[Fault, int] = SCRIPTED,
              **options: Any) -> Report:
     """Scenarios beside each other on engines of their own; what came of them. ``options``: not drawn, but so;
-    ``leak_s``: how long something may still be held at the end."""
+    ``leak_s``: how long something may still be held at the end; ``late``: copies are complete later."""
     report = Report()
     life = Life(folder, seed, report, **options)
     try:
