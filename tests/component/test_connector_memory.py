@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
+from rows import fails
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, KVCacheTensor, create_kv_cache_views
 
 from xpyd_sidecar.engine import memory
 from xpyd_sidecar.engine.memory import Memory
@@ -104,3 +109,39 @@ def test_a_cache_without_blocks_where_expected_is_refused_with_its_layer(shape: 
 def test_a_model_without_caches_is_refused() -> None:
     with pytest.raises(ConfigError, match="no KV cache"):
         Memory({}, BLOCKS)
+
+
+@fails("A4", "a mark keeps the copy on the GPU for as long as the copy on the host is kept")
+def test_a_mark_that_has_passed_keeps_no_memory_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    passed: list[bool] = []
+    packed = torch.empty(4096, dtype=torch.uint8)
+    alive = weakref.ref(packed)
+    mark = memory.CudaMark(SimpleNamespace(query=lambda: bool(passed)), (packed,), torch.device("cuda:0"))
+    del packed
+    assert not mark.done()
+    assert alive() is not None, "the copy is still being made"
+    passed.append(True)
+    assert mark.done()
+    assert alive() is None
+    assert mark.done()
+
+
+@pytest.mark.parametrize("layout", [KVCacheLayout.LBNHC, KVCacheLayout.LBHNC], ids=lambda one: one.name)
+@pytest.mark.parametrize("kernel", [
+    128, pytest.param(64, marks=fails("A8", "blocks that a backend cuts into smaller ones are refused", ConfigError))])
+def test_blocks_come_out_whole_whatever_the_backend_makes_of_them(kernel: int, layout: KVCacheLayout) -> None:
+    spec = FullAttentionSpec(block_size=128, num_kv_heads=2, head_size=32, dtype=torch.bfloat16)
+    page = spec.page_size_bytes
+    raw = [torch.randint(-128, 127, (page * BLOCKS,), dtype=torch.int8), torch.zeros(page * BLOCKS, dtype=torch.int8)]
+    tensor = KVCacheTensor(size=page * BLOCKS, layers=["l0"], layer_stride=page * BLOCKS, block_stride=page)
+    source, target = (Memory({"l0": create_kv_cache_views(one, spec, BLOCKS, layout, tensor, kernel_block_size=kernel)[0]},
+                             BLOCKS) for one in raw)
+    assert source.block_bytes == (page,)
+    out = source.copy_out(0, source.index((9, 0, 5)))
+    chunk = memory.chunk(target.largest_frame, pinned=False)
+    chunk.view[:len(out.data)] = out.data
+    settled(target.place(0, (1, 2, 3), chunk, len(out.data)))
+    blocks, placed = (one.view(BLOCKS, page) for one in raw)
+    assert torch.equal(placed[1:4], blocks[[9, 0, 5]])
+    assert not placed[[0, *range(4, BLOCKS)]].any()

@@ -374,7 +374,3 @@ def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat.vllm, "__version__", "0.33.1")
     with pytest.raises(ConfigError, match=r"vLLM 0\.33\.1 is not supported by this xpyd; use 0\.32\.x"):
         compat.check_version()
-
-
-def test_layer_hooks_are_never_captured_in_whole_graphs() -> None:
-    assert XpydConnector.requires_piecewise_for_cudagraph({})

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rows import fails
 
 from xpyd_sidecar.engine.compat import common_id
 from xpyd_sidecar.engine.dp_plugin import compat, patch
@@ -92,3 +93,11 @@ def test_the_budget_is_that_of_the_request_that_may_make_most() -> None:
     assert patch.budget([request(1, 0)]) == 1
     assert patch.budget([request(10, 4), request(20, 19)]) == 6
     assert patch.budget([request(10, 9, 1)]) == 1
+
+
+@fails("B11", "auto stops an engine whose vLLM differs in a method, instead of leaving it to vLLM's waves", ConfigError)
+def test_auto_leaves_another_vllm_to_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compat.PINNED, "EngineCore.sleep", "0" * 16)
+    monkeypatch.setattr(compat.EngineCore, "_initialize_kv_caches", compat.EngineCore._initialize_kv_caches)
+    monkeypatch.setattr(compat.EngineCore, patch._PREPARED, False, raising=False)
+    patch.prepare(Settings("auto"))

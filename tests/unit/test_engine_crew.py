@@ -4,9 +4,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rows import fails
 
+from xpyd_sidecar.broadcast.errors import ReaderStuck
 from xpyd_sidecar.contract import duty, keys
 from xpyd_sidecar.contract.duty import Duty
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
@@ -130,3 +133,39 @@ def test_what_was_to_be_said_comes_back_where_nobody_joins(tmp_path: Path, monke
     team.stop()
     team.stop()
     assert not team.crew.let_go(release(2))
+
+
+@pytest.mark.parametrize("fault", [
+    RuntimeError("CUDA error: out of memory"), ReaderStuck("kv workers", ("rank 1",), "silent")],
+                         ids=["a worker raises", "a worker is stuck"])
+@fails("B3", "one failed call ends all calls to all workers for good")
+def test_workers_are_called_again_after_a_call_that_failed(team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                           fault: Exception) -> None:
+    team.join()
+    failed: list[str] = []
+    if isinstance(fault, ReaderStuck):
+        call = team.crew._group.call
+
+        def stuck(name: str, *args: Any, **more: Any) -> Any:
+            if not failed:
+                failed.append(name)
+                raise fault
+            return call(name, *args, **more)
+
+        monkeypatch.setattr(team.crew._group, "call", stuck)
+    else:
+        hand = team.hands[1]
+        told = hand._duty
+
+        def raising(role: Role) -> dict[str, int]:
+            if not failed:
+                failed.append(role)
+                raise fault
+            return told(role)
+
+        hand._duty = raising
+    duty.write(tmp_path, Duty(Role.PREFILL, 1))
+    wait_for(lambda: bool(failed))
+    duty.write(tmp_path, Duty(Role.DECODE, 2))
+    wait_for(lambda: Role.DECODE in team.roles[1] or not team.crew._ready)
+    assert Role.DECODE in team.roles[1]

@@ -20,6 +20,7 @@ import kv_ranks
 import pytest
 from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key, push
 from link_peers import DecodeProcess, PrefillProcess
+from rows import fails
 
 from xpyd_sidecar.engine import gates
 from xpyd_sidecar.engine.links import arena, connection, inviting, moves, near, placing, plain, process_vm
@@ -239,7 +240,7 @@ def test_where_neither_way_works(transport: str, why: str, folder: Path, tmp_pat
 def test_memory_that_cannot_be_read_after_all_goes_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     """As page-locked memory of a device's driver may be: the ticket can be read, the blocks cannot."""
     monkeypatch.setattr(process_vm, "address_of", lambda view: 4096)
-    with PrefillRank(ways=Ways("shm")) as p, DecodeRank(ways=Ways("shm"), direct=True) as d:
+    with PrefillRank(ways=Ways("auto")) as p, DecodeRank(ways=Ways("auto"), direct=True) as d:
         for name in "ab":
             push(p, name)
             d.load(name, key(name), p, first=0, count=4)
@@ -247,6 +248,17 @@ def test_memory_that_cannot_be_read_after_all_goes_over_tcp(monkeypatch: pytest.
         assert [one.outcome for one in d.finished] == [Outcome.OK] * 2
         assert set(d.moved) == {"tcp"}
         assert p.sender.budget.used == 0
+
+
+@fails("B5", "what turns out to be unreadable goes over TCP, although transport is shm, and an arena is not tried")
+def test_memory_that_cannot_be_read_after_all_never_goes_over_tcp_where_shm_was_asked_for(
+        monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(process_vm, "address_of", lambda view: 4096)
+    with PrefillRank(ways=Ways("shm", folder)) as p, DecodeRank(ways=Ways("shm", folder), direct=True) as d:
+        push(p)
+        d.load("r", key(), p, first=0, count=4)
+        d.wait_outcomes()
+        assert "tcp" not in d.moved
 
 
 class Said:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import threading
 
+from rows import fails
+
 from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.engine.pool import Arena, Pool
 
@@ -80,3 +82,27 @@ def test_threads_never_get_the_same_piece() -> None:
         thread.join(30)
     assert not wrong
     assert pool.usage.used == 0
+
+
+@fails("B10", "a hook that comes while the pool is being made makes all of it once more")
+def test_a_hook_that_comes_while_the_memory_is_being_made_makes_none() -> None:
+    made: list[int] = []
+    making, go_on = threading.Event(), threading.Event()
+
+    def make(size: int) -> Chunk:
+        made.append(size)
+        if len(made) == 1:
+            making.set()
+            assert go_on.wait(20)
+        return Chunk(None, memoryview(bytearray(size)))
+
+    pool = Pool(make, 1 << 16)
+    preparing, hook = threading.Thread(target=pool.prepare), threading.Thread(target=pool.take, args=(4096,))
+    preparing.start()
+    assert making.wait(20)
+    hook.start()
+    hook.join(0.2)  # it may wait for the memory, or do without
+    go_on.set()
+    preparing.join(20)
+    hook.join(20)
+    assert made == [1 << 16]

@@ -9,8 +9,10 @@ import time
 
 import pytest
 from kv_ranks import TCP, TIMEOUT_S, DecodeRank, PrefillRank, content, key
+from rows import fails
 
 from xpyd_sidecar.contract.ids import split_host_port
+from xpyd_sidecar.engine import loop
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import frames
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Kind
@@ -95,3 +97,55 @@ def test_its_thread_ends_and_connections_close() -> None:
         p.sender.stop()
         assert d.wait_outcomes() == [Outcome.PEER_LOST]
     assert not {"xpyd-sender", "xpyd-receiver"} & {thread.name for thread in threading.enumerate()}
+
+
+class Slow:
+    """The mark of a copy that is not complete yet. Who asks is counted."""
+
+    def __init__(self) -> None:
+        self.passed = False
+        self.looks = 0
+
+    def done(self) -> bool:
+        self.looks += 1
+        return self.passed
+
+
+@fails("A3", "a copy that is not complete when it is handed over is looked at again at the next tick")
+def test_a_copy_that_is_complete_later_is_noticed_without_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "TICK_S", 3600.0)
+    mark = Slow()
+    with PrefillRank(marks=lambda: mark) as p:
+        p.copy(key(), 0, 0, [content(0, 0)])
+        end = time.monotonic() + 10
+        while not mark.looks:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        mark.passed = True
+        end = time.monotonic() + 0.5
+        while not p.sender._machine.open:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+
+
+@fails("A3", "from that tick on the thread looks without a pause until the copy is complete")
+def test_the_thread_rests_between_two_looks_at_a_copy_that_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "TICK_S", 0.01)
+    mark, rests = Slow(), [0]
+    with PrefillRank(marks=lambda: mark) as p:
+        selector = p.sender._loop._selector
+        select = selector.select
+
+        def selected(timeout: float | None = None) -> object:
+            ready = select(timeout)
+            rests[0] += not ready
+            return ready
+
+        monkeypatch.setattr(selector, "select", selected)
+        p.copy(key(), 0, 0, [content(0, 0)])
+        end = time.monotonic() + 0.5
+        while mark.looks < 200 and time.monotonic() < end:
+            time.sleep(0.001)
+        looks = mark.looks
+        mark.passed = True
+        assert looks <= 2 * rests[0] + 10
