@@ -111,13 +111,13 @@ class Transfer:
 
 def test_what_is_enqueued_is_done_in_the_order_of_its_streams() -> None:
     clock, seen = Clock(), []
-    gpu = Gpu(clock, copy_s=1.0)
+    gpu = Gpu(clock)
     gpu.compute(1.0, partial(seen.append, "layer 0"))
-    first = gpu.side(partial(seen.append, "copy 0"))
+    first = gpu.side(1.0, partial(seen.append, "copy 0"))
     gpu.compute(2.5, partial(seen.append, "layer 1"))
     gpu.fence(first)
     gpu.compute(0.0, partial(seen.append, "next"))
-    second = gpu.side(partial(seen.append, "copy 1"))
+    second = gpu.side(1.0, partial(seen.append, "copy 1"))
     assert not seen
     assert not first.done()
     clock.advance(2.0)
@@ -182,7 +182,7 @@ def test_decode_takes_in_more_while_it_makes_no_step(make: Callable[..., Engine]
     one.compute()
     inbox = d.workers[0]._receiver.inbox
     until(lambda: len(inbox) == LAYERS - 1, p)
-    d.step()  # both are placed, and their marks pass
+    d.step()  # both are placed; their marks pass while prefill steps
     until(lambda: inbox, p, deadline_s=SOON_S)
     one.wait_loaded()
 

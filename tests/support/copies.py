@@ -38,6 +38,9 @@ MOMENT_S: Final = 0.002
 LAYER_S: Final = 0.001
 """A layer's forward: the host enqueues one of three layers while the GPU has done none of them."""
 COPY_S: Final = 0.0005
+"""Of blocks out of the cache."""
+PLACE_S: Final = 0.01
+"""Of blocks into it: longer than a load's report takes to the scheduler, so one that is made too early is seen."""
 GARBAGE: Final = 0xA5
 RUNNERS: Final = ("at once", "late", "late v1")
 """What by-hand tests run with: V1 on a CPU, V2 on a GPU; V1 on a GPU too where the order of hooks matters."""
@@ -126,10 +129,10 @@ class Cpu:
 class Gpu:
     """Two streams on a clock."""
 
-    def __init__(self, clock: Clock, *, layer_s: float = LAYER_S, copy_s: float = COPY_S) -> None:
+    def __init__(self, clock: Clock, *, copy_s: float = COPY_S, place_s: float = PLACE_S) -> None:
         self.clock = clock
-        self.layer_s = layer_s
         self.copy_s = copy_s
+        self.place_s = place_s
         self.capturing = False
         """The compute stream records a graph."""
         self._compute = 0.0
@@ -146,11 +149,11 @@ class Gpu:
     def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> Memory:
         return LateMemory(self, caches, num_blocks)
 
-    def side(self, call: Callable[[], None]) -> Event:
+    def side(self, seconds: float, call: Callable[[], None]) -> Event:
         """Enqueue a copy: it waits for all kernels that are enqueued now."""
         if self.capturing:
             raise Misuse("a copy was enqueued while the compute stream recorded a graph")
-        self._side = max(self._side, self._compute, self.clock.now) + self.copy_s
+        self._side = max(self._side, self._compute, self.clock.now) + seconds
         return self.clock.at(self._side, call)
 
     def fence(self, event: Event) -> None:
@@ -187,7 +190,7 @@ class LateMemory(Memory):
             into = Chunk(tensor, memoryview(tensor.numpy()))
         place, host = into, super().copy_out
         place.tensor.fill_(GARBAGE)
-        self._out = self._gpu.side(lambda: _nothing(host(region, index, place)))
+        self._out = self._gpu.side(self._gpu.copy_s, lambda: _nothing(host(region, index, place)))
         return Outgoing(place.view, self._out)
 
     def fence(self) -> None:
@@ -199,7 +202,8 @@ class LateMemory(Memory):
     def place(self, region: int, ids: Sequence[int], chunk: Chunk, size: int, *, head: int = 0, heads: int = 0) -> Mark:
         """Enqueue it: the chunk is read then."""
         host = super().place
-        return self._gpu.side(lambda: _nothing(host(region, ids, chunk, size, head=head, heads=heads)))
+        return self._gpu.side(self._gpu.place_s,
+                              lambda: _nothing(host(region, ids, chunk, size, head=head, heads=heads)))
 
 
 @dataclass
