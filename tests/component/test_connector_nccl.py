@@ -147,7 +147,7 @@ class Overlapped:
 
 @pytest.mark.parametrize("overlapped", [
     False,
-    pytest.param(True, marks=fails("N1", "the count is missed where a second piece begins before the first is done"))],
+    pytest.param(True, marks=fails("N1", "NCCL's count of a group's memory is missed where two pieces overlap"))],
     ids=["one after the other", "overlapped"])
 @pytest.mark.parametrize("stage", [at_once], indirect=True)
 def test_the_memory_of_a_group_is_nccls_own_count(stage: Stage, overlapped: bool) -> None:

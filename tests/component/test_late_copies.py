@@ -313,8 +313,8 @@ def test_a_thread_that_meets_an_error_goes_on_or_the_engine_hears_of_it(
 
 
 @pytest.mark.parametrize("differs", [
-    pytest.param("layout", marks=fails("B6", "it refuses GPUs, whose copies have one order of dimensions whatever it is")),
-    pytest.param("patch of vLLM", marks=fails("B7", "its exact version is compared: 0.32.0 and 0.32.1 refuse each other"))])
+    pytest.param("layout", marks=fails("B6", "the layout is compared, which refuses GPUs whose copies fit")),
+    pytest.param("patch of vLLM", marks=fails("B7", "vLLM's exact version is compared: 0.32.0 refuses 0.32.1"))])
 @late
 def test_engines_whose_copies_fit_are_not_refused(make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch,
                                                   differs: str) -> None:

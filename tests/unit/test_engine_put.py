@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
+from copies import after_looks, at_once
 from kv_ranks import DecodeRank, PrefillRank, content, key
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import InstanceName
+from xpyd_sidecar.engine.bounds import Mark
 from xpyd_sidecar.engine.put import Put
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Push
@@ -55,8 +58,9 @@ def test_steps_without_copies_count_nothing() -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_copies_leave_with_ready_and_are_late_without(asked: bool) -> None:
-    with PrefillRank(timeout_s=40) as p, DecodeRank(timeout_s=40, load_s=60) as d:
+@pytest.mark.parametrize("marks", [at_once, after_looks])
+def test_copies_leave_with_ready_and_are_late_without(asked: bool, marks: Callable[[], Mark]) -> None:
+    with PrefillRank(timeout_s=40, marks=marks) as p, DecodeRank(timeout_s=40, load_s=60) as d:
         if asked:
             d.load("r", key(), p, first=0, count=2)
         put = Put(40 if asked else 0.05, 60)
