@@ -189,15 +189,16 @@ class Engine:
 
 def forward(device: Cpu | Gpu, layers: list[str], hook: Callable[[str], None], hooks: Hooks = "layers") -> None:
     """The host's half of a forward: it enqueues every layer, and waits for none."""
-    if hooks == "capturing":
-        assert isinstance(device, Gpu), "a CPU records no graphs"
-        with device.capture(), patch("torch.cuda.is_current_stream_capturing", lambda: True):
-            for layer in layers:
+    with patch("torch.cuda.is_current_stream_capturing", lambda: device.capturing):
+        if hooks == "capturing":
+            assert isinstance(device, Gpu), "a CPU records no graphs"
+            with device.capture():
+                for layer in layers:
+                    hook(layer)
+        for layer in layers:
+            device.compute(LAYER_S)
+            if hooks == "layers":
                 hook(layer)
-    for layer in layers:
-        device.compute(LAYER_S)
-        if hooks == "layers":
-            hook(layer)
 
 
 def request(params: Any, tokens: int = 40, prompt: int = 1) -> Any:

@@ -100,6 +100,9 @@ class Clock:
 class Device(Protocol):
     """What the forward of one rank runs on."""
 
+    capturing: bool
+    """Whether a graph is being recorded; ``torch.cuda`` says so to the hooks of a forward."""
+
     def compute(self, seconds: float, call: Callable[[], object] | None = None) -> None:
         """Enqueue a kernel, and what it does."""
 
@@ -112,6 +115,8 @@ class Device(Protocol):
 
 class Cpu:
     """Everything is done at once."""
+
+    capturing = False
 
     def compute(self, seconds: float, call: Callable[[], object] | None = None) -> None:
         """Do it."""
@@ -134,7 +139,6 @@ class Gpu:
         self.copy_s = copy_s
         self.place_s = place_s
         self.capturing = False
-        """The compute stream records a graph."""
         self._compute = 0.0
         """When all that was enqueued so far will be done."""
         self._side = 0.0
