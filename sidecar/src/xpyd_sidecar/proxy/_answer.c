@@ -15,7 +15,7 @@
 #include "_chunks.h"
 #include "_json.h"
 
-#define REVISION 5 /* the same as in whole.py */
+#define REVISION 6 /* the same as in whole.py */
 
 #define MAX_REST 16 /* bytes behind an event's ids, its line ends included, if it is like others */
 
@@ -379,7 +379,10 @@ static PyObject *take(PyObject *ignored, PyObject *const *args, Py_ssize_t count
     PyObject *data = args[0], *log = args[4];
     if ((said.chat = PyObject_IsTrue(args[1])) < 0 || (said.id.at = PyUnicode_AsUTF8AndSize(args[2], &id)) == NULL)
         return NULL;
-    said.created = PyLong_AsLongLong(args[3]);
+    int overflow;
+    said.created = PyLong_AsLongLongAndOverflow(args[3], &overflow);
+    if (overflow)
+        Py_RETURN_NONE; /* no event that is taken says such a time */
     if (said.created == -1 && PyErr_Occurred())
         return NULL;
     said.id.end = said.id.at + id;

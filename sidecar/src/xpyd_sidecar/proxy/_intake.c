@@ -12,7 +12,7 @@
 
 #include <string.h>
 
-#define REVISION 3 /* the same as in intake.py */
+#define REVISION 4 /* the same as in intake.py */
 
 #define MAX_NAME 64
 #define MAX_LENGTH 10 /* digits of a body's length */
@@ -112,8 +112,7 @@ static const char *headers_end(const char *at, const char *end, PyObject *header
         if (known == HOST)
             hosts++;
         else if (known == LENGTH) {
-            lengths++;
-            if (value > MAX_LENGTH || *at == '0')
+            if (++lengths > 1 || value > MAX_LENGTH || *at == '0')
                 return NULL;
             for (const char *digit = at; digit < stop; digit++) {
                 if (*digit < '0' || *digit > '9')
@@ -128,7 +127,7 @@ static const char *headers_end(const char *at, const char *end, PyObject *header
                 if (is(name, size, CAREFUL[i]))
                     return NULL;
         all += (long long)(size + value) + 4;
-        if (hosts > 1 || lengths > 1 || all > most || put_header(headers, known, name, size, at, value) < 0)
+        if (hosts > 1 || all > most || put_header(headers, known, name, size, at, value) < 0)
             return NULL;
         at = stop + 2;
     }

@@ -33,6 +33,7 @@ DONE = b"data: [DONE]"
 DONE_CHUNK = b"e\r\ndata: [DONE]\n\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 END = DONE_CHUNK + _LAST_CHUNK
+_HEX = b"0123456789abcdefABCDEF"
 
 
 class EventStream(Scanner):
@@ -152,11 +153,8 @@ class EventStream(Scanner):
 
 
 def size_of(digits: bytes) -> int:
-    """A chunk's size; far negative where these are no hexadecimal digits, so that the careful way finds out."""
-    try:
-        return int(digits, 16)
-    except ValueError:
-        return -(1 << 40)
+    """A chunk's size; far negative where these are no hexadecimal digits (RFC 9112, 7.1), so that the careful way finds out."""
+    return int(digits, 16) if digits and not digits.strip(_HEX) else -(1 << 40)  # int() alone takes +1, 0x1, 1_3, and spaces
 
 
 def _engine_failure(raw: bytes) -> str:

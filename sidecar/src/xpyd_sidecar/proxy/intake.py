@@ -11,7 +11,7 @@ from collections.abc import Callable
 from xpyd_sidecar import built
 from xpyd_sidecar.routing import shapes
 
-REVISION, SHAPE_REVISION = 3, 1
+REVISION, SHAPE_REVISION = 4, 1
 """Of what both have in common; grow with every change of ``_intake.c`` and of ``_shape.c``."""
 Plain = tuple[str, bytes, dict[bytes, bytes], bytes]
 """Path, the same as it was written, headers (names in lower case; of repeated ones the first), body."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from xpyd_sidecar import built
 
-REVISION = 5
+REVISION = 6
 """Of what both have in common; grows with every change of ``_answer.c``."""
 
 Whole = tuple[bytes, str, int, str, bytes, int, int, int, int, int, int, int]

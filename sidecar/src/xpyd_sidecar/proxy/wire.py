@@ -136,7 +136,7 @@ class Chunks:
                 if len(buffer) - at > 1024:
                     raise Malformed("chunk size line too long")
                 break
-            digits = buffer[at:end].split(b";", 1)[0].strip()
+            digits = buffer[at:end].split(b";", 1)[0].rstrip(b" \t")  # RFC 9112, 7.1.1: space before an extension alone
             if not digits or len(digits) > 8 or not all(c in b"0123456789abcdefABCDEF" for c in digits):
                 raise Malformed(f"chunk size {digits[:20]!r}")
             size = int(digits, 16)

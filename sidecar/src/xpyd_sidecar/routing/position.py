@@ -19,7 +19,7 @@ another engine start (vLLM ``v1/engine/detokenizer.py``: a prompt that ends insi
 from __future__ import annotations
 
 from array import array
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -30,6 +30,8 @@ from xpyd_sidecar.routing.ways import Way
 FOLD_BYTES = 16 << 10
 MAX_PARTS = 256
 """Pieces of text kept apart before they are joined."""
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""Kept in 64 bits; an event with another number is none that can be read."""
 Channel = tuple[int, str]
 """Choice, and what of it: ``text``, ``content``, ``reasoning``, ``tool 0 name``, ``tool 0 arguments`` …"""
 
@@ -69,7 +71,7 @@ class Choice(msgspec.Struct):
     delta: Delta | None = None
     logprobs: _Logprobs | None = None
     finish_reason: str | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
 
 
 class Event(msgspec.Struct):

@@ -1,0 +1,111 @@
+"""Events as they come (``_fast.c``) against Python's reader: what is scanned, learned, and relayed by a leg.
+
+The two flags of an input that are its own say what becomes of the stream: nothing, noted, replayed; with both, it goes from a leg
+to a client's outlet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+from unittest.mock import patch
+
+from fuzz import reads
+from fuzz.reads import IDS, ONE, TWO, UNFRAMED, Given
+
+from xpyd_sidecar.proxy import fast, noted, whole
+from xpyd_sidecar.proxy.events import EventStream
+from xpyd_sidecar.proxy.streams import stream_of
+from xpyd_sidecar.routing.position import Position, split_prompt
+from xpyd_sidecar.routing.ways import Way
+
+MODULES = ("xpyd_sidecar.proxy._fast",)
+TOKENS = reads.TOKENS
+seeds = reads.seeds
+LEARNED = ("_prefix", "_middle", "_last", "_lead", "_shown", "_log", "_clean", "_framed", "_way")
+WAYS = {0: Way.CONTINUE, ONE: None, TWO: Way.REPLAY, ONE | TWO: Way.CONTINUE}
+
+
+class Kept:
+    """A transport that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def write(self, data: bytes) -> None:
+        """Keep it."""
+        self.data += data
+
+
+class Engine(fast.Leg):
+    """A leg that leaves to its stream what no shortcut took."""
+
+    def __init__(self, stream: EventStream, outlet: fast.Outlet) -> None:
+        self.last_at = 0.0
+        self._stream = stream
+        self._outlet = outlet
+
+    def received(self, data: bytes) -> None:
+        """What a leg does with it in Python."""
+        self._outlet.write(self._stream.feed(data))
+
+
+def check(data: bytes) -> Hashable:
+    """The same bytes to the client, the same log, the same end, whatever comes and however it is cut."""
+    given = reads.given(data)
+    learn(given)
+    with patch.object(whole, "take", whole._nothing):
+        with patch.object(EventStream, "quick", lambda *_: None), patch.object(noted, "BY_HAND", True):
+            expected, seen, _ = read(given, by_leg=False)
+        found, seen_too, short = read(given, by_leg=given.flags & (ONE | TWO) == ONE | TWO)
+    if any(one is not None and isinstance(one[-1], str) for one in (seen, seen_too)):
+        return None  # events that are no JSON, but like others outside of their text: what was noted of it cannot be read
+    assert (found, seen_too) == (expected, seen), f"by shortcuts {found, seen_too}, without {expected, seen}"
+    return min(short, 3), expected[1:3], bool(expected[3])
+
+
+def read(given: Given, *, by_leg: bool) -> tuple[tuple[Any, ...], tuple[Any, ...] | None, int]:
+    """What the client gets and how the stream ends; what is known of it; reads that a shortcut took whole."""
+    reads.forget()
+    way = WAYS[given.flags & (ONE | TWO)]
+    position = None if way is None else Position(given.api, way, asked_ids=bool(given.flags & IDS))
+    stream = stream_of(position, framed=not given.flags & UNFRAMED)
+    client, outlet = Kept(), fast.Outlet()
+    outlet.open(client, -1)
+    leg = Engine(stream, outlet)
+    leg.relay(stream, outlet)
+    short = 0
+    for data in given.reads:
+        if stream.failure or stream.done:
+            break
+        if by_leg:
+            outlet.relayed = 0
+            leg.data_received(data)
+            short += outlet.relayed > 0
+        else:
+            some, end = stream.quick(data) or (b"", 0)
+            short += end == len(data)
+            outlet.write(some)
+            if end < len(data):
+                outlet.write(stream.feed(data[end:]))
+    ends = client.data, stream.ended, stream.done, stream.failure, stream.kind
+    return ends, None if position is None else reads.known(position), short
+
+
+def learn(given: Given) -> None:
+    """A scanner learns what a noted stream does from an event that the router gives it: one that ``whole.take`` found. Of any other
+    it may learn anything, and reads nothing beyond it.
+    """
+    raw, chat = b"".join(given.reads), given.api == "chat"
+    taken = whole.take(raw, chat, "", 0, bytearray())
+    if taken is not None and taken[10] and taken[4]:
+        at, to = taken[9:11]
+        position = Position(given.api, Way.CONTINUE)
+        stream, scanner = noted.NotedStream(position, framed=True), fast.Scanner()
+        stream._learn(split_prompt(raw[at:to] + b"\n\n")[1], position)
+        found = scanner.learn(raw, at, to, chat, position.log)
+        if stream._sure:  # else both guess by streams before
+            assert found
+            assert [getattr(scanner, name) for name in LEARNED] == [getattr(stream, name) for name in LEARNED], raw[at:to]
+    for start, end in ((len(raw) * n // 7, len(raw) * m // 7) for n in range(7) for m in (n + 1, 7)):
+        fast.Scanner().learn(raw, start, end, chat, bytearray())

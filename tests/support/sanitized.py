@@ -1,0 +1,124 @@
+"""The package with its C files built under the address and the undefined-behaviour sanitizer, in a tree of its own.
+
+    tree = sanitized.build(folder)            sidecar/src, copied, with sanitized extensions in it
+    subprocess.run(…, env=sanitized.environment(tree))
+    sanitized.tests_of_c()                    the unit tests that run any of it
+
+What a release has beside its source stays as it is. Fortified functions are left out, since they hide faults from the
+sanitizers; every fault ends the process. Each extension counts which ways its calls take (``fuzz/edges.c``).
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from scripts import load
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = ROOT / "sidecar" / "src"
+EDGES = ROOT / "tests" / "support" / "fuzz" / "edges.c"
+PATHS = ("operator/src", "tests/support", "e2e/cluster", "e2e/support")
+"""What pytest imports from beside the package, as in pyproject.toml."""
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
+LIMIT_S = 120
+
+hook = load(ROOT / "sidecar" / "hatch_build.py")
+
+
+def compiler() -> list[str]:
+    """The compiler's command: gcc, whose library is known by name; CC names another."""
+    return shlex.split(os.environ.get("CC") or "gcc")
+
+
+def build(tree: Path) -> Path:
+    """Make the tree in an empty folder; returns where its package is.
+
+    Raises:
+        RuntimeError: it cannot be compiled here, and why.
+    """
+    shutil.copytree(SOURCES, tree / "src", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    counter = tree / "edges.o"
+    made = subprocess.run([*compiler(), "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", "-o", str(counter), str(EDGES)],
+                          capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    if made.returncode:
+        raise RuntimeError(f"{EDGES.name}: {made.stderr[-2000:]}")
+    flags = (*hook.NEEDED, "-O1", *SANITIZERS, "-fsanitize-coverage=trace-pc", str(counter))
+    with ThreadPoolExecutor(2) as pool:
+        wrong = [one for one in pool.map(lambda source: hook.compile_one(tree, source, flags), hook.SOURCES) if one]
+    if wrong:
+        raise RuntimeError("; ".join(wrong))
+    return tree / "src"
+
+
+def environment(package: Path, **more: str) -> dict[str, str]:
+    """Of a process that is to load what was built. The interpreter is not sanitized itself, so the libraries come first."""
+    options = {
+        # An interpreter ends without giving back what it made once; every such object would be reported.
+        "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:disable_coredump=1:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
+        "PYTHONMALLOC": "malloc",  # each object has memory of its own, whose end is watched
+        # libstdc++: other extensions throw exceptions, which the sanitizer hands on to what it finds when it begins
+        "LD_PRELOAD": " ".join(map(library, ("libasan.so", "libubsan.so", "libstdc++.so"))),
+        "PYTHONPATH": os.pathsep.join(map(str, (package, *(ROOT / path for path in PATHS)))),
+    }
+    return os.environ | options | more
+
+
+@cache
+def library(name: str) -> str:
+    """Where the compiler has one of its libraries.
+
+    Raises:
+        RuntimeError: it has none of that name.
+    """
+    found = subprocess.run([*compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True,
+                           timeout=LIMIT_S).stdout.strip()
+    if not Path(found).is_absolute():
+        raise RuntimeError(f"{' '.join(compiler())} has no {name}: gcc and its libraries are needed")
+    return str(Path(found).resolve())
+
+
+def tests_of_c(folder: Path = ROOT / "tests" / "unit") -> list[Path]:
+    """Test files whose imports reach an extension, over however many modules."""
+    return [path for path in sorted(folder.glob("test_*.py")) if any(reached.suffix == ".c" for reached in _reached(path))]
+
+
+def _reached(path: Path) -> Iterator[Path]:
+    seen, left = {path}, [path]
+    while left:
+        for found in _imports(left.pop()) - seen:
+            seen.add(found)
+            left.append(found)
+            yield found
+
+
+@cache
+def _imports(path: Path) -> frozenset[Path]:
+    """Files of this repository that a file imports by name, wherever in it. An extension is its C file."""
+    names: set[str] = set()
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {one.name for one in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names |= {node.module, *(f"{node.module}.{one.name}" for one in node.names)}
+    return frozenset(found for name in names if (found := _file_of(name)) is not None)
+
+
+@cache
+def _file_of(module: str) -> Path | None:
+    parts = module.split(".")
+    for folder in (SOURCES, *(ROOT / path for path in PATHS)):
+        at = folder.joinpath(*parts)
+        for path in (at.with_suffix(".py"), at / "__init__.py", at.with_suffix(".c")):
+            if path.exists():
+                return path
+    return None
