@@ -4,6 +4,8 @@
     LOOPS = ("virtual",)               time passes only while nothing is to be done; for tests without sockets and threads
 
     HYPOTHESIS_PROFILE=explore pytest …      other examples in every run
+
+With CI=true a run without one of the extensions fails: all tests of it would be left out, and nobody would see it.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import uvloop
+from compiled import missing
 from hypothesis import settings
 
 from xpyd_sidecar.proxy import loop
@@ -22,6 +26,11 @@ from xpyd_sidecar.proxy import loop
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:  # noqa: ARG001 (pytest's name)
+    if os.environ.get("CI") == "true" and os.environ.get("XPYD_PLAIN") != "1" and (absent := missing()):
+        raise pytest.UsageError(f"not compiled, or for other files: {', '.join(absent)}; python sidecar/hatch_build.py says why")
 
 
 class _Selector(selectors.DefaultSelector):

@@ -83,6 +83,7 @@ def name_of(ways: Ways, request: Any) -> str:
     return str(request.node.callspec.params["ways"])
 
 
+@pytest.mark.unsanitized
 @pytest.mark.usefixtures("plainly")
 @pytest.mark.parametrize("direct", [True, False], ids=["in place", "staged"])
 def test_links_work_without_what_is_compiled(ways: Ways, direct: bool) -> None:

@@ -86,6 +86,7 @@ def test_what_is_not_meant_is_not_mapped(made: memoryview, change: dict[str, Any
     os.close(null)
 
 
+@pytest.mark.unsanitized
 def test_memories_are_found_while_the_collector_lets_go_of_others(made: memoryview) -> None:
     """It may run in any allocation: what is in no use, but part of a cycle, ends there."""
     threshold = gc.get_threshold()

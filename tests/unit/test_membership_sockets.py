@@ -17,6 +17,7 @@ from xpyd_sidecar.agent.beats import dealer
 from xpyd_sidecar.contract.ids import AgentId, Role
 
 LOOPS = ("router",)
+pytestmark = pytest.mark.unsanitized
 AGENTS = 256
 INTERVAL_S = 0.5
 

@@ -187,6 +187,7 @@ def test_simple_events_go_from_a_leg_to_the_client_without_python_until_that_end
     assert leg.seen == [good, good[:-1], good + DONE, good]
 
 
+@pytest.mark.unsanitized
 def test_without_a_compiler_the_package_is_built_without_shortcuts_and_says_so(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hook = load(ROOT / "sidecar/hatch_build.py")
@@ -201,6 +202,7 @@ def test_without_a_compiler_the_package_is_built_without_shortcuts_and_says_so(
 
 
 @compiled
+@pytest.mark.unsanitized
 def test_every_source_compiles_without_a_warning(tmp_path: Path) -> None:
     """What is a warning today is an error of a later compiler, and then nothing would be compiled there."""
     hook = load(ROOT / "sidecar/hatch_build.py")
@@ -211,6 +213,7 @@ def test_every_source_compiles_without_a_warning(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.unsanitized
 def test_streams_are_served_and_go_on_elsewhere_without_shortcuts_too() -> None:
     """The tests of relaying, over Python's classes alone."""
     files = [f"tests/unit/test_proxy_{part}.py" for part in ("failover", "upstream")]

@@ -109,6 +109,7 @@ async def test_a_prefill_that_never_ends_is_given_up_and_decode_is_not_asked() -
         await f.wait_quiet()
 
 
+@pytest.mark.unsanitized
 async def test_a_router_of_several_processes_serves_them_too() -> None:
     wire = Wire()
     p, d = OlderEngine("P", wire), OlderEngine("D", wire)

@@ -30,6 +30,7 @@ from xpyd_sidecar.proxy import owner as ow
 from xpyd_sidecar.proxy.owner import Owner
 
 LOOPS = ("router",)
+pytestmark = pytest.mark.unsanitized
 
 
 class Several(RouterFleet):

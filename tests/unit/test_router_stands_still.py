@@ -24,6 +24,7 @@ from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 
+pytestmark = pytest.mark.unsanitized
 DEADLINE_S = 3.0
 """Every deadline of the router that is stopped."""
 GRACE_S = 10.0

@@ -1,0 +1,29 @@
+"""Whether the extensions are built and taken: without them the package works, and their tests are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from scripts import load
+
+from xpyd_sidecar.engine.links import moves
+from xpyd_sidecar.proxy import fast, intake, loop, whole
+from xpyd_sidecar.routing import shapes
+
+ROOT = Path(__file__).resolve().parents[2]
+TAKEN: dict[str, Callable[[], bool]] = {
+    "_fast": lambda: fast.COMPILED,
+    "_loop": lambda: loop.COMPILED,
+    "_moves": lambda: moves.COMPILED,
+    "_answer": lambda: whole.take is not whole._nothing,
+    "_intake": lambda: intake.take is not intake._nothing,
+    "_shape": lambda: intake.looked is not shapes.looked,
+}
+"""By extension: whether what imports it has found it, and found it to be of this revision."""
+
+
+def missing() -> list[str]:
+    """C files whose extension is not taken, of all that are built."""
+    sources: tuple[Path, ...] = load(ROOT / "sidecar" / "hatch_build.py").SOURCES
+    return [str(source) for source in sources if not TAKEN[source.stem]()]
