@@ -30,6 +30,37 @@ NASTY = 'data: [DONE]\n\n data: {"error" "finish_reason":"abort" \r\n0\r\n\r\n'
 """What a model might write to confuse a relay."""
 
 
+SIZES = [b"+%x", b"0x%x", b"0X%x", b" %x", b"\t%x", b"\r\n%x", b"\n%x", b"0_%x", b"-%x", b"%xg", b"g%x"]
+"""Not hexadecimal digits alone, though int() takes most of them."""
+
+
+@pytest.mark.parametrize("odd", SIZES)
+@pytest.mark.parametrize("framed", [True, False])
+@pytest.mark.parametrize("way", [None, Way.REPLAY, Way.CONTINUE])
+def test_a_chunk_whose_size_is_not_of_hexadecimal_digits_alone_is_malformed(odd: bytes, framed: bool, way: Way | None) -> None:
+    event = (b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","logprobs":null,"finish_reason":null,'
+             b'"token_ids":[1],"prompt_token_ids":%b}]}\n\n')
+    first, later = event % b"[7]", event % b"null"
+    good = chunk_of(later)
+    wrong = good.replace(b"%x" % len(later), odd % len(later), 1)
+    for together in (True, False):
+        stream = stream_of(None if way is None else Position("completions", way), framed=framed)
+        reads = [chunk_of(first), good + wrong + good] if together else [chunk_of(first), good, wrong + good]
+        out = b"".join(map(stream.feed, reads))
+        assert (stream.kind, bool(stream.failure), stream.ended) == (Kind.BROKEN, True, False), out
+        assert out.count(b'"text":"a"') == 2, "what came before it is relayed, and nothing behind it"
+
+
+@pytest.mark.parametrize("number", [b"9223372036854775808", b"18446744073709551616", b"-1"])
+@pytest.mark.parametrize("asked_ids", [True, False])
+def test_an_event_whose_token_ids_cannot_be_kept_is_broken_and_no_exception(number: bytes, asked_ids: bool) -> None:
+    stream = stream_of(Position("completions", Way.CONTINUE, asked_ids=asked_ids), framed=True)
+    assert stream.feed(chunk_of(b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","token_ids":[%b]}]}\n\n'
+                                % number)) == b""
+    assert stream.kind is Kind.BROKEN
+    assert "cannot be read" in stream.failure
+
+
 def run(parts: Iterable[bytes], *, framed: bool = True) -> tuple[bytes, EventStream]:
     stream = EventStream(framed=framed)
     return b"".join(stream.feed(part) for part in parts), stream

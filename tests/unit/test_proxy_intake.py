@@ -161,6 +161,9 @@ def test_only_what_is_plain_is_taken() -> None:
     for more in (b"Transfer-Encoding: chunked", b"Expect: 100-continue", b"Upgrade: h2c", b"Connection: close", b"Host: b",
                  b"Content-Length: 2", b"TE: trailers", b"Proxy-Connection: close", b"X: a\tb", b"X: \xc3\xbc", b"X:"):
         assert TAKE(raw.replace(b"X-B: 1", more), 600, 300) is None, more
+    long = raw.replace(b"X-B: 1", b"Content-Length: 9999999999")
+    assert TAKE(long, 600, 300) is None
+    assert TAKE(long.replace(b"Content-Length: 2\r\n", b"Content-Length: 9999999999\r\n"), 600, 300) is None, "no overflow of both"
     assert TAKE(raw, 20, 300) is None
     assert TAKE(raw, 600, 1) is None
     for cut in range(len(raw)):

@@ -195,5 +195,8 @@ def test_what_is_not_taken_leaves_no_trace() -> None:
         found = TAKE(first, False, "", 0, bytearray())
         assert found is not None
         assert (found[4], found[-1]) == (b"" if ids == b"null" else ids[1:-1], count)
+    for late in (1 << 63, -(1 << 63) - 1, 1 << 80):
+        assert TAKE(good, False, "c", late, log) is None, "a time that no event says that is taken"
+    assert log == b'before"a"\t1\n"a"\t1\n'
     with pytest.raises(TypeError):
         TAKE("text", False, "", 0, log)  # type: ignore[arg-type]

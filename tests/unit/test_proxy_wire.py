@@ -69,7 +69,7 @@ def test_chunks_come_whole_however_they_are_split(size: int) -> None:
 
 
 @pytest.mark.parametrize("raw", [
-    b"x\r\n", b"\r\n", b"-1\r\n", b"0x5\r\nhello\r\n", b"1_0\r\n", b"fffffffff\r\n", b"5\r\nhelloXX", b"7fffffff\r\n",
+    b"x\r\n", b"\r\n", b"-1\r\n", b" 5\r\nhello\r\n", b"\t5\r\nhello\r\n", b"\n5\r\nhello\r\n", b"5\n\r\nhello\r\n", b"+5\r\nhello\r\n", b"0x5\r\nhello\r\n", b"1_0\r\n", b"fffffffff\r\n", b"5\r\nhelloXX", b"7fffffff\r\n",
     b"5" * 2000,
     b"0\r\n\r\nmore", b"0\r\nA: b\r\n\r\nmore",
 ])
@@ -77,6 +77,11 @@ def test_malformed_chunks_are_told(raw: bytes) -> None:
     chunks = Chunks()
     with pytest.raises(Malformed):
         chunks.feed(raw)
+
+
+def test_space_may_stand_between_a_chunks_size_and_what_follows_it() -> None:
+    for raw in (b"5 \r\nhello\r\n", b"5\t ;a=b\r\nhello\r\n", b"5;a=b\r\nhello\r\n"):
+        assert Chunks().feed(raw) == [(raw, b"hello")]
 
 
 def test_nothing_may_follow_the_last_chunk() -> None:

@@ -43,7 +43,8 @@ TOKENS = (
     b'"finish_reason":"abort"', b'"stop_reason":7,', b'"stop_reason":"s",', b'"token_ids":[1]', b'"token_ids":[1,2,3]',
     b'"token_ids":[]', b'"token_ids":null', b'"prompt_token_ids":[7,8],', b'"prompt_token_ids":null', b'"prompt_logprobs":null,',
     b"null", b"true", b"{", b"}", b"[", b"]", b",", b'"', b"\\", b"\\u00e9", b"\\ud83d\\ude00", b"\xc3\xa9", b"\xf0\x9f\x98\x80",
-    b"\xed\xa0\x80", b"\x7f", b"e\r\n", b"0\r\n\r\n", b"1a;x=1\r\n", COMPLETION, DELTA, END,
+    b"\xed\xa0\x80", b"\x7f", b"e\r\n", b"0\r\n\r\n", b"1a;x=1\r\n",
+    b"0x", b"+", b"0", b"_", b"AF", b"ffffffff\r\n", b";x", COMPLETION, DELTA, END,
 )
 
 
@@ -80,10 +81,13 @@ def seeds() -> list[bytes]:
     """Streams of both APIs, whole and in several reads."""
     completion = (FIRST_COMPLETION, COMPLETION, COMPLETION, LAST_COMPLETION)
     chat = (ROLE, DELTA, EMPTY_DELTA, DELTA, LAST_DELTA, USAGE)
-    return [made(flags | more, *events, cuts=cuts)
-            for flags, events in ((0, completion), (CHAT, chat))
-            for more in (ENDED, 0, ENDED | UNFRAMED, ENDED | IDS, ENDED | ONE, ENDED | TWO, ENDED | ONE | TWO)
-            for cuts in (b"\0\0", b"\1\7", b"\3\1", b"\x83\2")]
+    framed = [made(flags | more, *events, cuts=cuts)
+              for flags, events in ((0, completion), (CHAT, chat))
+              for more in (ENDED, 0, ENDED | UNFRAMED, ENDED | IDS, ENDED | ONE, ENDED | TWO, ENDED | ONE | TWO)
+              for cuts in (b"\0\0", b"\1\7", b"\3\1", b"\x83\2")]
+    return framed + [made(flags | RAW | more, b"".join(map(chunk_of, events)) + END, cuts=cuts)
+                     for flags, events in ((0, completion), (CHAT, chat))
+                     for more in (0, ONE, TWO, UNFRAMED) for cuts in (b"\0\0", b"\2\1")]
 
 
 def forget() -> None:

@@ -139,10 +139,11 @@ class NotedStream(EventStream):
         ids = stop + len(middle)
         close = data.find(b"]", ids)
         shown = data[text:stop]
-        if stop < 0 or close <= ids or not data.startswith(last, close) or shown.find(b"\n") >= 0:
+        end = close + len(last)
+        if (stop < 0 or close <= ids or not data.startswith(last, close) or shown.find(b"\n") >= 0
+                or size_of(data[at:start - 2]) != end - 2 - start):
             return None
         self._log += b"%b\t%b\n" % (shown, data[ids:close].replace(b",", b"\t"))
-        end = close + len(last)
         if shown == b"{}":  # made for the ids alone
             return b"", end
         if self._framed:
