@@ -86,6 +86,18 @@ else
 	@echo "left out: e2e (it needs root)"
 endif
 
+.PHONY: test-sanitize fuzz sanitizers
+SECONDS ?= 30
+sanitizers:
+	@command -v $${CC:-gcc} >/dev/null || apt-get install -y --no-install-recommends gcc libc6-dev
+
+test-sanitize: $(STAMP) sanitizers ## What is written in C, under the address and undefined-behaviour sanitizers (4 minutes; gcc)
+	@$(BIN)/python scripts/sanitize.py tests
+	@$(BIN)/python scripts/sanitize.py fuzz --seconds 30 --seed '$(SEED)'
+
+fuzz: $(STAMP) sanitizers ## The fuzz of C alone, for long (SECONDS=30 for each of six entry points, SEED=)
+	@$(BIN)/python scripts/sanitize.py fuzz --seconds '$(SECONDS)' --seed '$(SEED)'
+
 requirements: ## Pin again what the .in files ask for
 	$(COMPILE) --no-emit-index-url --no-emit-find-links \
 	  --override requirements/override.txt requirements/cpu.in requirements/sidecar.in requirements/operator.in \

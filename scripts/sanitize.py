@@ -1,10 +1,11 @@
 """The sanitizer tier: what is written in C, under the address and the undefined-behaviour sanitizer (needs gcc).
 
     python scripts/sanitize.py tests                    the unit tests that run any of it
-    python scripts/sanitize.py fuzz --seconds 30        each entry point against its oracle, two at a time; --only answers,turns
+    python scripts/sanitize.py fuzz --seconds 30        each entry point against its oracle, two at a time; --only a,b
     python scripts/sanitize.py again answers FILE       one input that failed
 
-Everything is built into a folder that goes with the run; what a release has stays as it is. Inputs that failed lie in .cache/fuzz.
+Everything is built into a folder that goes with the run; what a release has stays as it is. Inputs that failed lie in
+.cache/fuzz.
 Exit code: 0 nothing was found; 1 something was.
 """
 
@@ -34,7 +35,8 @@ def tests(package: Path, arguments: list[str]) -> int:
     files = [str(path.relative_to(ROOT)) for path in sanitized.tests_of_c()]
     command = [sys.executable, "-m", "pytest", "-o", f"pythonpath={paths}", "--numprocesses", "2", "--dist", "loadfile",
                "--timeout", "300", "-m", "not unsanitized", *files, *arguments]
-    return subprocess.run(command, cwd=ROOT, env=sanitized.environment(package), check=False, timeout=TESTS_LIMIT_S).returncode
+    env = sanitized.environment(package)
+    return subprocess.run(command, cwd=ROOT, env=env, check=False, timeout=TESTS_LIMIT_S).returncode
 
 
 def search(package: Path, seconds: float, seed: int, only: list[str], jobs: int) -> int:
@@ -42,7 +44,8 @@ def search(package: Path, seconds: float, seed: int, only: list[str], jobs: int)
     began = time.monotonic()
     found = workers.run(only, FOUND, sanitized.environment(package), seconds=seconds, seed=seed, jobs=jobs)
     failed = [one.target for one in found if one.failure]
-    print(f"seed {seed}, {time.monotonic() - began:.0f} s: {'failed: ' + ', '.join(failed) if failed else 'nothing was found'}")
+    outcome = f"failed: {', '.join(failed)}" if failed else "nothing was found"
+    print(f"seed {seed}, {time.monotonic() - began:.0f} s: {outcome}")
     return 1 if failed else 0
 
 

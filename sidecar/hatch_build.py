@@ -27,10 +27,12 @@ except ImportError:  # run by hand, without the build's tools
 PACKAGE = Path("src", "xpyd_sidecar")
 SOURCES = (PACKAGE / "proxy" / "_fast.c", PACKAGE / "proxy" / "_answer.c", PACKAGE / "proxy" / "_intake.c",
            PACKAGE / "proxy" / "_shape.c", PACKAGE / "proxy" / "_loop.c", PACKAGE / "engine" / "links" / "_moves.c")
-NEEDED = ("-Wall", "-Wextra", "-Wno-cast-function-type", "-fPIC", "-fvisibility=hidden", "-shared", "-D_GNU_SOURCE", "-pthread")
+NEEDED = ("-Wall", "-Wextra", "-Wno-cast-function-type", "-fPIC", "-fvisibility=hidden", "-shared", "-D_GNU_SOURCE",
+          "-pthread")
 HARDENED = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3", "-fstack-protector-strong", "-Wl,-z,relro,-z,now")
-"""A fault in these files ends the process instead of becoming an attack. Fortified functions need an optimizing compiler. A
-compiler without one of these flags compiles nothing, and plain Python's way is taken: nothing is built less safe in silence."""
+"""A fault in these files ends the process instead of becoming an attack. Fortified functions need an optimizing compiler.
+Where a compiler has not all of these, nothing is compiled, and plain Python's way is taken: nothing is built less safe in
+silence."""
 FLAGS = (*NEEDED, "-O2", *HARDENED)
 LIMIT_S = 120
 

@@ -51,7 +51,8 @@ def read(path: Path) -> Library:
     for _, kind, _, _, offset, size, link, _, _, _ in sections:
         if kind == SHT_DYNSYM:
             names = raw[sections[link][4]:][:sections[link][5]]
+            symbols = _SYMBOL.iter_unpack(raw[offset:offset + size])
             undefined |= {names[name:names.index(b"\0", name)].decode()
-                          for name, _, _, section, _, _ in _SYMBOL.iter_unpack(raw[offset:offset + size]) if name and not section}
+                          for name, _, _, section, _, _ in symbols if name and not section}
     bind_now = DT_BIND_NOW in tags or bool(tags.get(DT_FLAGS, 0) & DF_BIND_NOW or tags.get(DT_FLAGS_1, 0) & DF_1_NOW)
     return Library(frozenset(undefined), bind_now, any(segment[0] == PT_GNU_RELRO for segment in segments))

@@ -28,6 +28,7 @@ EDGES = ROOT / "tests" / "support" / "fuzz" / "edges.c"
 PATHS = ("operator/src", "tests/support", "e2e/cluster", "e2e/support")
 """What pytest imports from beside the package, as in pyproject.toml."""
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
+UNIT = ROOT / "tests" / "unit"
 LIMIT_S = 120
 
 hook = load(ROOT / "sidecar" / "hatch_build.py")
@@ -38,6 +39,11 @@ def compiler() -> list[str]:
     return shlex.split(os.environ.get("CC") or "gcc")
 
 
+def flags(counter: Path) -> tuple[str, ...]:
+    """For an extension; ``counter``: what counts its ways, compiled."""
+    return (*hook.NEEDED, "-O1", *SANITIZERS, "-fsanitize-coverage=trace-pc", str(counter))
+
+
 def build(tree: Path) -> Path:
     """Make the tree in an empty folder; returns where its package is.
 
@@ -46,13 +52,13 @@ def build(tree: Path) -> Path:
     """
     shutil.copytree(SOURCES, tree / "src", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     counter = tree / "edges.o"
-    made = subprocess.run([*compiler(), "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", "-o", str(counter), str(EDGES)],
-                          capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    command = [*compiler(), "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-c", "-o", str(counter), str(EDGES)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT_S)
     if made.returncode:
         raise RuntimeError(f"{EDGES.name}: {made.stderr[-2000:]}")
-    flags = (*hook.NEEDED, "-O1", *SANITIZERS, "-fsanitize-coverage=trace-pc", str(counter))
     with ThreadPoolExecutor(2) as pool:
-        wrong = [one for one in pool.map(lambda source: hook.compile_one(tree, source, flags), hook.SOURCES) if one]
+        all_ = pool.map(lambda source: hook.compile_one(tree, source, flags(counter)), hook.SOURCES)
+        wrong = [one for one in all_ if one]
     if wrong:
         raise RuntimeError("; ".join(wrong))
     return tree / "src"
@@ -66,7 +72,7 @@ def environment(package: Path, **more: str) -> dict[str, str]:
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
         "PYTHONMALLOC": "malloc",  # each object has memory of its own, whose end is watched
         # libstdc++: other extensions throw exceptions, which the sanitizer hands on to what it finds when it begins
-        "LD_PRELOAD": " ".join(map(library, ("libasan.so", "libubsan.so", "libstdc++.so"))),
+        "LD_PRELOAD": " ".join(map(library, ("libasan.so", "libubsan.so", "libstdc++.so.6"))),
         "PYTHONPATH": os.pathsep.join(map(str, (package, *(ROOT / path for path in PATHS)))),
     }
     return os.environ | options | more
@@ -81,12 +87,12 @@ def library(name: str) -> str:
     """
     found = subprocess.run([*compiler(), f"-print-file-name={name}"], capture_output=True, text=True, check=True,
                            timeout=LIMIT_S).stdout.strip()
-    if not Path(found).is_absolute():
+    if not Path(found).is_absolute():  # gcc gives back the name where it has none
         raise RuntimeError(f"{' '.join(compiler())} has no {name}: gcc and its libraries are needed")
     return str(Path(found).resolve())
 
 
-def tests_of_c(folder: Path = ROOT / "tests" / "unit") -> list[Path]:
+def tests_of_c(folder: Path = UNIT) -> list[Path]:  # noqa: PT028 (no test)
     """Test files whose imports reach an extension, over however many modules."""
     return [path for path in sorted(folder.glob("test_*.py")) if any(reached.suffix == ".c" for reached in _reached(path))]
 

@@ -28,9 +28,10 @@ settings.register_profile("explore", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:  # noqa: ARG001 (pytest's name)
+def pytest_sessionstart(session: pytest.Session) -> None:
     if os.environ.get("CI") == "true" and os.environ.get("XPYD_PLAIN") != "1" and (absent := missing()):
-        raise pytest.UsageError(f"not compiled, or for other files: {', '.join(absent)}; python sidecar/hatch_build.py says why")
+        names = ", ".join(absent)
+        raise pytest.UsageError(f"not compiled, or for other files: {names}; python sidecar/hatch_build.py says why")
 
 
 class _Selector(selectors.DefaultSelector):

@@ -51,7 +51,8 @@ def test_functions_of_the_c_library_are_fortified_by_the_same_flags(tmp_path: Pa
 @built
 def test_without_the_flags_nothing_of_it_is_there(tmp_path: Path) -> None:
     """So the tests above see the flags, not what a compiler does on its own."""
-    bare = build_probe(tmp_path, (*hook.NEEDED, "-O2", "-U_FORTIFY_SOURCE", "-fno-stack-protector", "-Wl,-z,norelro,-z,lazy"))
+    without = ("-O2", "-U_FORTIFY_SOURCE", "-fno-stack-protector", "-Wl,-z,norelro,-z,lazy")
+    bare = build_probe(tmp_path, (*hook.NEEDED, *without))
     assert (bare.undefined & {"__memcpy_chk", "__stack_chk_fail"}, bare.bind_now, bare.relro) == (set(), False, False)
 
 

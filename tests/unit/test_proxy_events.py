@@ -37,9 +37,10 @@ SIZES = [b"+%x", b"0x%x", b"0X%x", b" %x", b"\t%x", b"\r\n%x", b"\n%x", b"0_%x",
 @pytest.mark.parametrize("odd", SIZES)
 @pytest.mark.parametrize("framed", [True, False])
 @pytest.mark.parametrize("way", [None, Way.REPLAY, Way.CONTINUE])
-def test_a_chunk_whose_size_is_not_of_hexadecimal_digits_alone_is_malformed(odd: bytes, framed: bool, way: Way | None) -> None:
-    event = (b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","logprobs":null,"finish_reason":null,'
-             b'"token_ids":[1],"prompt_token_ids":%b}]}\n\n')
+def test_a_chunk_whose_size_is_not_of_hexadecimal_digits_alone_is_malformed(
+        odd: bytes, framed: bool, way: Way | None) -> None:
+    event = (b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","logprobs":null,'
+             b'"finish_reason":null,"token_ids":[1],"prompt_token_ids":%b}]}\n\n')
     first, later = event % b"[7]", event % b"null"
     good = chunk_of(later)
     wrong = good.replace(b"%x" % len(later), odd % len(later), 1)
@@ -55,8 +56,8 @@ def test_a_chunk_whose_size_is_not_of_hexadecimal_digits_alone_is_malformed(odd:
 @pytest.mark.parametrize("asked_ids", [True, False])
 def test_an_event_whose_token_ids_cannot_be_kept_is_broken_and_no_exception(number: bytes, asked_ids: bool) -> None:
     stream = stream_of(Position("completions", Way.CONTINUE, asked_ids=asked_ids), framed=True)
-    assert stream.feed(chunk_of(b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","token_ids":[%b]}]}\n\n'
-                                % number)) == b""
+    event = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","token_ids":[%b]}]}\n\n' % number
+    assert stream.feed(chunk_of(event)) == b""
     assert stream.kind is Kind.BROKEN
     assert "cannot be read" in stream.failure
 

@@ -69,7 +69,8 @@ def test_chunks_come_whole_however_they_are_split(size: int) -> None:
 
 
 @pytest.mark.parametrize("raw", [
-    b"x\r\n", b"\r\n", b"-1\r\n", b" 5\r\nhello\r\n", b"\t5\r\nhello\r\n", b"\n5\r\nhello\r\n", b"5\n\r\nhello\r\n", b"+5\r\nhello\r\n", b"0x5\r\nhello\r\n", b"1_0\r\n", b"fffffffff\r\n", b"5\r\nhelloXX", b"7fffffff\r\n",
+    b" 5\r\nhello\r\n", b"\t5\r\nhello\r\n", b"\n5\r\nhello\r\n", b"5\n\r\nhello\r\n", b"+5\r\nhello\r\n",
+    b"x\r\n", b"\r\n", b"-1\r\n", b"0x5\r\nhello\r\n", b"1_0\r\n", b"fffffffff\r\n", b"5\r\nhelloXX", b"7fffffff\r\n",
     b"5" * 2000,
     b"0\r\n\r\nmore", b"0\r\nA: b\r\n\r\nmore",
 ])

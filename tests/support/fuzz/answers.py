@@ -8,7 +8,6 @@ from unittest.mock import patch
 
 from fuzz import reads
 from fuzz.reads import IDS, UNFRAMED, Given
-
 from xpyd_sidecar.proxy import whole
 from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.routing.position import Position

@@ -22,8 +22,8 @@ from xpyd_sidecar.kv import frames
 
 MODULES = ("xpyd_sidecar.engine.links._moves",)
 TOKENS = tuple(bytes([one, other]) for one in (0, 1, 2, 3, 7, 255) for other in (0, 1, 3, 64, 255))
-SIZES = (1, 63, 64, 100, 255, 256, 257, 1024, 1088, 4095, 4096, 4160, 65_535, 65_536, 65_537, 65_600, 70_000, 131_072, 131_136,
-         200_000)
+SIZES = (1, 63, 64, 100, 255, 256, 257, 1024, 1088, 4095, 4096, 4160, 65_535, 65_536, 65_537, 65_600, 70_000, 131_072,
+         131_136, 200_000)
 BLOB = random.Random(1).randbytes(1 << 20)
 MOST = (70_000, 70_000, 5_000, 700_000)
 """Bytes of all frames together; large ones are slow."""
@@ -187,8 +187,8 @@ def read(numbers: Numbers) -> Hashable:
     ticket = ctypes.create_string_buffer(b"t" * TICKET, TICKET)
     right = numbers.below(4) > 0
     where = ctypes.addressof(source)
-    done = frame.scatter.read(os.getpid(), where, ctypes.addressof(ticket), b"t" * TICKET if right else b"u" * TICKET, threads,
-                              where if mapped else 0)
+    expected = (b"t" if right else b"u") * TICKET
+    done = frame.scatter.read(os.getpid(), where, ctypes.addressof(ticket), expected, threads, where if mapped else 0)
     assert done == right
     if right:
         frame.check()
@@ -232,8 +232,10 @@ def send(numbers: Numbers) -> Hashable:
 def place(numbers: Numbers) -> Hashable:
     """Blocks in and outside of a memory: what lies outside is refused, and nothing is written before."""
     room, size, count = numbers.below(5000), numbers.below(300), numbers.below(6)
-    stride, offset = numbers.one((0, 1, 64, size, size + 1, 1 << 40, (1 << 62) + 1)), numbers.one((0, 1, 100, 1 << 40, (1 << 63) - 1))
-    ids = array("q", [numbers.one((0, 1, 2, 3, 5, 17, -1, 1 << 20, 1 << 40, (1 << 63) - 1, -(1 << 63))) for _ in range(count)])
+    stride = numbers.one((0, 1, 64, size, size + 1, 1 << 40, (1 << 62) + 1))
+    offset = numbers.one((0, 1, 100, 1 << 40, (1 << 63) - 1))
+    odd = (0, 1, 2, 3, 5, 17, -1, 1 << 20, 1 << 40, (1 << 63) - 1, -(1 << 63))
+    ids = array("q", [numbers.one(odd) for _ in range(count)])
     if not numbers.below(8):
         ids.append(0)
     fits = size > 0 and 0 < count == len(ids) and all(

@@ -14,14 +14,15 @@ from xpyd_sidecar.routing import bodies, shapes
 
 MODULES = ("xpyd_sidecar.proxy._shape",)
 MOST = (shapes.MAX_BYTES, 4096, 5000, 40, 0, 100)
-BODY = (b'{"model":"m","messages":[{"role":"user","content":"\\"hi\\" \xc3\xa9"}],"max_tokens":8,"stream":true,"temperature":0.7,'
-        b'"stream_options":{"include_usage":true},"stop":["a","\\u00e9"],"n":null}')
+BODY = (b'{"model":"m","messages":[{"role":"user","content":"\\"hi\\" \xc3\xa9"}],"max_tokens":8,"stream":true,'
+        b'"temperature":0.7,"stream_options":{"include_usage":true},"stop":["a","\\u00e9"],"n":null}')
 TOKENS = (
-    b'"prompt":', b'"messages":', b'"max_tokens":', b'"max_completion_tokens":', b'"seed":', b'"user":', b'"model":"m",', b'"a":1,',
-    b'"\\u0061":', b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b'\\"', b"\\u0000", b"\\ud83d\\ude00", b"\\uDEAD", b"\\u12", b"\\x",
-    b" ", b"\n", b"\t", b"\x00", b"\x0b", b"\x1f", b"\x7f", b"\xc3\xa9", b"\xe2\x82\xac", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80",
-    b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xff", b"null", b"true", b"false", b"nul", b"-", b"-0", b"0", b"01", b"1.5", b"1.", b"1e3", b".5",
-    b"NaN", b"123456789", b"1234567890", b'"image_url"', b'"input_audio"', b'"file"', b'"thinking"', b'"refusal"', b'"video_url"',
+    b'"prompt":', b'"messages":', b'"max_tokens":', b'"max_completion_tokens":', b'"seed":', b'"user":',
+    b'"model":"m",', b'"a":1,', b'"\\u0061":', b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b'\\"', b"\\u0000",
+    b"\\ud83d\\ude00", b"\\uDEAD", b"\\u12", b"\\x", b" ", b"\n", b"\t", b"\x00", b"\x0b", b"\x1f", b"\x7f",
+    b"\xc3\xa9", b"\xe2\x82\xac", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b"\xf4\x90\x80\x80", b"\xc0\x80", b"\xff",
+    b"null", b"true", b"false", b"nul", b"-", b"-0", b"0", b"01", b"1.5", b"1.", b"1e3", b".5", b"NaN", b"123456789",
+    b"1234567890", b'"image_url"', b'"input_audio"', b'"file"', b'"thinking"', b'"refusal"', b'"video_url"',
     b"[" * 17 + b"]" * 17, b'{"a":' * 15 + b"1" + b"}" * 15, b'"' + b"long " * 60 + b'"', BODY,
 )
 _known: dict[shapes.Key, shapes.Key] = {}
@@ -58,5 +59,7 @@ def check(data: bytes) -> Hashable:
 def seeds() -> list[bytes]:
     """Bodies that clients send."""
     return [bytes([most]) + body for most in range(3) for body in (
-        BODY, b'{"prompt":"hi","max_tokens":5}', b' { "prompt" : "a\\nb" , "temperature" : -0.7 } \n', b"{}", b"",
-        b'{"prompt":[1,2,3],"seed":1,"user":"u","logit_bias":{"1":2}}', b'{"messages":[{"content":[{"type":"image_url"}]}]}')]
+        BODY, b'{"prompt":"hi","max_tokens":5}',
+        b' { "prompt" : "a\\nb" , "temperature" : -0.7 } \n', b"{}", b"",
+        b'{"prompt":[1,2,3],"seed":1,"user":"u","logit_bias":{"1":2}}',
+        b'{"messages":[{"content":[{"type":"image_url"}]}]}')]

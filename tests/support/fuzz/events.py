@@ -1,7 +1,7 @@
 """Events as they come (``_fast.c``) against Python's reader: what is scanned, learned, and relayed by a leg.
 
-The two flags of an input that are its own say what becomes of the stream: nothing, noted, replayed; with both, it goes from a leg
-to a client's outlet.
+The two flags of an input that are its own say what becomes of the stream: noted, nothing, replayed; with both, it is noted
+and goes from a leg to a client's outlet.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 from fuzz import reads
 from fuzz.reads import IDS, ONE, TWO, UNFRAMED, Given
-
 from xpyd_sidecar.proxy import fast, noted, whole
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.streams import stream_of
@@ -93,8 +92,8 @@ def read(given: Given, *, by_leg: bool) -> tuple[tuple[Any, ...], tuple[Any, ...
 
 
 def learn(given: Given) -> None:
-    """A scanner learns what a noted stream does from an event that the router gives it: one that ``whole.take`` found. Of any other
-    it may learn anything, and reads nothing beyond it.
+    """A scanner learns what a noted stream does from an event that the router gives it: one that ``whole.take`` found. Of
+    any other it may learn anything, and reads nothing beyond it.
     """
     raw, chat = b"".join(given.reads), given.api == "chat"
     taken = whole.take(raw, chat, "", 0, bytearray())

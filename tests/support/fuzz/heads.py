@@ -29,14 +29,16 @@ LINES = (b"Host: a\r\n", b"content-type: application/json\r\n", b"Content-Length
 PLAIN = HEAD + b"".join(LINES) + b"\r\n" + BODY
 TOKENS = (
     *LINES, b"\r\n", b"\n", b"\r", b"\r\n\r\n", b": ", b":", b" ", b"\t", b"\x00", b"\xe9", b"\xff", PLAIN, BODY, HEAD,
-    b"POST ", b"GET ", b"HEAD ", b"CONNECT ", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", b" HTTP/2\r\n",
-    b"/v1/chat/completions", b"/v1/completions?a=1", b"http://h/v1/completions", b"Content-Length: 0\r\n", b"Content-Length: 015\r\n",
-    b"Content-Length: +15\r\n", b"Content-Length: 15, 15\r\n", b"Content-Length : 15\r\n", b"Content-Length: 9999999999\r\n",
-    b"Transfer-Encoding: chunked\r\n", b"transfer-encoding: identity\r\n", b"Transfer-Encoding : chunked\r\n", b"f\r\n" + BODY + b"\r\n",
-    b"0\r\n\r\n", b"Expect: 100-continue\r\n", b"Connection: close\r\n", b"Connection: keep-alive\r\n", b"Connection: Upgrade\r\n",
-    b"Upgrade: h2c\r\n", b"HTTP2-Settings: a\r\n", b"Keep-Alive: 5\r\n", b"TE: trailers\r\n", b"Trailer: a\r\n", b"Proxy-Connection: close\r\n",
-    b"Authorization: Bearer k\r\n", b"X-Request-Id: r-1\r\n", b"traceparent: 00-a-b-01\r\n", b" folded: 1\r\n", b"X-A: b \r\n", b"X-A:\r\n",
-    b"X-" + b"n" * 62 + b": 1\r\n", b"X-" + b"n" * 63 + b": 1\r\n", b"X-Long: " + b"l" * 500 + b"\r\n",
+    b"POST ", b"GET ", b"HEAD ", b"CONNECT ", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b" HTTP/1.1\r\n", b" HTTP/1.0\r\n",
+    b" HTTP/2\r\n", b"/v1/chat/completions", b"/v1/completions?a=1", b"http://h/v1/completions",
+    b"Content-Length: 0\r\n", b"Content-Length: 015\r\n", b"Content-Length: +15\r\n", b"Content-Length: 15, 15\r\n",
+    b"Content-Length : 15\r\n", b"Content-Length: 9999999999\r\n", b"Transfer-Encoding: chunked\r\n",
+    b"transfer-encoding: identity\r\n", b"Transfer-Encoding : chunked\r\n", b"f\r\n" + BODY + b"\r\n", b"0\r\n\r\n",
+    b"Expect: 100-continue\r\n", b"Connection: close\r\n", b"Connection: keep-alive\r\n", b"Connection: Upgrade\r\n",
+    b"Upgrade: h2c\r\n", b"HTTP2-Settings: a\r\n", b"Keep-Alive: 5\r\n", b"TE: trailers\r\n", b"Trailer: a\r\n",
+    b"Proxy-Connection: close\r\n", b"Authorization: Bearer k\r\n", b"X-Request-Id: r-1\r\n",
+    b"traceparent: 00-a-b-01\r\n", b" folded: 1\r\n", b"X-A: b \r\n", b"X-A:\r\n", b"X-" + b"n" * 62 + b": 1\r\n",
+    b"X-" + b"n" * 63 + b": 1\r\n", b"X-Long: " + b"l" * 500 + b"\r\n",
 )
 
 
@@ -126,8 +128,9 @@ def seeds() -> list[bytes]:
     """Plain requests, alone and several."""
     chat = PLAIN.replace(b"completions", b"chat/completions")
     chunked = HEAD + b"Host: a\r\nTransfer-Encoding: chunked\r\n\r\nf\r\n" + BODY + b"\r\n0\r\n\r\n"
+    longer = PLAIN.replace(b"Host", b"X-Request-Id: r\r\nConnection: keep-alive\r\nhost")
     return [bytes([flags]) + raw for flags in (0, 1, 2, 4, 8)
-            for raw in (PLAIN, chat, PLAIN + b"\xff" + chat, chunked, PLAIN.replace(b"Host", b"X-Request-Id: r\r\nConnection: keep-alive\r\nhost"))]
+            for raw in (PLAIN, chat, PLAIN + b"\xff" + chat, chunked, longer)]
 
 
 def _is_one_request(part: bytes, found: intake.Plain) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 MAX_BYTES = 4096
 """Of an input: longer ones are slow and show nothing more."""
-NUMBERS = (b"0", b"1", b"7", b"9", b"15", b"16", b"17", b"63", b"64", b"65", b"127", b"128", b"255", b"256", b"-1", b"65535",
-           b"65536", b"999999999", b"1000000000", b"2147483648", b"999999999999999999", b"18446744073709551616")
+NUMBERS = (b"0", b"1", b"7", b"9", b"15", b"16", b"17", b"63", b"64", b"65", b"127", b"128", b"255", b"256", b"-1",
+           b"65535", b"65536", b"999999999", b"1000000000", b"2147483648", b"999999999999999999", b"18446744073709551616")
 Change = Callable[[bytearray, random.Random], None]
 
 

@@ -26,25 +26,26 @@ FIRST_COMPLETION = COMPLETION.replace(b'"prompt_token_ids":null', PROMPT)
 LAST_COMPLETION = COMPLETION.replace(b'"finish_reason":null', b'"finish_reason":"stop"')
 ROLE = (b'data: {"id":"c","object":"x","created":1,"model":"m","choices":[{"index":0,"delta":{"role":"assistant",'
         b'"content":""},"logprobs":null,"finish_reason":null,"token_ids":null}],' + PROMPT + b"}\n\n")
-DELTA = (b'data: {"id":"c","object":"x","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"a"},"logprobs":null,'
-         b'"finish_reason":null,"stop_reason":null,"token_ids":[7,9]}]}\n\n')
+DELTA = (b'data: {"id":"c","object":"x","created":1,"model":"m","choices":[{"index":0,"delta":{"content":"a"},'
+         b'"logprobs":null,"finish_reason":null,"stop_reason":null,"token_ids":[7,9]}]}\n\n')
 LAST_DELTA = DELTA.replace(b'"finish_reason":null', b'"finish_reason":"length"')
 EMPTY_DELTA = DELTA.replace(b'{"content":"a"}', b"{}")
 USAGE = (b'data: {"id":"c","object":"x","created":1,"model":"m","choices":[],"usage":{"total_tokens":9,"details":'
          b'{"cached":null}}}\n\n')
 TOKENS = (
-    b"\x00", b"\r\n", b"\n\n", b"\n\n\r\n", b"data: ", b"data: {", b'data: {"id":"c"}\n\n', b"data: [DONE]\n\n", b": a comment\n\n",
-    b'data: {"error":{"message":"dead","code":500}}\n\n', b'data: {"error":{"code":400}}\n\n', b'"id":"c",', b'"id":"d",', b'"id":"",',
-    b'"object":"x",', b'"created":1,', b'"created":-1,', b'"created":999999999999999999,', b'"model":"m",', b'"choices":[',
-    b'"choices":[]', b'"usage":null', b'"usage":{"a":{"b":{"c":{"d":1}}}}', b'"system_fingerprint":null', b'"service_tier":"x"',
-    b'"prompt_text":null', b'"index":0,', b'"index":1,', b'"text":"a",', b'"text":null,', b'"delta":{},', b'"delta":{"content":"a"},',
+    b"\x00", b"\r\n", b"\n\n", b"\n\n\r\n", b"data: ", b"data: {", b'data: {"id":"c"}\n\n', b"data: [DONE]\n\n",
+    b": a comment\n\n", b'data: {"error":{"message":"dead","code":500}}\n\n', b'data: {"error":{"code":400}}\n\n',
+    b'"id":"c",', b'"id":"d",', b'"id":"",', b'"object":"x",', b'"created":1,', b'"created":-1,',
+    b'"created":999999999999999999,', b'"model":"m",', b'"choices":[', b'"choices":[]', b'"usage":null',
+    b'"usage":{"a":{"b":{"c":{"d":1}}}}', b'"system_fingerprint":null', b'"service_tier":"x"', b'"prompt_text":null',
+    b'"index":0,', b'"index":1,', b'"text":"a",', b'"text":null,', b'"delta":{},', b'"delta":{"content":"a"},',
     b'"delta":{"role":"assistant","content":""},', b'"reasoning":"r"', b'"reasoning_content":null', b'"refusal":null',
     b'"tool_calls":[]', b'"logprobs":null,', b'"logprobs":{},', b'"finish_reason":null,', b'"finish_reason":"stop",',
     b'"finish_reason":"abort"', b'"stop_reason":7,', b'"stop_reason":"s",', b'"token_ids":[1]', b'"token_ids":[1,2,3]',
-    b'"token_ids":[]', b'"token_ids":null', b'"prompt_token_ids":[7,8],', b'"prompt_token_ids":null', b'"prompt_logprobs":null,',
-    b"null", b"true", b"{", b"}", b"[", b"]", b",", b'"', b"\\", b"\\u00e9", b"\\ud83d\\ude00", b"\xc3\xa9", b"\xf0\x9f\x98\x80",
-    b"\xed\xa0\x80", b"\x7f", b"e\r\n", b"0\r\n\r\n", b"1a;x=1\r\n",
-    b"0x", b"+", b"0", b"_", b"AF", b"ffffffff\r\n", b";x", COMPLETION, DELTA, END,
+    b'"token_ids":[]', b'"token_ids":null', b'"prompt_token_ids":[7,8],', b'"prompt_token_ids":null',
+    b'"prompt_logprobs":null,', b"null", b"true", b"{", b"}", b"[", b"]", b",", b'"', b"\\", b"\\u00e9",
+    b"\\ud83d\\ude00", b"\xc3\xa9", b"\xf0\x9f\x98\x80", b"\xed\xa0\x80", b"\x7f", b"e\r\n", b"0\r\n\r\n",
+    b"1a;x=1\r\n", b"0x", b"+", b"0", b"_", b"AF", b"ffffffff\r\n", b";x", COMPLETION, DELTA, END,
 )
 
 

@@ -45,8 +45,8 @@ class Figures:
 class Search:
     """A search from seeds on. What it does depends on its seed, and on what each input was found to do."""
 
-    def __init__(self, check: Callable[[bytes], Hashable], counted: Counted, seeds: Sequence[bytes], tokens: Sequence[bytes],
-                 seed: int, *, about: Callable[[bytes], None] = lambda _: None) -> None:
+    def __init__(self, check: Callable[[bytes], Hashable], counted: Counted, seeds: Sequence[bytes],
+                 tokens: Sequence[bytes], seed: int, *, about: Callable[[bytes], None] = lambda _: None) -> None:
         """``about``: told of each input before it is tried, since the process may end with it."""
         self._check = check
         self._counted = counted

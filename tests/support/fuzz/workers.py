@@ -47,7 +47,8 @@ def _search(target: str, folder: Path, env: Mapping[str, str], seconds: float, s
     command = [sys.executable, "-m", "fuzz.worker", target, str(folder), "--seconds", str(seconds), "--seed", str(seed)]
     with report.open("w+b") as words:
         try:
-            done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=words, check=False, timeout=seconds + GRACE_S)
+            done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=words, check=False,
+                                  timeout=seconds + GRACE_S)
             code, figures = done.returncode, done.stdout.decode().strip()
         except subprocess.TimeoutExpired:
             code, figures = -1, "did not end"

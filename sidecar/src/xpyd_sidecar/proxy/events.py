@@ -153,8 +153,11 @@ class EventStream(Scanner):
 
 
 def size_of(digits: bytes) -> int:
-    """A chunk's size; far negative where these are no hexadecimal digits (RFC 9112, 7.1), so that the careful way finds out."""
-    return int(digits, 16) if digits and not digits.strip(_HEX) else -(1 << 40)  # int() alone takes +1, 0x1, 1_3, and spaces
+    """A chunk's size; far negative where these are no hexadecimal digits, so that the careful way finds out.
+
+    RFC 9112, 7.1: digits alone, while int() takes signs, 0x, underscores and spaces.
+    """
+    return int(digits, 16) if digits and not digits.strip(_HEX) else -(1 << 40)
 
 
 def _engine_failure(raw: bytes) -> str:
