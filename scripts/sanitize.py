@@ -27,15 +27,17 @@ from fuzz import workers  # noqa: E402
 
 FOUND = ROOT / ".cache" / "fuzz"
 TESTS_LIMIT_S = 600.0
+CASES = "500"
+"""Of tests that compare made-up cases: the fuzz has more of them."""
 
 
 def tests(package: Path, arguments: list[str]) -> int:
     """Run the tests; pytest's exit code."""
     paths = " ".join(map(str, (package, *sanitized.PATHS)))
     files = [str(path.relative_to(ROOT)) for path in sanitized.tests_of_c()]
-    command = [sys.executable, "-m", "pytest", "-o", f"pythonpath={paths}", "--numprocesses", "2", "--dist", "loadfile",
+    command = [sys.executable, "-m", "pytest", "-o", f"pythonpath={paths}", "--numprocesses", "3", "--dist", "loadfile",
                "--timeout", "300", "-m", "not unsanitized", *files, *arguments]
-    env = sanitized.environment(package)
+    env = sanitized.environment(package, XPYD_FUZZ=CASES)
     return subprocess.run(command, cwd=ROOT, env=env, check=False, timeout=TESTS_LIMIT_S).returncode
 
 
