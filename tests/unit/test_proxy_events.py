@@ -62,6 +62,21 @@ def test_an_event_whose_token_ids_cannot_be_kept_is_broken_and_no_exception(numb
     assert "cannot be read" in stream.failure
 
 
+@pytest.mark.parametrize("ids", [b"-1", b"1.5", b'"a"', b"1e3"])
+@pytest.mark.parametrize("reason", [b"null", b'"stop"'])
+@pytest.mark.parametrize("framed", [True, False])
+def test_an_event_like_those_before_whose_ids_are_no_numbers_is_broken(ids: bytes, reason: bytes, framed: bool) -> None:
+    event = (b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","logprobs":null,'
+             b'"finish_reason":%b,"token_ids":[%b]%b}]}\n\n')
+    position = Position("completions", Way.CONTINUE)
+    stream = stream_of(position, framed=framed)
+    for data in (event % (b"null", b"1", b',"prompt_token_ids":[7]'), event % (b"null", b"2", b',"prompt_token_ids":null'),
+                 event % (reason, ids, b',"prompt_token_ids":null')):
+        out = stream.feed(chunk_of(data))
+    assert (out, stream.kind) == (b"", Kind.BROKEN)
+    assert list(position.have().ids[0]) == [1, 2]
+
+
 def run(parts: Iterable[bytes], *, framed: bool = True) -> tuple[bytes, EventStream]:
     stream = EventStream(framed=framed)
     return b"".join(stream.feed(part) for part in parts), stream

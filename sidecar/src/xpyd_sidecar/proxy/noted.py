@@ -20,6 +20,7 @@ from xpyd_sidecar.routing.splice import Differs, Ignored, Splicer
 from xpyd_sidecar.routing.ways import Way
 
 _IDS = b'"token_ids":['
+_IN_IDS = b"0123456789,"
 TOKEN_IDS = re.compile(rb'"token_ids":\[[0-9,]*\]')
 NO_IDS = b'"token_ids":null'
 _FINISHES = b',"logprobs":null,"finish_reason":"'
@@ -141,7 +142,7 @@ class NotedStream(EventStream):
         shown = data[text:stop]
         end = close + len(last)
         if (stop < 0 or close <= ids or not data.startswith(last, close) or shown.find(b"\n") >= 0
-                or size_of(data[at:start - 2]) != end - 2 - start):
+                or data[ids:close].strip(_IN_IDS) or size_of(data[at:start - 2]) != end - 2 - start):
             return None
         self._log += b"%b\t%b\n" % (shown, data[ids:close].replace(b",", b"\t"))
         if shown == b"{}":  # made for the ids alone
@@ -205,7 +206,8 @@ class NotedStream(EventStream):
         stop = event.find(_FINISHES, text) if event.startswith(self._prefix) else -1
         ids = event.find(_IDS, stop) + len(_IDS) if stop >= 0 else 0
         close = event.find(b"]", ids)
-        if ids < len(_IDS) or close <= ids or event.find(b"[", stop, ids - 1) >= 0 or event[close:] + b"\r\n" != self._last:
+        if (ids < len(_IDS) or close <= ids or event[ids:close].strip(_IN_IDS) or event.find(b"[", stop, ids - 1) >= 0
+                or event[close:] + b"\r\n" != self._last):
             return None
         shown = event[text:stop]
         self._log += b"%b\t%b\n" % (shown, event[ids:close].replace(b",", b"\t"))
