@@ -173,6 +173,11 @@ cluster-build: $(STAMP) ## Build its programs alone (once, 8 minutes)
 # --- end of the test cluster ---
 
 # --- campaigns: outside CI, since they take longer or want more processors than it has ---
+# Each has a row in scripts/campaigns/campaign_rows.py and in docs/development/campaigns.md.
+.PHONY: campaigns
+campaigns: $(STAMP) ## All of them, one after the other, with a table of figures against goals (5 hours; goes on where it ended, FRESH=1 begins anew, ONLY=names)
+	@$(BIN)/python scripts/campaigns --only '$(ONLY)' $(if $(FRESH),--fresh)
+
 .PHONY: campaign-parallel campaign-unequal campaign-away
 campaign-parallel: $(STAMP) ## Tensor-parallel engines, mp and Ray: eight processes at full speed (4 cores or patience)
 	@$(BIN)/pytest tests/campaigns/test_parallel.py --timeout 600
@@ -228,8 +233,8 @@ REAL ?= 1000
 SCRIPTED ?= 1000
 SEED ?= 1
 SCENARIO_MINUTES ?= 60
-campaign-scenarios: $(STAMP) ## Random hand-overs with faults, kills and stops, into bench/results (an hour; REAL=, SCRIPTED= in all, SCENARIO_MINUTES= of this run, SEED=)
-	@$(BIN)/python tests/campaigns/scenarios.py --scripted $(SCRIPTED) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED)
+campaign-scenarios: $(STAMP) ## Random hand-overs with faults, kills and stops, into bench/results (an hour; REAL=, SCRIPTED= in all, SCENARIO_MINUTES= of this run, SEED=; goes on where it ended, FRESH=1 begins anew)
+	@$(BIN)/python tests/campaigns/scenarios.py --scripted $(SCRIPTED) --real $(REAL) --minutes $(SCENARIO_MINUTES) --seed $(SEED) $(if $(FRESH),--fresh)
 
 .PHONY: campaign-dp
 REQUESTS ?= 10000

@@ -1,0 +1,82 @@
+"""The campaigns: a row each, with the command, the file of figures, and the goals of docs/development/campaigns.md.
+
+A new one is a row of ``ROWS``. A unit test holds that every ``campaign-…`` of the Makefile has one.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, NamedTuple
+
+Compare = Literal["=", "<=", ">=", "shown"]
+EACH: Final = ("scenarios", "wrong", "stray", "leaked", "hangs", "deaths")
+
+
+class Goal(NamedTuple):
+    """What a figure must be. ``path``: its keys in the file, ``/`` between them; ``*`` as in file names, all of them."""
+
+    path: str
+    compare: Compare
+    goal: float | str | None = None
+
+
+class Row(NamedTuple):
+    """A campaign: ``make target``. ``minutes``: what it takes; ``deadline``: minutes after which it is ended."""
+
+    target: str
+    minutes: int
+    deadline: int
+    result: str = ""
+    goals: tuple[Goal, ...] = ()
+    root: bool = False
+    so_far: str = ""
+    """A file in which it keeps what is done; a campaign that begins anew begins without it."""
+
+    @property
+    def name(self) -> str:
+        """As ``ONLY`` has it."""
+        return self.target.removeprefix("campaign-")
+
+
+def zero(*paths: str) -> tuple[Goal, ...]:
+    """Each of them must be 0."""
+    return tuple(Goal(path, "=", 0) for path in paths)
+
+
+AT = "bench/results/"
+ROUTER = (*zero("wrong", "lost_tokens", "duplicated", "aborts_left_behind"), Goal("finished_share", ">=", 0.99),
+          Goal("kills_scripted", ">=", 960), Goal("kills_real", ">=", 40), Goal("aborts_scripted", ">=", 9500),
+          Goal("aborts_real", ">=", 500))
+MIXED = (*zero("failures"), Goal("rss_growth_kib", "<=", 4096), Goal("seconds", ">=", 1800))
+HTTP = (*zero("desync_hang_or_harm"), Goal("connections", ">=", 20_000))
+AWAY = (*zero("failed"), Goal("away_s", ">=", 1800))
+QUEUE = (*zero("wrong"), Goal("messages", ">=", 1_000_000), Goal("killed", ">=", 40), Goal("overflows", ">=", 1001))
+BUDDY = (*zero("overlaps", "not_merged_back"), Goal("operations", ">=", 1_000_000))
+PAIRS = (Goal("*/kib_per_peer", "shown"), Goal("*/descriptors_per_peer", "shown"))
+UNEQUAL = (Goal("*/outcome", "=", "equal"),)
+SCENARIOS = (*zero(*(f"summary/{kind}/{what}" for kind in ("scripted", "real") for what in EACH[1:])),
+             Goal("summary/scripted/scenarios", ">=", 1000), Goal("summary/real/scenarios", ">=", 1000),
+             Goal("summary/real/free_blocks_longest_s/kill -9*", "<=", 5.0),
+             Goal("summary/real/free_blocks_longest_s/SIGSTOP*", "<=", 8.0),
+             Goal("summary/real/rejoined_longest_s", "<=", 0.6))
+SCALE = (*zero("simulated/faults", "real/failed", "real/wrong", "real/engines_restarted_by_switches"),
+         Goal("simulated/steps", ">=", 1000), Goal("real/steps", ">=", 60), Goal("real/switches", ">=", 100),
+         Goal("real/idle_switch_s_median", "<=", 2.0))
+DP = (*zero("soak_*/wrong"), Goal("soak_*/requests", ">=", 10_000), Goal("model: */verdict", "=", "ok"),
+      Goal("deaths_in_the_model/ok", "=", 1000), Goal("kills/*/seconds", "<=", 45.0))
+
+ROWS: Final = (
+    Row("campaign-buddy", 1, 10, AT + "buddy.json", BUDDY),
+    Row("campaign-pairs", 1, 10, AT + "campaign_pairs.json", PAIRS),
+    Row("campaign-http", 5, 30, AT + "campaign_http.json", HTTP),
+    Row("campaign-queue", 5, 60, AT + "campaign_queue.json", QUEUE, so_far=".cache/campaign_queue.json"),
+    Row("campaign-modes", 4, 20),
+    Row("campaign-failures", 5, 20),
+    Row("campaign-parallel", 10, 40),
+    Row("campaign-unequal", 20, 75, AT + "campaign_parallel.json", UNEQUAL),
+    Row("campaign-scenarios", 30, 120, AT + "campaign_scenarios.json", SCENARIOS),
+    Row("campaign-mixed", 31, 60, AT + "campaign_mixed.json", MIXED),
+    Row("campaign-router", 40, 120, AT + "campaign_router.json", ROUTER),
+    Row("campaign-dp", 60, 180, AT + "campaign_dp.json", DP, so_far=".cache/campaign_dp.json"),
+    Row("campaign-scale", 66, 180, AT + "campaign_scale.json", SCALE),
+    Row("campaign-away", 45, 90, AT + "campaign_away.json", AWAY, root=True),
+)
