@@ -36,12 +36,7 @@ test: $(STAMP) ## What CI runs: every tier, then what each cost (CI_TIMES=FILE f
 test-cluster: test-kube test-e2e ## The tiers that run on a Kubernetes of their own (root)
 
 lint: $(STAMP) ## Style, types, import contracts, generated files
-	@$(BIN)/ruff check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports
-	@$(BIN)/xpyd render crds --check
-	@$(BIN)/xpyd render reference --check
-	@$(BIN)/python scripts/manifests.py --check
+	@$(BIN)/python scripts/lint.py
 
 test-unit: $(STAMP) ## Pure parts and sockets, without engines (2 minutes)
 	@$(BIN)/pytest tests/unit --numprocesses 3 --dist loadfile
