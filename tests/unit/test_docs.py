@@ -109,6 +109,15 @@ def test_targets_of_make_exist() -> None:
     assert sorted(each for each in named if each[1] not in targets) == []
 
 
+def test_tests_that_are_named_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"((?:tests|e2e)/[\w/]+\.py)(?:::(\w+))?", text)
+    assert {name.split("/")[1] if name.startswith("tests") else "e2e" for name, _ in named} == {
+        "unit", "component", "browser", "kube", "e2e"}
+    for name, test in named:
+        assert re.search(rf"^(?:async )?def {test or 'test_'}", (ROOT / name).read_text(), flags=re.MULTILINE), (name, test)
+
+
 def test_metrics_exist() -> None:
     code = "".join(path.read_text() for path in ROOT.glob("*/src/**/*.py"))
     known = set(re.findall(r'"(xpyd_(?:operator|router|kv)_[a-z_]+)"', code))
