@@ -64,9 +64,24 @@ else
 	@echo "left out: tests/kube (it needs root)"
 endif
 
-.PHONY: check-gpu
-check-gpu: ## KV over NCCL between the GPUs of this machine, without vLLM (needs CUDA and nccl4py; PYTHON=… names another)
-	@PYTHONPATH=sidecar/src $(if $(filter command line,$(origin PYTHON)),$(PYTHON),$(BIN)/python) scripts/check_gpu.py
+# --- the first day on a GPU: see docs/development/gpu.md ---
+.PHONY: check-gpu gpu-wheels
+WHEELS ?=
+WRITE ?=
+GPU_PYTHONS ?= 3.12
+GPU_PLATFORMS := $(foreach kind,_2_28 _2_27 _2_26 _2_24 _2_17 2014,--platform manylinux$(kind)_x86_64)
+check-gpu: ## Copies, marks, graphs and NCCL on this machine's GPUs, without vLLM (PYTHON=… names another, WHEELS=.wheels what it lacks, ONLY=names, WRITE=1 records)
+	@$(if $(filter command line,$(origin PYTHON)),$(PYTHON),$(BIN)/python) scripts/gpu $(if $(WHEELS),--wheels '$(WHEELS)') \
+	  --only '$(ONLY)' $(if $(WRITE),--write)
+
+gpu-wheels: $(STAMP) ## What check-gpu needs beside torch, as wheels in .wheels (28 MiB for each of GPU_PYTHONS=3.12)
+	@rm -rf .wheels
+	@for python in $(GPU_PYTHONS); do for list in gpu gpu-cu12 gpu-cu13; do \
+	  $(BIN)/python -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes \
+	    --implementation cp --python-version $$python --abi cp$${python/./} --abi abi3 --abi none $(GPU_PLATFORMS) \
+	    -r requirements/$$list.txt -d .wheels; done; done
+	@du -sh .wheels
+# --- end of GPU ---
 
 test-gitops: $(STAMP) ## Helm chart, Argo CD's and Flux's judgement, alerts by promtool (root; outside CI for its build)
 	@$(CLUSTER) build --profile light --gitops
@@ -101,6 +116,8 @@ requirements: ## Pin again what the .in files ask for
 	  requirements/uv.in -o requirements/uv.txt
 	$(COMPILE) --no-emit-index-url --no-emit-find-links requirements/bench.in -o requirements/bench.txt
 	$(COMPILE) --no-emit-index-url --no-emit-find-links --no-deps requirements/bench-kv.in -o requirements/bench-kv.txt
+	$(COMPILE_IMAGE) --no-emit-package numpy requirements/gpu.in -o requirements/gpu.txt
+	for name in gpu-cu12 gpu-cu13; do $(COMPILE) --no-emit-index-url --no-emit-find-links --no-deps requirements/$$name.in -o requirements/$$name.txt; done
 	for name in operator-image sidecar-image engine-image pip; do $(COMPILE_IMAGE) requirements/$$name.in -o requirements/$$name.txt; done
 
 crds: $(STAMP) ## Write crds/*.yaml and docs/reference.md from the API structs
@@ -126,7 +143,7 @@ uninstall: ## Remove it again; refused while there are services, which would go 
 	$(KUBECTL) delete --ignore-not-found -k $(OVERLAY)
 
 clean: ## Remove the environment and caches
-	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .cache .wheels .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # --- images: see docs/images.md ---
 # Wheels for Linux alone, in the versions that the tests run with.

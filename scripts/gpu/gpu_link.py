@@ -1,20 +1,11 @@
-"""``make check-gpu``: KV from GPU to GPU over NCCL, by the connector's own sender and receiver, on a machine without vLLM.
+"""Prefill and decode of the link's checks: two processes, each with a small KV cache, and the connector's own sender and
+receiver. They obey lines on stdin and answer with lines, so that one of them can be killed.
 
-Needs torch with CUDA, nccl4py, and what ``requirements/sidecar.in`` names; nothing else. Two processes, each with a small
-KV cache, on two GPUs or on one (NCCL is then told that they are on different hosts, and moves through sockets: figures of
-one GPU say nothing of two). What is checked:
-
-    bytes      every block of every layer is in its place, for blocks of 16 KiB to 1 MiB; GB/s from READY to commit
-    ordering   blocks written by kernels that still run, and written over right after the copy was ordered
-    memory     GPU memory of the group, as NCCL says and as the device shows, beside the bound that docs state
-    kill -9    prefill dies in the middle: decode reports the load as lost and its group ends
-
-Exit code: 0 all of it held; 1 something did not, or there is no GPU.
+    python scripts/gpu/gpu_link.py ROLE DEVICE BLOCK        started by ``gpu_link_checks``
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import secrets
@@ -25,29 +16,27 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from gpu_seen import NotHeldError
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import memory
 from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import Chunk, Mark, Staging
-from xpyd_sidecar.engine.links.nccl_driver import load
 from xpyd_sidecar.engine.memory import Memory
 from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.sender import Kept, Sender
 from xpyd_sidecar.engine.session import Me
-from xpyd_sidecar.engine.ways import choose, most_bytes
+from xpyd_sidecar.engine.ways import choose
 from xpyd_sidecar.kv.copies import Copy
-from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.mapping import Cut, Part
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
 
 LAYERS, BLOCKS, COUNT = 8, 128, 64
-SIZES = (16 << 10, 64 << 10, 256 << 10, 1 << 20)
 TIMEOUT_S = 5.0
 OPTIONS = KvOptions(peer_timeout_s=TIMEOUT_S)
-ONE = KvOptions(nccl_groups=1)
 KEY = bytes(32)
 
 
@@ -169,7 +158,14 @@ class Decode(Rank):
         """Groups and GPU memory, as NCCL counts and as the device shows."""
         usage = self.grouping.usage if self.grouping is not None else None
         free, total = torch.cuda.mem_get_info(self.device) if self.device.type == "cuda" else (0, 0)
-        return {"groups": usage.groups if usage else 0, "bytes": usage.memory if usage else 0, "used": total - free}
+        stats = torch.cuda.memory_stats(self.device) if self.device.type == "cuda" else {}
+        return {"groups": usage.groups if usage else 0, "bytes": usage.memory if usage else 0, "used": total - free,
+                "allocations": stats.get("num_device_alloc", 0)}
+
+    def empty(self) -> None:
+        """Give back what torch keeps, as vLLM does before it captures graphs."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def child(role: str, device: torch.device, block: int) -> None:
@@ -186,6 +182,8 @@ def child(role: str, device: torch.device, block: int) -> None:
         elif "turn" in order:
             say(rank.load(order["turn"], HostPort(order["address"]), Incarnation(order["life"])))
         else:
+            if order.get("empty"):
+                rank.empty()
             say(rank.usage())
 
 
@@ -201,7 +199,7 @@ class Process:
         environ = dict(os.environ)
         if apart:
             environ |= {"NCCL_HOSTID": f"check-{role}", "NCCL_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, __file__, "--role", role, "--device", device, "--block", str(block)]
+        command = [sys.executable, __file__, role, device, str(block)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
         self.hello = self.hear()
 
@@ -216,7 +214,7 @@ class Process:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
-            raise SystemExit("check-gpu: a process has ended; see above")
+            raise NotHeldError("prefill or decode has ended by itself", {})
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -226,80 +224,11 @@ class Process:
         self.process.wait()
 
 
-def check(devices: tuple[str, str], *, apart: bool) -> bool:
-    """Everything; one line for each. Whether all held."""
-    held = True
-
-    def line(name: str, good: bool, text: str) -> None:
-        nonlocal held
-        held &= good
-        print(f"{'ok ' if good else 'BAD'} {name:9} {text}", flush=True)
-
-    expected = "nccl" if devices[0].startswith("cuda") else None
-    for block in SIZES:
-        p, d = Process("prefill", devices[0], block, apart=apart), Process("decode", devices[1], block, apart=apart)
-        try:
-            found = {}
-            for turn in (1, 2, 3):
-                p.tell({"turn": turn})
-                p.hear()
-                d.tell({"turn": turn, **p.hello})
-                found = d.hear()
-                fine = found["outcome"] == Outcome.OK.value and not found["wrong"]
-                fine &= expected is None or set(found["moved"]) == {expected}
-                size = sum(found["moved"].values())
-                line("bytes", fine, f"{block >> 10} KiB, turn {turn}: {found['outcome']}, {found['wrong']} blocks wrong, "
-                                    f"{found['moved']}, {size / found['seconds'] / 1e9:.2f} GB/s")
-            d.tell({})
-            usage = d.hear()
-            most = most_bytes(ONE)
-            shown = (usage["used"] - d.hello["used"]) / 2**20
-            line("memory", usage["bytes"] <= most, f"{usage['groups']} groups, {usage['bytes'] / 2**20:.1f} MiB by NCCL's "
-                 f"count, {shown:.1f} MiB more on the device, at most {most / 2**20:.1f}")
-            p.tell({"turn": 4})
-            p.hear()
-            d.tell({"turn": 4, **p.hello})
-            time.sleep(0.02)
-            p.end()
-            found = d.hear()
-            lost = found["outcome"] in {Outcome.PEER_LOST.value, Outcome.OK.value} and found["seconds"] < 2 * TIMEOUT_S
-            line("kill -9", lost, f"decode says {found['outcome']} after {found['seconds']:.2f} s")
-            end = time.monotonic() + 2 * TIMEOUT_S
-            while usage["groups"] and time.monotonic() < end:
-                time.sleep(0.2)
-                d.tell({})
-                usage = d.hear()
-            line("abort", not usage["groups"], f"{usage['groups']} groups are left")
-        finally:
-            p.end()
-            d.end()
-    return held
-
-
-def main() -> int:
-    """Say what is there, then check."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", help="cpu: try the script itself; says nothing of NCCL")
-    parser.add_argument("--role", choices=["prefill", "decode"], help=argparse.SUPPRESS)
-    parser.add_argument("--block", type=int, default=0, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.role:
-        child(given.role, torch.device(given.device), given.block)
-        return 0
-    if given.device == "cpu":
-        return 0 if check(("cpu", "cpu"), apart=False) else 1
-    if not torch.cuda.is_available():
-        print("check-gpu: there is no CUDA device here; nothing was checked")
-        return 1
-    _, version, reason = load(torch.device("cuda", 0), ctas=OPTIONS.nccl_ctas, piece=8, groups=1, flight=1)
-    if reason:
-        print(f"check-gpu: {reason}; nothing was checked")
-        return 1
-    count = torch.cuda.device_count()
-    print(f"{count} of {torch.cuda.get_device_name(0)}, torch {torch.__version__}, NCCL {version}")
-    print("two GPUs" if count > 1 else "one GPU for both: through sockets of loopback, not between GPUs")
-    return 0 if check(("cuda:0", "cuda:1" if count > 1 else "cuda:0"), apart=count == 1) else 1
+def main() -> None:
+    """One of the two."""
+    role, device, block = sys.argv[1:]
+    child(role, torch.device(device), int(block))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,30 @@
+"""How a check says what it saw. Free of torch, like the runner."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Figures = dict[str, Any]
+
+
+class NotHeldError(Exception):
+    """Something that must hold does not; with the figures that show it."""
+
+    def __init__(self, why: str, figures: Figures) -> None:
+        super().__init__(why)
+        self.figures = figures
+
+
+class LeftOutError(Exception):
+    """It cannot be shown on this device."""
+
+
+def held(figures: Figures, *wrong: str | None) -> Figures:
+    """The figures, if nothing is wrong.
+
+    Raises:
+        NotHeldError: something is.
+    """
+    if found := [each for each in wrong if each]:
+        raise NotHeldError("; ".join(found), figures)
+    return figures
