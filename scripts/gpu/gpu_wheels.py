@@ -34,8 +34,14 @@ def install(wheels: Path, target: Path, *, python: str = sys.executable, cuda: s
     except subprocess.TimeoutExpired:
         return f"pip has not ended after {LIMIT_S} s"
     if done.returncode:
-        return "\n".join((done.stderr or done.stdout).strip().splitlines()[-4:])
+        said = (done.stderr or done.stdout).strip().splitlines()[-4:]
+        return "\n".join([*said, f"{wheels} has wheels for {', '.join(_pythons(wheels))} (make gpu-wheels GPU_PYTHONS=…)"])
     return ""
+
+
+def _pythons(wheels: Path) -> list[str]:
+    """The Pythons that compiled wheels there are for, as tags."""
+    return sorted({path.stem.split("-")[2] for path in wheels.glob("*.whl")} - {"py3"})
 
 
 def _cuda(python: str) -> str:
