@@ -189,9 +189,9 @@ def test_what_a_campaign_has_done_so_far_is_forgotten_when_it_begins_anew(tmp_pa
 
 def test_a_campaign_is_ended_at_its_deadline_with_all_that_it_started(tmp_path: Path) -> None:
     some = rows("slow", "bad")
-    one = runner(tmp_path, minute_s=1.0)
+    one = runner(tmp_path, minute_s=5.0)
     one.run(some)
-    assert plan.outcome(some[0], one.state["slow"], root=True) == "ended at its deadline of 1 s"
+    assert plan.outcome(some[0], one.state["slow"], root=True) == "ended at its deadline of 5 s"
     assert gone(int((tmp_path / "slow.pid").read_text()))
     assert order(tmp_path) == ["slow FRESH=1", "bad"]
 
