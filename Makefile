@@ -187,7 +187,7 @@ cluster-build: $(STAMP) ## Build its programs alone (once, 8 minutes)
 # --- campaigns: outside CI, since they take longer or want more processors than it has ---
 # Each has a row in scripts/campaigns/campaign_rows.py and in docs/development/campaigns.md.
 .PHONY: campaigns
-campaigns: $(STAMP) ## All of them, one after the other, with a table of figures against goals (5 hours; goes on where it ended, FRESH=1 begins anew, ONLY=names)
+campaigns: $(STAMP) ## All of them, one after the other, with a table of figures against goals (6 hours; goes on where it ended, FRESH=1 begins anew, ONLY=names)
 	@$(BIN)/python scripts/campaigns --only '$(ONLY)' $(if $(FRESH),--fresh)
 
 .PHONY: campaign-parallel campaign-unequal campaign-away
@@ -236,6 +236,13 @@ campaign-modes: $(STAMP) ## The modes and decode's buffer with three real engine
 .PHONY: campaign-pairs
 campaign-pairs: $(STAMP) ## Memory and file descriptors of an engine by peer that it has met, into bench/results (a minute)
 	@$(BIN)/python tests/campaigns/pairs.py
+
+.PHONY: campaign-service campaign-fuzz
+campaign-service: $(STAMP) ## kill -9 of every process of a service of each role, 100 schemathesis requests of each operation (15 minutes)
+	@VICTIMS=all EXAMPLES=100 $(BIN)/pytest -s tests/component/test_service_under_load.py tests/component/test_router_clients.py --timeout 1800
+
+campaign-fuzz: $(STAMP) sanitizers ## What is written in C, fuzzed for five minutes at each entry point (15 minutes; SEED=)
+	@$(BIN)/python scripts/sanitize.py fuzz --seconds 300 --seed '$(SEED)'
 
 .PHONY: campaign-failures campaign-scenarios
 campaign-failures: $(STAMP) ## Rows of the failure table with two real engines, stopped, killed and started again (5 minutes)
