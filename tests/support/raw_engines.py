@@ -15,10 +15,10 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from beats import beat
 from router_fleet import RouterFleet, fleet
+from socket_engines import joined
 
-from xpyd_sidecar.contract.ids import HostPort, Role
+from xpyd_sidecar.contract.ids import Role
 
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -100,11 +100,7 @@ async def standing(*serves: tuple[Role, Serve], **settings: Any) -> AsyncIterato
         engines = []
         for number, (role, serve) in enumerate(serves):
             engine = Engine(f"{role.value[0]}{number}", role, serve)
-            server = await asyncio.start_server(engine.accept, "127.0.0.1", 0)
-            stack.callback(server.close)
-            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            control = (HostPort(f"127.0.0.1:{number + 1}"),)
-            f.dispatch.on_message(beat(engine.name, role, address, interval_s=60.0, control=control))
+            stack.callback((await joined(f, engine.name, role, number, engine.accept)).close)
             engines.append(engine)
         try:
             yield f, engines

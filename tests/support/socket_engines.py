@@ -86,17 +86,22 @@ class Engine:
         leg.writer.close()
 
 
+async def joined(f: RouterFleet, name: str, role: Role, number: int,
+                 accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> asyncio.Server:
+    """An engine that listens and is known to the router; ``number``: none other has it."""
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    f.dispatch.on_message(beat(name, role, address, interval_s=60.0, control=(HostPort(f"127.0.0.1:{number + 1}"),)))
+    return server
+
+
 @contextlib.asynccontextmanager
 async def site(*serves: tuple[Role, Serve], **settings: Any) -> AsyncIterator[tuple[RouterFleet, list[Engine]]]:
     async with fleet(0, 0, **settings) as f, contextlib.AsyncExitStack() as stack:
         engines = []
         for number, (role, serve) in enumerate(serves):
             engine = Engine(f"e{number}", role, serve)
-            server = await asyncio.start_server(engine.one, "127.0.0.1", 0)
-            stack.callback(server.close)
-            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            control = (HostPort(f"127.0.0.1:{number + 1}"),)
-            f.dispatch.on_message(beat(engine.name, role, address, interval_s=60.0, control=control))
+            stack.callback((await joined(f, engine.name, role, number, engine.one)).close)
             engines.append(engine)
         try:
             yield f, engines

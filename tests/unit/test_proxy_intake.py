@@ -8,11 +8,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from paper import Echo, Paper
 
 from xpyd_sidecar.proxy import ids, intake
 from xpyd_sidecar.proxy.connection import Connection
 from xpyd_sidecar.proxy.incoming import Bounds
-from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.proxy.reply import HttpRequest
 from xpyd_sidecar.proxy.server import Server
 from xpyd_sidecar.routing import shapes
 
@@ -22,37 +23,6 @@ compiled = pytest.mark.skipif(not COMPILED, reason="nothing was compiled here")
 CASES = int(os.environ.get("XPYD_FUZZ", "3000"))
 BOUNDS = Bounds(600, 300, 30.0)
 PATHS = [b"/v1/completions", b"/v1/chat/completions"]
-
-
-class Paper:
-    """A transport that writes down what happens to it."""
-
-    def __init__(self) -> None:
-        self.seen: list[object] = []
-
-    def write(self, data: bytes) -> None:
-        self.seen.append(bytes(data))
-
-    def get_extra_info(self, name: str) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *given, **named: self.seen.append(name)
-
-
-class Echo:
-    """Answers at once, says what it was asked."""
-
-    def __init__(self) -> None:
-        self.seen: list[HttpRequest] = []
-
-    def enter(self, request: HttpRequest, client: object) -> None:
-        """Leave everything to ``handle``."""
-
-    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
-        self.seen.append(request)
-        reply.whole(200, [], request.body)
-        return None
 
 
 def headers_of(dice: random.Random, size: int) -> list[bytes]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Hashable
-from typing import Any
 from unittest.mock import patch
 
 import httptools
+from paper import Echo, Paper
 
 from xpyd_sidecar.proxy import ids, intake
 from xpyd_sidecar.proxy.connection import Connection
@@ -40,38 +40,6 @@ TOKENS = (
     b"traceparent: 00-a-b-01\r\n", b" folded: 1\r\n", b"X-A: b \r\n", b"X-A:\r\n", b"X-" + b"n" * 62 + b": 1\r\n",
     b"X-" + b"n" * 63 + b": 1\r\n", b"X-Long: " + b"l" * 500 + b"\r\n",
 )
-
-
-class Paper:
-    """A transport that writes down what happens to it."""
-
-    def __init__(self) -> None:
-        self.seen: list[object] = []
-
-    def write(self, data: bytes) -> None:
-        """Write it down."""
-        self.seen.append(bytes(data))
-
-    def get_extra_info(self, name: str) -> None:
-        """It has none."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *given, **named: self.seen.append(name)
-
-
-class Echo:
-    """Answers at once, and says what it was asked."""
-
-    def __init__(self) -> None:
-        self.seen: list[HttpRequest] = []
-
-    def enter(self, request: HttpRequest, client: object) -> None:
-        """Leave everything to ``handle``."""
-
-    def handle(self, request: HttpRequest, reply: Any) -> None:
-        """Answer."""
-        self.seen.append(request)
-        reply.whole(200, [], request.body)
 
 
 class Parsed:
