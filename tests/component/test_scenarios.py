@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cluster import Cluster
@@ -25,7 +26,8 @@ ENGINES: dict[Fault, int] = {fault: weight for fault, weight in LEGS.items() if 
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
 def test_faults_between_connectors_change_no_answer_and_leave_nothing_behind(tmp_path: Path, seed: int, late: bool) -> None:
-    report = run_life(tmp_path, seed, 0, 18 - seed % 2, leak_s=30.0, late=late)
+    roomy: dict[str, Any] = {"keep_bytes": 1 << 20} if late else {}  # with less, row A2 fails nearly all loads
+    report = run_life(tmp_path, seed, 0, 18 - seed % 2, leak_s=30.0, late=late, **roomy)
     assert report.clean, report.examples
     assert report.outcomes["loaded"] > 0
 
