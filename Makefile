@@ -13,7 +13,7 @@ COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-ha
 .PHONY: help setup demo test test-cluster test-unit test-browser test-component test-kube test-gitops test-e2e build-light build-full build-images lint requirements crds clean images images-push
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Check the machine and install everything, pinned
 
@@ -38,14 +38,14 @@ test-cluster: test-kube test-e2e ## The tiers that run on a Kubernetes of their 
 lint: $(STAMP) ## Style, types, import contracts, generated files
 	@$(BIN)/python scripts/lint.py
 
-test-unit: $(STAMP) ## Pure parts and sockets, without engines (2 minutes)
+test-unit: $(STAMP) ## Pure parts and sockets, without engines (4 minutes)
 	@$(BIN)/pytest tests/unit --numprocesses 3 --dist loadfile
 
 test-browser: $(STAMP) ## The dashboard in headless Chromium (a minute; root installs the browser)
 	@PYTHONPATH=tests/support $(BIN)/python scripts/browser.py
 	@$(BIN)/pytest tests/browser --timeout 300
 
-test-component: $(STAMP) ## Real vLLM engines on this machine's CPU (17 minutes)
+test-component: $(STAMP) ## Real vLLM engines on this machine's CPU (12 minutes)
 	@$(BIN)/pytest tests/component --timeout 600
 
 build-light: $(STAMP) ## The Kubernetes of test-kube, once for each change of its inputs (8 minutes)
