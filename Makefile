@@ -54,7 +54,7 @@ build-light: $(STAMP) ## The Kubernetes of test-kube, once for each change of it
 build-full: $(STAMP) ## What test-e2e needs beside it: a node, network policies (5 minutes)
 	@$(if $(filter 0,$(ROOT)),$(CLUSTER) build --profile full --kwok,true)
 
-build-images: $(STAMP) ## The images that test-e2e runs (3 minutes)
+build-images: $(STAMP) ## The images that test-e2e runs, which it builds itself where they are missing (3 minutes)
 	@$(if $(filter 0,$(ROOT)),$(BIN)/python -m images build >/dev/null,true)
 
 test-kube: build-light ## A real API server, and what needs its kubectl (root)
@@ -89,7 +89,7 @@ test-gitops: $(STAMP) ## Helm chart, Argo CD's and Flux's judgement, alerts by p
 	@$(BIN)/pytest tests/unit/test_chart.py tests/unit/test_gitops_health.py tests/unit/test_observability.py tests/kube/test_gitops.py \
 	  tests/kube/test_install.py tests/kube/test_autoscaling.py --timeout 600
 
-test-e2e: build-full build-images ## A whole cluster with real engines in pods (root)
+test-e2e: build-full ## A whole cluster with real engines in pods (root)
 ifeq ($(ROOT),0)
 	@$(BIN)/pytest e2e --timeout 900
 else

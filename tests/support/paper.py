@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from xpyd_sidecar.proxy.connection import Connection
+from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.proxy.server import Server
 
 
 class Paper:
@@ -36,3 +40,18 @@ class Echo:
         self.seen.append(request)
         reply.whole(200, [], request.body)
         return None
+
+
+async def served(reads: list[bytes], bounds: Bounds) -> tuple[list[HttpRequest], list[object], tuple[object, ...]]:
+    """Everything that one connection does with what it reads: requests, what its transport is told, its state then."""
+    app = Echo()
+    server = Server(app, bounds)
+    server.date = b"now"
+    transport, connection = Paper(), Connection(server)
+    connection.connection_made(transport)  # type: ignore[arg-type]
+    for data in reads:
+        connection.data_received(data)
+        await asyncio.sleep(0)
+    state = (connection._busy, connection._closing, connection._deaf, connection._served, connection.receiving,
+             connection._paused, connection._queued_bytes, len(connection._queue), connection._continue)
+    return app.seen, transport.seen, state

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from paper import Echo, Paper
+from paper import Echo, served
 
 from xpyd_sidecar.proxy import ids, intake
 from xpyd_sidecar.proxy.connection import Connection
@@ -85,21 +85,6 @@ def reads_of(dice: random.Random) -> list[bytes]:
     return found
 
 
-async def all_of(reads: list[bytes]) -> tuple[object, ...]:
-    """Everything that one connection does."""
-    app = Echo()
-    server = Server(app, BOUNDS)
-    server.date = b"now"
-    transport, connection = Paper(), Connection(server)
-    connection.connection_made(transport)  # type: ignore[arg-type]
-    for data in reads:
-        connection.data_received(data)
-        await asyncio.sleep(0)
-    state = (connection._busy, connection._closing, connection._deaf, connection._served, connection.receiving,
-             connection._paused, connection._queued_bytes, len(connection._queue), connection._continue)
-    return app.seen, transport.seen, state
-
-
 @compiled
 async def test_a_request_taken_in_one_call_is_the_same_as_a_parsed_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain, odd, malformed and smuggled ones, alone and behind each other on one connection."""
@@ -116,9 +101,9 @@ async def test_a_request_taken_in_one_call_is_the_same_as_a_parsed_one(monkeypat
     for _ in range(CASES):
         reads = reads_of(dice)
         monkeypatch.setattr(intake, "take", intake._nothing)
-        expected = await all_of(reads)
+        expected = await served(reads, BOUNDS)
         monkeypatch.setattr(intake, "take", counted)
-        assert await all_of(reads) == expected, reads
+        assert await served(reads, BOUNDS) == expected, reads
     assert taken > CASES // 4, "it is worth comparing"
 
 

@@ -12,13 +12,10 @@ from collections.abc import Hashable
 from unittest.mock import patch
 
 import httptools
-from paper import Echo, Paper
+from paper import served
 
 from xpyd_sidecar.proxy import ids, intake
-from xpyd_sidecar.proxy.connection import Connection
 from xpyd_sidecar.proxy.incoming import Bounds
-from xpyd_sidecar.proxy.reply import HttpRequest
-from xpyd_sidecar.proxy.server import Server
 
 MODULES = ("xpyd_sidecar.proxy._intake",)
 TAKE = intake.take
@@ -84,9 +81,9 @@ def check(data: bytes) -> Hashable:
     if flags & 2:
         reads = [b"".join(reads)]
     with patch.object(ids, "fresh", lambda: "fresh"), patch.object(uuid, "uuid4", lambda: uuid.UUID(int=1)):
-        found_by_c = _loop().run_until_complete(_served(reads, bounds))
+        found_by_c = _loop().run_until_complete(served(reads, bounds))
         with patch.object(intake, "take", intake._nothing):
-            expected = _loop().run_until_complete(_served(reads, bounds))
+            expected = _loop().run_until_complete(served(reads, bounds))
     assert found_by_c == expected, f"with the call {found_by_c}, without {expected}"
     answers = tuple(one[9:12] for one in expected[1] if isinstance(one, bytes) and one.startswith(b"HTTP/1.1 "))
     return min(taken, 3), answers[:3]
@@ -111,21 +108,6 @@ def _is_one_request(part: bytes, found: intake.Plain) -> None:
     assert (parsed.url, parsed.url.decode(), firsts, parsed.body) == (target, path, headers, body), part
     names = [name for name, _ in parsed.headers]
     assert (names.count(b"host"), names.count(b"content-length"), names.count(b"transfer-encoding")) == (1, 1, 0), part
-
-
-async def _served(reads: list[bytes], bounds: Bounds) -> tuple[list[HttpRequest], list[object], tuple[object, ...]]:
-    """Everything that one connection does."""
-    app = Echo()
-    server = Server(app, bounds)  # type: ignore[arg-type]
-    server.date = b"now"
-    transport, connection = Paper(), Connection(server)
-    connection.connection_made(transport)  # type: ignore[arg-type]
-    for data in reads:
-        connection.data_received(data)
-        await asyncio.sleep(0)
-    state = (connection._busy, connection._closing, connection._deaf, connection._served, connection.receiving,
-             connection._paused, connection._queued_bytes, len(connection._queue), connection._continue)
-    return app.seen, transport.seen, state
 
 
 _made: list[asyncio.AbstractEventLoop] = []
