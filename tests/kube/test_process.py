@@ -146,11 +146,11 @@ async def test_an_upgrade_and_its_rollback_restart_no_engine(installed: LightClu
     leader = await leader_of(operators)
     first = leader.image
     async with make_team(installed, "upgrade", leader) as team:
-        await team.apply(team.document(decode={"scaling": {"min": 1, "max": 4}}))
+        await team.apply(team.document(decode={"scaling": {"min": 1, "max": 5}}))
         await team.wait_settled("1P1D")
         await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=2")
         await team.wait_settled("1P2D")
-        dog = Watchdog(team, floors={"prefill": 1, "decode": 2}, most={"prefill": 1, "decode": 4})
+        dog = Watchdog(team, floors={"prefill": 1, "decode": 2}, most={"prefill": 1, "decode": 5})
         for count, image in ((3, "registry.example/xpyd-sidecar:next"), (4, first)):
             before = {pod["metadata"]["uid"] for pod in team.pods()}
             successor = operators.make()
@@ -165,7 +165,9 @@ async def test_an_upgrade_and_its_rollback_restart_no_engine(installed: LightClu
             await team.wait_settled(f"1P{count}D")
             made = [pod for pod in team.pods() if pod["metadata"]["uid"] not in before]
             assert before < {pod["metadata"]["uid"] for pod in team.pods()}, "who ran goes on"
-            assert len(made) == 1
+            assert len(made) == 1, "by the one that ends or by the one that follows"
+        await team.kubectl("scale", "dpool", "qwen-decode", "--replicas=5")
+        await team.wait_settled("1P5D")
         dog.end()
         newest = max(team.pods(role="decode"), key=lambda pod: int(pod["metadata"]["name"].rpartition("-e")[2]))
         containers = (*newest["spec"]["initContainers"], *newest["spec"]["containers"])
