@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,16 @@ from engines import MODEL_NAME, get
 from make_model import ensure_adapter
 from recorded import Seen, seen_of
 
+from xpyd_sidecar.contract.ids import Role
+
 LINES = 25
 """Events that every stream has had before the kill."""
-MOST = (500, 1000, 1800)
-"""Tokens of an answer: of the first attempt to catch all in mid-stream, the second, the third."""
+SLOW = {"SLOW_STEP_S": "0.02", "PYTHONPATH": os.pathsep.join(
+    filter(None, (str(Path(__file__).parents[1] / "support/slow_steps"), os.environ.get("PYTHONPATH"))))}
+"""What decode engines are started with: an answer takes 10 s, so the first has not ended before the last has begun."""
 ANSWER_S = 90.0
 ADAPTER = "fluent"
-GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "stream": True, "ignore_eos": True,
+GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "stream": True, "ignore_eos": True, "max_tokens": 500,
                           "stream_options": {"include_usage": True}}
 PROMPT = {"prompt": "A block is what a lease is for. Hello wörld, 日本 "}
 MESSAGES = {"messages": [{"role": "user", "content": "Hi, tell me € about 日本"}]}
@@ -48,7 +51,6 @@ class Stream(threading.Thread):
     def __init__(self, port: int, path: str, fields: dict[str, Any]) -> None:
         super().__init__(daemon=True)
         self.events: list[str] = []
-        self.most: int = fields["max_tokens"]
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
         self._connection.request("POST", path, json.dumps({**GREEDY, **fields}), {"Content-Type": "application/json"})
 
@@ -69,16 +71,21 @@ def test_a_decode_engine_that_stands_still_and_one_that_is_killed(tmp_path: Path
     # In a batch with an adapter, vLLM on CPUs gives the other requests that of the last slot: a second one stays empty.
     adapter = ("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules",
                f"{ADAPTER}={ensure_adapter()}")
-    with Cluster(tmp_path, prefill=1, decode=2, router={"policy": "round_robin", "first_token": "prefill"},
+    with Cluster(tmp_path, prefill=1, decode=0, router={"policy": "round_robin", "first_token": "prefill"},
                  engine_args=adapter) as cluster:
+        for _ in range(2):
+            cluster.add(Role.DECODE, env=SLOW).start()
         cluster.wait_ready()
         cards = {card["id"]: card["parent"] for card in json.loads(get(f"{cluster.url}/v1/models"))["data"]}
         assert cards == {MODEL_NAME: None, ADAPTER: MODEL_NAME}
         _stand_still(cluster, tmp_path / "router.log")
-        every = _all_running(lambda most: [Stream(cluster.port, path, {**fields, "max_tokens": most})
-                                           for path, fields in CASES.values() for _ in range(2)])
+        for instance in cluster.instances:  # what an engine does once, as to load the adapter, is done before
+            for path, fields in CASES.values():
+                Stream(instance.engine.port, path, {**fields, "max_tokens": 2}).run()
+        streams = {name: (Stream(cluster.port, *case), Stream(cluster.port, *case)) for name, case in CASES.items()}
+        every = [stream for pair in streams.values() for stream in pair]
+        _begin(every)
         cluster.decode[0].engine.kill()
-        streams = dict(zip(CASES, zip(every[::2], every[1::2], strict=True), strict=True))
         for stream in every:
             stream.join(ANSWER_S)
             assert not stream.is_alive()
@@ -91,14 +98,13 @@ def test_a_decode_engine_that_stands_still_and_one_that_is_killed(tmp_path: Path
                 assert stream.events[-1] == "[DONE]", (name, stream.events[-2:])
                 assert (len(seen.names), len(seen.created), seen.error, seen.after_finish) == (1, 1, None, 0), name
                 assert seen.usage is not None
-                assert seen.usage["completion_tokens"] == stream.most, name
+                assert seen.usage["completion_tokens"] == GREEDY["max_tokens"], name
                 assert seen.tokens[0] == [], "ids are the router's own"
             assert (first.texts, first.finish, first.usage) == (second.texts, second.finish, second.usage), name
             assert first.roles == second.roles
             _same_logprobs(first, second)
         for name in ("completions", "chat", "a LoRA adapter"):
-            path, fields = CASES[name]
-            plain = Stream(cluster.prefill[0].engine.port, path, {**fields, "max_tokens": every[0].most})
+            plain = Stream(cluster.prefill[0].engine.port, *CASES[name])
             plain.run()
             assert plain.seen().texts == streams[name][0].seen().texts, name
             for stream in streams[name]:
@@ -108,31 +114,22 @@ def test_a_decode_engine_that_stands_still_and_one_that_is_killed(tmp_path: Path
         assert moved == 1 + len(CASES) - 1, "each request had one stream on the engine that was killed"
 
 
-def _all_running(make: Callable[[int], list[Stream]]) -> list[Stream]:
-    """Streams that all have begun while none is past its half.
-
-    Where the first got further before the last began, as on a busy machine, they end and are asked again with more tokens.
-    """
-    for most in MOST:
-        streams = make(most)
-        for stream in streams:
-            stream.start()
-        end = time.monotonic() + 60.0
-        while min(len(stream.events) for stream in streams) < LINES:
-            assert time.monotonic() < end, [len(stream.events) for stream in streams]
-            time.sleep(0.02)
-        if max(len(stream.events) for stream in streams) < most // 2:
-            return streams
-        for stream in streams:
-            stream.join(ANSWER_S)
-    raise AssertionError("one stream was past its half before the last began, each time")
+def _begin(streams: list[Stream]) -> None:
+    """Start them, and wait until all have some events; none is past its half then."""
+    for stream in streams:
+        stream.start()
+    end = time.monotonic() + 60.0
+    while min(len(stream.events) for stream in streams) < LINES:
+        assert time.monotonic() < end, [len(stream.events) for stream in streams]
+        time.sleep(0.02)
+    assert max(len(stream.events) for stream in streams) < GREEDY["max_tokens"] / 2, "steps are slow enough"
 
 
 def _stand_still(cluster: Cluster, log: Path) -> None:
     """The engine alone is stopped: its agent goes on beating, and the kernel takes connections for it."""
     stopped = cluster.decode[1]
-    streams = _all_running(lambda most: [Stream(cluster.port, "/v1/completions", {**PROMPT, "max_tokens": most})
-                                         for _ in cluster.decode])
+    streams = [Stream(cluster.port, "/v1/completions", PROMPT) for _ in cluster.decode]
+    _begin(streams)
     stopped.engine.group.signal_all(signal.SIGSTOP)
     try:
         for stream in streams:
