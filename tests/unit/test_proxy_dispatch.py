@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,19 +40,21 @@ async def test_lanes_that_ended_are_told_of_by_the_time_and_whenever_somebody_as
     told: list[int] = []
     monkeypatch.setattr("xpyd_sidecar.proxy.dispatch.tell_straight", lambda records: told.append(len(records)))
     async with fleet(access_log=True) as f:
-        due: list[object] = []
+        due: list[Callable[[], None]] = []
         later = f.dispatch.loop.call_later
 
-        def count(delay: float, callback: Any, *args: object) -> asyncio.TimerHandle:
-            if callback == f.dispatch._tell:
-                due.append(callback)
-            return later(delay, callback, *args)
+        def hold(delay: float, callback: Any, *args: object) -> asyncio.TimerHandle:
+            if callback != f.dispatch._tell:
+                return later(delay, callback, *args)
+            assert delay == TELL_S
+            due.append(callback)
+            return later(3600.0, callback)  # the test says when it is time
 
         for _ in range(3):  # then its shape is known
             await f.complete(stream=True)
         await asyncio.sleep(TELL_S + 0.1)
         told.clear()
-        monkeypatch.setattr(f.dispatch, "loop", Delegate(f.dispatch.loop, call_later=count))
+        monkeypatch.setattr(f.dispatch, "loop", Delegate(f.dispatch.loop, call_later=hold))
         for number in range(5):
             assert (await f.complete(stream=True)).status == 200
             assert f.dispatch.observer.metrics.in_flight == 0
@@ -60,7 +63,8 @@ async def test_lanes_that_ended_are_told_of_by_the_time_and_whenever_somebody_as
             assert (sum(told), len(due)) == (number + 1, 1)
         await f.complete(stream=True)
         assert sum(told) == 5
-        await f.wait(lambda: sum(told) == 6, "its time")
+        due[-1]()
+        assert sum(told) == 6, "it is time"
         f.dispatch.settle()
         assert sum(told) == 6
         for bound in ("LONG", "MAX_OVER"):
