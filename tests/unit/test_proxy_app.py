@@ -74,7 +74,7 @@ async def test_a_stopping_router_ends_its_streams_and_takes_no_new_connections()
         stopping = asyncio.create_task(f.router.stop())
         assert await idle_reader.read() == b"", "an idle connection is closed at once"
         assert f.router.paths.not_ready() == "the router is stopping"
-        await f.wait(lambda: f.router.server._server is None, "the end of listening")
+        await f.wait(lambda: f.router.server.listening is False, "the end of listening")
         with pytest.raises(ConnectionRefusedError):
             await f.connect()
         assert not stopping.done()

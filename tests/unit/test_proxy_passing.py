@@ -253,10 +253,16 @@ async def test_a_slow_engine_holds_the_client_back_and_a_slow_client_the_engine(
         await f.wait(lambda: bool(f.router.server.connections), "the connection")
         [connection] = f.router.server.connections
         await f.wait(lambda: connection.upload is not None and connection.upload.blocked, "an upload that is held back")
-        await asyncio.sleep(0.1)
         [passed] = f.dispatch.passing._open
+        await f.wait(lambda: passed._tunnel is not None and passed._tunnel._transport is not None, "a way to the engine")
         tunnel = passed._tunnel._transport
-        assert connection._paused, "an engine that reads nothing lets the client wait"
+        looks: list[bool] = []
+
+        def stays() -> bool:
+            looks.append(connection._paused)
+            return len(looks) >= 20 and all(looks[-20:])
+
+        await f.wait(stays, "an engine that reads nothing lets the client wait")
         assert tunnel.get_write_buffer_size() < 1 << 20
         read.set()
         await sending

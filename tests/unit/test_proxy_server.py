@@ -6,7 +6,6 @@ import pytest
 from router_fleet import read_answer, request_bytes
 
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.proxy import server as se
 from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.server import Server
@@ -41,9 +40,9 @@ async def test_it_listens_answers_and_lets_go() -> None:
     other.abort()
 
 
-async def test_too_many_connections_are_refused_with_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(se, "MAX_CONNECTIONS", 1)
+async def test_too_many_connections_are_refused_with_a_word() -> None:
     server = Server(Hello(), BOUNDS)
+    server.most = 1
     port = await server.listen("127.0.0.1", 0)
     first = await asyncio.open_connection("127.0.0.1", port)
     first[1].write(request_bytes("/"))

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.agent.beat import BeatNow, DrainAsked, DrainEnded, Event, Looked, Machine, RoleTold, UndrainAsked
 from xpyd_sidecar.agent.beats import Beats, Resolve, system_resolve
 from xpyd_sidecar.agent.control import Control, TooOld
@@ -53,6 +54,7 @@ class Agent:
         """
         if config.agent is None:
             raise ConfigError("an agent needs its settings - at `$.agent`")
+        resources.raise_files()
         self._config = config.agent
         self._run_dir = Path(config.run_dir)
         self._draining = draining or Draining()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import aiohttp
 import msgspec
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.agent.beat import Look
 from xpyd_sidecar.contract import metrics, record
 from xpyd_sidecar.contract.ids import Incarnation
@@ -122,6 +123,8 @@ class Probe:
         except TimeoutError:
             return Look("slow", f"GET /health took longer than {HEALTH_TIMEOUT_S:g} s", before)
         except (aiohttp.ClientError, OSError, BadAnswer) as error:
+            if resources.ours(error):  # nobody was asked
+                return Look("slow", f"GET /health: {_why(error)}", before)
             return Look("down", f"GET /health: {_why(error)}", before)
         if status >= 400:
             return Look("down", f"GET /health: status {status}", before)

@@ -9,6 +9,9 @@ import logging
 import math
 from collections.abc import Callable
 
+import msgspec
+
+from xpyd_sidecar import resources
 from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -22,7 +25,7 @@ from xpyd_sidecar.proxy.guests import PORT_AFTER_MEMBERS, GuestListener
 from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.members import Members
 from xpyd_sidecar.proxy.patience import GRACE_S, late, within
-from xpyd_sidecar.proxy.server import Server
+from xpyd_sidecar.proxy.server import MAX_CONNECTIONS, Server
 from xpyd_sidecar.proxy.tls import Certificate
 from xpyd_sidecar.proxy.traces import Tracer
 from xpyd_sidecar.routing.paths import STREAMED
@@ -41,6 +44,12 @@ class Router:
     def __init__(self, config: SidecarConfig, key: ServiceKey) -> None:
         if config.router is None:
             raise OurFault("run_router without a router section")
+        self.files = resources.raise_files()
+        """Files that this process may have open."""
+        room = resources.room(self.files, MAX_CONNECTIONS, config.router.max_in_flight)
+        config = msgspec.structs.replace(config, router=msgspec.structs.replace(
+            config.router, max_in_flight=room.in_flight))
+        assert config.router is not None
         self._config = config.router
         self._key = key
         self._client_keys = ClientKeys(self._config.api_key_file)
@@ -49,6 +58,8 @@ class Router:
         self.tracer = self.paths.tracer = Tracer(self.dispatch, key)
         bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds, STREAMED)
+        self.server.most = room.connections
+        self.dispatch.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
         self.members = Members(config.instance, self.dispatch.on_message, self.dispatch.observer.metrics.message)
         self.guests = GuestListener(config.service, self.dispatch.on_message, self.dispatch.observer.metrics.message,
                                     self.dispatch.roster.members) if self._config.compat == "p2p" else None
@@ -80,8 +91,10 @@ class Router:
             await self.end()
             raise
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
-        logger.info("router listens", extra={"port": self.port, "members_port": self.members_port,
-                                             "policy": self._config.policy, "compiled": fast.COMPILED and loop.COMPILED})
+        logger.info("router listens", extra={
+            "port": self.port, "members_port": self.members_port, "policy": self._config.policy, "files": self.files,
+            "connections": self.server.most, "in_flight": self._config.max_in_flight,
+            "compiled": fast.COMPILED and loop.COMPILED})
 
     async def _open(self) -> None:
         self._join()

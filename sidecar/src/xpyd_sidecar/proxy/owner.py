@@ -149,7 +149,9 @@ class Owner(Router):
         worker.link = link
         self._workers[number] = worker
         self._legs.begin(number)
-        config = msgspec.structs.replace(self._whole_config, agent=None, router=share(self._config, self._count))
+        whole = self._whole_config.router  # not what this process's files allow: workers have files of their own
+        assert whole is not None
+        config = msgspec.structs.replace(self._whole_config, agent=None, router=share(whole, self._count))
         link.send(li.Begin(config, number, self._config.host, self.port, self.dispatch.started, self._index,
                            self._beginning.events(self.dispatch.roster), self._away))
         if self._stopping:

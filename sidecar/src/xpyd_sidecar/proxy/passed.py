@@ -281,11 +281,13 @@ class Passed:
         self._held, self._early = None, []
         if kind is Kind.REFUSED:
             self._dispatch.suspect(target, reason)
-        else:
+        elif kind is not Kind.LACKING:
             self._dispatch.doubt(target)
         if self._reply.started:
             self._reply.cut()
             self._finish("broken")
+        elif kind is Kind.LACKING:
+            self._refuse(faults.unavailable(reason), "unavailable")
         elif self._taken or len(self._tried) >= MAX_TRIES:
             self._refuse(faults.upstream(reason), "failed")
         else:

@@ -130,9 +130,12 @@ class Prefilling:
         self._close_leg(kind.value)
         if kind is Kind.REFUSED:
             self._dispatch.suspect(target, reason)
-        else:
+        elif kind is not Kind.LACKING:
             self._dispatch.doubt(target)
-        self._next(reason)
+        if kind is Kind.LACKING:
+            self._give_up(reason)  # another would not be reached either
+        else:
+            self._next(reason)
 
     # ---- the router
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.wire import MAX_HEAD, Malformed, parse_head
@@ -16,13 +17,19 @@ TIMEOUT_S = 5.0
 
 
 async def probe(address: HostPort, timeout_s: float = TIMEOUT_S) -> tuple[Probed, str]:
-    """Ask once; never raises for what the other side does. The words say why it is not healthy."""
+    """Ask once; never raises for what the other side does. The words say why it is not healthy.
+
+    Raises:
+        Lack: nobody was asked, since this process has no file, port or memory for a connection.
+    """
     try:
         async with within(timeout_s):
             return await _ask(address)
     except TimeoutError:
         return Probed.SILENT, f"no answer to GET /health within {timeout_s:g} s"
     except (OSError, ValueError, EOFError, Malformed) as error:
+        if isinstance(error, OSError) and resources.ours(error):
+            raise resources.Lack(resources.words(error)) from None
         return Probed.DEAD, f"GET /health: {error}"
 
 

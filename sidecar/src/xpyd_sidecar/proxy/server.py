@@ -12,16 +12,18 @@ import math
 from email.utils import formatdate
 
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.proxy.accepting import Acceptor, bind
 from xpyd_sidecar.proxy.connection import Connection
 from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.reply import Application
-from xpyd_sidecar.proxy.tls import HANDSHAKE_S, LOOK_S, SHUTDOWN_S, Certificate
+from xpyd_sidecar.proxy.tls import LOOK_S, Certificate
 from xpyd_sidecar.routing.faults import Fault
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 4096
 MAX_CONNECTIONS = 16384
+REFUSED = 64
+"""Connections beyond those allowed that are open for as long as it takes to tell them so."""
 
 
 class Server:
@@ -39,7 +41,9 @@ class Server:
         self.turned_away = False
         """Every answer is the last of its connection, though the server goes on."""
         self.date = formatdate(usegmt=True).encode()
-        self._server: asyncio.Server | None = None
+        self.most = MAX_CONNECTIONS
+        """Connections that may be open at once."""
+        self._acceptor: Acceptor | None = None
         self._certificate: Certificate | None = None
         self._looked_at = self.loop.time()
 
@@ -49,21 +53,32 @@ class Server:
         Raises:
             ConfigError: the address cannot be listened on.
         """
-        tls = certificate is not None
         try:
-            self._server = await self.loop.create_server(
-                lambda: Connection(self), host, port, backlog=BACKLOG, reuse_address=True, reuse_port=shared or None,
-                ssl=certificate.context if certificate is not None else None,
-                ssl_handshake_timeout=HANDSHAKE_S if tls else None, ssl_shutdown_timeout=SHUTDOWN_S if tls else None)
+            sockets = await bind(host, port, shared=shared)
         except OSError as error:
             raise ConfigError(f"router.port: cannot listen on {host}:{port}: {error.strerror or error}") from None
         self._certificate = certificate
-        return int(self._server.sockets[0].getsockname()[1])
+        self._acceptor = Acceptor(sockets, lambda: Connection(self), self._crowded,
+                                  certificate.context if certificate is not None else None)
+        return self._acceptor.port
 
     @property
     def full(self) -> bool:
         """Whether there are more connections than allowed."""
-        return len(self.connections) > MAX_CONNECTIONS
+        return len(self.connections) > self.most
+
+    @property
+    def listening(self) -> bool:
+        """Whether connections are accepted."""
+        return self._acceptor is not None
+
+    @property
+    def accept_errors(self) -> int:
+        """How often nobody could be accepted, for a lack of this process's own."""
+        return self._acceptor.errors if self._acceptor is not None else 0
+
+    def _crowded(self, opening: int) -> bool:
+        return len(self.connections) + opening >= self.most + REFUSED
 
     def refused(self, fault: Fault) -> None:
         """A connection was refused before there was a whole request."""
@@ -81,9 +96,9 @@ class Server:
 
     def stop_listening(self) -> None:
         """Accept nobody any more."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._acceptor is not None:
+            self._acceptor.close()
+            self._acceptor = None
 
     def drain(self) -> None:
         """Every answer is the last of its connection. Idle ones stay: a request may be on its way on each of them."""

@@ -215,7 +215,7 @@ class Serving:
                 "transfer": self.record.transfer, "peer": leg.send.target.instance, "kind": kind.value})
             if kind is mv.Kind.REFUSED:
                 self._dispatch.suspect(leg.send.target, reason)
-            else:
+            elif kind is not mv.Kind.LACKING:
                 self._dispatch.doubt(leg.send.target)
         self._on(mv.Failed(call.tag, kind, reason))
 
@@ -309,6 +309,7 @@ class Serving:
         if decode and self._request.stream:
             events = asking.stream(framed=framed)
         leg = self._legs.hold(send, self, framed=framed, events=events)
+        leg.call.patient = self._reply.started
         asked = asking.leg(send, self._reply.request_id.encode(), speaks=speaks)
         if asked is None:
             self._held = leg

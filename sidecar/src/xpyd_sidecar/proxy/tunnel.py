@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol, cast
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.upstream import CONNECT_S
@@ -72,6 +73,9 @@ class Tunnel(asyncio.Protocol):
         except TimeoutError:
             self._fail(Kind.REFUSED, f"no connection to {self._address} within {CONNECT_S:g} s")
         except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and resources.ours(error):
+                self._fail(Kind.LACKING, resources.words(error))
+                return
             self._fail(Kind.REFUSED, f"cannot connect to {self._address}: {error}")
 
     # ---- the request

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.fast import Outlet
@@ -29,6 +30,9 @@ from xpyd_sidecar.routing.moves import Kind
 logger = logging.getLogger(__name__)
 
 CONNECT_S = 5.0
+LACKING_S = 0.25
+LACKING_TRIES = 16
+"""How often a connection is tried, and how long after one another, that this process has no file, port or memory for."""
 IDLE_S = 60.0
 IDLE_MAX = 512
 """Idle connections kept per address."""
@@ -54,7 +58,7 @@ class Call:
     """One request to an engine."""
 
     __slots__ = ("_asked_at", "_connecting", "_connection", "_paused", "_pool", "address", "ends", "events",
-                 "framed", "head", "relay", "request", "rest", "sink", "streams", "tag")
+                 "framed", "head", "patient", "relay", "request", "rest", "sink", "streams", "tag")
 
     def __init__(self, pool: Pool, address: HostPort, request: bytes, sink: Sink, *, streams: bool, framed: bool,
                  events: EventStream | None, tag: int) -> None:
@@ -76,6 +80,8 @@ class Call:
         """Who takes the events from now on, without the sink."""
         self.rest = b""
         """What came with the end of a stream that is relayed, for ``on_end``: the answer's end goes with it."""
+        self.patient = False
+        """The client has part of the answer: where this process has no file for a connection, it waits for one."""
         self.ends = False
         """The stream's first events came with its proper end: ``on_end`` follows at once."""
         self._asked_at = math.inf
@@ -139,19 +145,38 @@ class Call:
 
     async def _connect(self) -> None:
         try:
-            host, port = split_host_port(self.address)
             async with within(CONNECT_S):
-                _, connection = await self._pool.loop.create_connection(
-                    lambda: Connection(self._pool, self.address), host, port)
+                connection = await self._connected()
         except TimeoutError:
             self._connecting = None
             self.end_failed(Kind.REFUSED, f"no connection to {self.address} within {CONNECT_S:g} s")
         except (OSError, ValueError) as error:
             self._connecting = None
-            self.end_failed(Kind.REFUSED, f"cannot connect to {self.address}: {error}")
+            if isinstance(error, OSError) and resources.ours(error):
+                self._pool.lacks.add(error)
+                self.end_failed(Kind.LACKING, resources.words(error))
+            else:
+                self.end_failed(Kind.REFUSED, f"cannot connect to {self.address}: {error}")
         else:
             self._connecting = None
             self.begin(connection)
+
+    async def _connected(self) -> Connection:
+        host, port = split_host_port(self.address)
+        tries = LACKING_TRIES if self.patient else 1
+        while True:
+            self._pool.make_room()
+            try:
+                _, connection = await self._pool.loop.create_connection(
+                    lambda: Connection(self._pool, self.address), host, port)
+            except OSError as error:
+                tries -= 1
+                if not tries or not resources.ours(error):
+                    raise
+                self._pool.lacks.add(error)
+                await asyncio.sleep(LACKING_S)
+            else:
+                return connection
 
     def end_failed(self, kind: Kind, reason: str) -> None:
         """No whole answer."""
@@ -187,6 +212,9 @@ class Pool:
         self.calls: set[Call] = set()
         self.connections: set[Connection] = set()
         self._idle: dict[HostPort, deque[Connection]] = {}
+        self.most = math.inf
+        """Connections beyond which idle ones are closed before another is opened."""
+        self.lacks = resources.Complaint("no connection to an engine")
 
     def call(self, address: HostPort, request: bytes, sink: Sink, *, streams: bool = False, framed: bool = True,
              events: EventStream | None = None, tag: int = 0) -> Call:
@@ -220,6 +248,16 @@ class Pool:
                 connection.reused = True
                 return connection
         return None
+
+    def make_room(self) -> None:
+        """Before a connection is opened: close those that have been idle for longest, where there are as many as may be."""
+        while len(self.connections) >= self.most:
+            oldest = min((idle for idle in self._idle.values() if idle), key=lambda idle: idle[0].idle_since, default=None)
+            if oldest is None:
+                return
+            connection = oldest.popleft()
+            self.connections.discard(connection)
+            connection.drop()
 
     def release(self, connection: Connection, address: HostPort) -> None:
         """A connection whose answer is complete."""

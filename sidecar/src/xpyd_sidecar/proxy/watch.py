@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Heartbeat, Up
 from xpyd_sidecar.proxy.probe import probe
@@ -23,6 +24,8 @@ from xpyd_sidecar.routing.pick import Target
 
 logger = logging.getLogger(__name__)
 
+PROBE_AGAIN_S = 1.0
+"""After which a probe is tried again that this process had no file, port or memory for."""
 OnLost = Callable[[InstanceName, Incarnation, str], None]
 
 
@@ -49,6 +52,7 @@ class Watch:
         """Streams on an incarnation should go on elsewhere, and why."""
         self._notes = notes
         self.told = told
+        self._lacks = resources.Complaint("no probe of an engine")
         self._probes: set[asyncio.Task[None]] = set()
 
     def on_message(self, message: Up) -> int:
@@ -98,7 +102,16 @@ class Watch:
                     task.add_done_callback(self._probes.discard)
 
     async def _probe(self, wanted: ro.Probe) -> None:
-        result, detail = await probe(wanted.address)
+        end = self._loop.time() + ro.PROBE_LOST_S - PROBE_AGAIN_S
+        while True:
+            try:
+                result, detail = await probe(wanted.address)
+                break
+            except resources.Lack as lack:  # nobody was asked, so there is nothing to report
+                self._lacks.add(lack)
+                if self._loop.time() > end:
+                    return  # the roster has it made again
+                await asyncio.sleep(PROBE_AGAIN_S)
         self._notes.probed(result)
         self.take(rep.ProbeEnded(self._loop.time(), wanted.instance, wanted.incarnation, result, detail))
 

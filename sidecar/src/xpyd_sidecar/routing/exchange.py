@@ -25,6 +25,7 @@ Laws
   6. An event of a leg that is not open changes nothing. One whose instance leaves is given up only for another one.
   7. Prefill's leg may begin the client's stream, with the one token that it has; decode's leg goes on behind it.
   8. A stream whose finish reason the client has is never asked for again if its tail can be made here.
+  9. What this process lacks (a file, a port) is no instance's failure: nobody else is asked, and the request ends.
 """
 
 from __future__ import annotations
@@ -287,6 +288,8 @@ class Exchange:
                 return self._answer("ok", [Complete(tail)]) + self._cancel_all()
             if self._course is None or kind is Kind.DIFFERS or not self._course.goes_on:
                 return self._cut_off("broken", upstream(words)) + self._cancel_all()
+        if kind is Kind.LACKING:
+            return self._cut_off("broken" if self._begun else "unavailable", unavailable(reason)) + self._cancel_all()
         if kind is Kind.REFUSED and self._refusals < MAX_REFUSALS:
             self._refusals += 1
             self._decode_tries -= 1  # it never saw the leg
@@ -358,6 +361,9 @@ class Exchange:
                 return self._prefill_failed(leg, f"prefill instance {leg.target.instance} answered {status}", now)
             case Failed(kind=kind, reason=reason):
                 words = f"prefill instance {leg.target.instance} failed: {reason}"
+                if kind is Kind.LACKING and not (self._begun or self._answered):
+                    self._prefill = None
+                    return self._cut_off("unavailable", unavailable(reason)) + self._cancel_all()
                 return self._prefill_failed(leg, words, now, gone=kind in GONE)
             case _:
                 return []

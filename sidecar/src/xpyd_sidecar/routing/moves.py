@@ -26,6 +26,8 @@ class Kind(Enum):
     """The engine said that it gave up: an error event, or finish reason ``abort``."""
     BROKEN = "broken"
     """The answer is not what HTTP or server-sent events allow."""
+    LACKING = "lacking"
+    """It was not tried: this process has no file, port or memory for a connection. Says nothing of the instance."""
     DIFFERS = "differs"
     """A stream that was to go on did not say again what the client has: it is another answer."""
 

@@ -1,0 +1,134 @@
+"""Listening, and accepting connections: a few per turn of the loop, and none while there is no file for them.
+
+Belongs here: listening sockets. Does not belong here: what a connection does (``connection``), how many may be open
+(``server``).
+
+asyncio's own server accepts as many connections in a row as its backlog has, and when it has no file left it goes on to the
+end of that row, with a line in the log for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+from xpyd_sidecar import resources
+from xpyd_sidecar.proxy.tls import HANDSHAKE_S, SHUTDOWN_S
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 4096
+"""Connections that the kernel keeps until they are accepted."""
+AT_ONCE = 64
+"""Accepted in a turn of the loop."""
+LACK_S = 1.0
+"""How long nobody is accepted after a file was lacking. Those who come wait in the kernel."""
+FULL_S = 0.05
+"""The same when as many connections are open as may be."""
+
+
+class Acceptor:
+    """Accepts on the sockets of one port."""
+
+    def __init__(self, sockets: list[socket.socket], make: Callable[[], asyncio.Protocol], full: Callable[[int], bool],
+                 tls: ssl.SSLContext | None) -> None:
+        """``make``: the protocol of a connection. ``full``: whether more would be too many, with so many half-open ones."""
+        self._loop = asyncio.get_running_loop()
+        self._sockets = sockets
+        self._make = make
+        self._full = full
+        self._tls = tls
+        self._opening: set[asyncio.Task[None]] = set()
+        self._paused: asyncio.TimerHandle | None = None
+        self._complaint = resources.Complaint("clients are not accepted for a second")
+        self.errors = 0
+        """How often a connection could not be accepted for a lack of our own."""
+        self._read()
+
+    @property
+    def port(self) -> int:
+        """That of the first socket."""
+        return int(self._sockets[0].getsockname()[1])
+
+    def close(self) -> None:
+        """Listen no more. Who is in the middle of a TLS handshake is cut off."""
+        if self._paused is not None:
+            self._paused.cancel()
+        for listening in self._sockets:
+            self._loop.remove_reader(listening)
+            listening.close()
+        self._sockets = []
+        for task in list(self._opening):
+            task.cancel()
+
+    def _read(self) -> None:
+        self._paused = None
+        for listening in self._sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _pause(self, seconds: float) -> None:
+        for listening in self._sockets:
+            self._loop.remove_reader(listening)
+        self._paused = self._loop.call_later(seconds, self._read)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(AT_ONCE):
+            if self._full(len(self._opening)):
+                self._pause(FULL_S)
+                return
+            try:
+                accepted, _ = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if resources.ours(error):
+                    self.errors += 1
+                    self._complaint.add(error)
+                    self._pause(LACK_S)
+                    return
+                logger.debug("a connection ended before it was accepted: %s", error)  # accept(2): as if there was none
+                continue
+            accepted.setblocking(False)
+            task = self._loop.create_task(self._open(accepted))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, accepted: socket.socket) -> None:
+        tls = self._tls is not None
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make, accepted, ssl=self._tls, ssl_handshake_timeout=HANDSHAKE_S if tls else None,
+                ssl_shutdown_timeout=SHUTDOWN_S if tls else None)
+        except OSError as error:  # the client's end, or what it said instead of a handshake
+            logger.debug("a connection ended before its first request: %s", error)
+
+
+async def bind(host: str, port: int, *, shared: bool) -> list[socket.socket]:
+    """Sockets that listen on all addresses of ``host``. ``shared``: with other processes (SO_REUSEPORT).
+
+    Raises:
+        OSError: an address cannot be listened on.
+    """
+    found = await asyncio.get_running_loop().getaddrinfo(host or None, port, type=socket.SOCK_STREAM,
+                                                         flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            listening = socket.socket(family, kind, protocol)
+            sockets.append(listening)
+            listening.setblocking(False)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shared:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listening.bind(address)
+            listening.listen(BACKLOG)
+    except BaseException:
+        for listening in sockets:
+            listening.close()
+        raise
+    return sockets

@@ -1,0 +1,106 @@
+"""What this process has of its machine: open files, local ports, memory. Whose fault an error of a socket is.
+
+Belongs here: telling a lack of our own from a peer's failure; the limit of open files, and how much may be open within it.
+Does not belong here: what is done about it (``proxy.accepting``, ``routing.exchange``).
+
+A connection that could not be made because this process has no file, no port or no memory left says nothing of the other
+side. Who takes it for the other side's failure ends what is healthy, and at the worst time: when much is to be done.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+import time
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+WORDS = {
+    errno.EMFILE: "no file descriptors are left to this process",
+    errno.ENFILE: "no file descriptors are left on this machine",
+    errno.ENOBUFS: "no memory is left for another connection",
+    errno.ENOMEM: "no memory is left for another connection",
+    errno.EADDRNOTAVAIL: "no local port is left for another connection",
+}
+"""Errors of a socket that are our own, and what they mean."""
+
+MOST_FILES = 1 << 20
+"""More than that is not asked for: the event loop has a table of them (``_loop.c``, MAX_DESCRIPTOR)."""
+RESERVE = 64
+"""Files for everything but clients and engines: logs, sockets of the membership, probes, libraries that load late."""
+PER_REQUEST = 3
+"""Files of a request: its client, its prefill, its decode."""
+SAY_S = 1.0
+"""Between two lines of a log about the same lack."""
+
+
+class Lack(Exception):
+    """Something could not be tried, since this process lacks what it takes. Says nothing of the other side."""
+
+
+def ours(error: BaseException) -> bool:
+    """Whether an error of a connect or an accept is this process's own lack."""
+    return isinstance(error, OSError) and error.errno in WORDS
+
+
+def words(error: OSError) -> str:
+    """What is lacking, for a client too: it names no address."""
+    return WORDS[error.errno or 0]
+
+
+class Room(msgspec.Struct, frozen=True):
+    """How much may be open at once."""
+
+    connections: int
+    """Of clients."""
+    in_flight: int
+    """Requests."""
+
+
+def room(files: int, connections: int, in_flight: int) -> Room:
+    """What a limit of open files leaves of the ``connections`` and requests that are allowed.
+
+    A request has ``PER_REQUEST`` files; beside each there is one for a client that waits, is refused, or asks for health.
+    """
+    free = max(files - RESERVE, PER_REQUEST + 1)
+    in_flight = min(in_flight, free // (PER_REQUEST + 1))
+    return Room(min(connections, free - (PER_REQUEST - 1) * in_flight), in_flight)
+
+
+def raise_files() -> int:
+    """Raise the soft limit of open files to the hard one, as vLLM's server does. Returns what it is then.
+
+    Shells and systemd begin with 1,024, for the sake of programs that use select(2).
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return MOST_FILES if soft == resource.RLIM_INFINITY else soft
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError) as error:
+        logger.warning("the limit of open files stays at %d: %s", soft, error)
+        return soft
+    return most
+
+
+class Complaint:
+    """Says in a log what is lacking: a line a second at most, with how often it was found."""
+
+    def __init__(self, what: str) -> None:
+        """``what`` could not be done."""
+        self._what = what
+        self._times = 0
+        self._next = 0.0
+
+    def add(self, error: OSError | Lack, now: float | None = None) -> None:
+        """It was found once more. ``now``: seconds of a monotonic clock."""
+        now = time.monotonic() if now is None else now
+        self._times += 1
+        if now >= self._next:
+            said = error if isinstance(error, Lack) else words(error)
+            logger.warning("%s: %s", self._what, said, extra={"times": self._times})
+            self._times, self._next = 0, now + SAY_S
