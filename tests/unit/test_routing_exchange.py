@@ -97,6 +97,13 @@ def test_prefill_attempts_are_bounded() -> None:
     assert drive.on(lost(4)) == ["cancel 2", "send 5 d0 alone"]
 
 
+@pytest.mark.parametrize(("leg", "other"), [(1, 2), (2, 1)])
+def test_what_the_router_lacks_ends_the_request_and_nobody_else_is_asked(leg: int, other: int) -> None:
+    drive = Drive()
+    assert drive.on(lost(leg, Kind.LACKING)) == ["refuse 503", f"cancel {other}", "over unavailable"]
+    assert drive.exchange.retries == 0
+
+
 @pytest.mark.parametrize("event", [lost(2), lost(2, Kind.REFUSED), lost(2, Kind.ABORTED), Answered(2, 200, aborted=True),
                                    Answered(2, 500)])
 def test_decode_fails_before_its_first_byte_and_both_legs_are_made_anew(event: Event) -> None:

@@ -17,7 +17,7 @@ from xpyd_sidecar.routing.moves import (
 )
 
 
-@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.DIFFERS])
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in {Kind.DIFFERS, Kind.LACKING}])
 def test_a_stream_that_breaks_goes_on_at_another_pair(kind: Kind) -> None:
     drive = begun(course=FakeCourse())
     assert drive.on(lost(2, kind)) == ["resume", "send 3 p0 a2", "send 4 d1 a2"]
@@ -25,6 +25,15 @@ def test_a_stream_that_breaks_goes_on_at_another_pair(kind: Kind) -> None:
     assert drive.on(Begun(4)) == ["relay 4"]
     assert drive.on(Ended(4)) == ["complete", "over ok"]
     assert (drive.exchange.continued, drive.exchange.retries) == (1, 2)
+
+
+def test_a_stream_whose_router_lacks_what_a_connection_takes_ends_without_a_word_about_an_engine() -> None:
+    drive = begun(course=FakeCourse())
+    drive.on(lost(2))
+    assert drive.on(lost(4, Kind.LACKING)) == ["break 503", "cancel 3", "over broken"]
+    drive = begun(course=FakeCourse())
+    drive.on(lost(2))
+    assert drive.on(lost(3, Kind.LACKING)) == ["send 5 p1 a3"], "its prefill alone: what waits may have one by now"
 
 
 def test_what_failed_may_be_asked_again_once_the_stream_has_gone_on() -> None:
