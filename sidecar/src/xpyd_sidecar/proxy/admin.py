@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import time
 from collections.abc import Callable
 
@@ -33,6 +34,8 @@ from xpyd_sidecar.routing import paths
 from xpyd_sidecar.routing.faults import Fault, unknown_model
 from xpyd_sidecar.routing.paths import Way
 
+RENDERED_S = 0.25
+"""How long a page of metrics is served again: with many instances it takes milliseconds to make, and needs no key."""
 _JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
 GENERATION = {route.path: route.api for route in paths.TABLE if route.api is not None}
@@ -48,6 +51,7 @@ class Paths:
         self._created = int(time.time())
         self._knew: tuple[tuple[bytes, ...], bytes] = ((), b"")
         """Keys, and a header that brought one of them."""
+        self._metrics_page, self._metrics_until = b"", -math.inf
         self.tracer: Tracer | None = None
         """Of a router that can ask engines."""
         self._get: dict[str, Callable[[HttpRequest, Reply], Handler | None]] = {
@@ -142,7 +146,11 @@ class Paths:
             reply.whole(200, _TEXT, b"ready\n")
 
     def _metrics(self, _: HttpRequest, reply: Reply) -> None:
-        reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._dispatch.observer.metrics.text())
+        loop = self._dispatch.loop
+        if loop.time() >= self._metrics_until:
+            self._metrics_page = self._dispatch.observer.metrics.text()
+            self._metrics_until = loop.time() + RENDERED_S
+        reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics_page)
 
     def _fleet(self, request: HttpRequest, reply: Reply) -> None:
         require(request.headers, self._admin)

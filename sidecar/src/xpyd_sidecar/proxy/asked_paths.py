@@ -6,7 +6,7 @@ from functools import partial
 
 from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.proxy import link as li
-from xpyd_sidecar.proxy.admin import Paths
+from xpyd_sidecar.proxy.admin import RENDERED_S, Paths
 from xpyd_sidecar.proxy.auth import ClientKeys
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.patience import Alarm
@@ -21,9 +21,8 @@ ASK_S = 5.0
 class _Waiting:
     """A request that the owner answers."""
 
-    def __init__(self, reply: Reply, timer: Alarm) -> None:
+    def __init__(self, reply: Reply) -> None:
         self.reply = reply
-        self.timer = timer
         self.gone = False
 
     def on_client_gone(self) -> None:
@@ -37,6 +36,16 @@ class _Waiting:
         """Likewise."""
 
 
+class _Question:
+    """What the owner was asked, and for whom."""
+
+    def __init__(self, timer: Alarm, *, shared: bool) -> None:
+        """``shared``: the answer is the same for everybody."""
+        self.timer = timer
+        self.shared = shared
+        self.waiting: list[_Waiting] = []
+
+
 class WorkerPaths(Paths):
     """Those of one worker."""
 
@@ -45,32 +54,53 @@ class WorkerPaths(Paths):
     def __init__(self, dispatch: Dispatch, client_keys: ClientKeys, admin_token: str) -> None:
         super().__init__(dispatch, client_keys, admin_token)
         self._loop = dispatch.loop
-        self._asked: dict[int, _Waiting] = {}
+        self._asked: dict[int, _Question] = {}
         self._number = 0
+        self._metrics_asked = 0
+        """The number of the latest question for metrics, to which others that come meanwhile are added."""
+        self._metrics_answer: li.Answer | None = None
 
     def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
         """Answer a request. Raises Fault."""
         if request.path not in ASKED:
             return super().handle(request, reply)
+        shared = request.path == "/metrics" and request.method in {"GET", "HEAD"}
+        if shared and self._metrics_answer is not None and self._loop.time() < self._metrics_until:
+            answer = self._metrics_answer
+            reply.whole(answer.status, answer.headers, answer.body)
+            return None
+        question = self._asked.get(self._metrics_asked) if shared else None
+        if question is None:
+            question = self._ask(request, shared=shared)
+        waiting = _Waiting(reply)
+        question.waiting.append(waiting)
+        return waiting
+
+    def _ask(self, request: HttpRequest, *, shared: bool) -> _Question:
         self._number += 1
         number = self._number
+        if shared:
+            self._metrics_asked = number
         timer = Alarm(self._loop, self._loop.time() + ASK_S, partial(self._answered, number, None))
-        waiting = self._asked[number] = _Waiting(reply, timer)
+        question = self._asked[number] = _Question(timer, shared=shared)
         self.link.send(li.Ask(number, request.method, request.path, request.headers, request.request_id))
-        return waiting
+        return question
 
     def answer(self, answer: li.Answer) -> None:
         """The owner has answered."""
         self._answered(answer.number, answer)
 
     def _answered(self, number: int, answer: li.Answer | None) -> None:
-        waiting = self._asked.pop(number, None)
-        if waiting is None:
+        question = self._asked.pop(number, None)
+        if question is None:
             return
-        waiting.timer.cancel()
-        if waiting.gone:
-            return
-        if answer is None:
-            waiting.reply.fault(faults.unavailable("the process that owns membership does not answer"))
-        else:
-            waiting.reply.whole(answer.status, answer.headers, answer.body)
+        question.timer.cancel()
+        if question.shared and answer is not None:
+            self._metrics_answer, self._metrics_until = answer, self._loop.time() + RENDERED_S
+        for waiting in question.waiting:
+            if waiting.gone:
+                continue
+            if answer is None:
+                waiting.reply.fault(faults.unavailable("the process that owns membership does not answer"))
+            else:
+                waiting.reply.whole(answer.status, answer.headers, answer.body)

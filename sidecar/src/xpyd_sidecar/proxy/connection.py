@@ -1,9 +1,15 @@
 """One client connection: requests are answered in order, one at a time.
 
-    bytes ──▶ Incoming ──▶ queue (pipelining) ──▶ application.handle(request, reply) ──▶ bytes
+    bytes ──▶ rest ──▶ Incoming ──▶ queue (pipelining) ──▶ application.handle(request, reply) ──▶ bytes
+              read, not parsed yet       parsed, not answered yet
 
 Belongs here: pipelining, back-pressure and deadlines of one client. Does not belong here: parsing (``incoming``), listening
 (``server``), what a path means (``admin``).
+
+Laws of pipelining
+  * Nothing more is answered, nor read, while a client leaves its answers unread: what is held for it is a write buffer and
+    one read.
+  * A connection answers ``ANSWERS`` requests in one turn of the loop; then other connections have theirs.
 
 A client that makes an HTTP error is told so, once, and the connection is closed after it: where its next request would
 begin is not known then.
@@ -31,6 +37,10 @@ logger = logging.getLogger(__name__)
 MAX_QUEUED = 16
 """Pipelined requests held while one is answered; reading stops beyond it, or beyond MAX_QUEUED_BYTES."""
 MAX_QUEUED_BYTES = 1 << 20
+ANSWERS = 8
+"""Pipelined requests that one connection has answered in a turn of the loop."""
+SLICE = 16 << 10
+"""Bytes of a read that are parsed at a time, so that the requests of one read are not all made before any is answered."""
 IDLE_S = 75.0
 """How long a connection may lie idle between requests."""
 IDLE_LEAVING_S = 1.0
@@ -70,7 +80,7 @@ class Connection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = ("_blocked_at", "_busy", "_closing", "_continue", "_deaf", "_due", "_handler", "_incoming", "_paused",
-                 "_queue", "_queued_bytes", "_served", "_since", "_transport", "outlet", "server")
+                 "_queue", "_queued_bytes", "_rest", "_scheduled", "_served", "_since", "_transport", "outlet", "server")
 
     def __init__(self, server: Home) -> None:
         self.server = server
@@ -80,6 +90,10 @@ class Connection(asyncio.Protocol):
         self._incoming = Incoming(server.bounds, server.streamed, self)
         self._queue: deque[tuple[HttpRequest, bool, bool] | Fault] = deque()
         self._queued_bytes = 0
+        self._rest = b""
+        """What was read and is not parsed yet: it waits for the queue."""
+        self._scheduled = False
+        """A turn of this connection will come by itself."""
         self._handler: Handler | None = None
         self._busy = False
         self._served = False
@@ -111,15 +125,13 @@ class Connection(asyncio.Protocol):
         self._due = False
         if self._closing or self._deaf:
             return
-        incoming = self._incoming
-        if not incoming.receiving:
+        if not self._rest and not self._incoming.receiving:
             self._since = self.server.loop.time()
-            if not self._busy and not self._queue and self._take(data):
+            if not self._busy and not self._queue and not self._blocked_at and self._take(data):
                 return
-        incoming.feed(data)
-        if incoming.fault is not None:
-            self._give_up(incoming.fault)
-        self._next()
+        self._rest += data
+        if not self._scheduled:
+            self._turn()
 
     def _take(self, data: bytes) -> bool:
         """Serve a read that is one plain request; False: nothing was done.
@@ -152,6 +164,7 @@ class Connection(asyncio.Protocol):
     def _give_up(self, fault: Fault) -> None:
         """Nothing more is read; the client is told in its turn, by whoever takes the body where somebody does."""
         self._deaf = True
+        self._rest = b""
         upload, self._incoming.upload = self._incoming.upload, None
         if upload is None:
             self._queue.append(fault)
@@ -171,6 +184,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self.outlet.shut()
         self._queue.clear()
+        self._rest = b""
         handler, self._handler = self._handler, None
         if handler is not None:
             handler.on_client_gone()
@@ -186,6 +200,8 @@ class Connection(asyncio.Protocol):
         self._blocked_at = 0.0
         if self._handler is not None:
             self._handler.on_resume()
+        else:
+            self._go_on()
 
     # ---- what comes (incoming.Line)
 
@@ -244,11 +260,21 @@ class Connection(asyncio.Protocol):
             return
         if self._continue:
             self._tell_continue()
-        if self._queue or self._paused:
-            self.server.loop.call_soon(self._next)
+        self._go_on()
 
-    def _next(self) -> None:
-        while self._queue and not self._busy and not self._closing:
+    def _go_on(self) -> None:
+        """Have a turn soon, if there is anything to do in it."""
+        if not self._scheduled and (self._queue or self._rest or self._paused):
+            self._scheduled = True
+            self.server.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Parse what was read, and answer a few of the requests that wait."""
+        self._scheduled = False
+        for _ in range(ANSWERS):
+            self._parse()
+            if not self._queue or self._busy or self._closing or self._blocked_at:
+                break
             entry = self._queue.popleft()
             if isinstance(entry, Fault):
                 self._refuse(entry)
@@ -258,7 +284,27 @@ class Connection(asyncio.Protocol):
             if request.upload is not None:
                 self._tell_continue()
             self._serve(request, close=close, old=old)
+        else:
+            self._go_on()
         self.throttle()
+
+    def _parse(self) -> None:
+        incoming = self._incoming
+        while self._rest and not self._deaf and not self._full:
+            size = max(SLICE, incoming.missing)
+            data = self._rest
+            piece, self._rest = (data, b"") if len(data) <= size else (data[:size], data[size:])
+            incoming.feed(piece)
+            if incoming.fault is not None:
+                self._give_up(incoming.fault)
+
+    @property
+    def _full(self) -> bool:
+        """Whether so much waits that nothing more is parsed, or read."""
+        queued, upload = len(self._queue), self.upload
+        if queued and (queued > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES or self._blocked_at):
+            return True
+        return upload is not None and upload.blocked
 
     def _serve(self, request: HttpRequest, *, close: bool, old: bool) -> None:
         self._busy = True
@@ -291,9 +337,10 @@ class Connection(asyncio.Protocol):
         """Read on, or no further, by what waits."""
         if self._transport is None or self._closing:
             return
-        upload = self.upload
-        full = (len(self._queue) > MAX_QUEUED or (len(self._queue) > 0 and self._queued_bytes > MAX_QUEUED_BYTES)
-                or (upload is not None and upload.blocked))
+        full = self._full
+        if self._rest and not full:
+            self._go_on()
+            full = True
         if full and not self._paused:
             self._transport.pause_reading()
         elif not full and self._paused:
@@ -339,7 +386,7 @@ class Connection(asyncio.Protocol):
                 self.abort()
         elif (upload := self.upload) is not None:
             self._sweep_upload(upload, now, since)
-        elif self._busy:
+        elif self._busy or self._queue or self._rest or self._blocked_at:
             return
         elif self.receiving:
             if now - since > self._allowed_s():
@@ -352,7 +399,7 @@ class Connection(asyncio.Protocol):
             self._since = now  # it is not the client who is slow
         elif now - since > self._allowed_s():
             self._give_up(rules.too_slow(self._allowed_s()))
-            self._next()
+            self._go_on()
 
     def _allowed_s(self) -> float:
         return self.server.bounds.receive_s + self._incoming.length / SLOWEST_BODY
@@ -362,7 +409,7 @@ class Connection(asyncio.Protocol):
 
     def leave(self) -> None:
         """The server ends: a connection that lies idle after an answer is closed, a busy one after its answer."""
-        if self._served and not self._busy and not self._queue and not self.receiving:
+        if self._served and not self._busy and not self._queue and not self._rest and not self.receiving:
             self._close_idle()
 
     def _close_idle(self) -> None:

@@ -101,6 +101,11 @@ class Incoming:
         """Bytes of its body, as far as they are known."""
         return max(self._declared, self._size)
 
+    @property
+    def missing(self) -> int:
+        """Bytes of its body that are announced and have not come."""
+        return max(0, self._declared - self._size)
+
     def feed(self, data: bytes) -> None:
         """Bytes of one or several requests, or of a part of one; ``fault`` says whether they are in order."""
         self._began = False

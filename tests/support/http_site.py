@@ -1,0 +1,101 @@
+"""A server of the router's HTTP in this process before an application of tests: what came, and who was told what.
+
+    async with site() as s:
+        answer = await s.raw(request_bytes("/echo", b"body"))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+
+from router_fleet import Answer, read_answer
+
+from xpyd_sidecar.proxy.incoming import Bounds
+from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.proxy.server import Server
+from xpyd_sidecar.routing.faults import Fault
+
+
+class Later:
+    """Answers when told, and remembers what happened to its client."""
+
+    def __init__(self, request: HttpRequest, reply: Reply) -> None:
+        self.request = request
+        self.reply = reply
+        self.gone = False
+        self.pauses: list[str] = []
+
+    def on_client_gone(self) -> None:
+        self.gone = True
+
+    def on_pause(self) -> None:
+        self.pauses.append("pause")
+
+    def on_resume(self) -> None:
+        self.pauses.append("resume")
+
+
+class Echo:
+    """/echo answers at once, /later keeps a handler, /fault raises, /bug breaks, /half breaks after its head."""
+
+    def __init__(self) -> None:
+        self.requests: list[HttpRequest] = []
+        self.later: list[Later] = []
+
+    def enter(self, request: HttpRequest, client: object) -> None:
+        """Leave everything to ``handle``."""
+
+    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+        self.requests.append(request)
+        if request.path == "/later":
+            self.later.append(Later(request, reply))
+            return self.later[-1]
+        if request.path == "/fault":
+            raise Fault(418, "teapot")
+        if request.path == "/bug":
+            raise RuntimeError("a bug")
+        if request.path == "/half":
+            reply.begin(200, [], b"")
+            raise RuntimeError("a bug")
+        if request.path == "/stream":
+            first = b"3\r\nabc\r\n" if reply.framed else b"abc"
+            reply.begin(200, [(b"content-type", b"text/plain")], first)
+            reply.end()
+            return None
+        reply.whole(200, [], f"{request.method} {request.path} ".encode() + request.body)
+        return None
+
+
+class Site:
+    def __init__(self, server: Server, app: Echo, port: int) -> None:
+        self.server, self.app, self.port = server, app, port
+
+    async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
+
+    async def raw(self, data: bytes) -> Answer:
+        reader, writer = await self.open()
+        try:
+            writer.write(data)
+            return await read_answer(reader)
+        finally:
+            writer.transport.abort()
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(30):
+            while not condition():  # noqa: ASYNC110 (what is waited for is the server's state, which has no event)
+                await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def site(header: int = 4096, body: int = 100_000, receive_s: float = 30.0) -> AsyncIterator[Site]:
+    app = Echo()
+    server = Server(app, Bounds(header, body, receive_s))
+    port = await server.listen("127.0.0.1", 0)
+    try:
+        yield Site(server, app, port)
+    finally:
+        server.abort()
+        await asyncio.sleep(0)
