@@ -183,3 +183,18 @@ async def test_a_client_that_goes_with_much_unread_leaves_nothing() -> None:
         writer.transport.abort()
         await s.wait(lambda: not s.server.connections)
         assert await still(s) == answered
+
+
+async def test_thousands_of_upgrades_in_one_write_are_all_answered() -> None:
+    """Each is parsed a second time without its offer; that was a call within the call before."""
+    many = 3000
+    offer = b"GET /echo?%d HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    async with site() as s:
+        reader, writer = await s.open()
+        writer.write(b"".join(offer % number for number in range(many)))
+        async with asyncio.timeout(60):
+            for _ in range(many):
+                assert (await read_answer(reader)).status == 200
+        assert [request.target for request in s.app.requests] == [b"/echo?%d" % number for number in range(many)]
+        assert all(b"upgrade" not in request.headers for request in s.app.requests)
+        writer.transport.abort()

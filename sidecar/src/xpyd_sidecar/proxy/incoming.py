@@ -116,21 +116,25 @@ class Incoming:
             self._bound_framing(len(data))
 
     def _parse(self, data: bytes) -> None:
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            if self.fault is None:
-                self._parse_without_upgrade(data[upgrade.args[0]:])
-        except httptools.HttpParserError as error:
-            self.fault = self.fault or bad_request(f"malformed HTTP: {error}", code="malformed_http")
+        rest: bytes | None = data
+        while rest is not None:  # a turn for each upgrade that is offered
+            try:
+                self._parser.feed_data(rest)
+                rest = None
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = None if self.fault is not None else self._without_upgrade(rest[upgrade.args[0]:])
+            except httptools.HttpParserError as error:
+                self.fault = self.fault or bad_request(f"malformed HTTP: {error}", code="malformed_http")
+                rest = None
 
-    def _parse_without_upgrade(self, rest: bytes) -> None:
+    def _without_upgrade(self, rest: bytes) -> bytes | None:
+        """What to parse instead of a request that offers an upgrade, and of ``rest`` behind its head. None: a fault."""
         # Some clients offer HTTP/2 with every request. The parser stops at such a head, without reading the body; a
         # server that does not upgrade ignores the offer (RFC 9110, 7.8). So the request is parsed again without it.
         method = self._parser.get_method()
         if method == b"CONNECT":
             self.fault = Fault(405, "CONNECT is not served", code="method_not_allowed", allow="GET, POST")
-            return
+            return None
         tokens = [token.strip() for token in self._headers.pop(b"connection", b"").split(b",")]
         kept = [token for token in tokens if token.lower() not in {b"upgrade", b"http2-settings"}]
         headers = {name: value for name, value in self._headers.items() if name not in {b"upgrade", b"http2-settings"}}
@@ -139,7 +143,7 @@ class Incoming:
         lines = b"".join(b"%b: %b\r\n" % header for header in headers.items())
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._url, self._parser.get_http_version().encode(), lines)
         self._parser = httptools.HttpRequestParser(self)
-        self._parse(head + rest)
+        return head + rest
 
     # ---- httptools
 
