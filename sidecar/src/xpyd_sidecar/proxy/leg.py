@@ -13,7 +13,7 @@ from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.fast import Leg, Outlet
 from xpyd_sidecar.proxy.loop import adopt, release
-from xpyd_sidecar.proxy.wire import MAX_HEAD, Malformed, WholeBody, parse_head
+from xpyd_sidecar.proxy.wire import HeadReader, Malformed, WholeBody
 from xpyd_sidecar.routing.moves import Kind
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def descriptor_of(transport: asyncio.BaseTransport) -> int:
 class Connection(Leg, asyncio.Protocol):
     """One connection to an engine."""
 
-    __slots__ = ("_address", "_body", "_buffer", "_call", "_lane", "_outlet", "_paused", "_pool", "_seen",
+    __slots__ = ("_address", "_body", "_call", "_heads", "_lane", "_outlet", "_paused", "_pool", "_seen",
                  "_stream", "_time", "_transport", "idle_since", "open", "reused")
 
     def __init__(self, pool: Pool, address: HostPort) -> None:
@@ -50,7 +50,7 @@ class Connection(Leg, asyncio.Protocol):
         self._call: Call | None = None
         self._lane: Lane | None = None
         """Whose answer it is, where that needs no call."""
-        self._buffer = b""
+        self._heads = HeadReader()
         self._stream: EventStream | None = None
         self._body: WholeBody | None = None
         self.reused = False
@@ -71,7 +71,7 @@ class Connection(Leg, asyncio.Protocol):
         """Send a request; its answer goes to the call."""
         assert self._transport is not None
         self._call = call
-        self._buffer = b""
+        self._heads.reset()
         self._stream = self._body = None
         self._seen = False
         self._outlet.write(request)
@@ -92,7 +92,7 @@ class Connection(Leg, asyncio.Protocol):
         """The answer goes to a call from now on. ``stream``: what reads it, once its head is there (``call.head``)."""
         self._lane = None
         self._call = call
-        self._buffer = b""
+        self._heads.reset()
         self._stream, self._body = stream, None
 
     def relay_to(self, outlet: Outlet) -> None:
@@ -191,19 +191,10 @@ class Connection(Leg, asyncio.Protocol):
 
     def _on_head(self, call: Call, data: bytes) -> None:
         self._seen = True
-        buffer = self._buffer + data if self._buffer else data
-        end = buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(buffer) > MAX_HEAD:
-                raise Malformed(f"a response head of more than {MAX_HEAD} bytes")
-            self._buffer = buffer
+        found = self._heads.feed(data)
+        if found is None:
             return
-        head = parse_head(buffer[:end])
-        rest, self._buffer = buffer[end + 4:], b""
-        if head.status < 200:  # an interim answer
-            if rest:
-                self._on_head(call, rest)
-            return
+        head, rest = found
         call.head = head
         if call.streams and head.status == 200 and head.is_event_stream:
             if not head.chunked:

@@ -10,7 +10,7 @@ import asyncio
 from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.proxy.patience import within
-from xpyd_sidecar.proxy.wire import MAX_HEAD, Malformed, parse_head
+from xpyd_sidecar.proxy.wire import MAX_HEAD, Head, HeadReader, Malformed
 from xpyd_sidecar.routing.roster import Probed
 
 TIMEOUT_S = 5.0
@@ -38,13 +38,20 @@ async def _ask(address: HostPort) -> tuple[Probed, str]:
     reader, writer = await asyncio.open_connection(host, port, limit=MAX_HEAD)
     try:
         writer.write(b"GET /health HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % address.encode())
-        try:
-            raw = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            return Probed.DEAD, "GET /health: a response head without end"
-        head = parse_head(raw[:-4])
+        head = await _head_of(reader)
     finally:
         writer.transport.abort()
     if head.status < 300:
         return Probed.HEALTHY, ""
     return Probed.DEAD, f"GET /health answered {head.status}"
+
+
+async def _head_of(reader: asyncio.StreamReader) -> Head:
+    heads = HeadReader()
+    while True:
+        data = await reader.read(MAX_HEAD)
+        if not data:
+            raise EOFError("the connection was closed without an answer")
+        found = heads.feed(data)
+        if found is not None:
+            return found[0]

@@ -16,7 +16,7 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.upstream import CONNECT_S
-from xpyd_sidecar.proxy.wire import MAX_HEAD, Chunks, Head, Malformed, chunk_of, parse_head
+from xpyd_sidecar.proxy.wire import Chunks, Head, HeadReader, Malformed, chunk_of
 from xpyd_sidecar.routing.moves import Kind
 
 HIGH_WATER = 256 << 10
@@ -57,7 +57,7 @@ class Tunnel(asyncio.Protocol):
         self._framed = framed
         self._bodiless = bodiless
         self._transport: asyncio.Transport | None = None
-        self._buffer = b""
+        self._heads = HeadReader()
         self._head: Head | None = None
         self._chunks: Chunks | None = None
         self._left = 0
@@ -138,18 +138,10 @@ class Tunnel(asyncio.Protocol):
             self._fail(Kind.BROKEN, f"{self._address} sent {error}")
 
     def _on_head(self, data: bytes) -> None:
-        self._buffer += data
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._buffer) > MAX_HEAD:
-                raise Malformed(f"a response head of more than {MAX_HEAD} bytes")
+        found = self._heads.feed(data)
+        if found is None:
             return
-        head = parse_head(self._buffer[:end])
-        rest, self._buffer = self._buffer[end + 4:], b""
-        if head.status < 200:  # an interim answer
-            if rest:
-                self._on_head(rest)
-            return
+        head, rest = found
         self._head = head
         if head.chunked and not self._bodiless:
             self._chunks = Chunks()

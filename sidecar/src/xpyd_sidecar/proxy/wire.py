@@ -6,6 +6,7 @@ Belongs here: parsing, without sockets and without waiting. Does not belong here
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 import msgspec
@@ -19,6 +20,18 @@ HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"proxy-authenticate", b"p
 
 MAX_KNOWN = 2048
 """Bytes of a head that is remembered."""
+MAX_INTERIM = 16
+"""Interim answers (1xx) before an answer."""
+_TEXT = rb"[\t\x20-\x7e\x80-\xff]*"
+"""What may be in a value (RFC 9110, 5.5): no control characters, so that no line of it can become two."""
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: " + _TEXT + rb")?")
+_HEADER = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):(" + _TEXT + rb")")
+_LENGTH = re.compile(rb"[0-9]{1,18}")
+_SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,8})(?:[ \t]*|[ \t]*;" + _TEXT + rb")")
+"""RFC 9112, 7.1.1: space before an extension alone."""
+_BROKEN_LINE = re.compile(rb"(?<!\r)\n|\r(?=[^\n])|\0")
+_BODILESS = frozenset({*range(100, 200), 204, 304})
+"""Statuses of answers without a body."""
 
 
 class Malformed(Exception):
@@ -46,8 +59,7 @@ class Head(msgspec.Struct, frozen=True):
 
     def end_to_end(self) -> list[tuple[bytes, bytes]]:
         """Headers that a proxy passes on (RFC 9110, 7.6.1), without the length and those that the router writes itself."""
-        named = {token.strip().lower() for token in self.get(b"connection").split(b",")}
-        dropped = HOP_BY_HOP | named | {b"content-length", b"date", b"server", b"x-request-id"}
+        dropped = HOP_BY_HOP | _connection_tokens(self.headers) | {b"content-length", b"date", b"server", b"x-request-id"}
         return [(name, value) for name, value in self.headers if name not in dropped]
 
     def passed_on(self) -> bytes:
@@ -55,6 +67,11 @@ class Head(msgspec.Struct, frozen=True):
         if not self._passed:
             self._passed.append(lines_of(self.end_to_end()))
         return self._passed[0]
+
+
+def _connection_tokens(headers: list[tuple[bytes, bytes]]) -> set[bytes]:
+    values = [value for name, value in headers if name == b"connection"]
+    return {token.strip().lower() for value in values for token in value.split(b",")}
 
 
 def lines_of(headers: list[tuple[bytes, bytes]]) -> bytes:
@@ -65,39 +82,91 @@ def lines_of(headers: list[tuple[bytes, bytes]]) -> bytes:
 def parse_head(raw: bytes) -> Head:
     """Parse up to and without the empty line. An engine's heads are equal for a second, so they are remembered.
 
+    Judged as strictly as those of clients: what another parser could read in another way is not passed on to one.
+
     Raises:
-        Malformed: not an HTTP/1 response, or framing that is ambiguous.
+        Malformed: not an HTTP/1 response (RFC 9112), or framing that is ambiguous.
     """
     return _known_head(raw) if len(raw) <= MAX_KNOWN else _parse_head(raw)
 
 
 def _parse_head(raw: bytes) -> Head:
-    line, _, rest = raw.partition(b"\r\n")
-    if not line.startswith((b"HTTP/1.1 ", b"HTTP/1.0 ")) or not line[9:12].isdigit() or line[12:13] not in {b"", b" "}:
+    line, *entries = raw.split(b"\r\n")
+    first = _STATUS_LINE.fullmatch(line)
+    if first is None:
         raise Malformed(f"status line {line[:40]!r}")
     headers: list[tuple[bytes, bytes]] = []
-    for entry in rest.split(b"\r\n") if rest else ():
-        name, colon, value = entry.partition(b":")
-        if not colon or not name or name[-1:].isspace() or name[:1].isspace():
+    for entry in entries:
+        found = _HEADER.fullmatch(entry)
+        if found is None:
             raise Malformed(f"header line {entry[:40]!r}")
-        headers.append((name.lower(), value.strip()))
-    status = int(line[9:12])
-    lengths = {value for name, value in headers if name == b"content-length"}
-    if len(lengths) > 1 or not all(value.isdigit() for value in lengths):
-        raise Malformed(f"Content-Length {lengths!r}")
-    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
-    if codings and codings != [b"chunked"]:
-        raise Malformed(f"Transfer-Encoding {codings!r}")
-    tokens = b",".join(value.lower() for name, value in headers if name == b"connection")
-    keep = b"close" not in tokens and (line.startswith(b"HTTP/1.1") or b"keep-alive" in tokens)
-    length = int(lengths.pop()) if lengths else None
-    if status in {204, 304} or status < 200:
-        length = 0
+        headers.append((found[1].lower(), found[2].strip(b" \t")))
+    status, newer = int(first[2]), first[1] == b"1"
+    length, chunked = _framing(status, headers, newer=newer)
+    tokens = _connection_tokens(headers)
+    keep = b"close" not in tokens and (newer or b"keep-alive" in tokens)
     kind = next((value for name, value in headers if name == b"content-type"), b"").split(b";", 1)[0].strip().lower()
-    return Head(status, headers, keep, bool(codings), None if codings else length, kind == b"text/event-stream")
+    return Head(status, headers, keep, chunked, length, kind == b"text/event-stream")
+
+
+def _framing(status: int, headers: list[tuple[bytes, bytes]], *, newer: bool) -> tuple[int | None, bool]:
+    """``Head.length`` and ``chunked`` (RFC 9112, 6)."""
+    lengths = [value for name, value in headers if name == b"content-length"]
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
+        raise Malformed(f"Content-Length {lengths!r:.80}")
+    if codings and (codings != [b"chunked"] or not newer or status < 200 or status == 204):
+        raise Malformed(f"Transfer-Encoding {codings!r:.80} with status {status}")
+    if codings and lengths:
+        raise Malformed("both Transfer-Encoding and Content-Length")
+    if status in _BODILESS:
+        return 0, False
+    return int(lengths[0]) if lengths else None, bool(codings)
 
 
 _known_head = lru_cache(maxsize=256)(_parse_head)
+
+
+class HeadReader:
+    """Reads the head of one answer, whatever pieces it comes in, past the interim ones (1xx) before it."""
+
+    __slots__ = ("_buffer", "_interim")
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._interim = 0
+
+    def reset(self) -> None:
+        """Begin anew: the next answer."""
+        self._buffer = b""
+        self._interim = 0
+
+    def feed(self, data: bytes) -> tuple[Head, bytes] | None:
+        """The head, once it is there, and what came behind it.
+
+        Raises:
+            Malformed: see ``parse_head``, or there is no end of it, or of interim ones.
+        """
+        buffer = self._buffer + data if self._buffer else data
+        at = 0
+        while True:
+            end = buffer.find(b"\r\n\r\n", at)
+            if (len(buffer) if end < 0 else end) - at > MAX_HEAD:
+                raise Malformed(f"a response head of more than {MAX_HEAD} bytes")
+            if end < 0:
+                self._buffer = buffer[at:]
+                if _BROKEN_LINE.search(self._buffer):  # it might have no end, as we understand it
+                    raise Malformed(f"a line that ends wrongly in {self._buffer[:40]!r}")
+                return None
+            head = parse_head(buffer[at:end])
+            at = end + 4
+            if head.status >= 200:
+                self.reset()
+                return head, buffer[at:]
+            self._interim += 1
+            if head.status == 101 or self._interim > MAX_INTERIM:
+                what = "a switch of protocols" if head.status == 101 else f"more than {MAX_INTERIM} interim answers"
+                raise Malformed(what)
 
 
 class Chunks:
@@ -136,10 +205,10 @@ class Chunks:
                 if len(buffer) - at > 1024:
                     raise Malformed("chunk size line too long")
                 break
-            digits = buffer[at:end].split(b";", 1)[0].rstrip(b" \t")  # RFC 9112, 7.1.1: space before an extension alone
-            if not digits or len(digits) > 8 or not all(c in b"0123456789abcdefABCDEF" for c in digits):
-                raise Malformed(f"chunk size {digits[:20]!r}")
-            size = int(digits, 16)
+            line = _SIZE_LINE.fullmatch(buffer, at, end)
+            if line is None:
+                raise Malformed(f"chunk size {buffer[at:end][:20]!r}")
+            size = int(line[1], 16)
             if size > MAX_CHUNK:
                 raise Malformed(f"a chunk of {size} bytes")
             if size == 0:
