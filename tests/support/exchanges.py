@@ -25,6 +25,7 @@ from xpyd_sidecar.routing.moves import (
     Send,
 )
 from xpyd_sidecar.routing.pick import Pair, Target
+from xpyd_sidecar.routing.reason import Reason
 
 
 def target(name: str) -> Target:
@@ -114,7 +115,7 @@ class Drive:
 
 
 def lost(leg: int, kind: Kind = Kind.LOST) -> Failed:
-    return Failed(leg, kind, "it broke")
+    return Failed(leg, kind, Reason("it broke", "at 10.1.2.3:8000"))
 
 
 def begun(**options: Any) -> Drive:

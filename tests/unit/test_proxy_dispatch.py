@@ -12,6 +12,7 @@ from scripted_engine import Play
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
 from xpyd_sidecar.proxy.dispatch import TELL_S
+from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.roster import Changed, Lost, Probe
 
 LOOPS = ("router",)
@@ -93,7 +94,8 @@ async def test_a_probe_that_the_roster_asks_for_is_made_and_told() -> None:
         f.d[0].health = 503
         f.dispatch.watch.do([Probe(InstanceName("d0"), Incarnation("i-d0"), f.d[0].address)])
         await f.wait(lambda: f.dispatch.roster.pickable(Role.DECODE) == (), "d0's suspension")
-        assert "GET /health answered 503" in f.dispatch.roster.why_not(Role.DECODE)
+        assert f.dispatch.roster.members()[0].suspended == "GET /health answered 503"
+        assert f.dispatch.roster.why_not(Role.DECODE) == "no decode instance is ready (d0 suspended)"
         f.d[0].health = 200
         await f.wait(lambda: len(f.dispatch.roster.pickable(Role.DECODE)) == 1, "d0's return, by the next probe")
 
@@ -105,10 +107,11 @@ async def test_what_is_lost_ends_only_the_legs_of_that_incarnation() -> None:
             engine.plays.append(Play(hold=held))
         tasks = [asyncio.create_task(f.complete(stream=True)) for _ in range(2)]
         await f.wait(lambda: len(f.d[0].seen) == len(f.d[1].seen) == 1, "a leg on each")
-        f.dispatch.watch.do([Lost(InstanceName("d0"), Incarnation("another"), "x"), Changed(InstanceName("d0"), "y")])
+        f.dispatch.watch.do([Lost(InstanceName("d0"), Incarnation("another"), Reason("x")),
+                             Changed(InstanceName("d0"), "y")])
         await asyncio.sleep(0.02)
         assert (f.d[0].aborts, f.d[1].aborts) == (0, 0)
-        f.dispatch.watch.do([Lost(InstanceName("d0"), Incarnation("i-d0"), "x")])
+        f.dispatch.watch.do([Lost(InstanceName("d0"), Incarnation("i-d0"), Reason("x"))])
         await f.wait(lambda: len(f.d[1].seen) == 2, "the retry elsewhere")
         assert (f.d[0].aborts, f.d[1].aborts) == (1, 0)
         held.set()

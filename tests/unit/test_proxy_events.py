@@ -159,7 +159,7 @@ def test_events_and_chunks_need_not_fall_together() -> None:
 def test_events_in_one_chunk_with_a_failure_between_them() -> None:
     out, stream = run([chunk_of(token("a") + error(500) + token("b"))], framed=False)
     assert out == token("a")
-    assert stream.failure == "the engine reported: it died"
+    assert stream.failure == "the engine reported an error: it died"
     out, _ = run([chunk_of(token("a") + error(500) + token("b"))])
     assert out == chunk_of(token("a"))
 

@@ -23,6 +23,7 @@ from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.lane import Lane
 from xpyd_sidecar.proxy.server import Server
 from xpyd_sidecar.proxy.wire import chunk_of
+from xpyd_sidecar.routing.reason import Reason
 
 pytestmark = pytest.mark.skipif(intake.take is intake._nothing, reason="lanes need the compiled parts")
 
@@ -311,9 +312,11 @@ class Play:
             if not world.paper.closed:
                 world.client.resume_writing()
         elif what in {"instance lost", "leaving"}:
-            tell = world.dispatch.lost if what == "instance lost" else world.dispatch.leaving
-            name = ("p1", "d1", "d2", "p2")[size % 4]
-            tell(InstanceName(name), Incarnation("i"), "it was so")
+            who = InstanceName(("p1", "d1", "d2", "p2")[size % 4]), Incarnation("i")
+            if what == "instance lost":
+                world.dispatch.lost(*who, Reason("it was so"))
+            else:
+                world.dispatch.leaving(*who, "it was so")
         elif what in {"later", "wait"}:
             world.clock.now += 11.0 if what == "later" else 1.0
             now = world.clock.now

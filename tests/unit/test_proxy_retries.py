@@ -105,7 +105,7 @@ async def test_a_whole_answer_is_retried_elsewhere_too(play: Play) -> None:
 
 
 @pytest.mark.parametrize(("play", "words"), [
-    (Play(chunks=5, die_after=2), "closed the connection"), (Play(chunks=5, error_after=2), "engine core died"),
+    (Play(chunks=5, die_after=2), "closed the connection"), (Play(chunks=5, error_after=2), "reported an error"),
     (Play(chunks=5, abort_after=2), "aborted"), (Play(chunks=5, cut_after=2), "without [DONE]"),
 ])
 @pytest.mark.parametrize("version", ["1.1", "1.0"])

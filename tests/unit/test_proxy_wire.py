@@ -299,6 +299,7 @@ async def test_a_broken_head_is_its_engines_failure(path: str, body: dict[str, A
         answer = await f.post(path, body)
         assert (answer.status, answer.json["error"]["code"]) == (502, "engine_failed")
         assert "set-cookie" not in answer.headers
+        assert b"injected" not in answer.body
         assert engine.asked, "it was asked"
         engine.serve = whole
         assert (await f.complete()).status == 200, "and is asked again"

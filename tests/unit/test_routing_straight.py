@@ -10,6 +10,7 @@ from xpyd_sidecar.routing.budget import RetryBudget
 from xpyd_sidecar.routing.exchange import Exchange, Limits
 from xpyd_sidecar.routing.moves import Answered, Begun, Complete, Ended, Event, Failed, Instruction, Kind, Over, Relay, Tick
 from xpyd_sidecar.routing.pick import Pair, Target
+from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.straight import DECODE, NO_DEADLINE_S, PREFILL, Straight
 
 TRANSFER = TransferId("a" * 32)
@@ -86,7 +87,7 @@ def test_the_straight_course_is_what_an_exchange_says_of_it_and_goes_on_as_one_f
 
 @pytest.mark.parametrize("order", [HEARD, [HEARD[1], HEARD[0]]])
 @pytest.mark.parametrize("heard", [0, 1, 2])
-@pytest.mark.parametrize("event", [Failed(DECODE, Kind.LOST, "gone"), Failed(PREFILL, Kind.LOST, "gone"),
+@pytest.mark.parametrize("event", [Failed(DECODE, Kind.LOST, Reason("gone")), Failed(PREFILL, Kind.LOST, Reason("gone")),
                                    Answered(DECODE, 500), Tick(), Ended(DECODE)])
 def test_whatever_else_happens_is_decided_by_an_exchange_that_heard_all_before(order: list[Event], heard: int,
                                                                                        event: Event) -> None:

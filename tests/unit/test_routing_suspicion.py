@@ -104,7 +104,8 @@ def test_a_refused_connection_suspends_at_once_until_a_good_probe() -> None:
     roster.on_message(0.0, beat("d0"))
     assert len(probes(roster.on_refused(1.0, D0, I0, "connection refused"))) == 1
     assert names(roster) == []
-    assert "suspended: connection refused" in roster.why_not(Role.DECODE)
+    assert roster.why_not(Role.DECODE) == "no decode instance is ready (d0 suspended)"
+    assert roster.fleet(1.0)[0].suspended == "connection refused", "its reason is not for clients"
     assert roster.on_refused(1.1, D0, I0, "connection refused") == []
     assert [type(i) for i in roster.on_probe(1.3, D0, I0, Probed.HEALTHY, "")] == [Changed]
     assert names(roster) == ["d0"]

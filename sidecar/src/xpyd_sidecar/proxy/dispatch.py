@@ -36,6 +36,7 @@ from xpyd_sidecar.routing.concurrency import Limits as Rooms
 from xpyd_sidecar.routing.exchange import Limits, Picks
 from xpyd_sidecar.routing.faults import Fault, unknown_model
 from xpyd_sidecar.routing.pick import Pair, Picker, Target
+from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.shapes import FirstPair, Shapes
 from xpyd_sidecar.routing.straight import NO_DEADLINE_S
@@ -249,7 +250,7 @@ class Dispatch:
         """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``roster.Refused``."""
         return self.watch.on_message(message)
 
-    def lost(self, instance: InstanceName, incarnation: Incarnation, reason: str) -> None:
+    def lost(self, instance: InstanceName, incarnation: Incarnation, reason: Reason) -> None:
         """The roster says that this incarnation will never answer."""
         for serving in list(self.servings):
             serving.on_lost(instance, incarnation, reason)

@@ -24,6 +24,7 @@ import msgspec
 from xpyd_sidecar.proxy.fast import PLAIN, Scanner
 from xpyd_sidecar.proxy.wire import Chunks, Malformed, chunk_of
 from xpyd_sidecar.routing.moves import Kind
+from xpyd_sidecar.routing.reason import Reason
 
 MAX_EVENT = 32 << 20
 """Bytes of one event."""
@@ -34,18 +35,19 @@ DONE_CHUNK = b"e\r\ndata: [DONE]\n\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 END = DONE_CHUNK + _LAST_CHUNK
 _HEX = b"0123456789abcdefABCDEF"
+_NONE = Reason("")
 
 
 class EventStream(Scanner):
     """A chunked event stream on its way to a client.
 
     ``feed`` returns what may be sent on: chunks as they came (``framed``), or their payload for clients that know no
-    chunks. ``ended``: [DONE] came. ``failure``: the engine gave up, and why (``kind``); nothing is returned from then on.
-    ``done``: the HTTP body is over. The last chunk is never returned: whoever ends the answer writes it. What
+    chunks. ``ended``: [DONE] came. ``failure``: the engine gave up, and why (``kind``, ``reason``); nothing is returned
+    from then on. ``done``: the HTTP body is over. The last chunk is never returned: whoever ends the answer writes it. What
     ``quick`` took is never fed.
     """
 
-    __slots__ = ("_chunks", "_held", "_open", "done", "ended", "failure", "kind")
+    __slots__ = ("_chunks", "_held", "_open", "done", "ended", "failure", "kind", "reason")
     _simple = PLAIN
 
     def __init__(self, *, framed: bool) -> None:
@@ -59,6 +61,7 @@ class EventStream(Scanner):
         self.done = False
         self.ended = False
         self.failure = ""
+        self.reason = _NONE
         self.kind = Kind.ABORTED
 
     def feed(self, data: bytes) -> bytes:
@@ -100,7 +103,7 @@ class EventStream(Scanner):
         try:
             self._feed_chunks(data, out)
         except Malformed as error:  # what came before it is good, and has been noted
-            self._fail(Kind.BROKEN, f"the engine sent {error}")
+            self._fail(Kind.BROKEN, "the engine sent what cannot be read", str(error))
         self.done = self._chunks.done
         self._clean = not (self._chunks.pending or self._open or self.done or self.ended or self.failure)
         return b"".join(out)
@@ -128,9 +131,11 @@ class EventStream(Scanner):
             if event.startswith(DONE):
                 self.ended = True
             elif event.startswith(ERROR):
-                self.failure = _engine_failure(event[6:])
+                words = _engine_failure(event[6:])
+                if words is not None:
+                    self._fail(Kind.ABORTED, "the engine reported an error", words)
             elif event.startswith(b"data:") and ABORT in event:
-                self.failure = "the engine aborted the request"
+                self._fail(Kind.ABORTED, "the engine aborted the request")
             if not self.failure:
                 good.append(event + b"\n\n" if self._plain else self._seen(event + b"\n\n"))
             if self.failure:
@@ -141,8 +146,9 @@ class EventStream(Scanner):
         payload = b"".join(good)
         return chunk_of(payload) if payload and self._framed else payload
 
-    def _fail(self, kind: Kind, reason: str) -> None:
-        self.failure, self.kind = reason, kind
+    def _fail(self, kind: Kind, said: str, more: str = "") -> None:
+        self.kind, self.reason = kind, Reason(said, more)
+        self.failure = self.reason.full
 
     _plain = True
     """Events go on as they are; otherwise through ``_seen``."""
@@ -160,13 +166,13 @@ def size_of(digits: bytes) -> int:
     return int(digits, 16) if digits and not digits.strip(_HEX) else -(1 << 40)
 
 
-def _engine_failure(raw: bytes) -> str:
-    """What an engine's error event says; empty where the client is at fault, so that it goes on as any other event."""
+def _engine_failure(raw: bytes) -> str | None:
+    """What an engine's error event says; None where the client is at fault, so that it goes on as any other event."""
     try:
         error = msgspec.json.decode(raw, type=dict[str, dict[str, object]])["error"]
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
-        return "the engine sent an error event that is not JSON"
+        return "in an event that is not JSON"
     code = error.get("code")
     if isinstance(code, int) and 400 <= code < 500:
-        return ""
-    return f"the engine reported: {str(error.get('message', ''))[:500]}"
+        return None
+    return str(error.get("message", ""))[:500]

@@ -23,6 +23,7 @@ from xpyd_sidecar.proxy.patience import Alarm
 from xpyd_sidecar.proxy.upstream import Call, Pool, request_bytes
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.pick import Target
+from xpyd_sidecar.routing.reason import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ class Farewells:
         if call.head is not None and call.head.status < 300:
             logger.warning("%s took a request for -1 tokens: %s", call.address, body[:200].decode(errors="replace"))
 
-    def on_failed(self, call: Call, kind: Kind, reason: str) -> None:
+    def on_failed(self, call: Call, kind: Kind, reason: Reason) -> None:
         """An engine that is gone needs no farewell."""
         self._open.discard(call)
-        logger.debug("no farewell to %s: %s %s", call.address, kind, reason)
+        logger.debug("no farewell to %s: %s %s", call.address, kind, reason.full)

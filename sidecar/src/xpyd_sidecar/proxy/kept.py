@@ -62,7 +62,7 @@ class KeptStream(EventStream):
             try:
                 self._position.note(decode(event[6:]))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")
+                self._fail(Kind.BROKEN, "the engine sent an event that cannot be read", str(error))
                 return b""
         return event
 
@@ -95,7 +95,7 @@ class FirstToken(EventStream):
         try:
             noted = decode(event[6:])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._fail(Kind.BROKEN, f"prefill sent an event that cannot be read: {error}")
+            self._fail(Kind.BROKEN, "prefill sent an event that cannot be read", str(error))
             return b""
         choice = noted.choices[0] if len(noted.choices) == 1 else None
         if choice is None or (self.events and self.events[-1].choices[0].token_ids):

@@ -32,6 +32,7 @@ from xpyd_sidecar.proxy.wire import MAX_KNOWN, Head, Malformed, parse_head
 from xpyd_sidecar.routing.exchange import Picks
 from xpyd_sidecar.routing.pick import Pair
 from xpyd_sidecar.routing.position import Position
+from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.roster import Member
 from xpyd_sidecar.routing.shapes import Shape
 from xpyd_sidecar.routing.straight import NO_DEADLINE_S
@@ -307,7 +308,7 @@ class Lane(msgspec.Struct, eq=False):
         """It has caught up."""
         self.unfold().on_resume()
 
-    def on_lost(self, instance: str, incarnation: str, reason: str) -> None:
+    def on_lost(self, instance: str, incarnation: str, reason: Reason) -> None:
         """The roster says that this incarnation will never answer."""
         if self._open_on(instance, incarnation):
             self.unfold().on_lost(instance, incarnation, reason)

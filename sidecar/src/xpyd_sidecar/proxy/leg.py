@@ -15,6 +15,7 @@ from xpyd_sidecar.proxy.fast import Leg, Outlet
 from xpyd_sidecar.proxy.loop import adopt, release
 from xpyd_sidecar.proxy.wire import HeadReader, Malformed, WholeBody
 from xpyd_sidecar.routing.moves import Kind
+from xpyd_sidecar.routing.reason import Reason
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.lane import Lane
@@ -165,7 +166,7 @@ class Connection(Leg, asyncio.Protocol):
     def _malformed(self, call: Call, error: Malformed) -> None:
         self._call = None
         self.drop()
-        call.end_failed(Kind.BROKEN, f"{self._address} sent {error}")
+        call.end_failed(Kind.BROKEN, Reason("it sent what cannot be read", str(error)))
 
     def _on_out(self, call: Call, stream: EventStream, out: bytes) -> None:
         if out:
@@ -180,7 +181,7 @@ class Connection(Leg, asyncio.Protocol):
                 return  # cancelled by what it caused
         if stream.failure:
             self.drop()
-            call.end_failed(stream.kind, stream.failure)
+            call.end_failed(stream.kind, stream.reason)
         elif stream.done:
             self._finish(call)
 
@@ -220,7 +221,7 @@ class Connection(Leg, asyncio.Protocol):
         elif stream is not None and stream.ended:
             call.end_stream()
         else:
-            call.end_failed(Kind.LOST, "the stream ended without [DONE]")
+            call.end_failed(Kind.LOST, Reason("the stream ended without [DONE]"))
 
     def eof_received(self) -> None:
         """The engine has closed it; ``connection_lost`` follows."""
@@ -246,7 +247,7 @@ class Connection(Leg, asyncio.Protocol):
         elif self._stream is not None and self._stream.ended:
             call.end_stream()
         else:
-            call.end_failed(Kind.LOST, f"{self._address} closed the connection{f': {exc}' if exc else ''}")
+            call.end_failed(Kind.LOST, Reason("it closed the connection", str(exc or "")))
 
     def lie_idle(self) -> None:
         """It is given to the pool."""

@@ -18,6 +18,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.replica import Event
 
@@ -54,7 +55,7 @@ class LostAt(msgspec.Struct, frozen=True, tag=True):
 
     instance: InstanceName
     incarnation: Incarnation
-    reason: str
+    reason: Reason
 
 
 class CatchUp(msgspec.Struct, frozen=True, tag=True):

@@ -186,7 +186,7 @@ class NotedStream(EventStream):
         try:
             noted = decode(bare[6:])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")
+            self._fail(Kind.BROKEN, "the engine sent an event that cannot be read", str(error))
             return b""
         position = self._position
         position.prompt = position.prompt or prompt
@@ -225,12 +225,12 @@ class NotedStream(EventStream):
             if event.startswith(DONE):
                 splicer.end()
         except Differs as error:
-            self._fail(Kind.DIFFERS, f"the stream cannot go on as it began: {error}")
+            self._fail(Kind.DIFFERS, "the stream cannot go on as it began", str(error))
         except Ignored as error:
             self._position.forgets = True
             self._fail(Kind.BROKEN, str(error))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._fail(Kind.BROKEN, f"the engine sent an event that cannot be read: {error}")
+            self._fail(Kind.BROKEN, "the engine sent an event that cannot be read", str(error))
         return b"" if self.failure else event
 
     def _may_learn(self, event: bytes, noted: Event) -> None:

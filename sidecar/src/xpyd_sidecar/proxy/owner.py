@@ -37,6 +37,7 @@ from xpyd_sidecar.proxy.sharing import reserve, share
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.leg_counts import LegCounts
+from xpyd_sidecar.routing.reason import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -285,7 +286,7 @@ class Owner(Router):
                 member.in_flight = self._legs.of(key)
         self._tell(li.Told(self._index, None if isinstance(event, rep.Tick) else event, gone))
 
-    def _lost(self, instance: InstanceName, incarnation: Incarnation, reason: str) -> None:
+    def _lost(self, instance: InstanceName, incarnation: Incarnation, reason: Reason) -> None:
         self._tell(li.LostAt(instance, incarnation, reason))
 
     def _recount(self) -> None:

@@ -36,6 +36,7 @@ from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.passed import refuse_in_form
 from xpyd_sidecar.routing.paths import Route
 from xpyd_sidecar.routing.pick import Asked, Pair, Target
+from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import LegRecord
 from xpyd_sidecar.routing.roster import Member
 
@@ -270,35 +271,37 @@ class Passed:
         except Fault as fault:
             self._refuse(fault, "failed")
 
-    def on_failed(self, kind: Kind, reason: str) -> None:
+    def on_failed(self, kind: Kind, reason: Reason) -> None:
         """The engine refused the connection, or broke it."""
         target = self._target
         assert target is not None
-        logger.warning("passed request failed: %s", reason, extra={"request": self._reply.request_id, "kind": kind.value,
-                                                                   "peer": target.instance})
+        logger.warning("passed request failed: %s", reason.full, extra={
+            "request": self._reply.request_id, "kind": kind.value, "peer": target.instance, "address": target.http})
         self._drop_prefilling()
         self._close_leg(kind.value)
         self._held, self._early = None, []
         if kind is Kind.REFUSED:
-            self._dispatch.suspect(target, reason)
+            self._dispatch.suspect(target, reason.full)
         elif kind is not Kind.LACKING:
             self._dispatch.doubt(target)
+        why = reason.of(target.instance)
+        fault, detail = faults.upstream(why.said), why.full
         if self._reply.started:
             self._reply.cut()
             self._finish("broken")
         elif kind is Kind.LACKING:
-            self._refuse(faults.unavailable(reason), "unavailable")
+            self._refuse(faults.unavailable(reason.said), "unavailable")
         elif self._taken or len(self._tried) >= MAX_TRIES:
-            self._refuse(faults.upstream(reason), "failed")
+            self._refuse(fault, "failed", detail)
         else:
             try:
                 self._send()
             except Fault:
-                self._refuse(faults.upstream(reason), "failed")
+                self._refuse(fault, "failed", detail)
 
     # ---- the router
 
-    def on_lost(self, instance: str, incarnation: str, reason: str) -> None:
+    def on_lost(self, instance: str, incarnation: str, reason: Reason) -> None:
         """The roster says that this incarnation will never answer."""
         if self._prefilling is not None:
             self._prefilling.on_lost(instance, incarnation, reason)
@@ -325,7 +328,7 @@ class Passed:
 
     # ---- the end
 
-    def _refuse(self, fault: Fault, outcome: str) -> None:
+    def _refuse(self, fault: Fault, outcome: str, detail: str = "") -> None:
         if self._over:
             return
         if not self._gone:
@@ -334,7 +337,7 @@ class Passed:
             else:
                 self._last_if_unread()
                 self._reply.fault(fault)
-        self._finish(outcome, fault.message)
+        self._finish(outcome, detail or fault.message)
 
     def _last_if_unread(self) -> None:
         # Where the next request would begin is not known while part of this one's body has not come.

@@ -18,6 +18,7 @@ from xpyd_sidecar.routing import dialects, faults
 from xpyd_sidecar.routing.faults import Fault, unknown_model
 from xpyd_sidecar.routing.passed import Asked, checked, refuse_in_form
 from xpyd_sidecar.routing.paths import Body, Route
+from xpyd_sidecar.routing.reason import Reason
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
@@ -95,7 +96,7 @@ class Passing:
         self._counts.add((path, outcome))
         self.told(path, outcome)
 
-    def on_lost(self, instance: str, incarnation: str, reason: str) -> None:
+    def on_lost(self, instance: str, incarnation: str, reason: Reason) -> None:
         """The roster says that this incarnation will never answer."""
         for passed in list(self._open):
             passed.on_lost(instance, incarnation, reason)

@@ -24,6 +24,7 @@ from xpyd_sidecar.proxy.wire import Head
 from xpyd_sidecar.routing.dialects import Request
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.pick import Asked, Target
+from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import LegRecord
 from xpyd_sidecar.routing.roster import Member
 
@@ -123,23 +124,23 @@ class Prefilling:
         else:
             self._give_up(reason)  # another would refuse it as well
 
-    def on_failed(self, kind: Kind, reason: str) -> None:
+    def on_failed(self, kind: Kind, reason: Reason) -> None:
         """The engine refused the connection, or broke it."""
         target = self._target
         assert target is not None
         self._close_leg(kind.value)
         if kind is Kind.REFUSED:
-            self._dispatch.suspect(target, reason)
+            self._dispatch.suspect(target, reason.full)
         elif kind is not Kind.LACKING:
             self._dispatch.doubt(target)
         if kind is Kind.LACKING:
-            self._give_up(reason)  # another would not be reached either
+            self._give_up(reason.full)  # another would not be reached either
         else:
-            self._next(reason)
+            self._next(reason.full)
 
     # ---- the router
 
-    def on_lost(self, instance: str, incarnation: str, reason: str) -> None:
+    def on_lost(self, instance: str, incarnation: str, reason: Reason) -> None:
         """The roster says that this incarnation will never answer."""
         target = self._target
         if self._tunnel is None or target is None:

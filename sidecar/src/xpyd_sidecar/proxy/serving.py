@@ -31,6 +31,7 @@ from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange import Exchange, Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.pick import Pair
+from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import LegRecord, Record
 from xpyd_sidecar.routing.straight import DECODE, NO_DEADLINE_S, PREFILL, Straight
 
@@ -207,21 +208,22 @@ class Serving:
             self._asking.prefilled(body)
             self._send_held()
 
-    def on_failed(self, call: Call, kind: mv.Kind, reason: str) -> None:
+    def on_failed(self, call: Call, kind: mv.Kind, reason: Reason) -> None:
         """A leg failed."""
         leg = self._shut(call.tag, kind.value)
         if leg is not None:
-            logger.warning("%s leg failed: %s", leg.send.role, reason, extra={
-                "transfer": self.record.transfer, "peer": leg.send.target.instance, "kind": kind.value})
+            logger.warning("%s leg failed: %s", leg.send.role, reason.full, extra={
+                "transfer": self.record.transfer, "peer": leg.send.target.instance, "kind": kind.value,
+                "address": call.address})
             if kind is mv.Kind.REFUSED:
-                self._dispatch.suspect(leg.send.target, reason)
+                self._dispatch.suspect(leg.send.target, reason.full)
             elif kind is not mv.Kind.LACKING:
                 self._dispatch.doubt(leg.send.target)
         self._on(mv.Failed(call.tag, kind, reason))
 
     # ---- the router
 
-    def on_lost(self, instance: str, incarnation: str, reason: str) -> None:
+    def on_lost(self, instance: str, incarnation: str, reason: Reason) -> None:
         """The roster says that this incarnation will never answer."""
         for leg in self._legs.to(instance, incarnation):
             leg.call.cancel()

@@ -18,6 +18,7 @@ from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.upstream import CONNECT_S
 from xpyd_sidecar.proxy.wire import Chunks, Head, HeadReader, Malformed, chunk_of
 from xpyd_sidecar.routing.moves import Kind
+from xpyd_sidecar.routing.reason import Reason
 
 HIGH_WATER = 256 << 10
 
@@ -40,7 +41,7 @@ class Ends(Protocol):
     def on_end(self) -> None:
         """The answer is whole."""
 
-    def on_failed(self, kind: Kind, reason: str) -> None:
+    def on_failed(self, kind: Kind, reason: Reason) -> None:
         """It will not be."""
 
 
@@ -71,12 +72,12 @@ class Tunnel(asyncio.Protocol):
             async with within(CONNECT_S):
                 await self._loop.create_connection(lambda: self, host, port)
         except TimeoutError:
-            self._fail(Kind.REFUSED, f"no connection to {self._address} within {CONNECT_S:g} s")
+            self._fail(Kind.REFUSED, Reason(f"no connection within {CONNECT_S:g} s"))
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and resources.ours(error):
-                self._fail(Kind.LACKING, resources.words(error))
+                self._fail(Kind.LACKING, Reason(resources.words(error)))
                 return
-            self._fail(Kind.REFUSED, f"cannot connect to {self._address}: {error}")
+            self._fail(Kind.REFUSED, Reason("cannot connect", str(error)))
 
     # ---- the request
 
@@ -135,7 +136,7 @@ class Tunnel(asyncio.Protocol):
             else:
                 self._on_data(data)
         except Malformed as error:
-            self._fail(Kind.BROKEN, f"{self._address} sent {error}")
+            self._fail(Kind.BROKEN, Reason("it sent what cannot be read", str(error)))
 
     def _on_head(self, data: bytes) -> None:
         found = self._heads.feed(data)
@@ -179,7 +180,7 @@ class Tunnel(asyncio.Protocol):
         if self._head is not None and self._chunks is None and self._left < 0 and exc is None:
             self._end()
         else:
-            self._fail(Kind.LOST, f"{self._address} closed the connection{f': {exc}' if exc else ''}")
+            self._fail(Kind.LOST, Reason("it closed the connection", str(exc or "")))
 
     def _end(self) -> None:
         ends, self._ends = self._ends, None
@@ -188,7 +189,7 @@ class Tunnel(asyncio.Protocol):
         if ends is not None:
             ends.on_end()
 
-    def _fail(self, kind: Kind, reason: str) -> None:
+    def _fail(self, kind: Kind, reason: Reason) -> None:
         ends, self._ends = self._ends, None
         if self._transport is not None:
             self._transport.abort()

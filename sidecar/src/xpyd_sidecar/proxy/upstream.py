@@ -26,6 +26,7 @@ from xpyd_sidecar.proxy.leg import Connection
 from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.wire import Head
 from xpyd_sidecar.routing.moves import Kind
+from xpyd_sidecar.routing.reason import Reason
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Sink(Protocol):
     def on_whole(self, call: Call, body: bytes) -> None:
         """The whole answer."""
 
-    def on_failed(self, call: Call, kind: Kind, reason: str) -> None:
+    def on_failed(self, call: Call, kind: Kind, reason: Reason) -> None:
         """No whole answer will come."""
 
 
@@ -149,14 +150,14 @@ class Call:
                 connection = await self._connected()
         except TimeoutError:
             self._connecting = None
-            self.end_failed(Kind.REFUSED, f"no connection to {self.address} within {CONNECT_S:g} s")
+            self.end_failed(Kind.REFUSED, Reason(f"no connection within {CONNECT_S:g} s"))
         except (OSError, ValueError) as error:
             self._connecting = None
             if isinstance(error, OSError) and resources.ours(error):
                 self._pool.lacks.add(error)
-                self.end_failed(Kind.LACKING, resources.words(error))
+                self.end_failed(Kind.LACKING, Reason(resources.words(error)))
             else:
-                self.end_failed(Kind.REFUSED, f"cannot connect to {self.address}: {error}")
+                self.end_failed(Kind.REFUSED, Reason("cannot connect", str(error)))
         else:
             self._connecting = None
             self.begin(connection)
@@ -178,7 +179,7 @@ class Call:
             else:
                 return connection
 
-    def end_failed(self, kind: Kind, reason: str) -> None:
+    def end_failed(self, kind: Kind, reason: Reason) -> None:
         """No whole answer."""
         self._connection = None
         self._pool.calls.discard(self)

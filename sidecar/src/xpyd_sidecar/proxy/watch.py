@@ -21,12 +21,13 @@ from xpyd_sidecar.proxy.probe import probe
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing.pick import Target
+from xpyd_sidecar.routing.reason import Reason
 
 logger = logging.getLogger(__name__)
 
 PROBE_AGAIN_S = 1.0
 """After which a probe is tried again that this process had no file, port or memory for."""
-OnLost = Callable[[InstanceName, Incarnation, str], None]
+OnLost = Callable[[InstanceName, Incarnation, Reason], None]
 
 
 class Notes(Protocol):
@@ -48,7 +49,7 @@ class Watch:
         self._loop = asyncio.get_running_loop()
         self.roster = roster
         self.on_lost = on_lost
-        self.on_leaving: OnLost = lambda *_: None
+        self.on_leaving: Callable[[InstanceName, Incarnation, str], None] = lambda *_: None
         """Streams on an incarnation should go on elsewhere, and why."""
         self._notes = notes
         self.told = told

@@ -63,6 +63,7 @@ from xpyd_sidecar.routing.moves import (
     Tick,
 )
 from xpyd_sidecar.routing.pick import Pair, Target
+from xpyd_sidecar.routing.reason import Reason
 
 BUSY_STATUSES = frozenset({408, 425, 429})
 """4xx of a prefill engine that say something of the engine, not of the request."""
@@ -244,9 +245,9 @@ class Exchange:
             case Answered(status=status, aborted=False) if not self._begun:
                 return self._decode_erred(leg, status, now)
             case Answered(status=status, aborted=False):
-                return self._decode_failed(leg, Kind.BROKEN, f"it answered {status} instead of going on", now)
+                return self._decode_failed(leg, Kind.BROKEN, Reason(f"it answered {status} instead of going on"), now)
             case Answered():
-                return self._decode_failed(leg, Kind.ABORTED, "the engine aborted the request", now)
+                return self._decode_failed(leg, Kind.ABORTED, Reason("the engine aborted the request"), now)
             case Failed(kind=kind, reason=reason):
                 return self._decode_failed(leg, kind, reason, now)
             case _:
@@ -277,19 +278,19 @@ class Exchange:
         words = f"decode instance {leg.target.instance} answered {status}"
         return self._answer("failed", [Pass(leg.leg)], detail=words) + self._cancel_all()
 
-    def _decode_failed(self, leg: _Open, kind: Kind, reason: str, now: float) -> list[Instruction]:
+    def _decode_failed(self, leg: _Open, kind: Kind, reason: Reason, now: float) -> list[Instruction]:
         self._decode = None
         self._bad_decodes.add(leg.target.instance)
-        words = f"decode instance {leg.target.instance} failed: {reason}"
+        why = reason.of(f"decode instance {leg.target.instance}")
         if self._begun:
             self._spoken = False
             tail = self._course.tail() if self._course is not None else None
             if tail is not None:
                 return self._answer("ok", [Complete(tail)]) + self._cancel_all()
             if self._course is None or kind is Kind.DIFFERS or not self._course.goes_on:
-                return self._cut_off("broken", upstream(words)) + self._cancel_all()
+                return self._cut_off("broken", upstream(why.said), why.full) + self._cancel_all()
         if kind is Kind.LACKING:
-            return self._cut_off("broken" if self._begun else "unavailable", unavailable(reason)) + self._cancel_all()
+            return self._cut_off("broken" if self._begun else "unavailable", unavailable(reason.said)) + self._cancel_all()
         if kind is Kind.REFUSED and self._refusals < MAX_REFUSALS:
             self._refusals += 1
             self._decode_tries -= 1  # it never saw the leg
@@ -297,8 +298,8 @@ class Exchange:
         again = self._send_pair_elsewhere(now, last) if self._may_retry(kind, now) else None
         if again is not None:
             return again
-        fault = unavailable(words) if kind is Kind.REFUSED else upstream(words)
-        return self._cut_off("broken" if self._begun else "failed", fault) + self._cancel_all()
+        fault = unavailable(why.said) if kind is Kind.REFUSED else upstream(why.said)
+        return self._cut_off("broken" if self._begun else "failed", fault, why.full) + self._cancel_all()
 
     def _may_retry(self, kind: Kind, now: float) -> bool:
         # The budget is for engines that live and fail. One death costs each of its requests one retry, however many there
@@ -358,17 +359,17 @@ class Exchange:
                 self._prefill = None
                 return self._answer("client_error", [Pass(leg.leg)]) + self._cancel_all()
             case Answered(status=status):
-                return self._prefill_failed(leg, f"prefill instance {leg.target.instance} answered {status}", now)
+                return self._prefill_failed(leg, Reason(f"prefill instance {leg.target.instance} answered {status}"), now)
             case Failed(kind=kind, reason=reason):
-                words = f"prefill instance {leg.target.instance} failed: {reason}"
                 if kind is Kind.LACKING and not (self._begun or self._answered):
                     self._prefill = None
-                    return self._cut_off("unavailable", unavailable(reason)) + self._cancel_all()
-                return self._prefill_failed(leg, words, now, gone=kind in GONE)
+                    return self._cut_off("unavailable", unavailable(reason.said)) + self._cancel_all()
+                why = reason.of(f"prefill instance {leg.target.instance}")
+                return self._prefill_failed(leg, why, now, gone=kind in GONE)
             case _:
                 return []
 
-    def _prefill_failed(self, leg: _Open, words: str, now: float, *, gone: bool = False) -> list[Instruction]:
+    def _prefill_failed(self, leg: _Open, why: Reason, now: float, *, gone: bool = False) -> list[Instruction]:
         self._prefill = None
         self._bad_prefills.add(leg.target.instance)
         if self._answered or self._decode is None or self._decode.begun:
@@ -379,15 +380,15 @@ class Exchange:
             if target is not None:
                 self.attempt += 1
                 return [self._send_prefill(target, self._decode.target, left)]
-        return self._decode_alone(words, now)
+        return self._decode_alone(why, now)
 
-    def _decode_alone(self, words: str, now: float) -> list[Instruction]:
+    def _decode_alone(self, why: Reason, now: float) -> list[Instruction]:
         assert self._decode is not None
         decode = self._decode.target
         cancelled = self._cancel_all()
         self._pair_at = math.inf
         if self._limits.on_no_prefill == "reject" or decode.p2p:
-            return cancelled + self._cut_off("broken" if self._begun else "failed", unavailable(words))
+            return cancelled + self._cut_off("broken" if self._begun else "failed", unavailable(why.said), why.full)
         self._alone = True
         if self._begun:
             cancelled.append(Resume())
@@ -441,7 +442,8 @@ class Exchange:
             self._pair_at = math.inf
             if self._prefill is not None and self._decode is not None:
                 name = self._prefill.target.instance
-                return self._decode_alone(f"prefill instance {name} did not finish within {self._limits.pair_s:g} s", now)
+                why = Reason(f"prefill instance {name} did not finish within {self._limits.pair_s:g} s")
+                return self._decode_alone(why, now)
         return []
 
     def _answer(self, outcome: str, last: list[Instruction], now: float | None = None,
@@ -453,8 +455,8 @@ class Exchange:
             self._linger_at = now + self._limits.linger_s
         return last
 
-    def _cut_off(self, outcome: str, fault: Fault) -> list[Instruction]:
-        return self._answer(outcome, [Break(fault) if self._begun else Refuse(fault)], detail=fault.message)
+    def _cut_off(self, outcome: str, fault: Fault, detail: str = "") -> list[Instruction]:
+        return self._answer(outcome, [Break(fault) if self._begun else Refuse(fault)], detail=detail or fault.message)
 
     def _cancel_all(self) -> list[Instruction]:
         out: list[Instruction] = [Cancel(leg.leg) for leg in (self._prefill, self._decode) if leg is not None]

@@ -12,6 +12,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load
+from xpyd_sidecar.routing.reason import Reason
 
 INTERVAL_RANGE_S = (0.05, 60.0)
 """Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
@@ -114,7 +115,7 @@ class Lost(msgspec.Struct, frozen=True):
 
     instance: InstanceName
     incarnation: Incarnation
-    reason: str
+    reason: Reason
 
 
 class Leaving(msgspec.Struct, frozen=True):

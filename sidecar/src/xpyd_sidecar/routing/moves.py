@@ -13,6 +13,7 @@ from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.pick import Target
+from xpyd_sidecar.routing.reason import Reason
 
 
 class Kind(Enum):
@@ -65,7 +66,7 @@ class Failed(msgspec.Struct, frozen=True):
 
     leg: int
     kind: Kind
-    reason: str
+    reason: Reason
 
 
 class Leaving(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
 from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.routing import claims
 from xpyd_sidecar.routing.member import Changed, Instruction, Leaving, Lost, Member, Probe, Probed, Refused
+from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.settle import Settle
 
 __all__ = ["Changed", "Instruction", "Leaving", "Lost", "Member", "Probe", "Probed", "Refused", "Roster"]
@@ -120,11 +121,13 @@ class Roster:
             for m in self.members())
 
     def why_not(self, role: Role) -> str:
-        """Why nobody of a role can be picked, in words for a person."""
+        """Why nobody of a role can be picked, in words for clients: why an instance is suspended is in the log and in the
+        fleet, since it may hold addresses.
+        """
         here = [m for m in self.members() if m.role is role]
         if not here:
             return f"no {role} instance is known"
-        shown = ", ".join(f"{m.name} {'suspended: ' + m.suspended if m.suspended else m.state}" for m in here[:4])
+        shown = ", ".join(f"{m.name} {'suspended' if m.suspended else m.state}" for m in here[:4])
         return f"no {role} instance is ready ({shown}{', …' if len(here) > 4 else ''})"
 
     # ---- legs of this router
@@ -208,7 +211,7 @@ class Roster:
             out.append(Changed(member.name, f"another agent speaks for it: {member.agent} → {beat.agent}", "agent"))
         began = member.incarnation != beat.incarnation
         if began and member.incarnation:
-            out.append(Lost(member.name, member.incarnation, f"{member.name} was restarted"))
+            out.append(Lost(member.name, member.incarnation, Reason(f"{member.name} was restarted")))
         if (beat.role, beat.state) != (member.role, member.state):
             kind = "state" if beat.role is member.role else "role"
             out.append(Changed(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}", kind))
@@ -259,20 +262,20 @@ class Roster:
             reason, member.suspended = member.suspended, ""
             self._changed()
             return [Changed(name, f"healthy again ({reason})", "resumed")]
-        words = f"{name} failed its health check: {detail}"
+        why = Reason(f"{name} failed its health check", detail)
         if self._silent(now, member):
-            words = f"{name} was silent for {now - member.beat_at:.1f} s and its health check failed: {detail}"
+            why = Reason(f"{name} was silent for {now - member.beat_at:.1f} s and its health check failed", detail)
             member.unanswered += result is Probed.SILENT
             if result is Probed.DEAD or member.unanswered >= UNANSWERED:
                 self._forget(member)
-                return [Changed(name, f"evicted: {words}", "evicted"), Lost(name, incarnation, words)]
-            return self._suspend(member, words)
+                return [Changed(name, f"evicted: {why.full}", "evicted"), Lost(name, incarnation, why)]
+            return self._suspend(member, why.full)
         if result is Probed.SILENT:
-            return self._unheard(member, words)
+            return self._unheard(member, why)
         lost = member.in_flight > 0 or not member.suspended
-        return self._suspend(member, detail or "health check failed") + ([Lost(name, incarnation, words)] if lost else [])
+        return self._suspend(member, detail or "health check failed") + ([Lost(name, incarnation, why)] if lost else [])
 
-    def _unheard(self, member: Member, words: str) -> list[Instruction]:
+    def _unheard(self, member: Member, why: Reason) -> list[Instruction]:
         """A probe of who beats had no answer. Where nobody could go on with its legs they wait: it may only stand still."""
         if member.state is not State.STARTING or not member.in_flight:
             return []
@@ -280,7 +283,7 @@ class Roster:
         others = self.pickable(member.role) or self.pickable(Role.DECODE)  # decode can do what prefill does
         if member.stuck < UNANSWERED or not others:
             return []
-        return [*self._suspend(member, words), Lost(member.name, member.incarnation, words)]
+        return [*self._suspend(member, why.full), Lost(member.name, member.incarnation, why)]
 
     def on_tick(self, now: float) -> list[Instruction]:
         """Once per beat interval or oftener: probe who is silent, suspended or in doubt."""
