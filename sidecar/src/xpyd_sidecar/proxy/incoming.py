@@ -118,14 +118,14 @@ class Incoming:
     def _parse(self, data: bytes) -> None:
         rest: bytes | None = data
         while rest is not None:  # a turn for each upgrade that is offered
+            piece, rest = rest, None
             try:
-                self._parser.feed_data(rest)
-                rest = None
+                self._parser.feed_data(piece)
             except httptools.HttpParserUpgrade as upgrade:
-                rest = None if self.fault is not None else self._without_upgrade(rest[upgrade.args[0]:])
+                if self.fault is None:
+                    rest = self._without_upgrade(piece[upgrade.args[0]:])
             except httptools.HttpParserError as error:
                 self.fault = self.fault or bad_request(f"malformed HTTP: {error}", code="malformed_http")
-                rest = None
 
     def _without_upgrade(self, rest: bytes) -> bytes | None:
         """What to parse instead of a request that offers an upgrade, and of ``rest`` behind its head. None: a fault."""
