@@ -32,8 +32,8 @@ from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.proxy.wire import Head, chunk_of
 from xpyd_sidecar.routing import dialects, faults
 from xpyd_sidecar.routing.faults import Fault
+from xpyd_sidecar.routing.hidden import refuse_in_form
 from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.passed import refuse_in_form
 from xpyd_sidecar.routing.paths import Route
 from xpyd_sidecar.routing.pick import Asked, Pair, Target
 from xpyd_sidecar.routing.reason import Reason

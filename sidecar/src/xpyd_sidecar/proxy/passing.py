@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from xpyd_sidecar.proxy.access import access
 from xpyd_sidecar.proxy.account import outcome_of
 from xpyd_sidecar.proxy.dialect_entry import DialectEntry
@@ -16,7 +18,8 @@ from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.tally import Counts
 from xpyd_sidecar.routing import dialects, faults
 from xpyd_sidecar.routing.faults import Fault, unknown_model
-from xpyd_sidecar.routing.passed import Asked, checked, refuse_in_form
+from xpyd_sidecar.routing.hidden import refuse_form_type, refuse_in_form
+from xpyd_sidecar.routing.passed import Asked, checked
 from xpyd_sidecar.routing.paths import Body, Route
 from xpyd_sidecar.routing.reason import Reason
 
@@ -51,9 +54,12 @@ class Passing:
         """
         dispatch = self._dispatch
         try:
-            if request.upload is None and route.body is Body.FORM:
+            if route.body is Body.FORM:
+                refuse_form_type(request.headers.get(b"content-type", b""))
                 refuse_in_form(request.body)
-            asked = checked(route.path, request.body) if route.body is Body.JSON else Asked(None, {})
+            asked = checked(route.path, request.body) if route.body is Body.JSON else Asked(None, {}, request.body)
+            if asked.body is not request.body:
+                request = msgspec.structs.replace(request, body=asked.body)
             served = dispatch.models()
             if asked.model and served and asked.model not in served:
                 raise unknown_model(asked.model, served)

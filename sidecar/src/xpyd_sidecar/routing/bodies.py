@@ -17,7 +17,8 @@ from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.routing.faults import bad_request
-from xpyd_sidecar.routing.fields import FORCED, ONLY_ROUTER, TABLE, Api, Leg, is_null
+from xpyd_sidecar.routing.fields import FORCED, TABLE, Api, Leg, is_null
+from xpyd_sidecar.routing.hidden import refuse
 
 if TYPE_CHECKING:
     from xpyd_sidecar.routing.shapes import Shape
@@ -30,10 +31,8 @@ _T = TypeVar("_T")
 _FIRST_TOKEN = ("temperature", "logit_bias", "allowed_token_ids", "repetition_penalty", "ignore_eos", "stop_token_ids",
                 "skip_special_tokens")
 """Fields that choose or show the first token of a greedy answer."""
-_XARGS_REFUSED = frozenset({legs.FIELD, "ec_transfer_params"})
-_WATCHED = {api: frozenset(name for name, rule in table.items() if rule.skips is not None or rule.refused)
-            for api, table in TABLE.items()}
-"""Fields that may keep a request from being split, or from being served."""
+_WATCHED = {api: frozenset(name for name, rule in table.items() if rule.skips is not None) for api, table in TABLE.items()}
+"""Fields that may keep a request from being split."""
 _NOT_KEPT = {api: frozenset(name for name, rule in table.items() if rule.leg is not Leg.KEEP)
              for api, table in TABLE.items()}
 _WHERE_GIVEN = {api: [(name, Raw(rule.value)) for name, rule in table.items()
@@ -87,17 +86,15 @@ def split(body: bytes) -> dict[str, Raw]:
 
 def checked(api: Api, fields: dict[str, Raw]) -> Request:
     """A request of these fields. Raises Fault: 400, one is refused or has the wrong type."""
+    refuse(fields)
     table = TABLE[api]
     skips = ""
     for name, raw in () if _WATCHED[api].isdisjoint(fields) else fields.items():
         rule = table.get(name)
-        if rule is None or (rule.skips is None and not rule.refused) or is_null(raw):
+        if rule is None or rule.skips is None or is_null(raw):
             continue
-        if rule.refused:
-            raise bad_request(f"{name!r} cannot be sent by a client: {rule.refused}", param=name, code="refused_field")
-        if rule.skips is not None and not skips and _asked(rule.skips, name, fields):
+        if not skips and _asked(rule.skips, name, fields):
             skips = name
-    refuse_smuggled(fields)
     model = _typed(fields, "model", str)
     if model == "":
         raise bad_request("'model' must not be empty", param="model")
@@ -174,19 +171,3 @@ def _typed(fields: Mapping[str, Raw], name: str, kind: type[_T]) -> _T | None:
         return _TYPED[kind](raw)  # type: ignore[no-any-return]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"{name!r}: {error}", param=name) from None
-
-
-def refuse_smuggled(fields: Mapping[str, Raw]) -> None:
-    """Refuse what would reach a connector by way of ``vllm_xargs``. Raises Fault."""
-    # The engine lays kv_transfer_params over vllm_xargs, so a name in there would reach the connector when no leg does.
-    raw = fields.get("vllm_xargs")
-    if raw is None or is_null(raw):
-        return
-    try:
-        names = msgspec.json.decode(raw, type=dict[str, Raw])
-    except BAD_JSON as error:
-        raise bad_request(f"'vllm_xargs': {error}", param="vllm_xargs") from None
-    for name in names:
-        if name in _XARGS_REFUSED:
-            raise bad_request(f"'vllm_xargs.{name}' cannot be sent by a client: {ONLY_ROUTER}", param=f"vllm_xargs.{name}",
-                              code="refused_field")
