@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from xpyd_sidecar.proxy.events import EventStream
+from xpyd_sidecar.proxy.events import EventStream, only_comments
 from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing.moves import Kind
@@ -176,6 +176,31 @@ def test_comments_and_crlf_are_events_too() -> None:
     out, stream = run([raw + END])
     assert out == raw
     assert stream.ended
+
+
+@pytest.mark.parametrize("framed", [True, False])
+@pytest.mark.parametrize(("payloads", "alone"), [
+    ([b": keep-alive\n\n"], True), ([b":\n\n", b": a\n: b\n\n"], True), ([b"\n\n", b": a\r\n\r\n"], True),
+    ([b": a\n\n", b"data: {}\n\n"], False), ([b"data: {}\n\n"], False), ([b": a\ndata: {}\n\n"], False),
+    ([b"data: :\n\n", b": a\n\n"], False), ([b"event: x\n\n"], False)])
+def test_comments_alone_are_told_from_events(payloads: list[bytes], alone: bool, framed: bool) -> None:
+    out = b"".join(chunk_of(payload) if framed else payload for payload in payloads)
+    assert only_comments(out, framed=framed) is alone
+
+
+@pytest.mark.parametrize("way", [None, Way.REPLAY, Way.CONTINUE])
+def test_a_comment_hides_nothing_of_the_event_that_it_stands_in(way: Way | None) -> None:
+    position = None if way is None else Position("completions", way)
+    stream = stream_of(position, framed=False)
+    told = b'data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}],"prompt_token_ids":[7]}\n'
+    out = stream.feed(chunk_of(b": one\n" + told + b": two\n\n"))
+    assert out.startswith(b": one\n")
+    assert (b'"token_ids":[1]' in out) is (way is not Way.CONTINUE)
+    if way is Way.CONTINUE:
+        assert position is not None
+        assert (position.prompt, position.tokens) == (b"7", 1)
+    assert stream.feed(chunk_of(b": c\n" + error(500, "gone"))) == b": c\n\n"
+    assert stream.failure.endswith("gone")
 
 
 def test_a_body_may_end_without_done() -> None:

@@ -183,7 +183,7 @@ class World:
 
 PREFILL_ANSWERS = (*["ok"] * 12, "500", "400", "abort", "close", "chunked", "odd", "more")
 DECODE_ANSWERS = (*["ok"] * 12, "500", "400", "whole", "error event", "abort", "no done", "odd chunk", "close", "later odd",
-                  "empty deltas")
+                  "empty deltas", "comments", "comments", "no done behind comments")
 
 
 class Script(msgspec.Struct):
@@ -249,7 +249,13 @@ def decoded(kind: str, ids_asked: bool, number: int) -> bytes:
         out[0] = b"zz\r\n" + out[0]
     if kind == "later odd":
         out[4] = b"zz\r\n" + out[4]
-    if kind != "no done":
+    if kind == "comments":
+        out[3:3] = [chunk_of(b": keep-alive\n\n")]
+    if kind.endswith("comments"):
+        out[:0] = [chunk_of(b": keep-alive\n\n")] * 2
+    if kind == "no done behind comments":
+        out[2:] = []
+    if not kind.startswith("no done"):
         out.append(chunk_of(b"data: [DONE]\n\n"))
     return head + b"".join(out) + b"0\r\n\r\n"
 

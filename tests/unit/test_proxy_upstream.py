@@ -20,11 +20,15 @@ class Notes:
     """A sink that writes down what it hears, and can wait for the end."""
 
     def __init__(self) -> None:
-        self.events = b""
+        self.events = self.comments = b""
         self.body = b""
         self.outcome = ""
         self.reason = ""
         self.done = asyncio.Event()
+
+    def on_comments(self, call: Call, data: bytes) -> None:
+        assert not self.events
+        self.comments += data
 
     def on_events(self, call: Call, data: bytes) -> None:
         assert not self.outcome

@@ -11,6 +11,7 @@ searches a chunk and no copy; everything else takes the careful way:
               … "finish_reason":"abort" …        what comes before it; then the stream has failed
               … data: {"error": … (5xx) …        likewise
               … data: [DONE]\n\n …               relayed, and the stream has ended
+              : keep-alive\n\n                  a comment: relayed, and says nothing (``only_comments``)
 
 Markers cannot be forged by generated text: inside a JSON string quotes and line ends are escaped, so ``"abort"`` with
 bare quotes and ``data:`` at a line's start are the engine's own. Only whole events are ever relayed, so that an error
@@ -125,7 +126,13 @@ class EventStream(Scanner):
         if self._plain and ABORT not in events and ERROR not in events and DONE not in events:
             return b"".join(held)
         good: list[bytes] = []
-        for event in events.replace(b"\r\n", b"\n").split(b"\n\n"):
+        for given in events.replace(b"\r\n", b"\n").split(b"\n\n"):
+            event = given
+            if given.startswith(b":") or given.find(b"\n:") >= 0:
+                lines = given.split(b"\n")
+                event = b"\n".join([line for line in lines if not line.startswith(b":")])
+                comments = b"\n".join([line for line in lines if line.startswith(b":")]) + b"\n\n"
+                good.append(comments if self._plain else self._seen(comments))
             if not event:
                 continue
             if event.startswith(DONE):
@@ -156,6 +163,15 @@ class EventStream(Scanner):
     def _seen(self, event: bytes) -> bytes:
         """What goes to the client of an event, which is no failure; may set ``failure``."""
         return event
+
+
+def only_comments(out: bytes, *, framed: bool) -> bool:
+    """Whether what a stream gave is comments alone. They say that an engine is at work, and begin no answer."""
+    at = out.find(b"\n") + 1 if framed else 0
+    if not out.startswith((b":", b"\n", b"\r"), at):
+        return False
+    payload = b"".join([payload for _, payload in Chunks().feed(out)]) if framed else out
+    return all(line[:1] in {b"", b":", b"\r"} for line in payload.split(b"\n"))
 
 
 def size_of(digits: bytes) -> int:

@@ -62,6 +62,9 @@ class Farewells:
 
     # ---- upstream.Sink
 
+    def on_comments(self, call: Call, data: bytes) -> None:
+        """Nobody waits for one."""
+
     def on_events(self, call: Call, data: bytes) -> None:
         """Nothing is streamed."""
 

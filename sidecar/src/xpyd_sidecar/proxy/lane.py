@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpyd_sidecar.contract.ids import TransferId
-from xpyd_sidecar.proxy.events import ABORT, END, EventStream
+from xpyd_sidecar.proxy.events import ABORT, END, EventStream, only_comments
 from xpyd_sidecar.proxy.fast import Scanner
 from xpyd_sidecar.proxy.leg import Connection
 from xpyd_sidecar.proxy.noted import NotedStream
@@ -176,6 +176,9 @@ class Lane(msgspec.Struct, eq=False):
             else:
                 self.unfold()
                 connection.go_on(out)
+        elif out and self.begun_at != self.begun_at and only_comments(out, framed=True):
+            self.unfold()
+            connection.go_on(out)
         else:
             self._go_on(out)
             if out:

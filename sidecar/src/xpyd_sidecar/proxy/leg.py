@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from xpyd_sidecar.contract.ids import HostPort
-from xpyd_sidecar.proxy.events import EventStream
+from xpyd_sidecar.proxy.events import EventStream, only_comments
 from xpyd_sidecar.proxy.fast import Leg, Outlet
 from xpyd_sidecar.proxy.loop import adopt, release
 from xpyd_sidecar.proxy.wire import HeadReader, Malformed, WholeBody
@@ -170,7 +170,9 @@ class Connection(Leg, asyncio.Protocol):
 
     def _on_out(self, call: Call, stream: EventStream, out: bytes) -> None:
         if out:
-            if call.relay is None:
+            if call.relay is None and only_comments(out, framed=call.framed):
+                call.sink.on_comments(call, out)
+            elif call.relay is None:
                 call.ends = stream.done and stream.ended and not stream.failure
                 call.sink.on_events(call, out)
             elif stream.done and stream.ended and not stream.failure:

@@ -172,6 +172,16 @@ class Serving:
         else:
             self._on(mv.Begun(call.tag))
 
+    def on_comments(self, call: Call, data: bytes) -> None:
+        """Decode says that it is at work: its client may hear that, but nothing of an answer has begun."""
+        assert call.head is not None
+        if self._gone or self._paused:
+            return
+        if self._reply.started:
+            self._reply.write(data)
+        else:
+            self._reply.begin(call.head.status, call.head.passed_on(), data)
+
     def on_end(self, call: Call) -> None:
         """Decode's stream is whole."""
         self._shut(call.tag, "2xx")
@@ -271,10 +281,7 @@ class Serving:
         self._reminder.cancel()
         fault = Fault(500, "the router failed; its log says why", kind="internal_error", code="internal")
         if not self._gone and not self._reply.done:
-            if self._reply.started:
-                self._reply.fail(fault.event())
-            else:
-                self._reply.fault(fault)
+            self._refused(fault)
         if self in self._dispatch.servings:
             self._closed("failed", fault.message)
 
@@ -286,7 +293,14 @@ class Serving:
 
     def _refuse(self, instruction: mv.Refuse) -> None:
         if not self._gone:
-            self._reply.fault(instruction.fault)
+            self._refused(instruction.fault)
+
+    def _refused(self, fault: Fault) -> None:
+        # A client that has heard comments has a head as well: it gets the error as engines tell one in a stream.
+        if self._reply.started:
+            self._reply.fail(fault.event())
+        else:
+            self._reply.fault(fault)
 
     def _break(self, instruction: mv.Break) -> None:
         if not self._gone:
@@ -335,13 +349,14 @@ class Serving:
         else:
             self._relaying = call
             call.relay_to(self._reply.write, self._reply.outlet)
+        if math.isnan(self.record.first_at):
+            self.record.first_at = perf_counter()
         if self._reply.started:
             first, self._first = self._first, b""
             self._reply.write(first)
             if self._paused:
                 call.pause()
             return
-        self.record.first_at = perf_counter()
         first, self._first = self._first, b""
         self._reply.begin(call.head.status, call.head.passed_on(), first, ends=call.ends and call is self._relaying)
         if self._paused and call is self._relaying:
@@ -355,7 +370,11 @@ class Serving:
             self.record.first_at = perf_counter()
         if call.head.status < 300:
             self.record.prompt_tokens, self.record.tokens = answers.lengths(body)
-        if not self._gone:
+        if self._gone:
+            return
+        if self._reply.started:
+            self._reply.fail(b"".join([b"data: %b\n" % line for line in body.splitlines()]) + b"\n")
+        else:
             self._reply.whole(call.head.status, call.head.end_to_end(), body)
 
     def _shut(self, number: int, result: str) -> Leg | None:

@@ -45,6 +45,9 @@ class Sink(Protocol):
     def on_events(self, call: Call, data: bytes) -> None:
         """Part of an event stream that may be relayed (``call.head`` is set); never empty."""
 
+    def on_comments(self, call: Call, data: bytes) -> None:
+        """The same of a stream without any event yet: comments alone."""
+
     def on_end(self, call: Call) -> None:
         """The event stream ended with [DONE]."""
 
