@@ -11,6 +11,7 @@ from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceNa
 from xpyd_sidecar.contract.legs import FIELD, Leg, Peer
 from xpyd_sidecar.routing import dialects
 from xpyd_sidecar.routing.bodies import decode_body, parse, prefill_body
+from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.fields import TABLE, Api
 from xpyd_sidecar.routing.passed import checked
 
@@ -156,3 +157,37 @@ def test_both_legs_in_other_dialects_pass_the_engines_checks(spoken: dict[str, A
     decode = spoken[path](**json.loads(request.decode_body(D_LEG)))
     assert {name: getattr(prefill, name) for name in PROMPT_OF[path] - {"request_id"}} == {
         name: getattr(decode, name) for name in PROMPT_OF[path] - {"request_id"}}
+
+
+STREAMS = ("true", "false", "null", "0", "1", "2", "1.0", "0.5", '"true"', '"False"', '"yes"', '"off"', '"1"', '"maybe"',
+           "[]", "{}")
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("raw", STREAMS)
+@pytest.mark.parametrize("api", ["completions", "chat"])
+def test_the_router_takes_stream_and_a_byte_order_mark_as_the_engine_does(models: dict[Api, Any], api: Api, raw: str,
+                                                                          mark: bytes) -> None:
+    prompt = '"prompt":"hi"' if api == "completions" else '"messages":[{"role":"user","content":"hi"}]'
+    body = mark + f'{{"model":"m",{prompt},"stream":{raw}}}'.encode()
+    try:
+        expected = bool(models[api](**json.loads(body)).stream)
+    except ValueError:
+        with pytest.raises(Fault):
+            parse(api, body)
+    else:
+        request = parse(api, body)
+        assert request.stream is expected
+        assert bool(models[api](**json.loads(decode_body(request, D_LEG))).stream) is expected
+
+
+@pytest.mark.parametrize("raw", STREAMS)
+@pytest.mark.parametrize(("path", "said"), [("/v1/messages", THINKS), ("/v1/responses", SHOWS)])
+def test_so_it_does_in_other_dialects(spoken: dict[str, Any], path: str, said: dict[str, Any], raw: str) -> None:
+    body = {**said, "stream": json.loads(raw)}
+    request = dialects.request(path, checked(path, json.dumps(body).encode()).fields)
+    assert request is not None
+    try:
+        assert request.stream is bool(spoken[path](**body).stream)
+    except ValueError:
+        assert not request.stream, "an answer of 400 is not read as a stream"

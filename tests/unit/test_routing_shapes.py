@@ -21,7 +21,7 @@ LEGS = [legs.Leg(1, Role.PREFILL, TransferId("ab" * 16), Attempt(1), 60.0, PEER)
         legs.Leg(1, Role.PREFILL, TransferId("cd" * 16), Attempt(3), 1.25, PEER),
         legs.Leg(1, Role.DECODE, TransferId("ef" * 16), Attempt(1), 60.0, None)]
 VALUES: dict[str, list[Any]] = {
-    "model": ["tiny", "tiny", "tiny", None, "", 7], "stream": [True, True, True, False, None, "yes"],
+    "model": ["tiny", "tiny", "tiny", None, "", 7], "stream": [True, True, True, False, None, "yes", 1, 0.0, "off", 2],
     "prompt": ["hi", "100 %b %d %%", "é", "x" * 2000, [1, 2, 3], ["a", "b"], None, ""],
     "messages": [[{"role": "user", "content": "hi %s"}], [{"role": "user", "content": [{"type": "image_url"}]}], [], "text",
                  None],

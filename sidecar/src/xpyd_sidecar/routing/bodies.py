@@ -19,6 +19,7 @@ from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.routing.faults import bad_request
 from xpyd_sidecar.routing.fields import FORCED, TABLE, Api, Leg, is_null
 from xpyd_sidecar.routing.hidden import refuse
+from xpyd_sidecar.routing.lax import truth, unmarked
 
 if TYPE_CHECKING:
     from xpyd_sidecar.routing.shapes import Shape
@@ -41,8 +42,7 @@ _WHERE_GIVEN = {api: [(name, Raw(rule.value)) for name, rule in table.items()
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
-_TYPED: dict[type, Callable[[Raw], Any]] = {str: msgspec.json.Decoder(str | None).decode,
-                                            bool: msgspec.json.Decoder(bool | None).decode}
+_TYPED: dict[type, Callable[[Raw], Any]] = {str: msgspec.json.Decoder(str | None).decode, bool: truth}
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ def parse(api: Api, body: bytes) -> Request:
 def split(body: bytes) -> dict[str, Raw]:
     """The fields of a body. Raises Fault: 400, it is no JSON object."""
     try:
-        return _decode_fields(body)
+        return _decode_fields(unmarked(body))
     except BAD_JSON as error:
         raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from None
 
@@ -169,5 +169,5 @@ def _typed(fields: Mapping[str, Raw], name: str, kind: type[_T]) -> _T | None:
         return None
     try:
         return _TYPED[kind](raw)  # type: ignore[no-any-return]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # msgspec's are such
         raise bad_request(f"{name!r}: {error}", param=name) from None

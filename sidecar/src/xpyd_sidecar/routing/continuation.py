@@ -23,6 +23,7 @@ from msgspec import Raw
 
 from xpyd_sidecar.routing.bodies import Request
 from xpyd_sidecar.routing.fields import is_null
+from xpyd_sidecar.routing.lax import is_true, whole
 from xpyd_sidecar.routing.position import Channel, Have, Position
 from xpyd_sidecar.routing.ways import Way, one_choice, way_if_greedy, way_of
 
@@ -57,14 +58,14 @@ def position_of(request: Request, *, goes_on: bool) -> Position | None:
         return None
     fields = request.fields
     options = _decoded(fields.get("stream_options"), dict[str, Raw]) or {}
-    wants_usage = _is_true(options.get("include_usage"))
+    wants_usage = is_true(options.get("include_usage"))
     way = way_of(request.api, fields)
     lasts = way is not Way.ERROR
     if not lasts:
         way = way_if_greedy(request.api, fields)
         if way is not Way.CONTINUE and not wants_usage:
             return None
-    return Position(request.api, way, asked_ids=_is_true(fields.get("return_token_ids")),
+    return Position(request.api, way, asked_ids=is_true(fields.get("return_token_ids")),
                     wants_usage=wants_usage, choices=1 if one_choice(fields) else 0,
                     shows_logprobs=_given(fields.get("logprobs")), lasts=lasts)
 
@@ -87,9 +88,9 @@ def speaks_first(request: Request, position: Position | None) -> bool:
         return False
     fields = request.fields
     options = _decoded(fields.get("stream_options"), dict[str, Raw]) or {}
-    if _given(fields.get("stop")) or _is_true(options.get("continuous_usage_stats")):
+    if _given(fields.get("stop")) or is_true(options.get("continuous_usage_stats")):
         return False
-    return all(_decoded(fields[name], int) != 1 for name in ("max_tokens", "max_completion_tokens") if name in fields)
+    return all(whole(fields[name]) != 1 for name in ("max_tokens", "max_completion_tokens") if name in fields)
 
 
 def go_on(request: Request, position: Position) -> Going:
@@ -119,7 +120,7 @@ def _cut(request: Request, have: Have) -> tuple[int, dict[Channel, str]] | None:
     lag = _lag(request)
     if lag is None or (lag and len(have.texts) > 1):
         return None  # a parser stands between the text that lags and the text that is seen
-    includes = _is_true(request.fields.get("include_stop_str_in_output"))
+    includes = is_true(request.fields.get("include_stop_str_in_output"))
     held = 0 if includes else lag
     bound = have.chars() - (lag if includes else 0)
     for at in range(len(have.steps) - 1, -1, -1):
@@ -161,16 +162,12 @@ def _behind(request: Request, keep: int, prompt: Raw) -> Request:
 
 
 def _less(raw: Raw, keep: int, least: int) -> Raw:
-    number = _decoded(raw, int)
+    number = whole(raw)
     return raw if number is None else Raw(b"%d" % max(least, number - keep))
 
 
 def _given(raw: Raw | None) -> bool:
     return raw is not None and not is_null(raw) and bytes(raw) != b"false"
-
-
-def _is_true(raw: Raw | None) -> bool:
-    return raw is not None and bytes(raw) == b"true"
 
 
 def _decoded(raw: Raw | None, kind: Any) -> Any:

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.contract import legs
+from xpyd_sidecar.routing.lax import is_true
 
 _EMPTY = Raw(b"")
 _ONE, _ZERO, _FALSE = Raw(b"1"), Raw(b"0"), Raw(b"false")
@@ -83,7 +84,7 @@ class Request(msgspec.Struct, frozen=True):
     @property
     def stream(self) -> bool:
         """Whether its answer is to come in events."""
-        return bytes(self.fields.get("stream", _EMPTY)) == b"true"
+        return is_true(self.fields.get("stream"))
 
     @property
     def prompt(self) -> Raw:

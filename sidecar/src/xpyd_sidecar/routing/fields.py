@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.contract import legs
+from xpyd_sidecar.routing.lax import is_true
 
 Api = Literal["completions", "chat"]
 
@@ -61,7 +62,7 @@ def _raw(fields: Mapping[str, Raw], name: str) -> bytes:
 
 
 def _is_true(name: str) -> Callable[[Mapping[str, Raw]], bool]:
-    return lambda fields: _raw(fields, name) == b"true"
+    return lambda fields: is_true(fields.get(name))
 
 
 def _above_one(name: str) -> Callable[[Mapping[str, Raw]], bool]:
@@ -73,7 +74,7 @@ def _given(_: Mapping[str, Raw]) -> bool:
 
 
 def _negative(name: str) -> Callable[[Mapping[str, Raw]], bool]:
-    return lambda fields: _raw(fields, name).startswith(b"-")
+    return lambda fields: _raw(fields, name).startswith((b"-", b'"'))  # "-1" is taken as well
 
 
 def _several_prompts(fields: Mapping[str, Raw]) -> bool:
@@ -89,7 +90,7 @@ def _several_prompts(fields: Mapping[str, Raw]) -> bool:
 
 
 def _echo_with_logprobs(fields: Mapping[str, Raw]) -> bool:
-    return _raw(fields, "echo") == b"true" and _raw(fields, "logprobs") != _NULL
+    return is_true(fields.get("echo")) and _raw(fields, "logprobs") != _NULL
 
 
 KEEP = Rule(Leg.KEEP)

@@ -11,7 +11,9 @@ from msgspec import Raw
 
 from xpyd_sidecar.routing.bodies import BAD_JSON
 from xpyd_sidecar.routing.faults import bad_request
+from xpyd_sidecar.routing.fields import is_null
 from xpyd_sidecar.routing.hidden import refuse, repeats
+from xpyd_sidecar.routing.lax import is_true, unmarked
 
 _KEPT = "the answer it names is kept by one engine, and requests go to any of them; send the whole conversation"
 _decode = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -37,13 +39,15 @@ def checked(path: str, body: bytes) -> Asked:
         Fault: 400; it is no JSON object, or holds a field that a client must not send (``param`` names it).
     """
     try:
-        fields = _decode(body)
+        fields = _decode(unmarked(body))
     except BAD_JSON as error:
         raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from None
     refuse(fields)
     if path == "/v1/responses":
-        for name in ("previous_response_id", "background"):
-            if name in fields and fields[name] not in (Raw(b"null"), Raw(b"false")):
+        earlier = fields.get("previous_response_id")
+        for name, wanted in (("previous_response_id", earlier is not None and not is_null(earlier)),
+                             ("background", is_true(fields.get("background")))):
+            if wanted:
                 raise bad_request(f"{name!r} cannot be served: {_KEPT}", param=name, code="refused_field")
     try:
         model = _model(fields["model"]) if "model" in fields else None
