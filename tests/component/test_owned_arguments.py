@@ -67,3 +67,12 @@ def test_an_abbreviation_is_refused_exactly_when_its_option_is(parser: argparse.
                 is_owned = any(owned.option_of(option) for option in options)
                 assert (owned.option_of(name[:length]) is not None) == is_owned, (name[:length], options)
     assert checked > 1000
+
+
+def test_the_key_in_the_environment_is_still_called_so() -> None:
+    """A renamed variable would no longer be refused."""
+    from vllm import envs
+
+    assert "VLLM_API_KEY" in envs.environment_variables
+    named = {name for name in envs.environment_variables if "API_KEY" in name}
+    assert all(owned.env(name) for name in named), named

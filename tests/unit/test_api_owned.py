@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xpyd_operator.api.owned import expression, listing, option_of, spaced
+from xpyd_operator.api.owned import ENV_PATTERN, env, expression, listing, option_of, spaced
 
 EXPRESSION = re.compile(expression())
 OPTIONS = [option.rstrip("*") for option, _ in listing() if not option.endswith("*")]
@@ -71,3 +71,19 @@ def test_option_and_value_in_one_item(argument: str, expected: bool) -> None:
 
 def test_what_to_write_instead_is_always_said() -> None:
     assert all(len(instead) > 10 for _, instead in listing())
+
+
+@pytest.mark.parametrize(("name", "owned"), [
+    ("VLLM_API_KEY", True), ("XPYD_HOST", True), ("PYTHONPATH", True), ("VLLM_DP_SIZE", True), ("VLLM_PORT", True),
+    ("VLLM_API_KEYS", False), ("vllm_api_key", False), ("MY_VLLM_API_KEY", False), ("VLLM_LOGGING_LEVEL", False),
+    ("HF_TOKEN", False), ("XPYD", False), ("VLLM_API_KEY\n", False),
+])
+def test_variables_that_xpyd_sets_itself(name: str, owned: bool) -> None:
+    assert bool(env(name)) is owned
+    assert bool(re.search(ENV_PATTERN.replace("$", r"\Z"), name)) is owned
+
+
+def test_a_key_in_the_environment_is_refused_in_the_words_of_its_argument() -> None:
+    found = option_of("--api-key")
+    assert found is not None
+    assert env("VLLM_API_KEY") == found[1]

@@ -53,6 +53,15 @@ def test_each_fault_has_file_line_and_path(write, capsys: pytest.CaptureFixture[
     assert len(lines) == 2
 
 
+def test_a_key_in_the_environment_is_refused_like_the_argument(write, capsys: pytest.CaptureFixture[str]) -> None:
+    given = "  engine:\n    env: [{name: VLLM_API_KEY, value: sk-inner}]\n    args: [--api-key, sk-inner]\n"
+    path = write(GOOD.rstrip("\n") + "\n" + given)
+    assert main(["check", "-f", path]) == 1
+    lines = sorted(line.partition(": ")[2] for line in capsys.readouterr().out.splitlines())
+    words = "is set by xpyd; write spec.router.apiKeySecret; engines are reached by their routers only"
+    assert lines == [f"spec.engine.args[0]: --api-key {words}", f"spec.engine.env[0].name: VLLM_API_KEY {words}"]
+
+
 def test_two_documents_one_of_them_wrong(write, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(f"{GOOD}---\n{WRONG}")
     assert main(["check", "-f", path]) == 1

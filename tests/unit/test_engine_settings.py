@@ -61,10 +61,15 @@ def test_bad_options_are_refused_with_the_field(environ: dict[str, str], options
     ({"XPYD_KEY_FILE": ""}, "XPYD_KEY_FILE is not set"),
     ({"XPYD_KEY_FILE": "/nowhere/key"}, "XPYD_KEY_FILE: .*No such file"),
     ({"XPYD_RUN_DIR": "/nowhere"}, "XPYD_RUN_DIR: /nowhere is no folder"),
+    ({"VLLM_API_KEY": "sk"}, "VLLM_API_KEY is set.* write spec.router.apiKeySecret"),
 ])
 def test_bad_environment_is_refused_with_the_variable(environ: dict[str, str], changes: dict[str, str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         settings.read({}, environ | changes)
+
+
+def test_an_empty_api_key_is_none(environ: dict[str, str]) -> None:
+    assert settings.read({}, environ | {"VLLM_API_KEY": ""}).host == "127.0.0.1"
 
 
 def test_a_key_file_with_something_else_in_it_is_refused(environ: dict[str, str]) -> None:

@@ -132,6 +132,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"spec": {"containers": [{"name": "main", "lifecycle": None}]}}, f"{MAIN}.lifecycle"),
     ({"spec": {"containers": [{"name": "main", "env": None}]}}, f"{MAIN}.env"),
     ({"spec": {"containers": [{"name": "main", "env": [{"name": "XPYD_HOST"}]}]}}, f"{MAIN}.env[0].name"),
+    ({"spec": {"containers": [{"name": "main", "env": [{"name": "VLLM_API_KEY"}]}]}}, f"{MAIN}.env[0].name"),
     ({"spec": {"containers": [{"name": "main", "env": [{"name": "A"}, {"name": "PYTHONPATH"}]}]}}, f"{MAIN}.env[1].name"),
     ({"spec": {"containers": [{"name": "main", "volumeMounts": [{"mountPath": "/xpyd/"}]}]}},
      f"{MAIN}.volumeMounts[0].mountPath"),

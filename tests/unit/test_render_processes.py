@@ -26,6 +26,7 @@ def test_an_engine_listens_where_it_is_told_and_reads_the_connectors_environment
     assert process.env[launch.ENV_SERVICE] == "qwen"
     assert process.env[launch.ENV_INSTANCE] == "qwen-e0"
     assert process.env[launch.ENV_HOST] == "127.0.0.1"
+    assert process.env[launch.ENV_API_KEY] == "", "a key of whoever calls xpyd is no key of the engine"
 
 
 def test_cpu_defaults_give_way_to_the_user() -> None:

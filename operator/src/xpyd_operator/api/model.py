@@ -47,7 +47,7 @@ class EnvVar(Part, frozen=True):
     """One variable of the engine's environment, as in a container."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", extra={"kind": "env"})]
-    """Name of the variable. `XPYD_…`, `PYTHONPATH` and vLLM's data-parallel addresses belong to xpyd."""
+    """Name of the variable. `XPYD_…`, `PYTHONPATH`, `VLLM_API_KEY` and vLLM's data-parallel addresses belong to xpyd."""
     value: Annotated[str, Meta(max_length=4096)] | None = None
     """Its value, as written (no `$(…)` is replaced). Not with `valueFrom`."""
     value_from: Preserved | None = None

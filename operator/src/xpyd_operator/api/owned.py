@@ -12,6 +12,8 @@ import re
 _ENDPOINT = "an engine listens where xpyd tells the router; ports for clients: spec.router.ports"
 _PARALLEL = "write spec.prefill.parallelism or spec.decode.parallelism"
 _KV = "write spec.kv"
+_KEYS = "write spec.router.apiKeySecret; engines are reached by their routers only"
+_OTHER_NAME = "take another name or leave it out"
 _CONTEXT = "KV that is split over the context cannot be handed over"
 
 _TABLE: dict[str, str] = {
@@ -28,7 +30,7 @@ _TABLE: dict[str, str] = {
     "--gr|pc": _ENDPOINT,
     "--hea|dless": _ENDPOINT,
     "--api-s|erver-count": _ENDPOINT,
-    "--api-k|ey": "write spec.router.apiKeySecret; engines are reached by their routers only",
+    "--api-k|ey": _KEYS,
     "--ro|ot-path": _ENDPOINT,
     "--ssl|": _ENDPOINT,
     "--enable-ss|l-refresh": _ENDPOINT,
@@ -76,8 +78,10 @@ _ATTACHED = re.compile(r"(-[nr])[0-9]+")
 
 SPACED_PATTERN = r"^--?[A-Za-z][^= ]* "
 """An option and its value in one item, which vLLM would not understand."""
-ENV_PATTERN = r"^(XPYD_.*|PYTHONPATH|VLLM_HOST_IP|VLLM_PORT|VLLM_DP_.*|VLLM_PLUGINS)$"
-"""Variables that xpyd sets itself."""
+_ENV = {"XPYD_.*": _OTHER_NAME, "PYTHONPATH": _OTHER_NAME, "VLLM_HOST_IP": _ENDPOINT, "VLLM_PORT": _ENDPOINT,
+        "VLLM_DP_.*": _PARALLEL, "VLLM_PLUGINS": _OTHER_NAME, "VLLM_API_KEY": _KEYS}
+"""Variables that xpyd sets itself, and those that do what an owned argument does."""
+ENV_PATTERN = rf"^({'|'.join(_ENV)})$"
 
 
 def option_of(argument: str) -> tuple[str, str] | None:
@@ -100,9 +104,9 @@ def spaced(argument: str) -> bool:
     return re.search(SPACED_PATTERN, argument) is not None
 
 
-def env(name: str) -> bool:
-    """Whether a variable is set by xpyd."""
-    return re.search(ENV_PATTERN, name) is not None
+def env(name: str) -> str:
+    """What to write instead of a variable that is set by xpyd; empty where it is free."""
+    return next((instead for pattern, instead in _ENV.items() if re.fullmatch(pattern, name)), "")
 
 
 def listing() -> list[tuple[str, str]]:

@@ -58,8 +58,8 @@ def _spaced_arguments(section: Engine | RoleSpec) -> Iterator[Finding]:
 
 def _owned_env(engine: Engine) -> Iterator[Finding]:
     for index, variable in enumerate(engine.env):
-        if owned.env(variable.name):
-            yield f"env[{index}].name", f"{variable.name} is set by xpyd; take another name or leave it out"
+        if instead := owned.env(variable.name):
+            yield f"env[{index}].name", f"{variable.name} is set by xpyd; {instead}"
 
 
 def _env_value(engine: Engine) -> Iterator[Finding]:

@@ -136,8 +136,8 @@ def _main(container: dict[str, Any], path: str) -> Iterator[Finding]:
     yield from _taken(container, _MAIN, path)
     yield from _one_user(container, path)
     for here, variable in _items(container, "env", path):
-        if owned.env(variable["name"]):
-            yield f"{here}.name", f"{variable['name']} is set by xpyd; take another name"
+        if instead := owned.env(variable["name"]):
+            yield f"{here}.name", f"{variable['name']} is set by xpyd; {instead}"
     for here, mount in _items(container, "volumeMounts", path):
         where = posixpath.normpath(mount["mountPath"])
         for needed in _NEEDED_MOUNTS:

@@ -25,6 +25,8 @@ ENV_DP_LOOKAHEAD = "XPYD_DP_LOOKAHEAD"
 """Steps that a rank asks for at once: adaptive, or a number."""
 ENV_DP_TIMEOUT_S = "XPYD_DP_TIMEOUT_S"
 """Silence after which a data-parallel rank counts as dead."""
+ENV_API_KEY = "VLLM_API_KEY"
+"""vLLM's own: an engine that has it answers nobody without that key, and routers send none."""
 
 AGENT_SOCKET = "agent.sock"
 """Unix socket in the run folder: HTTP GET /status, POST /drain, POST /role."""

@@ -51,6 +51,9 @@ def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> S
         key = keys.read(Path(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{launch.ENV_KEY_FILE}: {error}") from None
+    if environ.get(launch.ENV_API_KEY):
+        raise ConfigError(f"{launch.ENV_API_KEY} is set, and no router would be answered: take it out of the container's "
+                          "environment (the template's envFrom, the image) and write spec.router.apiKeySecret")
     run_dir = environ.get(launch.ENV_RUN_DIR)
     if run_dir and not Path(run_dir).is_dir():
         raise ConfigError(f"{launch.ENV_RUN_DIR}: {run_dir} is no folder")
