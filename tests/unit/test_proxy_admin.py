@@ -13,6 +13,7 @@ from scripted_engine import Play
 
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import State
+from xpyd_sidecar.routing import paths
 
 LOOPS = ("router",)
 
@@ -42,7 +43,7 @@ async def test_models_in_openais_form() -> None:
     ("GET", "/v1/completions", 405), ("PUT", "/v1/chat/completions", 405), ("POST", "/v1/models", 405),
     ("POST", "/health", 405),
     ("DELETE", "/fleet", 405), ("GET", "/v1/embeddings", 405), ("POST", "/version", 405), ("GET", "/", 404),
-    ("POST", "/sleep", 403), ("GET", "/v1/responses/r1", 501), ("POST", "/v1/responses/r1/cancel", 501),
+    ("POST", "/sleep", 404), ("GET", "/v1/responses/r1", 404), ("POST", "/v1/responses/r1/cancel", 404),
     ("GET", "/v1/completions/", 404), ("POST", "/V1/completions", 404), ("GET", "/%2e%2e/health", 404),
 ])
 async def test_wrong_paths_and_methods(method: str, path: str, status: int) -> None:
@@ -55,11 +56,20 @@ async def test_wrong_paths_and_methods(method: str, path: str, status: int) -> N
             assert answer.headers["allow"] in {"GET", "POST"}
 
 
-async def test_a_refused_path_says_why() -> None:
+async def test_a_path_of_vllm_that_is_not_served_is_404_with_the_reason_and_no_client_asks_again() -> None:
+    refused = [route for route in paths.TABLE if route.way is paths.Way.REFUSED]
+    assert {"/v1/realtime", "/v1/responses/{id}", "/v1/responses/{id}/cancel", "/load"} <= {one.path for one in refused}
     async with fleet() as f:
-        error = (await f.post("/v1/load_lora_adapter", {})).json["error"]
-        assert error["code"] == "path_refused"
-        assert "changes one engine alone" in error["message"]
+        for route in refused:
+            path = route.path.replace("{id}", "resp_1").replace("{name}", "x")
+            for method in ("GET", "POST", "DELETE"):
+                answer = await f.post(path, {}, method=method)
+                error = answer.json["error"]
+                assert (answer.status, error["code"], error["type"]) == (404, "path_not_served", "NotFoundError")
+                assert error["message"] == f"{path} is not served by this router: {route.reason}"
+        upgrade = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "x"}
+        answer = await f.get("/v1/realtime", headers=upgrade)
+        assert (answer.status, answer.json["error"]["code"]) == (404, "path_not_served")
 
 
 async def test_health_is_the_process_and_ready_says_why_not() -> None:

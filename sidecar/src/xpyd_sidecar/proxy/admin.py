@@ -31,7 +31,7 @@ from xpyd_sidecar.proxy.metrics import CONTENT_TYPE
 from xpyd_sidecar.proxy.reply import Connection, Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.traces import Tracer
 from xpyd_sidecar.routing import paths
-from xpyd_sidecar.routing.faults import Fault, unknown_model
+from xpyd_sidecar.routing.faults import Fault, not_served, unknown_model
 from xpyd_sidecar.routing.paths import Way
 
 RENDERED_S = 0.25
@@ -78,7 +78,7 @@ class Paths:
             self._check_client(request)
             return self._dispatch.passing.open(route, request, reply)
         if route is not None and route.way is Way.REFUSED:
-            raise Fault(route.status, f"{request.path} is not served by this router: {route.reason}", code="path_refused")
+            raise not_served(request.path, route.reason)
         found = self._get.get(request.path)
         if found is None and request.path.startswith("/v1/models/"):
             found = self._model

@@ -65,6 +65,11 @@ def unknown_model(model: str, served: list[str]) -> Fault:
                  param="model")
 
 
+def not_served(path: str, reason: str) -> Fault:
+    """404: engines have such a path, and the router does not."""
+    return Fault(404, f"{path} is not served by this router: {reason}", kind="NotFoundError", code="path_not_served")
+
+
 def unavailable(reason: str, retry_after_s: int = 1) -> Fault:
     """503: nothing is wrong with the request."""
     return Fault(503, reason, kind="service_unavailable", code="unavailable", retry_after_s=retry_after_s)

@@ -4,7 +4,8 @@
     PASSED          one decode instance gives the whole answer, which passes through, whatever it is; prompts of some are
                     computed by prefill (``dialects``)
     OWN             the router answers itself
-    REFUSED         with a reason: it means one engine alone, or needs what one engine alone keeps
+    REFUSED         404 with a reason: it means one engine alone, or needs what one engine alone keeps. Clients ask again after
+                    a 5xx, and would get the same answer for ever
 
 Belongs here: the table, and finding a path in it. Does not belong here: carrying it out (``proxy.admin``,
 ``proxy.passing``). A test holds the table against the paths that the installed vLLM registers, so that none is lost.
@@ -49,8 +50,6 @@ class Route(msgspec.Struct, frozen=True):
     body: Body = Body.NONE
     reason: str = ""
     """Why it is refused, in words that end a sentence."""
-    status: int = 0
-    """With which a refusal answers."""
 
 
 _ADMIN = "it administers one engine, and this router stands before many: ask that engine itself"
@@ -72,8 +71,8 @@ def _own(*paths: str, methods: tuple[str, ...] = ("GET",)) -> tuple[Route, ...]:
     return tuple(Route(path, methods, Way.OWN) for path in paths)
 
 
-def _refused(reason: str, *paths: str, status: int = 403, methods: tuple[str, ...] = ("GET", "POST")) -> tuple[Route, ...]:
-    return tuple(Route(path, methods, Way.REFUSED, reason=reason, status=status) for path in paths)
+def _refused(reason: str, *paths: str, methods: tuple[str, ...] = ("GET", "POST")) -> tuple[Route, ...]:
+    return tuple(Route(path, methods, Way.REFUSED, reason=reason) for path in paths)
 
 
 TABLE: Final[tuple[Route, ...]] = (
@@ -93,9 +92,9 @@ TABLE: Final[tuple[Route, ...]] = (
     *_passed("/version", "/tokenizer_info", body=Body.NONE),
     *_own("/health", "/ready", "/metrics", "/fleet", "/v1/models", "/v1/models/{model}"),
     *_own("/ping", methods=("GET", "POST")),
-    *_refused(_KEPT, "/v1/responses/{id}", "/v1/responses/{id}/cancel", status=501),
-    *_refused(_SOCKET, "/v1/realtime", status=501),
-    *_refused(_LOAD, "/load", status=501),
+    *_refused(_KEPT, "/v1/responses/{id}", "/v1/responses/{id}/cancel"),
+    *_refused(_SOCKET, "/v1/realtime"),
+    *_refused(_LOAD, "/load"),
     *_refused(_SWITCHES, "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/adapters/{name}",
               "/update_weights", "/update_weight_version", "/init_weight_transfer_engine",
               "/shutdown_weight_transfer_engine", "/start_weight_update", "/start_draft_weight_update",
