@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from xpyd_operator.api import owned
+from xpyd_operator.api import judging, owned
 
 pytest.importorskip("vllm")
 
@@ -76,3 +76,7 @@ def test_the_key_in_the_environment_is_still_called_so() -> None:
     assert "VLLM_API_KEY" in envs.environment_variables
     named = {name for name in envs.environment_variables if "API_KEY" in name}
     assert all(owned.env(name) for name in named), named
+
+
+def test_arguments_that_judge_requests_are_still_called_so(parser: argparse.ArgumentParser) -> None:
+    assert set(names(parser)) >= judging.JUDGING

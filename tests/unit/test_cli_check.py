@@ -62,6 +62,17 @@ def test_a_key_in_the_environment_is_refused_like_the_argument(write, capsys: py
     assert lines == [f"spec.engine.args[0]: --api-key {words}", f"spec.engine.env[0].name: VLLM_API_KEY {words}"]
 
 
+def test_roles_that_judge_requests_differently_are_worth_a_note(write, capsys: pytest.CaptureFixture[str]) -> None:
+    one = yaml.safe_load(GOOD)
+    one["spec"].setdefault("decode", {})["args"] = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    path = write(yaml.safe_dump(one))
+    assert main(["check", "-f", path]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert ": ok" in first
+    assert len(rest) == 2
+    assert all(": note: spec.decode.args[" in line and "decode has the last word" in line for line in rest)
+
+
 def test_two_documents_one_of_them_wrong(write, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(f"{GOOD}---\n{WRONG}")
     assert main(["check", "-f", path]) == 1

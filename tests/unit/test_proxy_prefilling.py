@@ -87,6 +87,28 @@ async def test_a_prompt_that_prefill_refuses_is_decodes_to_judge() -> None:
         answer = await f.post("/v1/messages", MESSAGE)
         assert (answer.status, answer.json) == (422, {"why": "d"})
         assert len(one.legs) + len(other.legs) == 1, "another would refuse it as well"
+        [record] = f.dispatch.observer.recent
+        assert (record.outcome, record.skips) == ("client_error", "refused")
+
+
+@pytest.mark.parametrize("status", [401, 429])
+async def test_what_a_prefill_engine_says_of_itself_makes_another_one_do_it(status: int) -> None:
+    async def refuse(leg: Leg) -> None:
+        await leg.answer(status, b"{}")
+        await leg.stay()
+
+    async def alone(leg: Leg) -> None:
+        if leg.params:
+            await leg.stay()
+        else:
+            await leg.answer(200, b"{}")
+            await leg.stay()
+
+    async with site((P, refuse), (P, refuse), (D, alone)) as (f, [one, other, _]):
+        assert (await f.post("/v1/messages", MESSAGE)).status == 200
+        assert len(one.legs) == len(other.legs) == 1
+        [record] = f.dispatch.observer.recent
+        assert (record.outcome, record.skips) == ("ok", "")
 
 
 async def test_what_decode_refuses_is_the_answer_and_prefill_is_let_go() -> None:

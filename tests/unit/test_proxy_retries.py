@@ -153,10 +153,34 @@ async def test_an_engines_own_error_is_relayed_and_the_other_leg_cleaned_up() ->
         await f.wait(lambda: f.p[0].aborts == 1, "prefill's leg aborted")
         f.p[0].default = Play(status=404)
         for engine in f.d:
-            engine.default = Play(hold=held)
+            engine.plays.append(Play(hold=held))
+            engine.default = Play(status=422)
         answer = await f.complete(stream=True)
-        assert (answer.status, answer.json["error"]["message"]) == (404, "p0 says 404")
-        await f.wait(lambda: f.d[0].aborts + f.d[1].aborts == 1, "decode's leg aborted")
+        assert (answer.status, answer.json["error"]["message"][2:]) == (422, " says 422")
+        await f.wait(lambda: f.d[0].aborts + f.d[1].aborts == 1, "decode's waiting leg aborted")
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_prefill_refuses_is_served_by_decode_alone_and_counted(stream: bool, warm: bool) -> None:
+    async with fleet(2, 1) as f:
+        for _ in range(3 * warm):
+            assert (await f.complete(stream=stream)).status == 200
+        before = len(f.d[0].seen)
+        f.p[0].default = f.p[1].default = Play(status=400, body=b'{"error":{"message":"no tool parser","code":400}}')
+        f.d[0].plays.append(Play(hold=asyncio.Event()))  # it waits for its KV
+        answer = await f.complete(stream=stream)
+        assert answer.status == 200
+        assert (answer.text if stream else answer.json["choices"][0]["text"]) == FULL
+        assert ["kv_transfer_params" in seen.body for seen in f.d[0].seen[before:]] == [True, False]
+        refused = [seen for engine in f.p for seen in engine.seen][3 * warm:]
+        assert len(refused) == 1, "another prefill would refuse it as well"
+        await f.wait_quiet()
+        [record] = [one for one in f.dispatch.observer.recent if one.skips]
+        assert (record.outcome, record.skips, record.retries) == ("ok", "refused", 1)
+        assert [leg.result for leg in record.legs] == ["4xx", "cancelled", "2xx"]
+        text = (await f.get("/metrics")).body.decode()
+        assert 'xpyd_router_skipped_prefill_total{by="refused"} 1.0' in text
 
 
 async def test_an_error_that_every_decode_gives_is_relayed() -> None:

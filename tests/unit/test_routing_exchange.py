@@ -178,10 +178,35 @@ def test_a_broken_stream_ends_with_an_error_event_and_is_never_begun_again() -> 
     assert drive.on(Begun(2)) == []
 
 
-def test_what_an_engine_refuses_of_the_request_is_relayed_and_the_other_leg_cancelled() -> None:
+def test_what_decode_refuses_of_the_request_is_relayed_and_the_other_leg_cancelled() -> None:
     assert Drive().on(Answered(2, 400)) == ["pass 2", "cancel 1", "over client_error"]
     assert Drive().on(Answered(2, 404)) == ["pass 2", "cancel 1", "over client_error"]
-    assert Drive().on(Answered(1, 400)) == ["pass 1", "cancel 2", "over client_error"]
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 413, 415, 422])
+def test_what_prefill_refuses_is_decodes_to_judge_alone(status: int) -> None:
+    for judged, end in ((200, "ok"), (400, "client_error")):
+        drive = Drive(FakePicks(prefills=3))
+        assert drive.on(Answered(1, status)) == ["cancel 2", "send 3 d0 alone"]
+        assert drive.exchange.refused
+        assert drive.on(Answered(3, judged)) == ["pass 3", f"over {end}"]
+    drive = Drive(FakePicks(prefills=3))
+    drive.on(Answered(1, status))
+    assert drive.on(lost(3)) == ["send 4 d1 alone"], "prefill is asked no more"
+
+
+@pytest.mark.parametrize("status", [401, 403, 408, 425, 429])
+def test_what_prefill_says_of_itself_is_no_judgement(status: int) -> None:
+    drive = Drive(FakePicks(prefills=2))
+    assert drive.on(Answered(1, status)) == ["send 3 p1 a2"]
+    assert drive.on(Answered(3, status)) == ["cancel 2", "send 4 d0 alone"]
+    assert not drive.exchange.refused
+
+
+def test_where_decode_may_not_compute_prompts_prefills_refusal_stands() -> None:
+    drive = Drive(on_no_prefill="reject")
+    assert drive.on(Answered(1, 400)) == ["pass 1", "cancel 2", "over client_error"]
+    assert not drive.exchange.refused
 
 
 def test_a_failing_prefill_matters_no_more_once_the_stream_has_begun() -> None:

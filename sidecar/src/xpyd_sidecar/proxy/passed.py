@@ -37,7 +37,7 @@ from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.paths import Route
 from xpyd_sidecar.routing.pick import Asked, Pair, Target
 from xpyd_sidecar.routing.reason import Reason
-from xpyd_sidecar.routing.record import LegRecord
+from xpyd_sidecar.routing.record import REFUSED, LegRecord
 from xpyd_sidecar.routing.roster import Member
 
 if TYPE_CHECKING:
@@ -256,11 +256,13 @@ class Passed:
         outcome = "complete" if status < 400 and good else "engine_error"
         self._finish(outcome, "" if good else "the engine says in its answer that it failed")
 
-    def unprefilled(self, reason: str) -> None:
+    def unprefilled(self, reason: str, *, refused: bool) -> None:
         """KV that decode waits for will not come: it is asked to do all of it, if it has not answered."""
         self._drop_prefilling()
         if self._over or self._reply.started or self._tunnel is None:
             return
+        if refused:
+            self.account.record.skips = REFUSED
         logger.warning("passed request goes without prefill: %s", reason, extra={"request": self._reply.request_id})
         self._tunnel.cancel()
         self._close_leg("cancelled")

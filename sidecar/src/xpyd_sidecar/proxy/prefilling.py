@@ -22,6 +22,7 @@ from xpyd_sidecar.proxy.patience import Alarm
 from xpyd_sidecar.proxy.tunnel import Tunnel
 from xpyd_sidecar.proxy.wire import Head
 from xpyd_sidecar.routing.dialects import Request
+from xpyd_sidecar.routing.exchange import refuses_request
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.pick import Asked, Target
 from xpyd_sidecar.routing.reason import Reason
@@ -40,8 +41,8 @@ MAX_TRIES = 3
 class Home(Protocol):
     """Who waits for the KV."""
 
-    def unprefilled(self, reason: str) -> None:
-        """It will not come."""
+    def unprefilled(self, reason: str, *, refused: bool) -> None:
+        """It will not come. ``refused``: since prefill says that the request is wrong."""
 
 
 class Prefilling:
@@ -118,11 +119,12 @@ class Prefilling:
             self.cancel()
             return
         reason = f"{target.instance} answered {self._status}"
+        if refuses_request(self._status):
+            self._give_up(reason, refused=True)  # another would refuse it as well
+            return
         if self._status >= 500:
             self._dispatch.doubt(target)
-            self._next(reason)
-        else:
-            self._give_up(reason)  # another would refuse it as well
+        self._next(reason)
 
     def on_failed(self, kind: Kind, reason: Reason) -> None:
         """The engine refused the connection, or broke it."""
@@ -179,9 +181,9 @@ class Prefilling:
         # Decode's own deadline is the same: it computes the prompt itself from now on.
         self.cancel()
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, reason: str, *, refused: bool = False) -> None:
         self.cancel()
-        self._home.unprefilled(reason)
+        self._home.unprefilled(reason, refused=refused)
 
     def _close_leg(self, result: str) -> None:
         self._tunnel = None

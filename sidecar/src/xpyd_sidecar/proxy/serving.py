@@ -32,7 +32,7 @@ from xpyd_sidecar.routing.exchange import Exchange, Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.pick import Pair
 from xpyd_sidecar.routing.reason import Reason
-from xpyd_sidecar.routing.record import LegRecord, Record
+from xpyd_sidecar.routing.record import REFUSED, LegRecord, Record
 from xpyd_sidecar.routing.straight import DECODE, NO_DEADLINE_S, PREFILL, Straight
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _ABORTED = b'"finish_reason":"abort"'
+_SHOWN = 500
+"""Bytes of a refusal that the log shows."""
 STREAM_STALL_S = 3.0
 """Silence of a stream that has begun after which its engine is probed. One that was told to end may leave its streams open
 and say nothing more; it refuses connections, and so fails the probe."""
@@ -207,6 +209,9 @@ class Serving:
             self._asking.refused()
         if leg is not None:
             leg.record.first_at = leg.record.ended
+            if status >= 400 and leg.send.role is Role.PREFILL:
+                logger.warning("prefill instance answered %d", status, extra={
+                    "transfer": self.record.transfer, "peer": leg.send.target.instance, "detail": _words(body)})
             if status >= 500 or aborted:
                 self._dispatch.doubt(leg.send.target)
             if status >= 400:
@@ -397,6 +402,7 @@ class Serving:
             record.attempt = 1
         else:
             record.attempt, record.retries, record.continued = self._made.attempt, self._made.retries, self._made.continued
+            record.skips = record.skips or (REFUSED if self._made.refused else "")
         if (position := self._asking.position) is not None:
             record.tokens, record.prompt_tokens = position.tokens, position.prompt_tokens
         record.last_at, record.bytes = perf_counter(), self._reply.sent
@@ -405,6 +411,11 @@ class Serving:
             self._legs.trace.end()
         if self._dispatch.access_log:
             logs.tell(access, outcome, partial(line_of, record))
+
+
+def _words(body: bytes) -> str:
+    """What an engine's refusal says, for the log."""
+    return body[:_SHOWN].decode("utf-8", "replace")
 
 
 _DO: dict[type[mv.Instruction], Callable[[Serving, Any], None]] = {

@@ -5,7 +5,8 @@
     start ──▶ both legs open ──────────────────────────────────────────────────────────────┤
                 │   │  ▲                                                                    │
                 │   │  └── decode fails before its first byte: both anew, attempt + 1       │
-                │   └── no prefill left: decode anew, alone (or 503)                        │
+                │   ├── no prefill left: decode anew, alone (or 503)                        │
+                │   └── prefill refuses the request (4xx): decode anew, alone, and judges   │
                 ▼                                                                           ▼
       first event of the stream ─▶ relaying ─▶ [DONE] ─▶ over          deadline, engine's 4xx, nobody left
                                      │  ▲                               ─▶ refused ─▶ over
@@ -65,8 +66,8 @@ from xpyd_sidecar.routing.moves import (
 from xpyd_sidecar.routing.pick import Pair, Target
 from xpyd_sidecar.routing.reason import Reason
 
-BUSY_STATUSES = frozenset({408, 425, 429})
-"""4xx of a prefill engine that say something of the engine, not of the request."""
+OF_THE_ENGINE = frozenset({401, 403, 408, 425, 429})
+"""4xx of a prefill engine that say something of the engine, not of the request: another prefill is asked."""
 
 MAX_REFUSALS = 8
 """Refused connections of one request that do not count as legs: those engines never saw it."""
@@ -131,8 +132,9 @@ class Boundless:
         return True
 
 
-def _refuses_request(status: int) -> bool:
-    return 400 <= status < 500 and status not in BUSY_STATUSES
+def refuses_request(status: int) -> bool:
+    """Whether an engine's answer says that the request is wrong; it may still be right for an engine of the other role."""
+    return 400 <= status < 500 and status not in OF_THE_ENGINE
 
 
 class _Open(msgspec.Struct):
@@ -147,7 +149,7 @@ class Exchange:
     __slots__ = ("_alone", "_answered", "_bad_decodes", "_bad_prefills", "_begun", "_budget", "_course", "_decode",
                  "_decode_tries", "_decodes_sent", "_detail", "_errors_retried", "_legs", "_limits", "_linger_at", "_over",
                  "_pair_at", "_picks", "_prefill", "_prefill_tries", "_prefills_sent", "_refusals",
-                 "_request_at", "_skips", "_spoken", "attempt", "continued", "transfer")
+                 "_request_at", "_skips", "_spoken", "attempt", "continued", "refused", "transfer")
 
     def __init__(self, transfer: TransferId, picks: Picks, limits: Limits, *, skips: str = "",
                  now: float, course: Course | None = None, budget: Budget | None = None) -> None:
@@ -180,6 +182,8 @@ class Exchange:
         self._detail = ""
         self._over = False
         self.attempt = 0
+        self.refused = False
+        """Prefill said that the request is wrong, and decode was left to judge it alone."""
         self.continued = 0
         """How often the stream went on elsewhere."""
 
@@ -354,10 +358,8 @@ class Exchange:
                 self._prefill = None
                 self._pair_at = math.inf
                 return []
-            case Answered(status=status) if _refuses_request(status) and not self._begun and not self._answered:
-                # Prefill read the same request: what it refuses is the request, so decode would refuse it too.
-                self._prefill = None
-                return self._answer("client_error", [Pass(leg.leg)]) + self._cancel_all()
+            case Answered(status=status) if refuses_request(status) and not self._begun and not self._answered:
+                return self._prefill_refused(leg, status, now)
             case Answered(status=status):
                 return self._prefill_failed(leg, Reason(f"prefill instance {leg.target.instance} answered {status}"), now)
             case Failed(kind=kind, reason=reason):
@@ -368,6 +370,14 @@ class Exchange:
                 return self._prefill_failed(leg, why, now, gone=kind in GONE)
             case _:
                 return []
+
+    def _prefill_refused(self, leg: _Open, status: int, now: float) -> list[Instruction]:
+        # Who answers the request judges it: a tool parser, say, may be decode's alone. Another prefill refuses it, too.
+        self._prefill = None
+        if self._decode is None or self._decode.target.p2p or self._limits.on_no_prefill == "reject":
+            return self._answer("client_error", [Pass(leg.leg)]) + self._cancel_all()
+        self.refused = True
+        return self._decode_alone(Reason(f"prefill instance {leg.target.instance} answered {status}"), now)
 
     def _prefill_failed(self, leg: _Open, why: Reason, now: float, *, gone: bool = False) -> list[Instruction]:
         self._prefill = None

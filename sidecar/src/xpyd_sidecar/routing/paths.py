@@ -4,8 +4,8 @@
     PASSED          one decode instance gives the whole answer, which passes through, whatever it is; prompts of some are
                     computed by prefill (``dialects``)
     OWN             the router answers itself
-    REFUSED         404 with a reason: it means one engine alone, or needs what one engine alone keeps. Clients ask again after
-                    a 5xx, and would get the same answer for ever
+    REFUSED         404 with a reason: it means one engine alone, or needs what one engine alone keeps. After a 5xx clients
+                    ask again, and would get the same answer for ever
 
 Belongs here: the table, and finding a path in it. Does not belong here: carrying it out (``proxy.admin``,
 ``proxy.passing``). A test holds the table against the paths that the installed vLLM registers, so that none is lost.

@@ -13,6 +13,9 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
 
+REFUSED = "refused"
+"""Why a request went without prefill, where prefill said that it is wrong (``Record.skips``)."""
+
 
 class LegRecord(msgspec.Struct):
     """One leg, from its request to its end."""
@@ -59,7 +62,7 @@ class Record(msgspec.Struct):
     prompt_size: int = 0
     """About how many tokens the prompt has, by its bytes."""
     skips: str = ""
-    """The field, or the rule, that made it skip prefill; empty where it did not."""
+    """The field, or the rule, that made it skip prefill, or ``REFUSED``; empty where it did not."""
     attempt: int = 0
     """The last one of its transfer."""
     retries: int = 0
