@@ -374,3 +374,70 @@ def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat.vllm, "__version__", "0.33.1")
     with pytest.raises(ConfigError, match=r"vLLM 0\.33\.1 is not supported by this xpyd; use 0\.32\.x"):
         compat.check_version()
+
+
+def loads(p: Engine, d: Engine, ours: Any, theirs: Any) -> None:
+    """Prefill computes ``theirs``, and ``ours`` has its KV; one block of it decode has itself."""
+    d.scheduler.new_request(ours)
+    prefill(p, theirs, [1, 2, 3])
+    until(lambda: d.scheduler.matched(ours, 16) == (24, True), d)
+    ours.prefill_stats.set(40, 16, 24)  # as vLLM does before it allocates
+    d.scheduler.allocated(ours, [30, 11, 12], 24)
+    until(lambda: d.recved, p, d)
+
+
+@pytest.mark.parametrize("cached", [0, 16, 32])
+def test_a_requests_usage_says_what_prefill_had_cached_and_statistics_stay_decodes(make: Callable[..., Engine],
+                                                                                   cached: int) -> None:
+    p, d = make("p"), make("d")
+    transfer = uuid.uuid4().hex
+    ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
+    theirs.prefill_stats.set(40, cached, 0)
+    loads(p, d, ours, theirs)
+    stats = ours.prefill_stats
+    assert stats.num_cached_tokens == cached
+    assert (stats.num_local_cached_tokens, stats.num_external_cached_tokens, stats.num_computed_tokens) == (16, 24, 0)
+    stats.finalize(40)
+    assert stats.num_cache_creation_tokens == 40 - cached
+
+
+def test_of_several_tries_the_last_one_says_what_was_cached(make: Callable[..., Engine]) -> None:
+    p, other, d = make("p"), make("o"), make("d")
+    transfer = uuid.uuid4().hex
+    ours = request(decode_leg(transfer))
+    first, second = request(prefill_leg(transfer, d)), request(prefill_leg(transfer, d, attempt=2))
+    first.prefill_stats.set(40, 0, 0)
+    second.prefill_stats.set(40, 32, 0)
+    p.scheduler.new_request(first)
+    p.scheduler.allocated(first, [1, 2], 0)
+    p.step(new=((first, [1, 2], 0, 20),))
+    p.scheduler.ended(first)
+    until(lambda: idle(p), p, d)
+    loads(other, d, ours, second)
+    assert ours.prefill_stats.num_cached_tokens == 32
+
+
+def test_a_prefill_engine_that_does_not_say_it_changes_nothing(make: Callable[..., Engine]) -> None:
+    p, d = make("p"), make("d")
+    transfer = uuid.uuid4().hex
+    ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
+    theirs.prefill_stats = None
+    loads(p, d, ours, theirs)
+    assert ours.prefill_stats.num_cached_tokens == 40
+
+
+def test_where_a_load_fails_usage_says_what_decode_had_itself(make: Callable[..., Engine]) -> None:
+    p, d = make("p"), make("d", load_timeout_s=0.5)
+    transfer = uuid.uuid4().hex
+    ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
+    theirs.prefill_stats.set(40, 32, 0)
+    d.scheduler.new_request(ours)
+    p.scheduler.new_request(theirs)
+    p.scheduler.allocated(theirs, [1, 2, 3], 0)
+    p.step(new=((theirs, [1, 2], 0, 20),))  # the rest never comes
+    until(lambda: d.scheduler.matched(ours, 16) == (24, True), d)
+    ours.prefill_stats.set(40, 16, 24)
+    d.scheduler.allocated(ours, [30, 11, 12], 24)
+    p.scheduler.ended(theirs)
+    until(lambda: d.failed, p, d)
+    assert ours.prefill_stats.num_cached_tokens == 16

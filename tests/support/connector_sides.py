@@ -31,6 +31,7 @@ from unittest.mock import patch
 
 import torch
 from copies import LAYER_S, Clock, Cpu, Gpu
+from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import KVConnectorOutput
 
 from xpyd_sidecar.contract import keys, legs, metrics, record
@@ -204,7 +205,8 @@ def forward(device: Cpu | Gpu, layers: list[str], hook: Callable[[str], None], h
 def request(params: Any, tokens: int = 40, prompt: int = 1) -> Any:
     return SimpleNamespace(
         request_id=f"cmpl-{uuid.uuid4().hex}", kv_transfer_params=params, prompt_token_ids=[prompt] * tokens,
-        prompt_embeds=None, num_prompt_tokens=tokens, mm_features=[], lora_request=None, cache_salt=None)
+        prompt_embeds=None, num_prompt_tokens=tokens, mm_features=[], lora_request=None, cache_salt=None,
+        prefill_stats=PrefillStats())
 
 
 def decode_leg(transfer: str, *, attempt: int = 1, wait_s: float = 5.0) -> dict[str, Any]:

@@ -51,6 +51,13 @@ def test_the_prefix_names_the_transfer_so_that_another_version_can_be_answered()
     assert messages.prefix(messages.pack(Ping(1))[0]).transfer == "0" * 32
 
 
+def test_an_older_peer_does_not_say_what_it_had_cached_and_is_not_asked_for_it() -> None:
+    known = msgspec.structs.replace(ANNOUNCE, cached=7)
+    fields = msgspec.msgpack.decode(messages.pack(known)[1])
+    assert fields.pop("cached") == 7
+    assert messages.unpack(msgspec.msgpack.encode(fields)) == msgspec.structs.replace(ANNOUNCE, cached=-1)
+
+
 def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
     raw = msgspec.msgpack.encode({"t": "ping", "seq": 4, "colour": "blue"})
     assert messages.unpack(raw) == Ping(4)

@@ -16,7 +16,7 @@ def opened(tokens: int = 300, ranks: int = 1) -> Offers:
     offers = Offers(block_size=128, ranks=ranks)
     offers.register("r", KEY, D, PROMPT, tokens)
     assert offers.open == 0
-    assert offers.allocated("r") == [SendAnnounce(D, KEY, PROMPT, tokens)]
+    assert offers.allocated("r", 128) == [SendAnnounce(D, KEY, PROMPT, tokens, 128)]
     return offers
 
 
@@ -50,7 +50,7 @@ def test_after_a_preemption_only_what_was_not_pushed_follows_from_the_new_blocks
 
 
 def test_it_is_announced_once() -> None:
-    assert opened().allocated("r") == []
+    assert opened().allocated("r", 0) == []
 
 
 def test_a_leg_that_ends_early_is_withdrawn() -> None:
@@ -75,7 +75,7 @@ def test_a_leg_that_never_ran_leaves_nothing() -> None:
 def test_a_repeated_key_is_an_ordinary_request() -> None:
     offers = opened()
     offers.register("twin", KEY, D, PROMPT, 300)
-    assert offers.allocated("twin") == offers.end("twin") == []
+    assert offers.allocated("twin", 0) == offers.end("twin") == []
     assert offers.open == 1
 
 
@@ -94,7 +94,7 @@ def test_losing_a_peer_releases_its_transfers_and_no_others() -> None:
     offers = opened()
     other = Peer(InstanceName("e"), Incarnation("e" * 32), HostPort("e:1"))
     offers.register("s", Key(TransferId("b" * 32), Attempt(1), 1), other, PROMPT, 300)
-    offers.allocated("s")
+    offers.allocated("s", 0)
     assert offers.peers() == {D, other}
     assert offers.peer_lost(D, Outcome.PEER_LOST, "x") == [Release(KEY, Outcome.PEER_LOST, "x")]
 
@@ -120,7 +120,7 @@ def test_a_rank_that_fails_early_stops_the_others() -> None:
 
 def test_unknown_requests_and_keys_change_nothing() -> None:
     offers = Offers(block_size=128, ranks=1)
-    assert offers.allocated("x") == offers.step("x", [1], reset=True, computed=9) == offers.end("x") == []
+    assert offers.allocated("x", 0) == offers.step("x", [1], reset=True, computed=9) == offers.end("x") == []
     assert offers.rank_ended(0, KEY, Outcome.OK, "", 1) == offers.drop(KEY, Outcome.OK, "") == []
 
 

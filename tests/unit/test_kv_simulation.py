@@ -67,7 +67,7 @@ class Prefill:
     def start(self, request: str, key: Key, prompt: int, tokens: int) -> None:
         self.offers.register(request, key, DECODE, bytes([prompt]) * 32, tokens)
         self.running[request] = [prompt, tokens, 0]
-        self.offer(self.offers.allocated(request))
+        self.offer(self.offers.allocated(request, 0))
 
     def step(self, request: str) -> None:
         prompt, tokens, done = self.running[request]
@@ -98,7 +98,7 @@ class Prefill:
                 self.send(self.sending.release(one.key, one.outcome, one.reason, retry=one.outcome is Outcome.ABORTED))
             elif isinstance(one, offers.SendAnnounce):
                 rank = Rank(HostPort(self.name), Incarnation(""))
-                self.to_d.append(Announce(*one.key, one.identity, one.tokens, (rank,)))
+                self.to_d.append(Announce(*one.key, one.identity, one.tokens, (rank,), one.cached))
             elif isinstance(one, offers.SendGone):
                 self.to_d.append(Gone(*one.key, one.outcome, one.reason, one.retry))
             else:

@@ -15,8 +15,9 @@ from xpyd_operator.errors import Fault
 
 JUDGING: Final = frozenset({
     "--chat-template", "--chat-template-content-format", "--enable-auto-tool-choice", "--enable-lora",
-    "--enable-prompt-embeds", "--limit-mm-per-prompt", "--lora-modules", "--max-logprobs", "--max-lora-rank", "--max-model-len", "--reasoning-parser",
-    "--tokenizer", "--tokenizer-mode", "--tool-call-parser", "--tool-parser-plugin", "--trust-request-chat-template",
+    "--enable-prompt-embeds", "--limit-mm-per-prompt", "--lora-modules", "--max-logprobs", "--max-lora-rank",
+    "--max-model-len", "--reasoning-parser", "--tokenizer", "--tokenizer-mode", "--tool-call-parser",
+    "--tool-parser-plugin", "--trust-request-chat-template",
 })
 """By full name; a test holds them against vLLM's parser."""
 _WORDS = "decode has the last word, so what prefill alone refuses goes without prefill; write it in spec.engine.args"

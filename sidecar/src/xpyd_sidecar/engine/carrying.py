@@ -96,7 +96,7 @@ class Carrying:
                     self.orders.releases.append(step)
             elif isinstance(step, offers.SendAnnounce):
                 self.ring.mark(step.key, "announced", sends=True)
-                if not self.post(step.peer, Announce(*step.key, step.identity, step.tokens, self.data)):
+                if not self.post(step.peer, Announce(*step.key, step.identity, step.tokens, self.data, step.cached)):
                     self.offer(self._offers.drop(step.key, Outcome.OVERFLOW, "the control queue is full"))
             elif isinstance(step, offers.SendGone):
                 self.post(step.peer, Gone(*step.key, step.outcome, step.reason, step.retry))

@@ -29,9 +29,9 @@ from xpyd_sidecar.errors import ConfigError
 __all__ = [
     "CacheHitSource", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata",
     "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
-    "KVConnectorWorkerMetadata", "check_model", "check_version", "common_id", "create_metric_per_engine", "dp_rank",
-    "instruction_set", "kv_dtype", "kv_heads", "kv_layout", "log_like_vllm", "max_model_len", "model_files",
-    "model_text", "rank_of", "rest_while", "sizes", "version",
+    "KVConnectorWorkerMetadata", "cached_tokens", "check_model", "check_version", "common_id", "create_metric_per_engine",
+    "dp_rank", "instruction_set", "kv_dtype", "kv_heads", "kv_layout", "log_like_vllm", "max_model_len", "model_files",
+    "model_text", "rank_of", "rest_while", "show_cached", "show_own_cached", "sizes", "version",
 ]
 
 SUPPORTED: Final = "0.32."
@@ -156,6 +156,29 @@ def rest_while(rests: Callable[[float], bool]) -> None:
             self.busy_loop_s = busy
 
     SpinCondition.wait = wait
+
+
+def cached_tokens(request: Any) -> int:
+    """Tokens of a request's prompt that were in the cache when it was first scheduled; -1: that is not known any more."""
+    stats = request.prefill_stats
+    return -1 if stats is None else int(stats.num_cached_tokens)
+
+
+def show_cached(request: Any, cached: int) -> None:
+    """Have ``usage`` of a request say so many cached tokens; -1: what it says by itself. Before its first token.
+
+    vLLM's front end has a word for it, ``remote_prefill_cached_tokens`` in ``kv_transfer_params``, which must be there when
+    decode's leg is sent: that is before prefill has looked into its cache.
+    """
+    stats = request.prefill_stats
+    if stats is not None and cached >= 0:
+        stats.num_cached_tokens = min(cached, stats.num_prompt_tokens)
+
+
+def show_own_cached(request: Any) -> None:
+    """The same with what the engine itself had: nothing came from elsewhere."""
+    if request.prefill_stats is not None:
+        show_cached(request, int(request.prefill_stats.num_local_cached_tokens))
 
 
 def sizes(config: Any) -> tuple[int, int, int]:

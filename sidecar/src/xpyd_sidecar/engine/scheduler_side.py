@@ -70,6 +70,8 @@ class SchedulerSide:
         """By request: loads that are over, of requests that have not run since."""
         self._waiting_since: dict[str, float] = {}
         """By request."""
+        self._loading: dict[str, Any] = {}
+        """vLLM's requests that wait for a load, by name."""
         port = options.control_port + compat.dp_rank(config) if options.control_port else 0
         self._nap = Nap() if data == 1 else None
         """Ranks that step together do not sleep alone."""
@@ -159,8 +161,9 @@ class SchedulerSide:
         """Blocks have been allocated for a request."""
         name = request.request_id
         with self._lock:
-            self._carrying.offer(self._offers.allocated(name))
+            self._carrying.offer(self._offers.allocated(name, compat.cached_tokens(request)))
             if external > 0:
+                self._loading[name] = request
                 first = (request.num_prompt_tokens - external) // self._block_size
                 last = -(-request.num_prompt_tokens // self._block_size)
                 leg = self._pairing.leg(name)
@@ -252,6 +255,11 @@ class SchedulerSide:
         order = self._carrying.loading.pop(name, None)
         bad = next((one for one in reports if one.outcome is not Outcome.OK), None)
         leg = self._pairing.leg(name)
+        if (request := self._loading.pop(name, None)) is not None:
+            if bad is not None:
+                compat.show_own_cached(request)
+            elif leg is not None and leg.source is not None:
+                compat.show_cached(request, leg.source.cached)
         if bad is None and order is not None and leg is not None and leg.state is pairing.State.LOADING:
             self._carrying.stats.add(metrics.LOADED_BYTES, sum(one.size for one in reports))
             self._carrying.stats.add(metrics.LOADED_TOKENS, leg.tokens - order.first * self._block_size)
@@ -268,6 +276,7 @@ class SchedulerSide:
         """A request has ended."""
         with self._lock:
             self._loaded_now.pop(request.request_id, None)
+            self._loading.pop(request.request_id, None)
             self._waiting_since.pop(request.request_id, None)
             self._carrying.offer(self._offers.end(request.request_id))
             self._carrying.pair(self._pairing.end(request.request_id))

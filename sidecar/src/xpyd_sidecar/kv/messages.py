@@ -18,6 +18,7 @@ Structs tolerate unknown fields, so that a newer peer may add some within one ve
 Wire history
     1   first version
         later in it, answered with REJECT by who does not know it: ``trace``
+        later in it, ignored by who does not know it: ``cached`` of ``announce``
 """
 
 from __future__ import annotations
@@ -105,6 +106,8 @@ class Announce(msgspec.Struct, frozen=True, tag="announce", tag_field="t"):
     """Prompt length."""
     data: tuple[Rank, ...]
     """Prefill's ranks, in rank order."""
+    cached: int = -1
+    """Tokens of the prompt that prefill had in its cache; -1: it does not say."""
 
     @property
     def key(self) -> Key:

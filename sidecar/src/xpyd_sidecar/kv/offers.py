@@ -57,6 +57,7 @@ class SendAnnounce(NamedTuple):
     key: Key
     identity: bytes
     tokens: int
+    cached: int
 
 
 class SendGone(NamedTuple):
@@ -126,15 +127,15 @@ class Offers:
         self._seen.put(key, None)
         self._legs[request] = Leg(request, key, peer, identity, tokens)
 
-    def allocated(self, request: str) -> list[Instruction]:
-        """The scheduler has allocated blocks for a request, perhaps again."""
+    def allocated(self, request: str, cached: int) -> list[Instruction]:
+        """The scheduler has allocated blocks for a request, perhaps again; ``cached``: tokens that need not be computed."""
         leg = self._legs.get(request)
         if leg is None or leg.state is not State.QUEUED:
             return []
         leg.state = State.OPEN
         leg.open_ranks = set(range(self._ranks))
         self._open[leg.key] = leg
-        return [SendAnnounce(leg.peer, leg.key, leg.identity, leg.tokens)]
+        return [SendAnnounce(leg.peer, leg.key, leg.identity, leg.tokens, cached)]
 
     def tracks(self, request: str) -> bool:
         """Whether ``step`` wants to hear of this request."""

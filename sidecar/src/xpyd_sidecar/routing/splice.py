@@ -199,6 +199,9 @@ class Splicer:
         details = usage.get("prompt_tokens_details")
         if details and details.get("cached_tokens"):
             details["cached_tokens"] = min(details["cached_tokens"], usage["prompt_tokens"])
+        if details and details.get("created_cache_tokens"):  # cached or created: both are prompt
+            left = usage["prompt_tokens"] - (details.get("cached_tokens") or 0)
+            details["created_cache_tokens"] = min(details["created_cache_tokens"], left)
         usage.pop("completion_tokens_details", None)  # counts what this engine generated alone
 
     def _hide_ids(self, event: dict[str, Any]) -> None:
