@@ -13,8 +13,8 @@ from engines import MODEL_NAME, Engine, post
 
 ARGS = ("--max-num-batched-tokens", "512", "--num-gpu-blocks-override", "96", "--enable-prompt-tokens-details")
 WORDS = ["token", "lease", "block", "router", "cache", "decode", "prefill", "request", "answer", "leg"]
-LONG = " ".join(f"{WORDS[number % 10]} {number}" for number in range(120))
-OTHER = " ".join(f"{WORDS[number % 7]} {number * 3}" for number in range(120))
+LONG = " ".join(f"{WORDS[number % 10]} {number}" for number in range(40))
+OTHER = " ".join(f"{WORDS[number % 7]} {number * 3}" for number in range(40))
 CHAT = [{"role": "system", "content": LONG}, {"role": "user", "content": "what is a lease?"}]
 OPTIONS = {"model": MODEL_NAME, "temperature": 0, "ignore_eos": True}
 ASKED: list[tuple[str, dict[str, Any]]] = [
@@ -97,7 +97,7 @@ def test_without_prefill_usage_says_what_decode_had_cached(plain: list[dict[str,
     assert plain
     [prefill] = details.prefill
     prefill.kill()
-    prompt = "never asked before " * 100
+    prompt = "never asked before " * 30
     body = {**OPTIONS, "prompt": prompt, "max_tokens": 3}
     first, second = (usage(details.url, "/v1/completions", body) for _ in range(2))
     assert cached(first) == 0
