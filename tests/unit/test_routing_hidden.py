@@ -11,7 +11,7 @@ from xpyd_sidecar.routing.bodies import parse
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.passed import checked
 
-DEEP = '{"a":' * 400 + '{"kv_transfer_params":1}' + "}" * 400
+DEEP = '{"a":' * 60 + '{"kv_transfer_params":1}' + "}" * 60
 SMUGGLED = [
     ('{"kv_transfer_params": {"a": 1}}', "kv_transfer_params"),
     ('{"kv_transfer_params": "x"}', "kv_transfer_params"),
@@ -29,7 +29,7 @@ SMUGGLED = [
      "sampling_params.extra_args.ec_transfer_params"),
     ('{"extra_body": {"kv_transfer_params": {}}}', "extra_body.kv_transfer_params"),
     ('{"not_yet": [0, [{"x": {"kv_transfer_params": {}}}]]}', "not_yet.1.0.x.kv_transfer_params"),
-    (f'{{"not_yet": {DEEP}}}', "not_yet" + ".a" * 400 + ".kv_transfer_params"),
+    (f'{{"not_yet": {DEEP}}}', "not_yet" + ".a" * 60 + ".kv_transfer_params"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Bodies of requests (``_shape.c``) against msgspec and json: shape and slots, and messages put together from them.
+"""Bodies of requests (``_shape.c``) against msgspec and json: outline, shape and slots, and messages of them.
 
     byte 0      how many bytes a shape may have
     the rest    a body
@@ -10,7 +10,7 @@ import json
 from collections.abc import Hashable
 
 from xpyd_sidecar.proxy import intake
-from xpyd_sidecar.routing import bodies, shapes
+from xpyd_sidecar.routing import bodies, outline, shapes
 
 MODULES = ("xpyd_sidecar.proxy._shape",)
 MOST = (shapes.MAX_BYTES, 4096, 5000, 40, 0, 100)
@@ -33,8 +33,10 @@ def check(data: bytes) -> Hashable:
     """What is found is what msgspec finds, it is strict JSON, and equal shapes differ in their slots alone."""
     most, body = MOST[(data[0] if data else 0) % len(MOST)], data[1:]
     found, plain = intake.looked(body, most), shapes.looked(body, most)
+    judged = intake.judged(body, most % 7, most % 11)
+    assert judged == outline.judged(body, most % 7, most % 11), body
     if found is None:
-        return plain is not None
+        return plain is not None, judged
     assert plain is not None, body
     key, slots = found
     assert slots == plain[1], body
@@ -53,7 +55,8 @@ def check(data: bytes) -> Hashable:
     args = (b"content-length: ", b"\r\n\r\n", tuple(form), tuple(slots))
     made = intake.message(*args)
     assert made == shapes.message(*args) == b"content-length: %d\r\n\r\n%b" % (len(body), body)
-    return len(slots), len(names)
+    assert intake.judged(body, outline.MAX_NAMES, outline.MAX_DEPTH) == outline.Outline.WITHIN, body
+    return len(slots), len(names), judged
 
 
 def seeds() -> list[bytes]:

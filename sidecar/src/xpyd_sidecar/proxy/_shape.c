@@ -3,7 +3,8 @@
  *     {"model":"tiny","messages": [{"role":… ,"max_tokens": 8 ,"stream":true}
  *     └ key ──────────────────────┘ └ slot    └ key         └ slot └ key
  *
- * Belongs here: `shapes.looked`, in one pass over the bytes, and its reverse, `shapes.message`. The first takes a body whole
+ * Belongs here: `shapes.looked`, in one pass over the bytes, and its reverse, `shapes.message`; and `outline.judged`, which
+ * stands before everything that Python builds of a body. The first takes a body whole
  * or not at all: what is not strictly JSON, says a name twice or with escapes, is nested deeply or has numbers that are not
  * plain is a case for Python. Python's stable interface.
  */
@@ -15,7 +16,7 @@
 
 #include "_json.h"
 
-#define REVISION 1 /* the same as in intake.py */
+#define REVISION 2 /* the same as in intake.py */
 
 #define MAX_FIELDS 64
 #define MAX_KEY 4096 /* bytes of a body that are not slots; callers may ask for less */
@@ -275,7 +276,74 @@ static PyObject *message(PyObject *ignored, PyObject *const *args, Py_ssize_t gi
     return made;
 }
 
+/* ---- the outline of any body */
+
+enum { WITHIN = 0, NAMES, DEPTH }; /* outline.Outline */
+
+/* Behind a string, whatever is in it; `at` is behind its opening quote. NULL: it has no end. */
+static const char *any_string_end(const char *at, const char *end)
+{
+    for (const char *from = at; (at = memchr(at, '"', (size_t)(end - at))) != NULL; at++) {
+        const char *slash = at;
+        while (slash > from && slash[-1] == '\\')
+            slash--;
+        if ((at - slash) % 2 == 0)
+            return at + 1;
+        from = at + 1; /* that quote was escaped: what stands before it escapes nothing behind it */
+    }
+    return NULL;
+}
+
+static int outline_of(const char *at, const char *end, Py_ssize_t names, Py_ssize_t depth)
+{
+    Py_ssize_t level = 1;
+    at = space_end(at, end);
+    if (at == end || *at != '{')
+        return WITHIN;
+    if (depth < 1)
+        return DEPTH;
+    for (at++; at < end; at++)
+        switch (*at) {
+        case '"':
+            if ((at = any_string_end(at + 1, end)) == NULL)
+                return WITHIN;
+            at--;
+            break;
+        case ',':
+            if (level == 1 && --names < 1)
+                return NAMES;
+            break;
+        case '[':
+        case '{':
+            if (++level > depth)
+                return DEPTH;
+            break;
+        case ']':
+        case '}':
+            if (--level == 0)
+                return WITHIN;
+            break;
+        default:
+            break;
+        }
+    return WITHIN;
+}
+
+static PyObject *judged(PyObject *ignored, PyObject *const *args, Py_ssize_t count)
+{
+    (void)ignored;
+    if (count != 3)
+        return PyErr_Format(PyExc_TypeError, "judged takes 3 arguments");
+    Py_ssize_t names = PyLong_AsSsize_t(args[1]), depth = names == -1 && PyErr_Occurred() ? -1 : PyLong_AsSsize_t(args[2]);
+    if (PyErr_Occurred() || !are_bytes(args, 1))
+        return NULL;
+    const char *at = PyBytes_AsString(args[0]);
+    return PyLong_FromLong(outline_of(at, at + PyBytes_Size(args[0]), names, depth));
+}
+
 static PyMethodDef methods[] = {
+    {"judged", (PyCFunction)(void (*)(void))judged, METH_FASTCALL,
+     "judged(body, names, depth): as outline.judged."},
     {"message", (PyCFunction)(void (*)(void))message, METH_FASTCALL,
      "message(before, behind, form, values): as shapes.message."},
     {"looked", (PyCFunction)(void (*)(void))looked, METH_FASTCALL,

@@ -78,7 +78,7 @@ class Dispatch:
         self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                              on_no_prefill=router.on_no_prefill)
         self.first_pair = FirstPair(self.limits.pair_s)
-        self.shapes = Shapes(goes_on=router.failover == "continue", by=intake.looked)
+        self.shapes = Shapes(goes_on=router.failover == "continue", by=intake.looked, judge=intake.judged)
         self.budget = RetryBudget(router.retry_budget)
         self.pool = Pool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)

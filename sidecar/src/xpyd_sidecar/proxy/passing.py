@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpyd_sidecar.proxy import intake
 from xpyd_sidecar.proxy.access import access
 from xpyd_sidecar.proxy.account import outcome_of
 from xpyd_sidecar.proxy.dialect_entry import DialectEntry
@@ -57,7 +58,9 @@ class Passing:
             if route.body is Body.FORM:
                 refuse_form_type(request.headers.get(b"content-type", b""))
                 refuse_in_form(request.body)
-            asked = checked(route.path, request.body) if route.body is Body.JSON else Asked(None, {}, request.body)
+            asked = Asked(None, {}, request.body)
+            if route.body is Body.JSON:
+                asked = checked(route.path, request.body, intake.judged)
             if asked.body is not request.body:
                 request = msgspec.structs.replace(request, body=asked.body)
             served = dispatch.models()

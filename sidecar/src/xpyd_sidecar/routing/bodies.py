@@ -2,7 +2,7 @@
 
 Belongs here: parsing a client's body once, and writing the legs' bodies by the table of ``fields``. A prompt of any size is
 skipped over, not read: splitting costs 41 µs for 128 KB. Re-encoding also does away with repeated names, so that router
-and engine can never read two different values of one field.
+and engine can never read two different values of one field. A body's outline is judged before anything is built of it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from msgspec import Raw
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.routing.faults import bad_request
+from xpyd_sidecar.routing.faults import Fault, bad_request
 from xpyd_sidecar.routing.fields import FORCED, TABLE, Api, Leg, is_null
 from xpyd_sidecar.routing.hidden import refuse
 from xpyd_sidecar.routing.lax import truth, unmarked
+from xpyd_sidecar.routing.outline import MAX_DEPTH, MAX_NAMES, Judge, Outline, judged
 
 if TYPE_CHECKING:
     from xpyd_sidecar.routing.shapes import Shape
@@ -67,21 +68,36 @@ class Request(msgspec.Struct, frozen=True):
         return self.fields.get(PROMPT[self.api], EMPTY)
 
 
-def parse(api: Api, body: bytes) -> Request:
-    """Split a body into its fields.
+def parse(api: Api, body: bytes, by: Judge = judged) -> Request:
+    """Split a body into its fields. ``by``: who judges its outline.
 
     Raises:
-        Fault: 400; the body is no JSON object, or a field is refused or has the wrong type (``param`` names it).
+        Fault: 400; see ``split``, or a field is refused or has the wrong type (``param`` names it).
     """
-    return checked(api, split(body))
+    return checked(api, split(body, by))
 
 
-def split(body: bytes) -> dict[str, Raw]:
-    """The fields of a body. Raises Fault: 400, it is no JSON object."""
+def split(body: bytes, by: Judge = judged) -> dict[str, Raw]:
+    """The fields of a body. Raises Fault: 400; it has too many names, goes too deep, or is no JSON object."""
+    found = by(unmarked(body), MAX_NAMES, MAX_DEPTH)
+    if found != Outline.WITHIN:
+        raise _outside(found)
+    return fields_of(body)
+
+
+def fields_of(body: bytes) -> dict[str, Raw]:
+    """The fields of a body whose outline is known to be within bounds. Raises Fault: 400, it is no JSON object."""
     try:
         return _decode_fields(unmarked(body))
     except BAD_JSON as error:
         raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from None
+
+
+def _outside(found: int) -> Fault:
+    if found == Outline.NAMES:
+        return bad_request(f"the body has more than {MAX_NAMES} names at its top level, which is the limit",
+                           code="too_many_fields")
+    return bad_request(f"the body is nested more than {MAX_DEPTH} deep, which is the limit", code="nested_too_deeply")
 
 
 def checked(api: Api, fields: dict[str, Raw]) -> Request:

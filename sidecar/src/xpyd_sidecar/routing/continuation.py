@@ -29,7 +29,16 @@ from xpyd_sidecar.routing.ways import Way, one_choice, way_if_greedy, way_of
 
 COMPLETIONS_MAX_TOKENS = 16
 """Of /v1/completions where max_tokens is absent (OpenAI's and vLLM's default)."""
+MAX_STOP = 64 << 10
+"""Bytes of stop strings that are read."""
 _TRUE = Raw(b"true")
+
+
+class _Options(msgspec.Struct):
+    """What is read of ``stream_options``; other names are not built."""
+
+    include_usage: Raw = Raw(b"")
+    continuous_usage_stats: Raw = Raw(b"")
 
 
 class Going(msgspec.Struct, frozen=True):
@@ -57,8 +66,8 @@ def position_of(request: Request, *, goes_on: bool) -> Position | None:
     if not goes_on or not request.stream:
         return None
     fields = request.fields
-    options = _decoded(fields.get("stream_options"), dict[str, Raw]) or {}
-    wants_usage = is_true(options.get("include_usage"))
+    options = _decoded(fields.get("stream_options"), _Options) or _Options()
+    wants_usage = is_true(options.include_usage)
     way = way_of(request.api, fields)
     lasts = way is not Way.ERROR
     if not lasts:
@@ -87,8 +96,8 @@ def speaks_first(request: Request, position: Position | None) -> bool:
             or position.shows_logprobs):
         return False
     fields = request.fields
-    options = _decoded(fields.get("stream_options"), dict[str, Raw]) or {}
-    if _given(fields.get("stop")) or is_true(options.get("continuous_usage_stats")):
+    options = _decoded(fields.get("stream_options"), _Options) or _Options()
+    if _given(fields.get("stop")) or is_true(options.continuous_usage_stats):
         return False
     return all(whole(fields[name]) != 1 for name in ("max_tokens", "max_completion_tokens") if name in fields)
 
@@ -135,11 +144,11 @@ def _cut(request: Request, have: Have) -> tuple[int, dict[Channel, str]] | None:
 
 
 def _lag(request: Request) -> int | None:
-    """Longest stop string - 1, in characters; None where the field cannot be read."""
+    """Longest stop string - 1, in characters; None where the field cannot be read, or is too long to be."""
     raw = request.fields.get("stop")
     if raw is None or is_null(raw):
         return 0
-    stops = _decoded(raw, str | list[str])
+    stops = _decoded(raw, str | list[str]) if len(raw) <= MAX_STOP else None
     if stops is None:
         return None
     return max(map(len, [stops] if isinstance(stops, str) else stops), default=1) - 1

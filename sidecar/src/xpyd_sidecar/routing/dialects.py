@@ -21,6 +21,8 @@ from msgspec import Raw
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.routing.lax import is_true
 
+MAX_TOOLS = 1 << 20
+"""Bytes of tools that are read, since every one of them is built; decode does all of a request that has more."""
 _EMPTY = Raw(b"")
 _ONE, _ZERO, _FALSE = Raw(b"1"), Raw(b"0"), Raw(b"false")
 _encode = msgspec.json.Encoder().encode
@@ -51,8 +53,11 @@ def _many_prompts(fields: Mapping[str, Raw]) -> str:
     """
     if bytes(fields.get("truncation", _EMPTY)) not in {b"", b"null", b'"disabled"'}:
         return "truncation"
+    raw = fields.get("tools", Raw(b"null"))
+    if len(raw) > MAX_TOOLS:
+        return "tools"
     try:
-        tools = msgspec.json.decode(fields.get("tools", Raw(b"null")), type=list[_Tool] | None)
+        tools = msgspec.json.decode(raw, type=list[_Tool] | None)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return "tools"  # the engine's to refuse
     return "tools" if any(tool.type != "function" for tool in tools or ()) else ""

@@ -77,6 +77,16 @@ def _negative(name: str) -> Callable[[Mapping[str, Raw]], bool]:
     return lambda fields: _raw(fields, name).startswith((b"-", b'"'))  # "-1" is taken as well
 
 
+class _Few(msgspec.Struct, array_like=True):
+    """The beginning of a list. What follows is skipped, however many there are: nothing is built of it."""
+
+    first: Raw = Raw(b"")
+    second: Raw = Raw(b"")
+
+
+_decode_few = msgspec.json.Decoder(_Few).decode
+
+
 def _several_prompts(fields: Mapping[str, Raw]) -> bool:
     # A list of numbers is one prompt (token ids) and may be long: look at its first character only.
     raw = fields["prompt"]
@@ -86,7 +96,8 @@ def _several_prompts(fields: Mapping[str, Raw]) -> bool:
     first = head[1:].lstrip()[:1]
     if first.isdigit():
         return False
-    return len(msgspec.json.decode(raw, type=list[Raw])) != 1
+    few = _decode_few(raw)
+    return not len(few.first) or len(few.second) > 0
 
 
 def _echo_with_logprobs(fields: Mapping[str, Raw]) -> bool:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import msgspec
 from msgspec import Raw
 
-from xpyd_sidecar.routing.bodies import BAD_JSON
+from xpyd_sidecar.routing.bodies import split
 from xpyd_sidecar.routing.faults import bad_request
 from xpyd_sidecar.routing.fields import is_null
 from xpyd_sidecar.routing.hidden import refuse, repeats
-from xpyd_sidecar.routing.lax import is_true, unmarked
+from xpyd_sidecar.routing.lax import is_true
+from xpyd_sidecar.routing.outline import Judge, judged
 
 _KEPT = "the answer it names is kept by one engine, and requests go to any of them; send the whole conversation"
-_decode = msgspec.json.Decoder(dict[str, Raw]).decode
 _encode = msgspec.json.Encoder().encode
 _model = msgspec.json.Decoder(str | None).decode
 
@@ -30,18 +30,16 @@ class Asked(msgspec.Struct, frozen=True):
     """What an engine gets: the client's, or the same with each field once where one might be read that was not checked."""
 
 
-def checked(path: str, body: bytes) -> Asked:
+def checked(path: str, body: bytes, by: Judge = judged) -> Asked:
     """Split a JSON body into its fields, which are not decoded, and check those that are the router's.
 
     A body that is no object is the engine's to refuse, but for one reason: what the router cannot read it cannot check.
+    ``by``: who judges its outline.
 
     Raises:
-        Fault: 400; it is no JSON object, or holds a field that a client must not send (``param`` names it).
+        Fault: 400; see ``bodies.split``, or it holds a field that a client must not send (``param`` names it).
     """
-    try:
-        fields = _decode(unmarked(body))
-    except BAD_JSON as error:
-        raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from None
+    fields = split(body, by)
     refuse(fields)
     if path == "/v1/responses":
         earlier = fields.get("previous_response_id")

@@ -21,7 +21,7 @@ from msgspec import Raw
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
-from xpyd_sidecar.routing import bodies, continuation
+from xpyd_sidecar.routing import bodies, continuation, outline
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.fields import Api
 from xpyd_sidecar.routing.pick import Target
@@ -103,7 +103,8 @@ class Shape:
 
     def request(self, body: bytes, slots: Sequence[bytes]) -> bodies.Request:
         """A request of this shape. ``body``: as its client sent it."""
-        return bodies.Request(self.api, bodies.split(body), self.model, self.stream, self.skips, None, self, tuple(slots))
+        fields = bodies.fields_of(body)
+        return bodies.Request(self.api, fields, self.model, self.stream, self.skips, None, self, tuple(slots))
 
     def position(self) -> Position | None:
         """As ``continuation.position_of``."""
@@ -127,9 +128,10 @@ class Shape:
 class Shapes:
     """Shapes that were seen lately."""
 
-    def __init__(self, *, goes_on: bool, by: Looked | None = None) -> None:
-        """``goes_on``: streams go on elsewhere. ``by``: what does as ``looked`` does."""
+    def __init__(self, *, goes_on: bool, by: Looked | None = None, judge: outline.Judge = outline.judged) -> None:
+        """``goes_on``: streams go on elsewhere. ``by``, ``judge``: what does as ``looked`` and ``outline.judged`` do."""
         self._by = by or looked
+        self._judge = judge
         self._goes_on = goes_on
         self._known: dict[tuple[Api, Key], Shape | None] = {}
         self._latest: tuple[bytes, tuple[Key, list[bytes]] | None] | None = None
@@ -149,12 +151,12 @@ class Shapes:
         latest, self._latest = self._latest, None
         found = latest[1] if latest is not None and latest[0] is body else self._by(body, MAX_BYTES)
         if found is None:
-            return bodies.parse(api, body)
+            return bodies.parse(api, body, self._judge)
         key, slots = found
         shape = self._known.get((api, key))
         if shape is not None:
             return shape.request(body, slots)
-        request = bodies.parse(api, body)
+        request = bodies.parse(api, body, self._judge)
         if len(self._known) >= MAX_SHAPES:
             self._known.clear()
         again = (api, key) in self._known
@@ -165,7 +167,7 @@ class Shapes:
 def looked(body: bytes, most: int) -> tuple[Key, list[bytes]] | None:
     """All of a body but its slots, and the slots' values, both in the body's order. Equal keys: nothing else differs.
 
-    None: it is no request, or that is more than ``most`` bytes.
+    None: it is no request, or that is more than ``most`` bytes. What is found has an outline within bounds.
     """
     try:
         fields = bodies.split(body)

@@ -42,6 +42,13 @@ _GREEDY_BELOW = 1e-5
 """Temperatures below it are greedy (vLLM ``sampling_params._SAMPLING_EPS``)."""
 
 
+class _Format(msgspec.Struct):
+    type: Raw = Raw(b"")
+
+
+_decode_format = msgspec.json.Decoder(_Format).decode
+
+
 def _number(raw: Raw) -> float | None:
     try:
         return _decode_float(raw)
@@ -71,10 +78,10 @@ def _unless_one_prompt(raw: Raw, _: Fields) -> Way:
 
 def _unless_text_format(raw: Raw, _: Fields) -> Way:
     try:
-        kind = msgspec.json.decode(raw, type=dict[str, Raw]).get("type")
+        kind = _decode_format(raw).type
     except _BAD_JSON:
         return Way.REPLAY
-    return Way.CONTINUE if kind is not None and bytes(kind) == b'"text"' else Way.REPLAY
+    return Way.CONTINUE if bytes(kind) == b'"text"' else Way.REPLAY
 
 
 def _unless_unused(raw: Raw, fields: Fields) -> Way:
