@@ -24,6 +24,7 @@ from xpyd_sidecar.routing.continuation import Going, first_request, go_on, posit
 from xpyd_sidecar.routing.fields import Api
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.position import Position
+from xpyd_sidecar.routing.splice import Splicer
 from xpyd_sidecar.routing.ways import Way
 
 
@@ -287,3 +288,20 @@ def test_tool_calls_go_on_by_replay_with_the_id_that_the_client_has() -> None:
     assert seen.texts[0] == {"reasoning": "hm", "tool 0": '{"a": 12}', "tool 0 name": "look"}
     assert (seen.names, seen.roles, seen.finish[0][0]) == ({"c1"}, {0: 1}, "tool_calls")
     assert b'"second"' not in out
+
+
+def test_prompt_details_of_a_stream_that_went_on_are_of_its_own_prompt() -> None:
+    """Of 40 tokens 10 were generated elsewhere; what is said of the prompt fits the 30 that the client sent."""
+    asked = {"prompt": "a", "stream": True, "temperature": 0, "stream_options": {"include_usage": True}}
+    request = bodies.parse("completions", json.dumps(asked).encode())
+    position = Position("completions", Way.CONTINUE, wants_usage=True, id="c0", created=1, model="m", prompt=b"1")
+    splicer = Splicer(position, Going(request, 10, b"", {}, {}, {}))
+    for cached, created, shown in ((32, 8, (30, 0)), (16, 24, (16, 14)), (0, 40, (0, 30))):
+        position.usage_sent = False
+        usage = {"prompt_tokens": 40, "completion_tokens": 2, "total_tokens": 42,
+                 "prompt_tokens_details": {"cached_tokens": cached, "created_cache_tokens": created}}
+        event = {"id": "c1", "created": 2, "model": "m", "choices": [], "usage": usage}
+        said = json.loads(splicer.take(b"data: " + json.dumps(event).encode() + b"\n\n")[6:])["usage"]
+        assert (said["prompt_tokens"], said["completion_tokens"]) == (30, 12)
+        details = said["prompt_tokens_details"]
+        assert (details["cached_tokens"], details["created_cache_tokens"]) == shown
