@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import selectors
 import signal
 import socket
 import threading
@@ -258,3 +259,20 @@ def test_a_number_that_is_no_descriptor_is_refused() -> None:
 def test_tls_and_missing_parts_take_the_other_loop() -> None:
     assert loop.maker() is loop.Loop
     assert loop.maker(encrypted=True) is not loop.Loop
+
+
+@ours
+async def test_a_descriptor_without_room_is_refused_before_anything_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[object] = []
+    made = loop.Loop()
+    monkeypatch.setattr(selectors.EpollSelector, "register", lambda *given: registered.append(given))
+    try:
+        for fd in ((1 << 20) + 1, -1):
+            with pytest.raises(ValueError, match="no descriptor"):
+                made._selector.register(fd, selectors.EVENT_READ, None)  # type: ignore[attr-defined]
+            with pytest.raises(ValueError, match="no descriptor"):
+                made.adopt(asyncio.Protocol(), cast("asyncio.Transport", None), fd)
+        assert not registered
+        assert not made._adopted
+    finally:
+        made.close()

@@ -8,6 +8,7 @@ import asyncio
 import gc
 import os
 import socket
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -213,3 +214,70 @@ async def test_the_collector_may_come_between_those_that_hear_in_one_turn() -> N
     await asyncio.sleep(0)
     gc.collect()
     assert [one() for one in seen] == [None] * 10
+
+
+class Last:
+    """A transport that has something to say when it goes."""
+
+    def __init__(self, outlet: fast.Outlet) -> None:
+        self.outlet = outlet
+
+    def write(self, data: bytes) -> None:
+        raise AssertionError("its outlet writes to the socket")
+
+    def __del__(self) -> None:
+        for data in (b"c", b"d", b"e"):
+            self.outlet.write(data)
+
+
+async def test_what_an_outlet_has_written_when_it_goes_is_written_too() -> None:
+    """The last that holds it is the gathered write: its end writes while others that were gathered are still let go."""
+    def answer(heard: Told, _: bytes) -> None:
+        fd = descriptor_of(heard.transport)
+        for data in (b"a", b"b"):
+            one = fast.Outlet()
+            one.open(Last(heard.outlet), fd)  # type: ignore[arg-type]
+            one.write(data)
+
+    [(heard, far)] = pairs = await told_at_once(1, answer)
+    before = sys.getrefcount(heard.outlet)
+    far.setblocking(True)
+    far.settimeout(5)
+    got = b""
+    while len(got) < 8:
+        got += await asyncio.to_thread(far.recv, 64)
+    assert sorted(got) == sorted(b"abcdecde")
+    heard.on_data = None
+    del answer
+    after = sys.getrefcount(heard.outlet)
+    assert after == before
+    await shut(pairs)
+
+
+class Talker:
+    """A transport that writes more elsewhere than is gathered, when it is written to."""
+
+    def __init__(self, outlet: fast.Outlet) -> None:
+        self.outlet: fast.Outlet | None = outlet
+
+    def write(self, _: bytes) -> None:
+        outlet, self.outlet = self.outlet, None
+        if outlet is not None:
+            for number in range(100):
+                outlet.write(b"%02d" % number)
+
+
+async def test_what_is_written_while_all_is_written_comes_whole_and_in_order() -> None:
+    def answer(heard: Told, _: bytes) -> None:
+        one = fast.Outlet()
+        one.open(Talker(heard.outlet), -1)  # type: ignore[arg-type]
+        one.write(b"x")
+
+    [(_, far)] = pairs = await told_at_once(1, answer)
+    far.setblocking(True)
+    far.settimeout(5)
+    got = b""
+    while len(got) < 200:
+        got += await asyncio.to_thread(far.recv, 256)
+    assert got == b"".join(b"%02d" % number for number in range(100))
+    await shut(pairs)

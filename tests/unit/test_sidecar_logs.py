@@ -46,6 +46,37 @@ def test_text_lines_are_one_line_with_values_at_the_end() -> None:
     assert out.getvalue().endswith("Z DEBUG   test-e0 xpyd.part: pushed bytes=3\n")
 
 
+FORGED = "x\n2026-01-01T00:00:00.000Z INFO    r0 xpyd_sidecar.access: ok status=200"
+ENDS = ("\n", "\r", "\r\n", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
+
+
+@pytest.mark.parametrize("end", ENDS, ids=[end.encode("unicode_escape").decode() for end in ENDS])
+def test_nothing_that_is_said_makes_a_line_of_text_of_its_own(end: str) -> None:
+    forged = FORGED.replace("\n", end)
+    out = io.StringIO()
+    logs.configure("info", "text", out, instance=f"r0{forged}")
+    logger = logging.getLogger(f"xpyd.part{forged}")
+    logger.info("failed: %s", forged, extra={"detail": forged, f"name{forged}": forged})
+    try:
+        int(forged)
+    except ValueError as error:
+        error.args = (forged,)
+        logger.exception("lost %s", forged)
+    logs.tell(logging.getLogger("xpyd.part"), forged, lambda: {"detail": forged})
+    written = out.getvalue()
+    assert len([line for line in written.splitlines() if not line.startswith("  ")]) == 3
+    assert len(written.splitlines()) == written.count("\n"), "no other line ends"
+    assert "ValueError: x" in written
+    assert end.encode("unicode_escape").decode() in written, "it can still be read"
+
+
+def test_text_that_is_printable_is_written_as_it_is_and_control_characters_are_not() -> None:
+    out = io.StringIO()
+    logs.configure("info", "text", out)
+    logging.getLogger("x").info("größe 日本 \x1b[31mred\x00\x7f\t\u202e \udcff")
+    assert out.getvalue().endswith("x: größe 日本 \\x1b[31mred\\x00\\x7f\\t\\u202e \\udcff\n")
+
+
 def test_configuring_again_replaces_the_handler() -> None:
     first, second = io.StringIO(), io.StringIO()
     logs.configure("info", "text", first)

@@ -216,18 +216,30 @@ def _broken(error: Exception) -> dict[str, object]:
 
 
 class TextFormatter(logging.Formatter):
-    """For people: time, level, instance, message, then ``name=value`` of ``extra``."""
+    """For people: time, level, instance, message, then ``name=value`` of ``extra``.
+
+    What is said cannot make a line of its own: all but printable characters are written as escapes, and a traceback is
+    indented. So every line that begins with a time is one that was logged.
+    """
 
     def __init__(self, fields: dict[str, str]) -> None:
         super().__init__()
-        self._who = fields.get("instance", "")
+        self._who = _printable(fields.get("instance", ""))
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line, and its traceback below."""
         who = f" {self._who}" if self._who else ""
         values = "".join(f" {name}={value}" for name, value in extra_of(record).items())
-        line = f"{_utc(record)} {record.levelname:7}{who} {record.name}: {record.getMessage()}{values}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = f"{_utc(record)} {record.levelname:7}{who} {_printable(f'{record.name}: {record.getMessage()}{values}')}"
+        if not record.exc_info:
+            return line
+        return "\n  ".join([line, *map(_printable, self.formatException(record.exc_info).splitlines())])
+
+
+def _printable(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _utc(record: logging.LogRecord) -> str:

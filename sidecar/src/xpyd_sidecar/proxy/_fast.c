@@ -22,7 +22,7 @@
 #define MAX_LATER 64 /* writes that are gathered */
 #define MAX_REST 16 /* bytes behind an event's ids, its line ends included, if it is like others */
 
-#define REVISION 5 /* the same as in plain.py: one that was built for other files is not loaded */
+#define REVISION 6 /* the same as in plain.py: one that was built for other files is not loaded */
 
 enum { CAREFUL, PLAIN, NOTED };
 
@@ -88,6 +88,7 @@ static struct {
     PyObject *data; /* NULL: it left before its turn */
 } later[MAX_LATER];
 static int laters, gathering;
+static int left; /* of `laters`, from the first on */
 
 static void put_later(int at)
 {
@@ -106,12 +107,17 @@ static void put_later(int at)
 /* Write what was gathered. A transport that is full tells its protocol so, which may write more, or shut. */
 static void put_all(void)
 {
-    for (int i = 0; i < laters; i++)
-        put_later(i);
-    int count = laters;
-    laters = 0;
-    for (int i = 0; i < count; i++)
-        Py_DECREF((PyObject *)later[i].outlet);
+    Outlet *gone[MAX_LATER];
+    while (laters) {
+        while (left < laters) /* what is written meanwhile may itself put all, and begin anew */
+            put_later(left++);
+        int count = laters;
+        for (int i = 0; i < count; i++)
+            gone[i] = later[i].outlet;
+        left = laters = 0;
+        for (int i = 0; i < count; i++) /* whose end may write: that stands in `later` now, and leaves next */
+            Py_DECREF((PyObject *)gone[i]);
+    }
 }
 
 static void gather(int whether)

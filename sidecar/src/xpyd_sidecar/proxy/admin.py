@@ -23,7 +23,7 @@ import msgspec
 from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.proxy.auth import ClientKeys, known, require
+from xpyd_sidecar.proxy.auth import ClientKeys, Keys, known, require
 from xpyd_sidecar.proxy.dashboard import Dashboard
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.entering import enter
@@ -47,9 +47,9 @@ class Paths:
     def __init__(self, dispatch: Dispatch, client_keys: ClientKeys, admin_token: str) -> None:
         self._dispatch = dispatch
         self._client_keys = client_keys
-        self._admin = (admin_token.encode(),)
+        self._admin = Keys((admin_token.encode(),))
         self._created = int(time.time())
-        self._knew: tuple[tuple[bytes, ...], bytes] = ((), b"")
+        self._knew: tuple[Keys, bytes] = (Keys(), b"")
         """Keys, and a header that brought one of them."""
         self._metrics_page, self._metrics_until = b"", -math.inf
         self.tracer: Tracer | None = None

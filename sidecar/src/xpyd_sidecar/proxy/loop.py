@@ -50,6 +50,7 @@ class _Selector(selectors.EpollSelector):
         self.loop: Any = None
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
+        self.reads.readable(fileobj if isinstance(fileobj, int) else fileobj.fileno(), False)  # raises where C has no room
         return self._wanted(super().register(fileobj, events, data))
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -96,8 +97,8 @@ class Loop(asyncio.SelectorEventLoop):
 
     def adopt(self, protocol: asyncio.Protocol, transport: asyncio.Transport, fd: int) -> None:
         """Read for this protocol. To be released before its descriptor is closed: in ``connection_lost``."""
+        self._reads.adopt(fd, protocol)  # raises where it has no room
         self._adopted[protocol] = (fd, transport)
-        self._reads.adopt(fd, protocol)
 
     def release(self, protocol: asyncio.Protocol) -> None:
         """Its connection is gone."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-REVISION = 5
+REVISION = 6
 """Of what both have in common; grows with every change of ``_fast.c``."""
 CAREFUL, PLAIN, NOTED = range(3)
 """How a stream's simple reads are recognized: not at all; whole events; events as they were learned."""
