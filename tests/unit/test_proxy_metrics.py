@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,7 +17,9 @@ from router_fleet import fleet
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.proxy import metrics as me
 from xpyd_sidecar.proxy.metrics import Metrics
+from xpyd_sidecar.proxy.vitals import Vitals
 from xpyd_sidecar.routing import summary
+from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.record import Record
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/observability.md"
@@ -144,9 +150,61 @@ def test_buckets_fit_what_is_measured(buckets: tuple[float, ...], low: float, hi
 
 def documented() -> dict[str, tuple[str, ...]]:
     """Names and labels in the table of docs/observability.md."""
-    rows = re.findall(r"^\| `(xpyd_router_\w+)(?:\{([\w,]+)\})?` \|", PAGE.read_text(), flags=re.MULTILINE)
+    rows = re.findall(r"^\| `((?:xpyd_router|process)_\w+)(?:\{([\w,]+)\})?` \|", PAGE.read_text(), flags=re.MULTILINE)
     assert len(rows) == len(dict(rows)), "a name stands twice"
     return {name: tuple(sorted(labels.split(","))) if labels else () for name, labels in rows}
+
+
+def test_each_process_is_shown_with_what_it_knows_of_itself() -> None:
+    metrics = Metrics(list)
+    assert value(metrics, "xpyd_router_connections") == 0
+    one, other = Vitals(connections=3, refused={"unavailable": 2}), Vitals(connections=4)
+    for seconds in (-1.0, 0.0005, 0.3, 99.0):
+        one.lagged(seconds)
+    processes = {"0": one, "1": other}
+    metrics.watch_processes(lambda: processes)
+    assert value(metrics, "xpyd_router_connections", worker="0") == 3
+    assert value(metrics, "xpyd_router_connections") == 7
+    assert value(metrics, "xpyd_router_connections_refused_total", worker="0", code="unavailable") == 2
+    assert value(metrics, "xpyd_router_loop_lag_seconds_sum", worker="0") == pytest.approx(99.3005)
+    les = ("0.001", "0.25", "0.5", "10.0", "+Inf")
+    assert [value(metrics, "xpyd_router_loop_lag_seconds_bucket", worker="0", le=le) for le in les] == [2, 2, 3, 3, 4]
+    assert value(metrics, "xpyd_router_loop_lag_seconds_count", worker="1") == 0
+    del processes["1"]
+    assert value(metrics, "xpyd_router_connections") == 3
+
+
+def test_what_the_system_knows_of_each_process_is_labelled_and_not_mixed() -> None:
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
+        metrics = Metrics(list)
+        processes = {"0": Vitals(), "1": Vitals(pid=child.pid)}
+        metrics.watch_processes(lambda: processes)
+        for name in ("resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds", "max_fds", "open_fds"):
+            assert min(value(metrics, f"process_{name}", worker=worker) for worker in processes) > 0, name
+        mine, before = os.listdir("/proc/self/fd"), value(metrics, "process_open_fds", worker="1")
+        assert abs(value(metrics, "process_open_fds", worker="0") - len(mine)) < 8
+        assert before < 10
+        assert value(metrics, "process_cpu_seconds_total", worker="0") > 0
+        child.kill()
+    assert value(metrics, "process_resident_memory_bytes", worker="1") == 0, "one that is gone is not shown"
+    assert value(metrics, "process_resident_memory_bytes", worker="0") > 0
+
+
+async def test_a_router_shows_its_connections_and_how_late_its_loop_is() -> None:
+    async with fleet(heartbeat_s=0.1) as f:
+        metrics: Metrics = f.dispatch.observer.metrics
+        held = [await f.connect() for _ in range(3)]
+        await f.wait(lambda: value(metrics, "xpyd_router_connections", worker="0") == 3, "the connections")
+        held[0][1].write(b"GET / HTTP/9.9\r\nhost: x\r\n\r\n")
+        await held[0][0].read()
+        await f.wait(lambda: value(metrics, "xpyd_router_connections", worker="0") == 2, "its end")
+        assert value(metrics, "xpyd_router_connections_refused_total", worker="0") == 1
+        before = value(metrics, "xpyd_router_loop_lag_seconds_sum")
+        assert before < 10
+        time.sleep(0.4)  # noqa: ASYNC251 (the loop stands still)
+        await f.wait(lambda: value(metrics, "xpyd_router_loop_lag_seconds_sum") > before + 0.2, "the lag")
+        for _, writer in held:
+            writer.transport.abort()
 
 
 async def test_the_documentation_names_every_metric_with_its_labels() -> None:
@@ -158,6 +216,7 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics.message("taken")
         metrics.probed("healthy")
         metrics.changed("joined")
+        f.router.server.refused(Fault(408, "too slow", code="request_timeout"))
         found: dict[str, tuple[str, ...]] = {}
         for family in metrics.registry.collect():
             name = family.name + ("_total" if family.type == "counter" else "")

@@ -107,6 +107,28 @@ async def test_workers_share_the_port_the_roster_and_the_counts() -> None:
         assert len({f.d[0].seen[i].connection for i in range(len(f.d[0].seen))}) > 1
 
 
+async def test_each_process_is_shown_in_the_metrics_by_its_number() -> None:
+    async with several() as f:
+        held = [await f.connect() for _ in range(6)]
+
+        def shown(name: str) -> dict[str, float]:
+            families = text_string_to_metric_families(f.dispatch.observer.metrics.text().decode())
+            return {s.labels["worker"]: s.value for m in families for s in m.samples if s.name == name}
+
+        await f.wait(lambda: sum(shown("xpyd_router_connections").values()) == 6, "what every worker said")
+        await f.wait(lambda: min(shown("xpyd_router_loop_lag_seconds_count").values()) > 0, "each one's lag")
+        everyone = set(shown("xpyd_router_connections"))
+        assert everyone == {"0", *(str(number) for number in range(1, len(everyone)))}
+        assert len(everyone) > 2
+        assert shown("xpyd_router_connections")["0"] == 0, "the owner serves no clients"
+        memory = shown("process_resident_memory_bytes")
+        assert set(memory) == everyone
+        assert len(set(shown("process_start_time_seconds"))) == len(everyone)
+        assert min(memory.values()) > 1 << 20
+        for _, writer in held:
+            writer.transport.abort()
+
+
 async def test_kill_9_of_a_worker_in_the_middle_of_load_costs_its_own_requests_alone() -> None:
     async with several(1, 2, workers=3) as f:
         killed = asyncio.Event()

@@ -28,6 +28,7 @@ from xpyd_sidecar.proxy.patience import GRACE_S, late, within
 from xpyd_sidecar.proxy.server import MAX_CONNECTIONS, Server
 from xpyd_sidecar.proxy.tls import Certificate
 from xpyd_sidecar.proxy.traces import Tracer
+from xpyd_sidecar.proxy.vitals import Vitals
 from xpyd_sidecar.routing.paths import STREAMED
 from xpyd_sidecar.routing.roster import STANDSTILL_S
 
@@ -72,6 +73,18 @@ class Router:
         self.awake = -math.inf
         """When this process last came back from standing still."""
         self._sweeper: asyncio.Task[None] | None = None
+        self._vitals = Vitals()
+        self.dispatch.observer.metrics.watch_processes(self.processes)
+
+    def vitals(self) -> Vitals:
+        """What this process knows of itself, now."""
+        vitals = self._vitals
+        vitals.connections, vitals.refused = len(self.server.connections), self.server.refusals
+        return vitals
+
+    def processes(self) -> dict[str, Vitals]:
+        """All processes of the router, by the number of the worker."""
+        return {"0": self.vitals()}
 
     def _make_dispatch(self, config: SidecarConfig) -> Dispatch:
         return Dispatch(config)
@@ -158,7 +171,8 @@ class Router:
         while True:
             due = loop.time() + gap
             await asyncio.sleep(gap)
-            if late(now := loop.time(), due):
+            self._vitals.lagged((now := loop.time()) - due)
+            if late(now, due):
                 if now - due > STANDSTILL_S:
                     self.awake = now
                     logger.warning("this process stood still", extra={"seconds": round(now - due, 1)})

@@ -1,7 +1,7 @@
 """What the owner of membership and its workers say to each other, over one Unix socket per worker.
 
     owner ──▶ worker    Begin, Told, LostAt, CatchUp, Away, Stop, Answer
-    worker ──▶ owner    Listening, Failed, Verdict, Report, Ask
+    worker ──▶ owner    Listening, Failed, Verdict, Report, Vitals, Ask
 
 A frame is its length (4 bytes, big endian) and a msgpack map. Both ends are of one release and one user: a frame that
 cannot be decoded is a bug, and closes the link.
@@ -18,6 +18,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.proxy.vitals import Vitals
 from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.replica import Event
@@ -139,7 +140,7 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
 
 
 Down = Begin | Told | LostAt | CatchUp | Away | Stop | Answer
-Up = Listening | Failed | Verdict | Report | Ask
+Up = Listening | Failed | Verdict | Report | Vitals | Ask
 
 
 def frame(message: Down | Up) -> bytes:

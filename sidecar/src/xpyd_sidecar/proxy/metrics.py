@@ -3,20 +3,23 @@
 Belongs here: names, labels, buckets. Does not belong here: what a record means (``routing.summary``).
 
 Label values come from small fixed sets, never from clients, so that the number of series is bounded; only ``instance``
-grows with the fleet, and pairs are bounded by ``MAX_PAIRS``. What belongs to requests is counted when they are over.
+grows with the fleet, ``worker`` with the router's processes, and pairs are bounded by ``MAX_PAIRS``. What belongs to
+requests is counted when they are over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from xpyd_sidecar import __version__
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.proxy.tally import Counts, Times
+from xpyd_sidecar.proxy.tally import Counts, Times, buckets_of
+from xpyd_sidecar.proxy.vitals import LAGS, Vitals
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.roster import Member
 from xpyd_sidecar.routing.straight_record import Batch
@@ -72,6 +75,8 @@ class Metrics:
         self._budget = Gauge("xpyd_router_retry_budget", "Retries that may be made now", registry=registry)
         build = Gauge("xpyd_router_build_info", "The version", ["version"], registry=registry)
         build.labels(__version__).set(1)
+        self._processes = _Processes()
+        registry.register(self._processes)
         registry.register(self._pairs)
         registry.register(_Instances(members))
 
@@ -82,6 +87,10 @@ class Metrics:
     def watch_budget(self, budget: Callable[[], float]) -> None:
         """Whom to ask how many retries may be made."""
         self._budget.set_function(budget)
+
+    def watch_processes(self, vitals: Callable[[], Mapping[str, Vitals]]) -> None:
+        """Whom to ask what each process knows of itself, by the number of the worker."""
+        self._processes.vitals = vitals
 
     def ended(self, outcome: str) -> None:
         """How it ended; what there is to know of it comes to ``closed``."""
@@ -194,6 +203,38 @@ class _Pairs(Collector):
             here = {OTHER, *(member.name for member in self._members())}
             self._counts = {pair: cell for pair, cell in self._counts.items() if here.issuperset(pair)}
         return [count, total]
+
+
+class _Processes(Collector):
+    """Every process of the router: what it knows of itself, and what the system knows of it (``process_*``)."""
+
+    def __init__(self) -> None:
+        self.vitals: Callable[[], Mapping[str, Vitals]] = dict
+        self._systems: dict[int, ProcessCollector] = {}
+        """By process id."""
+
+    def collect(self) -> Iterable[Metric]:
+        connections = GaugeMetricFamily("xpyd_router_connections", "Open connections of clients", labels=["worker"])
+        refused = CounterMetricFamily("xpyd_router_connections_refused", "Connections that ended without a whole request",
+                                      labels=["worker", "code"])
+        lag = HistogramMetricFamily("xpyd_router_loop_lag_seconds", "How late a timer of the event loop was",
+                                    labels=["worker"])
+        all_vitals = self.vitals()
+        for worker, vitals in all_vitals.items():
+            connections.add_metric([worker], vitals.connections)
+            for code, count in vitals.refused.items():
+                refused.add_metric([worker, code], count)
+            lag.add_metric([worker], buckets_of(LAGS, vitals.lags), vitals.lags[-1])
+        known = {vitals.pid: self._systems.get(vitals.pid) or ProcessCollector(pid=partial(int, vitals.pid), registry=None)
+                 for vitals in all_vitals.values()}
+        self._systems = known
+        shown: dict[str, Metric] = {}
+        for worker, vitals in all_vitals.items():
+            for family in known[vitals.pid].collect():
+                into = shown.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    into.add_sample(sample.name, {"worker": worker}, sample.value)
+        return [connections, refused, lag, *shown.values()]
 
 
 class _Instances(Collector):

@@ -34,6 +34,7 @@ from xpyd_sidecar.proxy.app import Router
 from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.sharing import reserve, share
+from xpyd_sidecar.proxy.vitals import Vitals
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.leg_counts import LegCounts
@@ -68,6 +69,7 @@ class _Worker:
         self.in_flight = 0
         self.queued = 0
         self.retries_left = 0.0
+        self.vitals: Vitals | None = None
 
 
 class _Caught(Reply):
@@ -110,6 +112,11 @@ class Owner(Router):
         self.dispatch.observer.metrics.watch_budget(lambda: sum(worker.retries_left for worker in self._workers.values()))
         self.dispatch.watch.told = self._told
         self.dispatch.watch.on_lost = self._lost
+
+    def processes(self) -> dict[str, Vitals]:
+        """All processes of the router, by the number of the worker."""
+        own = super().processes()
+        return own | {str(worker.number): worker.vitals for worker in self._workers.values() if worker.vitals is not None}
 
     # ---- start and end
 
@@ -173,7 +180,7 @@ class Owner(Router):
             async with within(1.0):  # what it said last may still be on its way
                 await worker.link.ended
         self._legs.end(worker.number)
-        worker.in_flight, worker.queued, worker.retries_left = 0, 0, 0.0
+        worker.in_flight, worker.queued, worker.retries_left, worker.vitals = 0, 0, 0.0, None
         worker.listening = False
         self._recount()
         self._changed.set()
@@ -306,6 +313,8 @@ class Owner(Router):
         match message:
             case li.Report():
                 self._on_report(worker, message)
+            case Vitals():
+                worker.vitals = message
             case li.Verdict(event=event):
                 self.dispatch.watch.take(event)
             case li.Ask():

@@ -35,6 +35,8 @@ class Server:
         self.streamed = streamed
         self.loop = asyncio.get_running_loop()
         self.connections: set[Connection] = set()
+        self.refusals: dict[str, int] = {}
+        """How many were refused, by the code of the fault."""
         self.draining = False
         self.leaving = False
         """It has stopped listening, and idle connections are closed."""
@@ -82,6 +84,8 @@ class Server:
 
     def refused(self, fault: Fault) -> None:
         """A connection was refused before there was a whole request."""
+        code = fault.code or str(fault.status)
+        self.refusals[code] = self.refusals.get(code, 0) + 1
         logger.info("refused: %s", fault.message, extra={"status": fault.status})
 
     def sweep(self, awake: float = -math.inf) -> None:

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -79,10 +80,10 @@ class Times(Collector):
         """For the library."""
         family = HistogramMetricFamily(self.name, self._words, labels=self._labels)
         for labels, cell in self._cells.items():
-            buckets: list[tuple[str, float]] = []
-            total = 0.0
-            for bound, count in zip((*map(str, self._bounds), "+Inf"), cell[:-1], strict=True):
-                total += count
-                buckets.append((bound, total))
-            family.add_metric(labels, buckets, cell[-1])
+            family.add_metric(labels, buckets_of(self._bounds, cell), cell[-1])
         return [family]
+
+
+def buckets_of(bounds: tuple[float, ...], cell: Sequence[float]) -> list[tuple[str, float]]:
+    """As the library takes them. ``cell``: counts by bucket, those beyond the last bound, and the sum (left out)."""
+    return list(zip((*map(str, bounds), "+Inf"), accumulate(cell[:-1]), strict=True))

@@ -68,6 +68,9 @@ class Worker(Router):
         self.turn_away(self._begin.away)
         self.port = await self.server.listen(self._begin.host, self._begin.port, self._certificate, shared=True)
 
+    def _turn(self) -> None:
+        self._link.send(self.vitals())
+
     def on_message(self, message: li.Down, stop: asyncio.Event) -> None:
         """The owner says something."""
         roster, reports = self.dispatch.roster, self.worker.reports
