@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from pathlib import Path
 
 from xpyd_sidecar.errors import ConfigError
@@ -49,7 +50,7 @@ class Keys:
 
 
 def _digest(key: bytes) -> bytes:
-    return hmac.digest(_SECRET, key, "sha256")
+    return sha256(_SECRET + key).digest()
 
 
 _NOBODYS = bytes(32)
