@@ -67,7 +67,7 @@ def request(chunks: int) -> bytes:
     """A chat request of about 300 tokens, whole."""
     body = msgspec.json.encode({"model": contenders.MODEL, "messages": [{"role": "user", "content": PROMPT}],
                                 "max_tokens": chunks, "temperature": 0, "stream": True})
-    head = (f"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {contenders.CLIENT_KEY}\r\n"
+    head = (f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {contenders.CLIENT_KEY}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n")
     return head.encode() + body
 

@@ -75,7 +75,7 @@ def request() -> bytes:
     """The one that ``bench/router`` asks."""
     body = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": CHUNKS,
                                 "temperature": 0, "stream": True})
-    head = (f"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nauthorization: Bearer {KEY}\r\n"
+    head = (f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
             f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n")
     return head.encode() + body
 

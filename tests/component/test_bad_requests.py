@@ -106,7 +106,7 @@ def test_an_answer_that_meets_the_context_length_ends_as_a_plain_engine_ends_it(
 def leave(cluster: Cluster, prompt: list[int], after_s: float, *, stream: bool) -> None:
     """A client that goes away ``after_s`` seconds into its request."""
     body = json.dumps(GOOD | {"prompt": prompt, "max_tokens": 400, "ignore_eos": True, "stream": stream}).encode()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", cluster.port), 10) as connection:
         connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         end = time.monotonic() + after_s

@@ -22,6 +22,8 @@ _TEXT = {
     "env": ["HF_HUB_OFFLINE", "A"],
     "path": ["/dev/shm/x"],
     "header": ["x-session-id"],
+    "host": ["models.home", "10.0.0.7", "[fd00::1]"],
+    "origin": ["https://app.example", "http://localhost:3000", "*"],
     "url": ["http://collector:4318"],
 }
 JUNK = st.sampled_from(

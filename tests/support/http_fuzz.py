@@ -144,6 +144,8 @@ class Fuzz:
         else:
             method = b"POST"
         lines = [b"Host: a", b"x-request-id: " + name.encode()]
+        if rng.random() < 0.8:
+            lines.append(rng.choice([b"Content-Type: application/json", b"content-type: application/json; charset=utf-8"]))
         lines += rng.sample([b"Accept: */*", b"X-Empty:", b"X-Spaces: \t a b \t", b"traceparent: 00-1-2-01",
                              b"X-Long: " + b"y" * rng.randrange(500), b"Cookie: a=b; c=d",
                              b"User-Agent: \xff\xfe"], rng.randrange(4))
@@ -221,9 +223,9 @@ class Fuzz:
         what = self._rng.choice([b"GET /" + b"a" * 9000, b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"b" * 400_000,
                                  b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 3000,
                                  b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n",
-                                 b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: "
+                                 _POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\nX: "
                                  + b"t" * 600_000,
-                                 b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1;"
+                                 _POST + b"Transfer-Encoding: chunked\r\n\r\n1;"
                                  + b"e" * 600_000])
         return Shape("endless", what, [], refused=True)
 
@@ -350,7 +352,7 @@ async def _done(future: asyncio.Future[Any], seconds: float) -> bool:
     return future.done()
 
 
-_POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
+_POST = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 _TE = b"Transfer-Encoding: chunked\r\n"
 
 
@@ -382,7 +384,7 @@ AMBIGUOUS = tuple(_ambiguous(lines) for lines in (
     b"\r\nabcde\r\n0\r\n\r\n",
     b"5\r\nabcde\r\n0\r\nContent-Length: 5\r\n\r\n", b"5\r\nabcde\r\n0\r\nTransfer-Encoding: gzip\r\n\r\n",
 )) + (
-    _ambiguous(_TE, start=b"POST /v1/completions HTTP/1.0\r\nHost: a\r\n"),
+    _ambiguous(_TE, start=b"POST /v1/completions HTTP/1.0\r\nHost: a\r\nContent-Type: application/json\r\n"),
     _ambiguous(b"", b"", b"GET /health HTTP/1.1\r\n"),
     _ambiguous(b"Content-Length: 5\r\n", b"abcde", b"POST /v1/completions HTTP/1.1\nHost: a\n"),
     _ambiguous(b"", b"", b"GET /health HTTP/1.1\nHost: a\n"),

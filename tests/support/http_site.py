@@ -44,10 +44,16 @@ class Echo:
         self.requests: list[HttpRequest] = []
         self.later: list[Later] = []
 
+    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+        """Every body is wanted."""
+        return True
+
     def enter(self, request: HttpRequest, client: object) -> None:
         """Leave everything to ``handle``."""
 
     def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+        if request.refusal is not None:
+            raise request.refusal
         self.requests.append(request)
         if request.path == "/later":
             self.later.append(Later(request, reply))

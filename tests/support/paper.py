@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
+
 from xpyd_sidecar.proxy.connection import Connection
 from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
@@ -33,11 +35,17 @@ class Echo:
     def __init__(self) -> None:
         self.seen: list[HttpRequest] = []
 
+    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+        """Every body is wanted."""
+        return True
+
     def enter(self, request: HttpRequest, client: object) -> None:
         """Leave everything to ``handle``."""
 
     def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
-        self.seen.append(request)
+        self.seen.append(msgspec.structs.replace(request, judged=False, refusal=None))  # what is said tells of these
+        if request.refusal is not None:
+            raise request.refusal
         reply.whole(200, [], request.body)
         return None
 

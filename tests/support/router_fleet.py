@@ -25,6 +25,8 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.proxy.app import Router
 
 KEY = keys.ServiceKey(bytes(range(32)))
+HOSTS = ("router", "a", "bench", "h", "r", "x")
+"""Whom clients of tests ask for; a router on a loopback address would refuse others than itself."""
 
 
 @dataclass
@@ -92,7 +94,9 @@ def request_bytes(path: str, body: Any = None, *, method: str = "POST", headers:
                   version: str = "1.1") -> bytes:
     """A whole request; ``body`` is JSON unless it is bytes."""
     raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    lines = {"Host": "router", "Content-Length": str(len(raw)), **(headers or {})}
+    lines = {"Host": "localhost", "Content-Length": str(len(raw)), **(headers or {})}
+    if body is not None and "content-type" not in map(str.lower, lines):
+        lines["Content-Type"] = "application/json"
     head = f"{method} {path} HTTP/{version}\r\n" + "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     return head.encode() + b"\r\n" + raw
 
@@ -166,7 +170,7 @@ async def fleet(prefills: int = 1, decodes: int = 1, replay: Replay | None = Non
     ps = [await ScriptedEngine(f"p{i}", replay).start() for i in range(prefills)]
     ds = [await ScriptedEngine(f"d{i}", replay).start() for i in range(decodes)]
     made: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "members_port": 0, "heartbeat_s": 0.1, "resolve_s": 0.0,
-                            "drain_timeout_s": 1.0}
+                            "drain_timeout_s": 1.0, "hosts": HOSTS}
     config = SidecarConfig(service=SERVICE, instance=InstanceName("r0"), key_file="", run_dir="",
                            router=RouterConfig(**(made | settings)))
     router = Router(config, KEY)

@@ -159,7 +159,7 @@ class World:
 
     def ask(self, body: bytes) -> None:
         """The client's next request."""
-        self.client.data_received(b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\nx-request-id: mine\r\n"
+        self.client.data_received(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: mine\r\n"
                                   b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         self.lanes += any(isinstance(one, Lane) for one in self.dispatch.servings)
 

@@ -15,10 +15,16 @@ BOUNDS = Bounds(4096, 4096, 30.0)
 
 
 class Hello:
+    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+        """Every body is wanted."""
+        return True
+
     def enter(self, request: HttpRequest, client: object) -> None:
         """Leave everything to ``handle``."""
 
     def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+        if request.refusal is not None:
+            raise request.refusal
         reply.whole(200, [], b"hello")
         return None
 

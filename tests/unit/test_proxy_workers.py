@@ -17,7 +17,7 @@ import pytest
 from beats import SERVICE, beat, bye
 from processes import free_port
 from prometheus_client.parser import text_string_to_metric_families
-from router_fleet import KEY, Answer, RouterFleet, read_answer, request_bytes
+from router_fleet import HOSTS, KEY, Answer, RouterFleet, read_answer, request_bytes
 from scripted_engine import Play, ScriptedEngine
 
 from xpyd_sidecar.contract import keys
@@ -64,7 +64,7 @@ async def several(prefills: int = 1, decodes: int = 2, workers: int = 3, **setti
     ps = [await ScriptedEngine(f"p{i}").start() for i in range(prefills)]
     ds = [await ScriptedEngine(f"d{i}").start() for i in range(decodes)]
     made: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "members_port": 0, "heartbeat_s": 0.5, "resolve_s": 0.0,
-                            "drain_timeout_s": 5.0, "workers": workers}
+                            "drain_timeout_s": 5.0, "workers": workers, "hosts": HOSTS}
     config = SidecarConfig(service=SERVICE, instance=InstanceName("r0"), key_file="", run_dir="", log_level="error",
                            router=RouterConfig(**(made | settings)))
     router = Owner(config, KEY)

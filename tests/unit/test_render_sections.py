@@ -20,6 +20,8 @@ WRITTEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"affinity": {"header": "x-session"}}, {"affinity_header": "x-session"}),
     ({"retryBudget": 0.5, "firstToken": "prefill", "compat": "p2p", "workers": 4, "dashboard": False},
      {"retry_budget": 0.5, "first_token": "prefill", "compat": "p2p", "workers": 4, "dashboard": False}),
+    ({"hosts": ["models.home"], "cors": {"origins": ["https://app.example"]}},
+     {"hosts": ("models.home",), "cors_origins": ("https://app.example",)}),
     ({"tracing": {"endpoint": "http://collector:4318"}}, {"otlp_endpoint": "http://collector:4318"}),
     ({"heartbeat": {"interval": "1s", "missed": 5}, "maxInFlight": 9, "maxBodySize": "1Mi", "onNoPrefill": "reject",
       "failover": "error", "requestTimeout": "2m", "pairTimeout": "20s", "ports": {"http": 9001, "members": 9002}},

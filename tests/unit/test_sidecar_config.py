@@ -55,6 +55,8 @@ def test_a_right_document() -> None:
     ({"router__skip_prefill_cached": 1.5}, "a share from 0 to 1, not 1.5 - at `$.router.skip_prefill_cached`"),
     ({"router__retry_budget": -0.1}, "a share from 0 to 1, not -0.1 - at `$.router.retry_budget`"),
     ({"router__affinity_header": "x session"}, "'x session' is not the name of a header - at `$.router.affinity_header`"),
+    ({"router__hosts": ["a", "b:80"]}, "'b:80' is not the name of a host, without a port - at `$.router.hosts[1]`"),
+    ({"router__cors_origins": ["https://a.ex/"]}, "'https://a.ex/' is not an origin; write https://host, with a port"),
     ({"router__tls_cert_file": "/c"}, "is required beside tls_cert_file - at `$.router.tls_key_file`"),
     ({"router__tls_key_file": "/k"}, "is required beside tls_key_file - at `$.router.tls_cert_file`"),
     ({"router__tls_key_file": "", "router__tls_cert_file": "/c"}, "a path is required - at `$.router.tls_key_file`"),

@@ -20,6 +20,11 @@ from xpyd_sidecar.errors import ConfigError
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token of RFC 9110, section 5.1."""
 
+ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[a-z0-9._~%-]+(:[0-9]{1,5})?|[a-z][a-z0-9+.-]*://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
+"""An origin as browsers write it (RFC 6454, section 6.2), or all of them."""
+HOST: Final = re.compile(r"[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\]")
+"""The name or address of a host, as it stands in front of a port."""
+
 
 def decode(text: bytes | str) -> SidecarConfig:
     """JSON text → a configuration that can be run.
@@ -105,6 +110,13 @@ def _text_faults(router: RouterConfig) -> Iterator[str]:
     if (router.tls_cert_file is None) != (router.tls_key_file is None):
         given, lacking = ("cert", "key") if router.tls_key_file is None else ("key", "cert")
         yield f"is required beside tls_{given}_file - at `$.router.tls_{lacking}_file`"
+    for index, host in enumerate(router.hosts):
+        if not HOST.fullmatch(host):
+            yield f"{host!r} is not the name of a host, without a port - at `$.router.hosts[{index}]`"
+    for index, origin in enumerate(router.cors_origins):
+        if not ORIGIN.fullmatch(origin):
+            right = "write https://host, with a port where it has one and no path, in lower case, or *"
+            yield f"{origin!r} is not an origin; {right} - at `$.router.cors_origins[{index}]`"
     for field in ("tls_cert_file", "tls_key_file"):
         if getattr(router, field) == "":
             yield f"a path is required - at `$.router.{field}`"

@@ -30,6 +30,8 @@ SHARE_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?|[0-9]{1,
 OBJECT_NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 HEADER_PATTERN: Final = r"^[A-Za-z0-9][-_A-Za-z0-9]*$"
 URL_PATTERN: Final = r"^https?://[^/?#@ ]+(/[^?# ]*)?$"
+HOST_PATTERN: Final = r"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])$"
+ORIGIN_PATTERN: Final = r"^(\*|[a-z][a-z0-9+.-]*://([a-z0-9._~%-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?)$"
 DATA_KEY_PATTERN: Final = r"^[-._a-zA-Z0-9]+$"
 
 
@@ -45,6 +47,8 @@ Argument = Annotated[str, Meta(min_length=1, max_length=2048)]
 ObjectName = Annotated[str, Meta(min_length=1, max_length=253, pattern=OBJECT_NAME_PATTERN, extra={"kind": "name"})]
 SecretKey = Annotated[str, Meta(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN, extra={"kind": "key"})]
 HeaderName = Annotated[str, Meta(min_length=1, max_length=64, pattern=HEADER_PATTERN, extra={"kind": "header"})]
+HostName = Annotated[str, Meta(min_length=1, max_length=253, pattern=HOST_PATTERN, extra={"kind": "host"})]
+Origin = Annotated[str, Meta(min_length=1, max_length=512, pattern=ORIGIN_PATTERN, extra={"kind": "origin"})]
 Url = Annotated[str, Meta(min_length=8, max_length=512, pattern=URL_PATTERN, extra={"kind": "url"})]
 
 Duration = Annotated[
@@ -79,6 +83,8 @@ Quantity = Annotated[
 """A Kubernetes quantity: ``2``, ``500m``, ``16Gi``."""
 Quantities = Annotated[dict[str, Quantity], Meta(extra={"max_properties": 16})]
 Arguments = Annotated[tuple[Argument, ...], Meta(extra={"max_items": 64})]
+HostNames = Annotated[tuple[HostName, ...], Meta(extra={"max_items": 64})]
+Origins = Annotated[tuple[Origin, ...], Meta(extra={"max_items": 64})]
 Preserved = Annotated[dict[str, Any], Meta(extra={"preserve": True})]
 """An object of Kubernetes' own schema."""
 

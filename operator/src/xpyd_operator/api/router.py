@@ -6,7 +6,19 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from xpyd_operator.api.base import Duration, HeaderName, ObjectName, Part, Port, SecretKeyRef, ShortDuration, Size, Url
+from xpyd_operator.api.base import (
+    Duration,
+    HeaderName,
+    HostNames,
+    ObjectName,
+    Origins,
+    Part,
+    Port,
+    SecretKeyRef,
+    ShortDuration,
+    Size,
+    Url,
+)
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.quantity import size
 
@@ -74,6 +86,14 @@ class Tls(Part, frozen=True):
     """Secret of type kubernetes.io/tls (`tls.crt`, `tls.key`). Default: plain HTTP."""
 
 
+class Cors(Part, frozen=True):
+    """Pages of other origins."""
+
+    origins: Origins = ()
+    """Origins (`https://app.example`) whose pages may send requests from a browser and read the answers; `*`: all.
+    Default: none."""
+
+
 class Tracing(Part, frozen=True):
     """Spans of requests."""
 
@@ -124,6 +144,10 @@ class Router(Part, frozen=True):
     """Serve `/dashboard`."""
     api_key_secret: SecretKeyRef | None = None
     """Client keys, one per line. Default: clients need none."""
+    hosts: HostNames = ()
+    """Names that a router on a loopback address (`xpyd up`) answers for beside localhost, 127.0.0.0/8 and [::1]."""
+    cors: Cors = Cors()
+    """Pages of other origins."""
     request_timeout: Duration = "1h"
     """Longest time for one request."""
     pair_timeout: Duration = "60s"

@@ -31,6 +31,8 @@ _RIGHT = {
     "env": "letters, digits, '_', '-' and '.', not beginning with a digit",
     "path": "write an absolute path without a colon",
     "header": "the name of a header: letters, digits, '-' and '_', beginning with a letter or digit",
+    "host": "the name or address of a host, without a port",
+    "origin": "write https://host, with a port where it has one and no path, in lower case, or *",
     "url": "write http://host:port or https://host:port",
 }
 """What would be right, per kind (see ``base``)."""
@@ -294,7 +296,7 @@ def _stand_in(kind: mi.Type) -> Any:
         case mi.IntType() | mi.FloatType():
             return kind.ge or 0
         case mi.StrType():
-            return next(text for text in ("x", "/x", "1s", "1") if re.fullmatch(kind.pattern or ".", text))
+            return next(text for text in ("x", "/x", "1s", "1", "*") if re.fullmatch(kind.pattern or ".", text))
         case mi.VarTupleType():
             return []
         case mi.DictType():

@@ -38,6 +38,8 @@ def router_section(service: DisaggService, listen: str) -> RouterConfig:
         workers=spec.workers,
         otlp_endpoint=spec.tracing.endpoint or "",
         dashboard=spec.dashboard,
+        hosts=spec.hosts,
+        cors_origins=spec.cors.origins,
         request_timeout_s=spec.request_timeout_s,
         pair_timeout_s=spec.pair_timeout_s,
     )

@@ -115,6 +115,10 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Served model name; requests for another one are refused with 404."""
     api_key_file: str | None = None
     """A file with one client key per line; None: clients need none."""
+    hosts: tuple[str, ...] = ()
+    """Names (without a port) that a router on a loopback address answers for, beside localhost, 127.0.0.0/8 and [::1]."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins (``https://app.example``) whose pages may ask the router from a browser; ``*``: all. Empty: none."""
     heartbeat_s: float = 3.0
     missed_beats: int = 3
     """Beats that must be missing before an instance is probed and, if the probe fails, evicted."""

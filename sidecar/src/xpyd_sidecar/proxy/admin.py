@@ -24,15 +24,17 @@ from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.proxy.auth import ClientKeys, Keys, known, require
+from xpyd_sidecar.proxy.cors import Cors, is_preflight
 from xpyd_sidecar.proxy.dashboard import Dashboard
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.entering import enter
+from xpyd_sidecar.proxy.heads import Hosts, Media
 from xpyd_sidecar.proxy.metrics import CONTENT_TYPE
-from xpyd_sidecar.proxy.reply import Connection, Handler, HttpRequest, Reply
+from xpyd_sidecar.proxy.reply import NO_CONTENT, Connection, Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.traces import Tracer
 from xpyd_sidecar.routing import paths
 from xpyd_sidecar.routing.faults import Fault, not_served, unknown_model
-from xpyd_sidecar.routing.paths import Way
+from xpyd_sidecar.routing.paths import Body, Way
 
 RENDERED_S = 0.25
 """How long a page of metrics is served again: with many instances it takes milliseconds to make, and needs no key."""
@@ -48,6 +50,10 @@ class Paths:
         self._dispatch = dispatch
         self._client_keys = client_keys
         self._admin = Keys((admin_token.encode(),))
+        config = dispatch.config
+        self._hosts = Hosts(config.host, config.hosts)
+        self._media = Media()
+        self._cors = Cors(config.cors_origins) if config.cors_origins else None
         self._created = int(time.time())
         self._knew: tuple[Keys, bytes] = (Keys(), b"")
         """Keys, and a header that brought one of them."""
@@ -58,42 +64,78 @@ class Paths:
             "/health": self._health, "/ping": self._health, "/ready": self._ready, "/metrics": self._metrics,
             "/fleet": self._fleet, timeline.PATH: self._trace, "/v1/models": self._models,
         }
-        if dispatch.config.dashboard:
+        if config.dashboard:
             self._get |= Dashboard(dispatch, self._admin, client_keys).paths
+
+    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+        """Judge a request by its head: whether its body is wanted. Raises Fault."""
+        self._hosts.check(headers.get(b"host"))
+        if self._cors is not None and is_preflight(method, headers):
+            return False
+        route = paths.find(path)
+        if route is None:
+            if path not in self._get and not path.startswith("/v1/models/"):
+                raise Fault(404, f"there is nothing at {path}", kind="NotFoundError", code="unknown_path")
+            self._allow(path, method, "GET")
+            return False
+        if route.way is Way.REFUSED:
+            raise not_served(path, route.reason)
+        self._allow(path, method, *route.methods)
+        if route.way is Way.OWN:
+            return False  # those that ask for a key need no body
+        self._check_client(headers)
+        if route.way is Way.PASSED and route.body is Body.NONE:
+            return False
+        self._media.check(headers, json=route.body is not Body.FORM)
+        return True
 
     def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
         """Answer a request. Raises Fault."""
         api = GENERATION.get(request.path)
-        if api is not None:
-            try:
-                self._allow(request, "POST")
-                self._check_client(request)
+        if self._cors is not None and b"origin" in request.headers:
+            reply.added = self._cors.lines(request.headers[b"origin"])
+        try:
+            if request.refusal is not None:
+                raise request.refusal
+            if not request.judged:
+                self.judge(request.method, request.path, request.headers)
+            if self._cors is not None and is_preflight(request.method, request.headers):
+                reply.whole(NO_CONTENT, self._cors.preflight(request.headers), b"")
+                return None
+            if api is not None:
                 return self._dispatch.open(api, request, reply)
-            except Fault as fault:
+        except Fault as fault:
+            if api is not None:
                 self._dispatch.refused(api, request, fault)
-                raise
+            raise
         route = paths.find(request.path)
         if route is not None and route.way is Way.PASSED:
-            self._allow(request, *route.methods)
-            self._check_client(request)
             return self._dispatch.passing.open(route, request, reply)
-        if route is not None and route.way is Way.REFUSED:
-            raise not_served(request.path, route.reason)
-        found = self._get.get(request.path)
-        if found is None and request.path.startswith("/v1/models/"):
-            found = self._model
-        if found is None:
-            words = f"there is nothing at {request.path}"
-            raise Fault(404, words, kind="NotFoundError", code="unknown_path")
-        self._allow(request, *(route.methods if route is not None else ("GET",)))
-        return found(request, reply)
+        return self.own(request, reply)
+
+    def own(self, request: HttpRequest, reply: Reply) -> Handler | None:
+        """Answer a request, which was judged, that is the router's own. Raises Fault."""
+        return self._get.get(request.path, self._model)(request, reply)
 
     def enter(self, request: HttpRequest, client: Connection) -> Handler | None:
         """Begin to answer a generation request whose course will probably be straight. None: nothing was done."""
-        api = GENERATION.get(request.path)
-        if api is None or not self._knows(request.headers):
+        api, headers = GENERATION.get(request.path), request.headers
+        if api is None or not self._is_plain(headers) or not self._knows(headers):
             return None
         return enter(self._dispatch, client, api, request)
+
+    def _is_plain(self, headers: dict[bytes, bytes]) -> bool:
+        """Whether a head says nothing that is wrong, or that shows in the answer."""
+        if b"content-encoding" in headers or (self._cors is not None and b"origin" in headers):
+            return False
+        if headers.get(b"host") in self._hosts.known and headers.get(b"content-type") in self._media.known:
+            return True
+        try:
+            self._hosts.check(headers.get(b"host"))
+            self._media.check(headers, json=True)
+        except Fault:  # who handles it says so
+            return False
+        return True
 
     def _knows(self, headers: dict[bytes, bytes]) -> bool:
         keys = self._client_keys.keys
@@ -108,14 +150,14 @@ class Paths:
         return True
 
     @staticmethod
-    def _allow(request: HttpRequest, *methods: str) -> None:
-        if request.method not in methods and not (request.method == "HEAD" and "GET" in methods):
-            words = f"{request.path} takes {' or '.join(methods)}, not {request.method}"
+    def _allow(path: str, method: str, *methods: str) -> None:
+        if method not in methods and not (method == "HEAD" and "GET" in methods):
+            words = f"{path} takes {' or '.join(methods)}, not {method}"
             raise Fault(405, words, code="method_not_allowed", allow=", ".join(methods))
 
-    def _check_client(self, request: HttpRequest) -> None:
+    def _check_client(self, headers: dict[bytes, bytes]) -> None:
         if self._client_keys.keys:
-            require(request.headers, self._client_keys.keys)
+            require(headers, self._client_keys.keys)
 
     def _health(self, _: HttpRequest, reply: Reply) -> None:
         reply.whole(200, _TEXT, b"ok\n")
@@ -166,12 +208,12 @@ class Paths:
         return self.tracer.open(request, reply)
 
     def _models(self, request: HttpRequest, reply: Reply) -> None:
-        self._check_client(request)
+        self._check_client(request.headers)
         data = [self._card(model) for model in self._dispatch.models()]
         reply.whole(200, _JSON, msgspec.json.encode({"object": "list", "data": data}))
 
     def _model(self, request: HttpRequest, reply: Reply) -> None:
-        self._check_client(request)
+        self._check_client(request.headers)
         model, served = request.path.removeprefix("/v1/models/"), self._dispatch.models()
         if model not in served:
             raise unknown_model(model, served)

@@ -60,11 +60,11 @@ class WorkerPaths(Paths):
         """The number of the latest question for metrics, to which others that come meanwhile are added."""
         self._metrics_answer: li.Answer | None = None
 
-    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
-        """Answer a request. Raises Fault."""
+    def own(self, request: HttpRequest, reply: Reply) -> Handler | None:
+        """Answer a request, which was judged, that is the router's own. Raises Fault."""
         if request.path not in ASKED:
-            return super().handle(request, reply)
-        shared = request.path == "/metrics" and request.method in {"GET", "HEAD"}
+            return super().own(request, reply)
+        shared = request.path == "/metrics"
         if shared and self._metrics_answer is not None and self._loop.time() < self._metrics_until:
             answer = self._metrics_answer
             reply.whole(answer.status, answer.headers, answer.body)

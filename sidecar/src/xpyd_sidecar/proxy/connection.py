@@ -171,6 +171,13 @@ class Connection(asyncio.Protocol):
         else:
             upload.fail(fault)
 
+    def _end(self) -> None:
+        """Nothing more is read of a request that was refused; if that was said already, this is the end."""
+        self._deaf = True
+        self._rest = b""
+        if not self._busy and not self._queue:
+            self._close()
+
     def eof_received(self) -> None:
         """A client that closed its sending side counts as gone: its answer would go nowhere."""
 
@@ -204,6 +211,10 @@ class Connection(asyncio.Protocol):
             self._go_on()
 
     # ---- what comes (incoming.Line)
+
+    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+        """Whether the body of this request is wanted. Raises Fault."""
+        return self.server.application.judge(method, path, headers)
 
     def taken(self, request: HttpRequest, *, close: bool, old: bool) -> None:
         """It waits for its turn."""
@@ -283,7 +294,7 @@ class Connection(asyncio.Protocol):
             self._queued_bytes -= len(request.body)
             if request.upload is not None:
                 self._tell_continue()
-            self._serve(request, close=close, old=old)
+            self._serve(request, close=close or (self._deaf and not self._queue), old=old)
         else:
             self._go_on()
         self.throttle()
@@ -295,7 +306,9 @@ class Connection(asyncio.Protocol):
             data = self._rest
             piece, self._rest = (data, b"") if len(data) <= size else (data[:size], data[size:])
             incoming.feed(piece)
-            if incoming.fault is not None:
+            if incoming.ended or (incoming.refused and incoming.fault is not None):
+                self._end()
+            elif incoming.fault is not None:
                 self._give_up(incoming.fault)
 
     @property
@@ -359,7 +372,7 @@ class Connection(asyncio.Protocol):
         self._closing = True
         self._since = self.server.loop.time()
         self.outlet.shut()
-        if self._deaf and self._transport.can_write_eof():
+        if (self._deaf or self._incoming.refused) and self._transport.can_write_eof():
             # The client may still be sending. Closing now would reset the connection and lose the answer on its way.
             self._transport.write_eof()
             self._transport.resume_reading()
@@ -389,7 +402,11 @@ class Connection(asyncio.Protocol):
         elif self._busy or self._queue or self._rest or self._blocked_at:
             return
         elif self.receiving:
-            if now - since > self._allowed_s():
+            if now - since <= self._allowed_s():
+                return
+            if self._incoming.refused:  # it has its answer
+                self._end()
+            else:
                 self._refuse(rules.too_slow(self._allowed_s()))
         elif now - since > self._idle_s():
             self._close_idle()

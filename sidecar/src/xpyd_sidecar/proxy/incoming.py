@@ -26,6 +26,8 @@ FRAMING = 16
 """Bytes that may come for each byte of a body, beyond what a head may have: bounds extensions of chunks, and trailers."""
 AT_ONCE = 256 << 10
 """And so many more: what one read may bring."""
+DROPPED = 64 << 10
+"""Bytes of a refused request's body that are read and thrown away, so that the connection can be kept."""
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _AUTHORITY = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 
@@ -41,6 +43,9 @@ class Bounds(msgspec.Struct, frozen=True):
 
 class Line(Protocol):
     """Who gets the requests."""
+
+    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+        """Judge the head of a request whose body comes next: whether it is wanted. Raises Fault."""
 
     def taken(self, request: HttpRequest, *, close: bool, old: bool) -> None:
         """The next request, in order; ``close``: the last one, ``old``: of HTTP/1.0."""
@@ -63,8 +68,9 @@ def request_id_of(given: bytes | None) -> str:
 class Incoming:
     """What has come of the next request."""
 
-    __slots__ = ("_began", "_body", "_bounds", "_declared", "_head_size", "_headers", "_hosts", "_in_head", "_known_path",
-                 "_known_size", "_line", "_parser", "_raw", "_size", "_streamed", "_url", "fault", "upload")
+    __slots__ = ("_began", "_body", "_bounds", "_declared", "_drops", "_head_size", "_headers", "_hosts", "_in_head",
+                 "_judged", "_known_path", "_known_size", "_line", "_parser", "_raw", "_size", "_streamed", "_url", "ended",
+                 "fault", "refused", "upload")
 
     def __init__(self, bounds: Bounds, streamed: frozenset[str], line: Line) -> None:
         """``streamed``: paths whose bodies are handed on while they come."""
@@ -76,6 +82,8 @@ class Incoming:
         """The request that is being received began in the latest read."""
         self.fault: Fault | None = None
         """What is wrong with it: where the next one would begin is not known."""
+        self.ended = False
+        """Nothing more is taken: the latest request was refused, and more of its body comes than is thrown away."""
         self._reset()
 
     def _reset(self) -> None:
@@ -88,6 +96,8 @@ class Incoming:
         self._declared = 0
         self._hosts = 0
         self._in_head = False
+        self._judged = self._drops = self.refused = False
+        """Its head was judged; its body is thrown away while it comes; and that because it was refused, and taken so."""
         self.upload: Upload | None = None
         """The body, where it is handed on while it comes."""
 
@@ -118,12 +128,12 @@ class Incoming:
     def _parse(self, data: bytes) -> None:
         rest: bytes | None = data
         while rest is not None:  # a turn for each upgrade that is offered
-            piece, rest = rest, None
+            given, rest = rest, None
             try:
-                self._parser.feed_data(piece)
+                self._parser.feed_data(given)
             except httptools.HttpParserUpgrade as upgrade:
                 if self.fault is None:
-                    rest = self._without_upgrade(piece[upgrade.args[0]:])
+                    rest = self._without_upgrade(given[upgrade.args[0]:])
             except httptools.HttpParserError as error:
                 self.fault = self.fault or bad_request(f"malformed HTTP: {error}", code="malformed_http")
 
@@ -181,39 +191,58 @@ class Incoming:
             self.fault = rules.framing_fault(version, self._hosts, coding)
         length = self._headers.get(b"content-length", b"0").strip()
         self._declared = int(length) if length.isdigit() else 0
-        if self._declared > self._bounds.body_bytes:
-            self.fault = self.fault or rules.too_large_body(self._bounds.body_bytes)
+        if self._parser.should_upgrade():
+            return  # it will be parsed again without
         expect = self._headers.get(b"expect")
+        if self.fault is None and (self._declared or coding is not None):
+            self._judge(coding)
+        if self.refused:
+            return
         if expect is not None and self.fault is None:
             if expect.lower() != b"100-continue":
                 self.fault = Fault(417, f"cannot meet Expect: {expect[:40].decode('latin-1')}", code="expectation_failed")
             elif version == "1.1":
                 self._line.expects()
-        if self.fault is None and (self._declared or coding is not None) and not self._parser.should_upgrade():
-            path = self._known_path = self._path()
-            if path in self._streamed and self._parser.get_method() == b"POST":
-                self.upload = Upload(None if coding is not None else self._declared, self._line.throttle)
-                self._take(path, b"")
+
+    def _judge(self, coding: bytes | None) -> None:
+        path, method = self._path(), self._parser.get_method().decode("latin-1")
+        self._known_path, self._judged = path, True
+        try:
+            wanted = self._line.judge(method, path, self._headers)
+            if self._declared > self._bounds.body_bytes:
+                raise rules.too_large_body(self._bounds.body_bytes)
+        except Fault as fault:
+            # A client that waits for 100 may send its body or not: only an end tells them apart.
+            self.ended = self._declared > DROPPED or b"expect" in self._headers
+            self.refused = self._drops = True
+            self._take(path, b"", fault)
+            return
+        self._drops = not wanted
+        if wanted and path in self._streamed and method == "POST":
+            self.upload = Upload(None if coding is not None else self._declared, self._line.throttle)
+            self._take(path, b"")
 
     def on_body(self, body: bytes) -> None:
         """Part of the body, without chunk framing."""
         self._size += len(body)
-        if self._size > self._bounds.body_bytes:
+        if self.refused:
+            self.ended = self.ended or self._size > DROPPED
+        elif self._size > self._bounds.body_bytes:
             self.fault = self.fault or rules.too_large_body(self._bounds.body_bytes)
             self._body.clear()
         elif self.fault is None and self.upload is not None:
             self.upload.feed(body)
-        elif self.fault is None:
+        elif self.fault is None and not self._drops:
             self._body.append(body)
 
     def on_message_complete(self) -> None:
         """A whole request is in."""
-        if self.fault is not None or self._parser.should_upgrade():
+        if self.fault is not None or self.ended or self._parser.should_upgrade():
             return
         self._line.complete()  # first: who takes the body may answer at once
         if self.upload is not None:
             self.upload.finish()
-        else:
+        elif not self.refused:
             self._take(self._known_path or self._path(), self._body[0] if len(self._body) == 1 else b"".join(self._body))
         self._reset()
 
@@ -224,14 +253,14 @@ class Incoming:
             url = _AUTHORITY.sub(b"", url, count=1) or b"/"
         return url.split(b"?", 1)[0].decode("latin-1")
 
-    def _take(self, path: str, body: bytes) -> None:
+    def _take(self, path: str, body: bytes, refusal: Fault | None = None) -> None:
         target = self._url
         if target[:1] != b"/":
             _, mark, query = target.partition(b"?")
             target = path.encode("latin-1") + mark + query
         request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body,
-                              request_id_of(self._headers.get(b"x-request-id")), target, self.upload)
-        self._line.taken(request, close=not self._parser.should_keep_alive(),
+                              request_id_of(self._headers.get(b"x-request-id")), target, self.upload, self._judged, refusal)
+        self._line.taken(request, close=self.ended or not self._parser.should_keep_alive(),
                          old=self._parser.get_http_version() == "1.0")
 
     # ---- bounds

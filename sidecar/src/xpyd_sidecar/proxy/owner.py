@@ -344,10 +344,10 @@ class Owner(Router):
 
     def _on_ask(self, worker: _Worker, ask: li.Ask) -> None:
         assert worker.link is not None
-        request = HttpRequest(ask.method, ask.path, ask.headers, b"", ask.request_id)
+        request = HttpRequest(ask.method, ask.path, ask.headers, b"", ask.request_id, judged=True)
         reply = _Caught(ask, worker.link)
         try:
-            self.paths.handle(request, reply)
+            self.paths.own(request, reply)
         except Fault as fault:
             reply.fault(fault)
 

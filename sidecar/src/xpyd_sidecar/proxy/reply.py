@@ -17,6 +17,9 @@ from xpyd_sidecar.routing.faults import Fault
 
 _STATUS_LINES = {status.value: b"HTTP/1.1 %d %b\r\n" % (status.value, status.phrase.encode()) for status in HTTPStatus}
 
+NO_CONTENT = 204
+"""Status of an answer that has no body, and must not say how long it is."""
+
 
 class HttpRequest(msgspec.Struct, frozen=True):
     """One whole request."""
@@ -33,6 +36,10 @@ class HttpRequest(msgspec.Struct, frozen=True):
     """Path and query, as the client wrote them."""
     upload: Upload | None = None
     """The body where it is handed on while it comes; ``body`` is empty then."""
+    judged: bool = False
+    """Its head was judged before its body came."""
+    refusal: Fault | None = None
+    """What was found then. Its body is not here."""
 
 
 class Handler(Protocol):
@@ -53,6 +60,9 @@ class Application(Protocol):
 
     def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
         """Answer through ``reply``, now (and return None) or later. May raise Fault."""
+
+    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+        """Judge the head of a request, before its body comes: whether the body is wanted. Raises Fault."""
 
     def enter(self, request: HttpRequest, client: Connection) -> Handler | None:
         """Answer later, without a reply. None: nothing was done; ``handle`` it."""
@@ -83,8 +93,8 @@ class Connection(Protocol):
 class Reply:
     """The answer to one request. One head, ever: ``whole``, or ``begin`` … ``end`` or ``fail``."""
 
-    __slots__ = ("_close", "_connection", "_head_only", "_held", "_old", "_send", "_sent", "_sized", "done", "outlet",
-                 "request_id", "started", "status")
+    __slots__ = ("_close", "_connection", "_head_only", "_held", "_old", "_send", "_sent", "_sized", "added", "done",
+                 "outlet", "request_id", "started", "status")
 
     def __init__(self, connection: Connection, request_id: str, *, close: bool, old: bool, head_only: bool) -> None:
         self._connection = connection
@@ -96,6 +106,8 @@ class Reply:
         self._old = old
         self._head_only = head_only
         self._sized = False
+        self.added = b""
+        """Lines for its head, beside those that it is given."""
         self.request_id = request_id
         self.started = False
         self.done = False
@@ -115,7 +127,7 @@ class Reply:
     def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """A complete answer."""
         self.outlet.relayed = 0
-        head = self._head(status, headers, b"content-length: %d\r\n" % len(body))
+        head = self._head(status, headers, b"" if status == NO_CONTENT else b"content-length: %d\r\n" % len(body))
         self._send(head if self._head_only else head + body)
         self._sent += len(body)
         self._finish()
@@ -191,7 +203,7 @@ class Reply:
         keep = b"connection: close\r\n" if self._close else b"connection: keep-alive\r\n" if self._old else b""
         line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d Status\r\n" % status
         own = b"x-request-id: %b\r\ndate: %b\r\n\r\n" % (self.request_id.encode(), self._connection.date)
-        return b"".join((line, lines, framing, keep, own))
+        return b"".join((line, lines, self.added, framing, keep, own))
 
     def _finish(self) -> None:
         assert not self.done, "a second end"
