@@ -132,7 +132,8 @@ async def test_a_comment_reaches_the_client_before_any_token_and_is_no_first_tok
             go.clear()
             reader, writer = await f.connect()
             body = json.dumps({"model": "tiny", "prompt": "hi", "stream": True, "temperature": 0}).encode()
-            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: r\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                         b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
             async with asyncio.timeout(10):
                 head = await reader.readuntil(b"\r\n\r\n")
                 assert head.startswith(b"HTTP/1.1 200 ")

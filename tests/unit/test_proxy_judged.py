@@ -47,7 +47,7 @@ CASES = [
     ("/nothing", KEY + JSON, "POST", 404), ("/health", KEY, "POST", 405), ("/v1/completions", KEY + JSON, "PUT", 405),
     ("/v1/completions", JSON, "POST", 401), ("/v1/embeddings", JSON, "POST", 401),
     ("/v1/audio/transcriptions", "", "POST", 401),
-    ("/sleep", KEY, "POST", 403), ("/v1/responses/r1/cancel", KEY, "POST", 501), ("/v1/completions", KEY, "POST", 415),
+    ("/sleep", KEY, "POST", 404), ("/v1/responses/r1/cancel", KEY, "POST", 404), ("/v1/completions", KEY, "POST", 415),
     ("/v1/chat/completions", KEY + "content-type: text/plain\r\n", "POST", 415), ("/tokenize", KEY, "POST", 415),
     ("/v1/completions", KEY + JSON + "content-encoding: gzip\r\n", "POST", 415),
     ("/v1/audio/transcriptions", KEY + "content-encoding: gzip\r\n", "POST", 415),
