@@ -217,11 +217,14 @@ class _Processes(Collector):
         connections = GaugeMetricFamily("xpyd_router_connections", "Open connections of clients", labels=["worker"])
         refused = CounterMetricFamily("xpyd_router_connections_refused", "Connections that ended without a whole request",
                                       labels=["worker", "code"])
+        errors = CounterMetricFamily("xpyd_router_accept_errors", "Times that no file or memory was left for a client",
+                                     labels=["worker"])
         lag = HistogramMetricFamily("xpyd_router_loop_lag_seconds", "How late a timer of the event loop was",
                                     labels=["worker"])
         all_vitals = self.vitals()
         for worker, vitals in all_vitals.items():
             connections.add_metric([worker], vitals.connections)
+            errors.add_metric([worker], vitals.accept_errors)
             for code, count in vitals.refused.items():
                 refused.add_metric([worker, code], count)
             lag.add_metric([worker], buckets_of(LAGS, vitals.lags), vitals.lags[-1])
@@ -234,7 +237,7 @@ class _Processes(Collector):
                 into = shown.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
                     into.add_sample(sample.name, {"worker": worker}, sample.value)
-        return [connections, refused, lag, *shown.values()]
+        return [connections, refused, errors, lag, *shown.values()]
 
 
 class _Instances(Collector):

@@ -25,6 +25,8 @@ class Vitals(msgspec.Struct, tag=True):
     """Open ones of clients."""
     refused: dict[str, int] = msgspec.field(default_factory=dict)
     """Connections that ended without a whole request, by the code of the fault."""
+    accept_errors: int = 0
+    """How often nobody could be accepted, for a lack of the process's own."""
     lags: list[float] = msgspec.field(default_factory=lambda: [0.0] * (len(LAGS) + 2))
     """How late timers of the loop were: counts by bucket, those beyond the last one, and the sum."""
 
