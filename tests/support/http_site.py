@@ -96,9 +96,10 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(header: int = 4096, body: int = 100_000, receive_s: float = 30.0) -> AsyncIterator[Site]:
+async def site(header: int = 4096, body: int = 100_000, receive_s: float = 30.0, *, budget: int = 1 << 30,
+               streamed: frozenset[str] = frozenset()) -> AsyncIterator[Site]:
     app = Echo()
-    server = Server(app, Bounds(header, body, receive_s))
+    server = Server(app, Bounds(header, body, receive_s), streamed, body_budget=budget)
     port = await server.listen("127.0.0.1", 0)
     try:
         yield Site(server, app, port)

@@ -108,7 +108,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         "retry_budget": router.retry_budget, "first_token": router.first_token, "compat": router.compat,
         "workers": router.workers, "tls_cert_file": router.tls.secret, "tls_key_file": router.tls.secret,
         "otlp_endpoint": router.tracing.endpoint or "", "dashboard": router.dashboard,
-        "hosts": router.hosts, "cors_origins": router.cors.origins,
+        "body_budget_bytes": router.body_budget_bytes, "hosts": router.hosts, "cors_origins": router.cors.origins,
         "request_timeout_s": router.request_timeout_s, "pair_timeout_s": router.pair_timeout_s,
     }  # fmt: skip
     theirs = RouterConfig()

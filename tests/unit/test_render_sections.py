@@ -23,9 +23,11 @@ WRITTEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"hosts": ["models.home"], "cors": {"origins": ["https://app.example"]}},
      {"hosts": ("models.home",), "cors_origins": ("https://app.example",)}),
     ({"tracing": {"endpoint": "http://collector:4318"}}, {"otlp_endpoint": "http://collector:4318"}),
-    ({"heartbeat": {"interval": "1s", "missed": 5}, "maxInFlight": 9, "maxBodySize": "1Mi", "onNoPrefill": "reject",
+    ({"heartbeat": {"interval": "1s", "missed": 5}, "maxInFlight": 9, "maxBodySize": "1Mi", "bodyBudget": "1Gi",
+      "onNoPrefill": "reject",
       "failover": "error", "requestTimeout": "2m", "pairTimeout": "20s", "ports": {"http": 9001, "members": 9002}},
-     {"heartbeat_s": 1.0, "missed_beats": 5, "max_in_flight": 9, "max_body_bytes": 1 << 20, "on_no_prefill": "reject",
+     {"heartbeat_s": 1.0, "missed_beats": 5, "max_in_flight": 9, "max_body_bytes": 1 << 20, "body_budget_bytes": 1 << 30,
+      "on_no_prefill": "reject",
       "failover": "error", "request_timeout_s": 120.0, "pair_timeout_s": 20.0, "port": 9001, "members_port": 9002}),
 ]  # fmt: skip
 

@@ -156,6 +156,9 @@ class Router(Part, frozen=True):
     """Requests that one router serves at once; those beyond it wait in the queue."""
     max_body_size: Size = "32Mi"
     """Largest request body."""
+    body_budget: Size = "512Mi"
+    """Bytes of all request bodies that one router holds. Beyond it the slowest are ended with 408 and large ones refused
+    with 503; an eighth is a reserve for small ones. At least twice `maxBodySize`, also where this is less."""
     compat: Literal["none", "p2p"] = "none"
     """`p2p`: also serve engines that send the older heartbeat `{type, http_address, zmq_address}`, on port `members` + 1,
     without any authentication."""
@@ -184,6 +187,11 @@ class Router(Part, frozen=True):
     def max_body_bytes(self) -> int:
         """Bytes."""
         return size(self.max_body_size)
+
+    @property
+    def body_budget_bytes(self) -> int:
+        """Bytes."""
+        return size(self.body_budget)
 
     @property
     def replicas_or_default(self) -> int:

@@ -25,6 +25,7 @@ def router_section(service: DisaggService, listen: str) -> RouterConfig:
         heartbeat_s=spec.heartbeat_s,
         missed_beats=spec.heartbeat.missed,
         max_body_bytes=spec.max_body_bytes,
+        body_budget_bytes=spec.body_budget_bytes,
         max_in_flight=spec.max_in_flight,
         queue_size=spec.queue.size,
         queue_timeout_s=spec.queue_timeout_s,

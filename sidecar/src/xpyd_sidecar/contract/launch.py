@@ -123,6 +123,9 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     missed_beats: int = 3
     """Beats that must be missing before an instance is probed and, if the probe fails, evicted."""
     max_body_bytes: int = 32 << 20
+    body_budget_bytes: int = 512 << 20
+    """Of the bodies of all requests that are here; beyond it slow ones are ended, and large ones refused. At least twice
+    ``max_body_bytes``, also where this is less."""
     max_header_bytes: int = 64 << 10
     max_in_flight: int = 4096
     """Requests served at once; those beyond it wait in the queue."""

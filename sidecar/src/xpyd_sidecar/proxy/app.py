@@ -58,7 +58,7 @@ class Router:
         self.paths = self._make_paths(self._client_keys, keys.admin_token(key))
         self.tracer = self.paths.tracer = Tracer(self.dispatch, key)
         bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
-        self.server = Server(self.paths, bounds, STREAMED)
+        self.server = Server(self.paths, bounds, STREAMED, body_budget=self._config.body_budget_bytes)
         self.server.most = room.connections
         self.dispatch.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
         self.members = Members(config.instance, self.dispatch.on_message, self.dispatch.observer.metrics.message)

@@ -25,6 +25,7 @@ from typing import Protocol, cast
 
 from xpyd_sidecar.proxy import intake, rules
 from xpyd_sidecar.proxy.fast import Outlet
+from xpyd_sidecar.proxy.held_bodies import SMALL, Body, HeldBodies, Owner
 from xpyd_sidecar.proxy.incoming import Bounds, Incoming, request_id_of
 from xpyd_sidecar.proxy.leg import descriptor_of
 from xpyd_sidecar.proxy.loop import adopt, release
@@ -50,7 +51,9 @@ UNREAD_S = 60.0
 LINGER_S = 3.0
 """How long a closed connection may take to send its last bytes and to see the client's end."""
 SLOWEST_BODY = 100_000
-"""Bytes a second that a large body must come with, beyond the time that every request has."""
+"""Bytes a second that a large body must come with, beyond the time that every request has. So few that clients far away
+can send; where there is no room for all, a body must come ten times as fast (``routing.body_budget.PRESSED``).
+"""
 HIGH_WATER = 256 << 10
 
 
@@ -59,6 +62,7 @@ class Home(Protocol):
 
     application: Application
     bounds: Bounds
+    bodies: HeldBodies
     streamed: frozenset[str]
     """Paths whose bodies are handed on while they come."""
     loop: asyncio.AbstractEventLoop
@@ -79,21 +83,25 @@ class Home(Protocol):
 class Connection(asyncio.Protocol):
     """One client connection."""
 
-    __slots__ = ("_blocked_at", "_busy", "_closing", "_continue", "_deaf", "_due", "_handler", "_incoming", "_paused",
-                 "_queue", "_queued_bytes", "_rest", "_scheduled", "_served", "_since", "_transport", "outlet", "server")
+    __slots__ = ("_blocked_at", "_busy", "_closing", "_continue", "_deaf", "_due", "_handler", "_held", "_incoming",
+                 "_paused", "_queue", "_queued_bytes", "_rest", "_scheduled", "_served", "_since", "_small", "_transport",
+                 "outlet", "server")
 
     def __init__(self, server: Home) -> None:
         self.server = server
         self._transport: asyncio.Transport | None = None
         self.outlet = Outlet()
         """What is written to a client that is gone goes nowhere."""
-        self._incoming = Incoming(server.bounds, server.streamed, self)
-        self._queue: deque[tuple[HttpRequest, bool, bool] | Fault] = deque()
+        self._incoming = Incoming(server.bounds, server.streamed, self, server.bodies)
+        self._queue: deque[tuple[HttpRequest, Body[Owner] | None, bool, bool] | Fault] = deque()
         self._queued_bytes = 0
         self._rest = b""
         """What was read and is not parsed yet: it waits for the queue."""
         self._scheduled = False
         """A turn of this connection will come by itself."""
+        self._held: Body[Owner] | None = None
+        self._small = 0
+        """The body of the request that is being answered, as the budget has it; a small one that came whole: its bytes."""
         self._handler: Handler | None = None
         self._busy = False
         self._served = False
@@ -144,6 +152,14 @@ class Connection(asyncio.Protocol):
         if found is None:
             return False
         path, target, headers, body = found
+        size, reserve = len(body), self.server.bodies.reserve
+        if size <= SMALL and reserve.held + size <= reserve.limit:
+            reserve.held += size
+            self._small = size
+        else:
+            self._held = self.server.bodies.at_once(self, size)
+            if self._held is None:
+                return False
         request_id = request_id_of(headers.get(b"x-request-id"))
         request = HttpRequest("POST", path, headers, body, request_id, target, None)
         try:
@@ -166,6 +182,7 @@ class Connection(asyncio.Protocol):
         self._deaf = True
         self._rest = b""
         upload, self._incoming.upload = self._incoming.upload, None
+        self._incoming.drop()
         if upload is None:
             self._queue.append(fault)
         else:
@@ -190,8 +207,13 @@ class Connection(asyncio.Protocol):
         self._closing = True
         self._transport = None
         self.outlet.shut()
-        self._queue.clear()
         self._rest = b""
+        self._let_go()
+        self._incoming.drop()
+        for entry in self._queue:
+            if not isinstance(entry, Fault) and entry[1] is not None:
+                self.server.bodies.give_back(entry[1])
+        self._queue.clear()
         handler, self._handler = self._handler, None
         if handler is not None:
             handler.on_client_gone()
@@ -216,9 +238,14 @@ class Connection(asyncio.Protocol):
         """Whether the body of this request is wanted. Raises Fault."""
         return self.server.application.judge(method, path, headers)
 
-    def taken(self, request: HttpRequest, *, close: bool, old: bool) -> None:
+    def end_body(self, fault: Fault) -> None:
+        """There is no more room for the body that is being received."""
+        self._give_up(fault)
+        self._go_on()
+
+    def taken(self, request: HttpRequest, held: Body[Owner] | None, *, close: bool, old: bool) -> None:
         """It waits for its turn."""
-        self._queue.append((request, close, old))
+        self._queue.append((request, held, close, old))
         self._queued_bytes += len(request.body)
 
     def complete(self) -> None:
@@ -260,6 +287,7 @@ class Connection(asyncio.Protocol):
 
     def finished(self, *, close: bool) -> None:
         """The answer to the current request is written."""
+        self._let_go()
         self._handler = None
         self._busy = False
         self._served = True
@@ -272,6 +300,15 @@ class Connection(asyncio.Protocol):
         if self._continue:
             self._tell_continue()
         self._go_on()
+
+    def _let_go(self) -> None:
+        """The body of the request that was answered is needed no longer."""
+        if self._small:
+            self.server.bodies.reserve.held -= self._small
+            self._small = 0
+        elif self._held is not None:
+            self.server.bodies.give_back(self._held)
+            self._held = None
 
     def _go_on(self) -> None:
         """Have a turn soon, if there is anything to do in it."""
@@ -290,7 +327,7 @@ class Connection(asyncio.Protocol):
             if isinstance(entry, Fault):
                 self._refuse(entry)
                 return
-            request, close, old = entry
+            request, self._held, close, old = entry
             self._queued_bytes -= len(request.body)
             if request.upload is not None:
                 self._tell_continue()
@@ -361,6 +398,7 @@ class Connection(asyncio.Protocol):
         self._paused = full
 
     def _refuse(self, fault: Fault) -> None:
+        self._incoming.drop()
         self._busy = True
         self._deaf = True
         Reply(self, uuid.uuid4().hex, close=True, old=False, head_only=False).fault(fault)

@@ -17,6 +17,7 @@ import httptools
 import msgspec
 
 from xpyd_sidecar.proxy import ids, rules
+from xpyd_sidecar.proxy.held_bodies import Body, HeldBodies, Owner
 from xpyd_sidecar.proxy.reply import HttpRequest
 from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.routing.faults import Fault, bad_request
@@ -47,8 +48,11 @@ class Line(Protocol):
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Judge the head of a request whose body comes next: whether it is wanted. Raises Fault."""
 
-    def taken(self, request: HttpRequest, *, close: bool, old: bool) -> None:
-        """The next request, in order; ``close``: the last one, ``old``: of HTTP/1.0."""
+    def taken(self, request: HttpRequest, held: Body[Owner] | None, *, close: bool, old: bool) -> None:
+        """The next request, in order, and its body as the budget has it; ``close``: the last one, ``old``: of HTTP/1.0."""
+
+    def end_body(self, fault: Fault) -> None:
+        """There is no more room for what has come of the body (``held_bodies.Owner``)."""
 
     def complete(self) -> None:
         """Its last byte is in."""
@@ -68,13 +72,14 @@ def request_id_of(given: bytes | None) -> str:
 class Incoming:
     """What has come of the next request."""
 
-    __slots__ = ("_began", "_body", "_bounds", "_declared", "_drops", "_head_size", "_headers", "_hosts", "_in_head",
-                 "_judged", "_known_path", "_known_size", "_line", "_parser", "_raw", "_size", "_streamed", "_url", "ended",
-                 "fault", "refused", "upload")
+    __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_drops", "_head_size", "_headers", "_held",
+                 "_hosts", "_in_head", "_judged", "_known_path", "_known_size", "_line", "_parser", "_raw", "_size",
+                 "_streamed", "_url", "ended", "fault", "refused", "upload")
 
-    def __init__(self, bounds: Bounds, streamed: frozenset[str], line: Line) -> None:
+    def __init__(self, bounds: Bounds, streamed: frozenset[str], line: Line, bodies: HeldBodies) -> None:
         """``streamed``: paths whose bodies are handed on while they come."""
         self._bounds = bounds
+        self._bodies = bodies
         self._streamed = streamed
         self._line = line
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -92,6 +97,8 @@ class Incoming:
         self._headers: dict[bytes, bytes] = {}
         self._head_size = self._known_size = 0
         self._body: list[bytes] = []
+        self._held: Body[Owner] | None = None
+        """Its body, as the budget has it."""
         self._size = self._raw = 0
         self._declared = 0
         self._hosts = 0
@@ -115,6 +122,12 @@ class Incoming:
     def missing(self) -> int:
         """Bytes of its body that are announced and have not come."""
         return max(0, self._declared - self._size)
+
+    def drop(self) -> None:
+        """Let go of what has come of the body, which will not be whole."""
+        self._body.clear()
+        if self._held is not None:
+            self._bodies.give_back(self._held)
 
     def feed(self, data: bytes) -> None:
         """Bytes of one or several requests, or of a part of one; ``fault`` says whether they are in order."""
@@ -211,6 +224,8 @@ class Incoming:
             wanted = self._line.judge(method, path, self._headers)
             if self._declared > self._bounds.body_bytes:
                 raise rules.too_large_body(self._bounds.body_bytes)
+            if wanted:
+                self._held = self._bodies.begin(self._line, None if coding is not None else self._declared)
         except Fault as fault:
             # A client that waits for 100 may send its body or not: only an end tells them apart.
             self.ended = self._declared > DROPPED or b"expect" in self._headers
@@ -230,9 +245,19 @@ class Incoming:
         elif self._size > self._bounds.body_bytes:
             self.fault = self.fault or rules.too_large_body(self._bounds.body_bytes)
             self._body.clear()
-        elif self.fault is None and self.upload is not None:
+        elif self.fault is None and self._held is not None:
+            self._keep(body, self._held)
+
+    def _keep(self, body: bytes, held: Body[Owner]) -> None:
+        try:
+            self._bodies.grow(held, len(body), streamed=self.upload is not None)
+        except Fault as fault:
+            self.fault = fault
+            self._body.clear()
+            return
+        if self.upload is not None:
             self.upload.feed(body)
-        elif self.fault is None and not self._drops:
+        else:
             self._body.append(body)
 
     def on_message_complete(self) -> None:
@@ -240,6 +265,8 @@ class Incoming:
         if self.fault is not None or self.ended or self._parser.should_upgrade():
             return
         self._line.complete()  # first: who takes the body may answer at once
+        if self._held is not None:
+            self._bodies.whole(self._held)
         if self.upload is not None:
             self.upload.finish()
         elif not self.refused:
@@ -260,7 +287,7 @@ class Incoming:
             target = path.encode("latin-1") + mark + query
         request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body,
                               request_id_of(self._headers.get(b"x-request-id")), target, self.upload, self._judged, refusal)
-        self._line.taken(request, close=self.ended or not self._parser.should_keep_alive(),
+        self._line.taken(request, self._held, close=self.ended or not self._parser.should_keep_alive(),
                          old=self._parser.get_http_version() == "1.0")
 
     # ---- bounds

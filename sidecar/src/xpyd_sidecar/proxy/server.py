@@ -12,8 +12,10 @@ import math
 from email.utils import formatdate
 
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.proxy import held_bodies
 from xpyd_sidecar.proxy.accepting import Acceptor, bind
 from xpyd_sidecar.proxy.connection import Connection
+from xpyd_sidecar.proxy.held_bodies import HeldBodies
 from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.reply import Application
 from xpyd_sidecar.proxy.tls import LOOK_S, Certificate
@@ -29,11 +31,14 @@ REFUSED = 64
 class Server:
     """Listens, and keeps its connections."""
 
-    def __init__(self, application: Application, bounds: Bounds, streamed: frozenset[str] = frozenset()) -> None:
+    def __init__(self, application: Application, bounds: Bounds, streamed: frozenset[str] = frozenset(), *,
+                 body_budget: int = held_bodies.DEFAULT) -> None:
+        """``body_budget``: bytes of the bodies of all requests."""
         self.application = application
         self.bounds = bounds
         self.streamed = streamed
         self.loop = asyncio.get_running_loop()
+        self.bodies = HeldBodies(self.loop.time, body_budget, bounds.body_bytes)
         self.connections: set[Connection] = set()
         self.refusals: dict[str, int] = {}
         """How many were refused, by the code of the fault."""

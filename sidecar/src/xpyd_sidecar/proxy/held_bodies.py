@@ -1,0 +1,82 @@
+"""The bodies of requests that a server holds: the budget of their bytes, and what a client is told where it is used up.
+
+Belongs here: asking the budget with the time of the loop, and carrying out what it says. Does not belong here: who must go
+(``routing.body_budget``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from xpyd_sidecar.proxy.upload import HELD
+from xpyd_sidecar.routing.body_budget import SMALL, Body, BodyBudget
+from xpyd_sidecar.routing.faults import Fault, unavailable
+
+DEFAULT = 512 << 20
+MOST_AT_ONCE = 2
+"""So many bodies of the largest size always fit, whatever the budget is."""
+
+
+class Owner(Protocol):
+    """A connection that receives a body."""
+
+    def end_body(self, fault: Fault) -> None:
+        """There is no more room for what it has of the body: let go of it, and tell the client."""
+
+
+class HeldBodies:
+    """The bodies of all requests of a server."""
+
+    def __init__(self, clock: Callable[[], float], budget: int = DEFAULT, largest: int = 0) -> None:
+        """``budget``: bytes of all bodies, ``largest``: of one."""
+        self._clock = clock
+        self._budget: BodyBudget[Owner] = BodyBudget(max(budget, MOST_AT_ONCE * largest))
+        self.reserve = self._budget.reserve
+        """Where requests that come whole in one read, with ``SMALL`` bytes at most, count by themselves."""
+        self.give_back = self._budget.give_back
+        self.whole = self._budget.whole
+
+    @property
+    def held(self) -> int:
+        """Bytes of bodies that are here."""
+        return self._budget.held
+
+    @property
+    def limit(self) -> int:
+        """Bytes that may be here."""
+        return self._budget.reserve.limit + self._budget.rest.limit
+
+    def begin(self, owner: Owner, length: int | None) -> Body[Owner]:
+        """A head came; ``length``: of its body, None where it comes in chunks. Raises Fault: there is no room for it."""
+        body, ended = self._budget.begin(owner, length, self._clock())
+        for slow in ended:
+            slow.owner.end_body(too_slow_for_the_room())
+        if body is None:
+            raise no_room()
+        return body
+
+    def grow(self, body: Body[Owner], more: int, *, streamed: bool) -> None:
+        """So many bytes more came. ``streamed``: they are handed on, and few are here at a time. Raises Fault."""
+        for one in self._budget.grow(body, more, self._clock(), kept=not streamed or body.size < HELD):
+            if one is body:
+                raise no_room()
+            one.owner.end_body(too_slow_for_the_room())
+
+    def at_once(self, owner: Owner, size: int) -> Body[Owner] | None:
+        """A whole body came in one read. None: there is no room for it unless somebody goes."""
+        return self._budget.at_once(owner, size, self._clock())
+
+
+def no_room() -> Fault:
+    """503."""
+    return unavailable("this router holds as many bytes of requests as it may: there is no room for this body now")
+
+
+def too_slow_for_the_room() -> Fault:
+    """408."""
+    words = "this router holds as many bytes of requests as it may, and this body came more slowly than others"
+    return Fault(408, words, code="request_timeout", retry_after_s=1)
+
+
+__all__ = ["DEFAULT", "SMALL", "Body", "HeldBodies", "Owner"]
