@@ -43,9 +43,10 @@ async def main() -> int:
                 small = attacked.peak <= BODIES_MIB if bodies else cost.grown_mib <= GROWN_MIB
                 good = small and cost.worst_s <= WORST_S
                 missed += not good
-                print(json.dumps({"attack": name, "grown_mib": round(cost.grown_mib, 1), "peak_mib": round(attacked.peak, 1),
-                                  "health_worst_s": round(cost.worst_s, 3), "beside_worst_s": round(cost.idle_s, 3),
-                                  "seconds": round(cost.seconds, 1), **cost.told, "good": good}), flush=True)
+                print(json.dumps({"attack": name, "grown_mib": round(cost.grown_mib, 1),
+                                  "peak_mib": round(attacked.peak, 1), "health_worst_s": round(cost.worst_s, 3),
+                                  "beside_worst_s": round(cost.idle_s, 3), "seconds": round(cost.seconds, 1),
+                                  **cost.told, "good": good}), flush=True)
     return missed
 
 

@@ -26,6 +26,11 @@ from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 
 LINE = made_line("completions", random.Random(5))
+CROWD = 350
+"""Streams of two seconds, all at once: they take three files each."""
+FEW, MANY = 512, 4096
+BEAT_S = 5.0
+"""Clients and engines share the loop of this test, which is late with beats while it serves a crowd."""
 
 
 @contextlib.asynccontextmanager
@@ -36,7 +41,7 @@ async def process(folder: Path, limits: tuple[int, int], engines: list[ScriptedE
     keys.write(key_file, KEY)
     config_file.write_bytes(msgspec.json.encode(SidecarConfig(
         service=SERVICE, instance=InstanceName("r0"), key_file=str(key_file), run_dir=str(folder), log_format="text",
-        router=RouterConfig(host="127.0.0.1", port=port, members_port=members_port, heartbeat_s=0.5, resolve_s=0.5,
+        router=RouterConfig(host="127.0.0.1", port=port, members_port=members_port, heartbeat_s=BEAT_S, resolve_s=0.5,
                             queue_size=0))))
     with log.open("wb") as file:
         router = await asyncio.create_subprocess_exec(
@@ -49,8 +54,8 @@ async def process(folder: Path, limits: tuple[int, int], engines: list[ScriptedE
         while True:
             for beater, engine in beaters:
                 role = Role.PREFILL if engine.name.startswith("p") else Role.DECODE
-                await beater.send(beat(engine.name, role, engine.address, interval_s=0.5))
-            await asyncio.sleep(0.4)
+                await beater.send(beat(engine.name, role, engine.address, interval_s=BEAT_S))
+            await asyncio.sleep(1.0)
 
     try:
         async with asyncio.timeout(60):
@@ -90,15 +95,15 @@ async def crowd(port: int, count: int) -> Counter[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("dies", [False, True])
-@pytest.mark.parametrize("limits", [(1024, 8192), (1024, 1024)])
+@pytest.mark.parametrize("limits", [(FEW, MANY), (FEW, FEW)])
 async def test_a_crowd_under_a_low_limit_of_files(tmp_path: Path, limits: tuple[int, int], dies: bool) -> None:
-    """700 streams of two seconds, which take 2,100 files. One of three decode engines may end meanwhile."""
+    """One of three decode engines may end meanwhile."""
     engines = [await ScriptedEngine(name, MadeReplay(LINE)).start() for name in ("p0", "d0", "d1", "d2")]
     for engine in engines[1:]:
         engine.choose = lambda _: Play(delay=0.1)
     try:
         async with process(tmp_path, limits, engines) as (port, log):
-            coming = asyncio.create_task(crowd(port, 700))
+            coming = asyncio.create_task(crowd(port, CROWD))
             if dies:
                 while not engines[3].seen:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
@@ -109,11 +114,11 @@ async def test_a_crowd_under_a_low_limit_of_files(tmp_path: Path, limits: tuple[
             assert f"files={limits[1]}" in words
             accused = {name for name in ("p0", "d0", "d1", "d2") if re.search(rf"{name}: .*suspended", words)}
             assert accused == ({"d2"} if dies else set())
-            if limits[1] > 1024:
-                assert found == {(200, "whole"): 700}
+            if limits[1] == MANY:
+                assert found == {(200, "whole"): CROWD}
             else:
                 assert set(found) == {(200, "whole"), (503, "retry")}
-                assert found[200, "whole"] >= 200, "as many as there are files for"
+                assert found[200, "whole"] >= 90, "as many as there are files for"
                 assert await ask(port, "/health", None) == (200, "ok\n")
                 assert set(await crowd(port, 50)) == {(200, "whole")}, "nothing is left behind"
     finally:

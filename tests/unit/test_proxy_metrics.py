@@ -158,7 +158,7 @@ def documented() -> dict[str, tuple[str, ...]]:
 def test_each_process_is_shown_with_what_it_knows_of_itself() -> None:
     metrics = Metrics(list)
     assert value(metrics, "xpyd_router_connections") == 0
-    one, other = Vitals(connections=3, refused={"unavailable": 2}, accept_errors=3), Vitals(connections=4)
+    one, other = Vitals(connections=3, refused={"unavailable": 2}, accept_errors=3, body_bytes=70), Vitals(connections=4)
     for seconds in (-1.0, 0.0005, 0.3, 99.0):
         one.lagged(seconds)
     processes = {"0": one, "1": other}
@@ -167,6 +167,7 @@ def test_each_process_is_shown_with_what_it_knows_of_itself() -> None:
     assert value(metrics, "xpyd_router_connections") == 7
     assert value(metrics, "xpyd_router_connections_refused_total", worker="0", code="unavailable") == 2
     assert value(metrics, "xpyd_router_accept_errors_total", worker="0") == 3
+    assert value(metrics, "xpyd_router_body_bytes", worker="0") == 70
     assert value(metrics, "xpyd_router_loop_lag_seconds_sum", worker="0") == pytest.approx(99.3005)
     les = ("0.001", "0.25", "0.5", "10.0", "+Inf")
     assert [value(metrics, "xpyd_router_loop_lag_seconds_bucket", worker="0", le=le) for le in les] == [2, 2, 3, 3, 4]

@@ -80,7 +80,7 @@ class Router:
         """What this process knows of itself, now."""
         vitals = self._vitals
         vitals.connections, vitals.refused = len(self.server.connections), self.server.refusals
-        vitals.accept_errors = self.server.accept_errors
+        vitals.body_bytes, vitals.accept_errors = self.server.bodies.held, self.server.accept_errors
         return vitals
 
     def processes(self) -> dict[str, Vitals]:

@@ -217,6 +217,7 @@ class _Processes(Collector):
         connections = GaugeMetricFamily("xpyd_router_connections", "Open connections of clients", labels=["worker"])
         refused = CounterMetricFamily("xpyd_router_connections_refused", "Connections that ended without a whole request",
                                       labels=["worker", "code"])
+        bodies = GaugeMetricFamily("xpyd_router_body_bytes", "Bytes of requests' bodies that are held", labels=["worker"])
         errors = CounterMetricFamily("xpyd_router_accept_errors", "Times that no file or memory was left for a client",
                                      labels=["worker"])
         lag = HistogramMetricFamily("xpyd_router_loop_lag_seconds", "How late a timer of the event loop was",
@@ -224,6 +225,7 @@ class _Processes(Collector):
         all_vitals = self.vitals()
         for worker, vitals in all_vitals.items():
             connections.add_metric([worker], vitals.connections)
+            bodies.add_metric([worker], vitals.body_bytes)
             errors.add_metric([worker], vitals.accept_errors)
             for code, count in vitals.refused.items():
                 refused.add_metric([worker, code], count)
@@ -237,7 +239,7 @@ class _Processes(Collector):
                 into = shown.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 for sample in family.samples:
                     into.add_sample(sample.name, {"worker": worker}, sample.value)
-        return [connections, refused, errors, lag, *shown.values()]
+        return [connections, refused, bodies, errors, lag, *shown.values()]
 
 
 class _Instances(Collector):

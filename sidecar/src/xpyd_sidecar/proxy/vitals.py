@@ -25,6 +25,8 @@ class Vitals(msgspec.Struct, tag=True):
     """Open ones of clients."""
     refused: dict[str, int] = msgspec.field(default_factory=dict)
     """Connections that ended without a whole request, by the code of the fault."""
+    body_bytes: int = 0
+    """Of requests, that are held."""
     accept_errors: int = 0
     """How often nobody could be accepted, for a lack of the process's own."""
     lags: list[float] = msgspec.field(default_factory=lambda: [0.0] * (len(LAGS) + 2))
