@@ -180,11 +180,11 @@ def test_the_slowest_goes_first_when_others_grow() -> None:
 def test_the_young_go_after_all_others() -> None:
     """What has just begun has come with a few bytes, and is no slower for it than one that has stood still for long."""
     budget = tiny()
-    old, young = begun(budget, "old", None, 0.0), begun(budget, "young", None, 9.5)
-    budget.grow(old, 20, 5.0)
+    old, young = begun(budget, "old", None, 8.9), begun(budget, "young", None, 9.5)
+    budget.grow(old, 22, 9.0)
     budget.grow(young, 6, 10.0)
-    assert young.speed(10.0) == 12.0
-    assert names(budget.grow(young, 5, 10.0)) == ["old"]
+    assert young.speed(10.0) == 12.0 < old.speed(10.0)
+    assert names(budget.grow(young, 2, 10.0)) == ["old"]
 
 
 def test_where_all_others_are_whole_the_one_that_grows_goes_itself() -> None:
