@@ -120,16 +120,14 @@ class Paths:
     def enter(self, request: HttpRequest, client: Connection) -> Handler | None:
         """Begin to answer a generation request whose course will probably be straight. None: nothing was done."""
         api, headers = GENERATION.get(request.path), request.headers
-        if api is None or not self._is_plain(headers) or not self._knows(headers):
+        if api is None or b"content-encoding" in headers or (self._cors is not None and b"origin" in headers):
+            return None
+        seen = headers.get(b"host") in self._hosts.known and headers.get(b"content-type") in self._media.known
+        if not (seen or self._is_right(headers)) or not self._knows(headers):
             return None
         return enter(self._dispatch, client, api, request)
 
-    def _is_plain(self, headers: dict[bytes, bytes]) -> bool:
-        """Whether a head says nothing that is wrong, or that shows in the answer."""
-        if b"content-encoding" in headers or (self._cors is not None and b"origin" in headers):
-            return False
-        if headers.get(b"host") in self._hosts.known and headers.get(b"content-type") in self._media.known:
-            return True
+    def _is_right(self, headers: dict[bytes, bytes]) -> bool:
         try:
             self._hosts.check(headers.get(b"host"))
             self._media.check(headers, json=True)

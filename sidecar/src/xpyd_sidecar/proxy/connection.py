@@ -84,8 +84,8 @@ class Connection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = ("_blocked_at", "_busy", "_closing", "_continue", "_deaf", "_due", "_handler", "_held", "_incoming",
-                 "_paused", "_queue", "_queued_bytes", "_rest", "_scheduled", "_served", "_since", "_small", "_transport",
-                 "outlet", "server")
+                 "_paused", "_queue", "_queued_bytes", "_reserve", "_rest", "_scheduled", "_served", "_since", "_small",
+                 "_transport", "outlet", "server")
 
     def __init__(self, server: Home) -> None:
         self.server = server
@@ -100,6 +100,7 @@ class Connection(asyncio.Protocol):
         self._scheduled = False
         """A turn of this connection will come by itself."""
         self._held: Body[Owner] | None = None
+        self._reserve = server.bodies.reserve
         self._small = 0
         """The body of the request that is being answered, as the budget has it; a small one that came whole: its bytes."""
         self._handler: Handler | None = None
@@ -152,7 +153,7 @@ class Connection(asyncio.Protocol):
         if found is None:
             return False
         path, target, headers, body = found
-        size, reserve = len(body), self.server.bodies.reserve
+        size, reserve = len(body), self._reserve
         if size <= SMALL and reserve.held + size <= reserve.limit:
             reserve.held += size
             self._small = size
@@ -287,7 +288,8 @@ class Connection(asyncio.Protocol):
 
     def finished(self, *, close: bool) -> None:
         """The answer to the current request is written."""
-        self._let_go()
+        if self._small or self._held is not None:
+            self._let_go()
         self._handler = None
         self._busy = False
         self._served = True
@@ -299,12 +301,13 @@ class Connection(asyncio.Protocol):
             return
         if self._continue:
             self._tell_continue()
-        self._go_on()
+        if self._queue or self._rest or self._paused:
+            self._go_on()
 
     def _let_go(self) -> None:
         """The body of the request that was answered is needed no longer."""
         if self._small:
-            self.server.bodies.reserve.held -= self._small
+            self._reserve.held -= self._small
             self._small = 0
         elif self._held is not None:
             self.server.bodies.give_back(self._held)
