@@ -74,6 +74,7 @@ def test_a_body_that_is_no_request_is_answered_with_400(cluster: Cluster, body: 
 def test_an_oversized_body_is_answered_with_413(cluster: Cluster) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", cluster.port, timeout=30)
     connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", str(1 << 40))
     connection.endheaders()
     answer = connection.getresponse()

@@ -12,6 +12,7 @@ import pytest
 from http_site import site
 from router_fleet import Answer, RouterFleet, fleet, read_answer, request_bytes
 
+from xpyd_sidecar.proxy import intake
 from xpyd_sidecar.proxy.connection import Connection
 
 LOOPS = ("router",)
@@ -209,6 +210,7 @@ async def test_media_types_as_vllm_judges_them_by_every_way() -> None:
                                         "type": "invalid_request_error", "param": None, "code": "unsupported_media_type"}
 
 
+@pytest.mark.skipif(intake.take is intake._nothing, reason="nothing was compiled here")
 async def test_a_plain_request_is_taken_at_once_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not parsed and not judged twice: the parser never hears of it."""
     async with fleet(1, 1) as f:
