@@ -39,6 +39,13 @@ def test_a_fork_has_its_own_command_environment_session_and_log(tmp_path: Path) 
         assert engine.group.pids() == []
 
 
+def test_what_vllm_changes_in_this_process_does_not_reach_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "libtcmalloc.so")
+    engine = Engine("e0", tmp_path)
+    assert "LD_PRELOAD" not in engine._env
+    assert ForkServer.shared().can(engine._command, engine._env)
+
+
 def test_a_fork_that_cannot_start_ends_as_its_command_does_with_its_words(tmp_path: Path) -> None:
     engine = Engine("e0", tmp_path, connector=False, args=("--no-such-option",))
     with engine, pytest.raises(ProcessFailed) as failed:

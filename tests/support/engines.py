@@ -29,6 +29,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from xpyd_sidecar.contract import keys, launch, metrics, record
 from xpyd_sidecar.contract.launch import KvOptions
 
+FOUND = dict(os.environ)
+"""The environment as the test run found it. vLLM changes it (LD_PRELOAD) where a test makes its configuration in this
+process, and an engine with another one could not be forked."""
 MODEL_NAME = "tiny"
 READY_DEADLINE_S = 300.0
 HTTP_TIMEOUT_S = 60.0
@@ -134,7 +137,7 @@ class Engine:
             config = launch.kv_transfer_config(options or KvOptions(), on_load_failure)
             self._command += ["--kv-transfer-config", json.dumps(config)]
         self._command += args
-        self._env = {**os.environ, **BASE_ENV, launch.ENV_RUN_DIR: str(self.run_dir), launch.ENV_SERVICE: service,
+        self._env = {**FOUND, **BASE_ENV, launch.ENV_RUN_DIR: str(self.run_dir), launch.ENV_SERVICE: service,
                      launch.ENV_KEY_FILE: str(self.key_file), launch.ENV_INSTANCE: name, launch.ENV_HOST: "127.0.0.1",
                      **(env or {})}
         self._group: Group | None = None
