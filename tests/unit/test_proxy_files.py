@@ -29,6 +29,7 @@ LINE = made_line("completions", random.Random(5))
 CROWD = 350
 """Streams of two seconds, all at once: they take three files each."""
 FEW, MANY = 512, 4096
+pytestmark = pytest.mark.unsanitized  # clients and engines would take a minute there, and what is tested is no C
 BEAT_S = 5.0
 """Clients and engines share the loop of this test, which is late with beats while it serves a crowd."""
 
