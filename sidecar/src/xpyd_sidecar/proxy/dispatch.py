@@ -23,6 +23,7 @@ from xpyd_sidecar.proxy.farewell import Farewells
 from xpyd_sidecar.proxy.lane import Lane
 from xpyd_sidecar.proxy.observer import Observer, tracing_of
 from xpyd_sidecar.proxy.passing import Passing
+from xpyd_sidecar.proxy.poison import Poison
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.upstream import Pool
@@ -38,6 +39,7 @@ from xpyd_sidecar.routing.faults import Fault, unknown_model
 from xpyd_sidecar.routing.pick import Pair, Picker, Target
 from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import Record
+from xpyd_sidecar.routing.request_hash import hash_of
 from xpyd_sidecar.routing.shapes import FirstPair, Shapes
 from xpyd_sidecar.routing.straight import NO_DEADLINE_S
 from xpyd_sidecar.routing.straight_record import StraightRecord
@@ -102,10 +104,14 @@ class Dispatch:
         """Headers that do not go with it."""
         self.line = Line(self.loop, router.queue_size, router.queue_timeout_s)
         self.observer.watch_queue(self.line.__len__)
+        self.poison = Poison(self.loop, self.roster)
+        """Requests that end engines."""
+        self.observer.metrics.watch_poison(self.poison)
         self.passing = Passing(self)
         self.draining = False
         self.watch = Watch(self.roster, self.lost, self.observer)
         self.watch.on_leaving = self.leaving
+        self.watch.on_verdict = self.poison.judged
 
     # ---- requests
 
@@ -119,6 +125,8 @@ class Dispatch:
         if not self._serves(parsed.model):
             assert parsed.model is not None
             raise unknown_model(parsed.model, self.models())
+        if self.poison.alert:
+            self.poison.refuse(hash_of(parsed.api, parsed.fields))
         return self.line.enter(Entry(self, api, request, reply, parsed))
 
     def _serves(self, model: str | None) -> bool:
@@ -203,6 +211,9 @@ class Dispatch:
         over, self._over = self._over, []
         if not over:
             return
+        if self.poison.watching:
+            for lane in over:
+                self.poison.whole(hash_of(lane.shape.api, lane.request.fields))
         records = [lane.record() for lane in over]
         self.ended_straight(records)
         if self.access_log:
@@ -270,6 +281,7 @@ class Dispatch:
         self.rooms.look(now, self.roster.members())
         self.line.moved()
         self.pool.sweep()
+        self.poison.tick()
         self.observer.turn()
         for serving in list(self.servings):
             serving.sweep(now, awake, STALL_S)

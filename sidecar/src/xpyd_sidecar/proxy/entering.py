@@ -29,6 +29,8 @@ def enter(dispatch: Dispatch, client: Connection, api: fields.Api, http: HttpReq
     """Begin to serve a request whose course will probably be straight. None: nothing was done."""
     if not dispatch.straight or not dispatch.read.isdisjoint(http.headers):
         return None
+    if dispatch.poison.alert and dispatch.poison.stops(api, http.body):
+        return None
     found = dispatch.shapes.known(api, http.body)
     if found is None:
         return None

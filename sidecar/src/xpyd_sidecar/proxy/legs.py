@@ -114,6 +114,7 @@ class Legs:
             leg.record.ended, leg.record.result = perf_counter(), result
             if leg.member is not None:
                 self._dispatch.leg_closed(leg.member)
+            self._dispatch.poison.leg_closed()
         return leg
 
     def cancel(self, leg: Leg) -> None:

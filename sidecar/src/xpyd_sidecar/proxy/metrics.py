@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -24,6 +25,9 @@ from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.roster import Member
 from xpyd_sidecar.routing.straight_record import Batch
 from xpyd_sidecar.routing.summary import Summary, failed
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.proxy.poison import Poison
 
 TTFT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 TPOT = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -77,6 +81,8 @@ class Metrics:
         build.labels(__version__).set(1)
         self._processes = _Processes()
         registry.register(self._processes)
+        self._poison = _Poisons()
+        registry.register(self._poison)
         registry.register(self._pairs)
         registry.register(_Instances(members))
 
@@ -91,6 +97,10 @@ class Metrics:
     def watch_processes(self, vitals: Callable[[], Mapping[str, Vitals]]) -> None:
         """Whom to ask what each process knows of itself, by the number of the worker."""
         self._processes.vitals = vitals
+
+    def watch_poison(self, poison: Poison) -> None:
+        """Whom to ask of requests that end engines."""
+        self._poison.watch(poison)
 
     def ended(self, outcome: str) -> None:
         """How it ended; what there is to know of it comes to ``closed``."""
@@ -240,6 +250,27 @@ class _Processes(Collector):
                 for sample in family.samples:
                     into.add_sample(sample.name, {"worker": worker}, sample.value)
         return [connections, refused, bodies, errors, lag, *shown.values()]
+
+
+class _Poisons(Collector):
+    """Requests that end engines, read when asked."""
+
+    def __init__(self) -> None:
+        self._poison: Poison | None = None
+
+    def watch(self, poison: Poison) -> None:
+        """Whom to ask."""
+        self._poison = poison
+
+    def collect(self) -> Iterable[Metric]:
+        poison = self._poison
+        deaths, suspects, refused, held = (0, 0, 0, 0) if poison is None else poison.counts()
+        gauges = (("suspects", "Requests that several dead engines had in common", suspects),
+                  ("refused", "Requests that are refused now because engines died of them", refused),
+                  ("held", "Requests held until it is known whether engines die of them", held))
+        return [
+            CounterMetricFamily("xpyd_router_engine_deaths", "Engines that died by themselves, with requests open", deaths),
+            *(GaugeMetricFamily(f"xpyd_router_poison_{name}", words, value) for name, words, value in gauges)]
 
 
 class _Instances(Collector):

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
 from xpyd_sidecar import logs
-from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
 from xpyd_sidecar.proxy.access import access, line_of
 from xpyd_sidecar.proxy.asking import Asking
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.kept import FirstToken
 from xpyd_sidecar.proxy.legs import Leg, Legs
 from xpyd_sidecar.proxy.patience import SOON_S, Reminder
+from xpyd_sidecar.proxy.poison import Apart
 from xpyd_sidecar.proxy.reply import Reply
 from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.proxy.upstream import Call
@@ -33,6 +34,7 @@ from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.pick import Pair
 from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import REFUSED, LegRecord, Record
+from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
 from xpyd_sidecar.routing.straight import DECODE, NO_DEADLINE_S, PREFILL, Straight
 
 if TYPE_CHECKING:
@@ -53,8 +55,8 @@ and say nothing more; it refuses connections, and so fails the probe."""
 class Serving:
     """One generation request, from its parsed fields to its last byte."""
 
-    __slots__ = ("_answer", "_asking", "_course", "_dispatch", "_first", "_gone", "_held", "_legs", "_loop", "_made",
-                 "_paused", "_picks", "_relaying", "_reminder", "_reply", "_request", "record")
+    __slots__ = ("_answer", "_asking", "_course", "_dispatch", "_first", "_gone", "_hash", "_held", "_legs", "_loop",
+                 "_made", "_paused", "_picks", "_relaying", "_reminder", "_reply", "_request", "_withheld", "record")
 
     def __init__(self, dispatch: Dispatch, reply: Reply, request: bodies.Request, transfer: TransferId,
                  passed: list[tuple[bytes, bytes]], *, picks: Picks) -> None:
@@ -77,6 +79,9 @@ class Serving:
         self._reminder = Reminder(self._loop)
         self._paused = False
         self._gone = False
+        self._hash: RequestHash | None = None
+        self._withheld: list[Callable[[], None]] | None = None
+        """Not None: it is held, because it may be what ends engines, and this is to be done when it goes on."""
 
     @classmethod
     def taking_over(cls, lane: Lane) -> Serving:
@@ -124,6 +129,10 @@ class Serving:
     def start(self, pair: Pair | None = None, trace: Trace | None = None) -> None:
         """Send to a pair that was picked, or pick one. ``trace``: where spans are made."""
         self._legs.trace = trace
+        poison = self._dispatch.poison
+        if poison.alert and poison.comes(self):
+            self._withheld = [lambda: self._do(self._exchange.start(self._course.began))]
+            return
         course, limits = self._course, self._dispatch.limits
         if pair is None:
             pair = self._picks.pair(alone=bool(self._request.skips))
@@ -138,8 +147,9 @@ class Serving:
         """What decides. Made when the course is no longer straight, with all that has happened so far."""
         if self._made is None:
             dispatch = self._dispatch
+            picks = Apart(self._picks, dispatch.poison, self)
             self._made = self._course.exchange(
-                self.record.transfer, self._picks, dispatch.limits, dispatch.budget, skips=self._request.skips,
+                self.record.transfer, picks, dispatch.limits, dispatch.budget, skips=self._request.skips,
                 course=self._asking if self._asking.position is not None else None)
         return self._made
 
@@ -213,9 +223,18 @@ class Serving:
                 logger.warning("prefill instance answered %d", status, extra={
                     "transfer": self.record.transfer, "peer": leg.send.target.instance, "detail": _words(body)})
             if status >= 500 or aborted:
+                self._broke(leg)
                 self._dispatch.doubt(leg.send.target)
             if status >= 400:
                 self._legs.farewell(leg)
+        if self._withheld is not None and (status >= 400 or aborted):
+            self._withheld.append(partial(self._answered, call, body, leg, aborted=aborted))
+        else:
+            self._answered(call, body, leg, aborted=aborted)
+
+    def _answered(self, call: Call, body: bytes, leg: Leg | None, *, aborted: bool) -> None:
+        assert call.head is not None
+        status = call.head.status
         self._answer = (call, body)
         self._on(mv.Answered(call.tag, status, aborted))
         self._answer = None
@@ -230,11 +249,19 @@ class Serving:
             logger.warning("%s leg failed: %s", leg.send.role, reason.full, extra={
                 "transfer": self.record.transfer, "peer": leg.send.target.instance, "kind": kind.value,
                 "address": call.address})
+            if kind is not mv.Kind.LACKING and (kind is not mv.Kind.REFUSED or call.again):
+                self._broke(leg)
             if kind is mv.Kind.REFUSED:
                 self._dispatch.suspect(leg.send.target, reason.full)
             elif kind is not mv.Kind.LACKING:
                 self._dispatch.doubt(leg.send.target)
-        self._on(mv.Failed(call.tag, kind, reason))
+        self._failed(mv.Failed(call.tag, kind, reason))
+
+    def _failed(self, event: mv.Failed) -> None:
+        if self._withheld is not None:
+            self._withheld.append(partial(self._on, event))
+        else:
+            self._on(event)
 
     # ---- the router
 
@@ -243,11 +270,12 @@ class Serving:
         for leg in self._legs.to(instance, incarnation):
             leg.call.cancel()
             self._shut(leg.send.leg, mv.Kind.LOST.value)
-            self._on(mv.Failed(leg.send.leg, mv.Kind.LOST, reason))
+            self._broke(leg)
+            self._failed(mv.Failed(leg.send.leg, mv.Kind.LOST, reason))
 
     def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
         """The incarnation ends soon."""
-        for leg in self._legs.to(instance, incarnation):
+        for leg in self._legs.to(instance, incarnation) if self._withheld is None else ():
             self._on(mv.Leaving(leg.send.leg, reason))
 
     def sweep(self, now: float, awake: float, stall_s: float) -> None:
@@ -265,6 +293,38 @@ class Serving:
     def abort(self, reason: str) -> None:
         """The router stops before this request could end: cut it off."""
         self._on(mv.Stop(reason))
+
+    # ---- requests that end engines (poison.Suspect)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it goes without prefill."""
+        return bool(self._request.skips)
+
+    def request_hash(self) -> RequestHash:
+        """Made when it is needed."""
+        if self._hash is None:
+            self._hash = hash_of(self._request.api, self._request.fields)
+        return self._hash
+
+    def instances(self) -> Iterable[InstanceName]:
+        """Those on which it has a leg open."""
+        return [leg.send.target.instance for leg in self._legs]
+
+    def go_on(self) -> None:
+        """It was held: what happened meanwhile happens now."""
+        withheld, self._withheld = self._withheld or [], None
+        for act in withheld:
+            act()
+
+    def condemn(self, fault: Fault) -> None:
+        """End with this answer."""
+        self._withheld = None
+        self._on(mv.Condemned(fault))
+
+    def _broke(self, leg: Leg) -> None:
+        if self._dispatch.poison.broke(self, leg.send.target) and self._withheld is None:
+            self._withheld = []
 
     # ---- instructions
 
@@ -389,7 +449,9 @@ class Serving:
         return leg
 
     def _on_time(self) -> None:
-        self._on(mv.Tick())
+        # While it is held no engine may be asked, so of its deadlines the request's own is the only one.
+        if self._withheld is None or self._loop.time() >= self._course.began + self._dispatch.limits.request_s:
+            self._on(mv.Tick())
 
     def _end(self, instruction: mv.Over) -> None:
         self._closed(instruction.outcome, instruction.detail)
@@ -406,6 +468,8 @@ class Serving:
         if (position := self._asking.position) is not None:
             record.tokens, record.prompt_tokens = position.tokens, position.prompt_tokens
         record.last_at, record.bytes = perf_counter(), self._reply.sent
+        if self._dispatch.poison.watching:
+            self._dispatch.poison.closed(self, whole=outcome in {"ok", "client_error"})
         self._dispatch.closed(self, record)
         if self._legs.trace is not None:
             self._legs.trace.end()

@@ -61,7 +61,7 @@ class Sink(Protocol):
 class Call:
     """One request to an engine."""
 
-    __slots__ = ("_asked_at", "_connecting", "_connection", "_paused", "_pool", "address", "ends", "events",
+    __slots__ = ("_asked_at", "_connecting", "_connection", "_paused", "_pool", "address", "again", "ends", "events",
                  "framed", "head", "patient", "relay", "request", "rest", "sink", "streams", "tag")
 
     def __init__(self, pool: Pool, address: HostPort, request: bytes, sink: Sink, *, streams: bool, framed: bool,
@@ -88,6 +88,8 @@ class Call:
         """The client has part of the answer: where this process has no file for a connection, it waits for one."""
         self.ends = False
         """The stream's first events came with its proper end: ``on_end`` follows at once."""
+        self.again = False
+        """It was sent before, on a connection that broke: the engine may know of it."""
         self._asked_at = math.inf
         """When the request was sent; while it is held nobody is asked, so nobody is silent."""
 
@@ -205,6 +207,7 @@ class Call:
         so a request is sent twice at most.
         """
         self._connection = None
+        self.again = True
         self.connect()
 
 

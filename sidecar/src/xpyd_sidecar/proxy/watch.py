@@ -18,6 +18,7 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Heartbeat, Up
 from xpyd_sidecar.proxy.probe import probe
+from xpyd_sidecar.routing import deaths
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing.pick import Target
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 PROBE_AGAIN_S = 1.0
 """After which a probe is tried again that this process had no file, port or memory for."""
 OnLost = Callable[[InstanceName, Incarnation, Reason], None]
+OnVerdict = Callable[[InstanceName, Incarnation, deaths.Verdict], None]
 
 
 class Notes(Protocol):
@@ -51,6 +53,8 @@ class Watch:
         self.on_lost = on_lost
         self.on_leaving: Callable[[InstanceName, Incarnation, str], None] = lambda *_: None
         """Streams on an incarnation should go on elsewhere, and why."""
+        self.on_verdict: OnVerdict = lambda *_: None
+        """It has died by itself, or it has not; what is lost with it was told before."""
         self._notes = notes
         self.told = told
         self._lacks = resources.Complaint("no probe of an engine")
@@ -63,7 +67,10 @@ class Watch:
             if self.told is not None:
                 self.told(rep.Message(now, message))
             return same.in_flight
+        found = deaths.by_message(self.roster.known(message.instance), message)
         self.take(rep.Message(now, message))
+        if found is not None:
+            self.on_verdict(message.instance, *found)
         member = self.roster.find(message.instance, message.incarnation)
         return member.in_flight if member is not None else 0
 
@@ -114,7 +121,12 @@ class Watch:
                     return  # the roster has it made again
                 await asyncio.sleep(PROBE_AGAIN_S)
         self._notes.probed(result)
-        self.take(rep.ProbeEnded(self._loop.time(), wanted.instance, wanted.incarnation, result, detail))
+        now, member = self._loop.time(), self.roster.find(wanted.instance, wanted.incarnation)
+        silent = member is not None and self.roster.silent(now, member)
+        verdict = deaths.by_probe(member, result, silent=silent)
+        self.take(rep.ProbeEnded(now, wanted.instance, wanted.incarnation, result, detail))
+        if verdict is not None:
+            self.on_verdict(wanted.instance, wanted.incarnation, verdict)
 
     async def close(self) -> None:
         """End the probes."""

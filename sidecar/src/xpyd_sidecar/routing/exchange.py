@@ -48,6 +48,7 @@ from xpyd_sidecar.routing.moves import (
     Cancel,
     ClientGone,
     Complete,
+    Condemned,
     Ended,
     Event,
     Failed,
@@ -223,6 +224,9 @@ class Exchange:
             return self._close(self._on_time(now))
         if isinstance(event, Stop):
             out = [] if self._answered else self._cut_off("stopped", unavailable(event.reason))
+            return self._close(out + self._cancel_all())
+        if isinstance(event, Condemned):
+            out = [] if self._answered else self._cut_off(event.fault.outcome, event.fault)
             return self._close(out + self._cancel_all())
         if isinstance(event, Leaving):
             return self._close(self._on_leaving(event, now))

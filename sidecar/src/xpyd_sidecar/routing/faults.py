@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+POISON = "poison_request"
+"""Code of the answer to a request that ends engines."""
+
 
 class Fault(Exception):
     """An answer that refuses a request.
@@ -30,6 +33,8 @@ class Fault(Exception):
     @property
     def outcome(self) -> str:
         """Of a request that it refuses before anything was sent, as records and metrics call it."""
+        if self.code == POISON:
+            return "poison"
         return "unavailable" if self.status == 503 else "refused"
 
     def body(self) -> bytes:
@@ -83,3 +88,8 @@ def too_many(reason: str, retry_after_s: int) -> Fault:
 def upstream(reason: str, status: int = 502) -> Fault:
     """502 or 504: an engine failed, and nobody else could take over."""
     return Fault(status, reason, kind="upstream_error", code="engine_timeout" if status == 504 else "engine_failed")
+
+
+def poisonous(reason: str) -> Fault:
+    """502: engines died of this request, so no other is asked."""
+    return Fault(502, reason, kind="upstream_error", code=POISON)

@@ -90,7 +90,13 @@ class Stop(msgspec.Struct, frozen=True):
     reason: str
 
 
-Event = Begun | Answered | Ended | Failed | Leaving | ClientGone | Tick | Stop
+class Condemned(msgspec.Struct, frozen=True):
+    """No engine may be asked for this request any more."""
+
+    fault: Fault
+
+
+Event = Begun | Answered | Ended | Failed | Leaving | ClientGone | Tick | Stop | Condemned
 
 # ---- instructions
 

@@ -91,6 +91,14 @@ class Roster:
         member = self._members.get(name)
         return member if member is not None and member.incarnation == incarnation else None
 
+    def known(self, name: InstanceName) -> Member | None:
+        """The member of this name, whatever its incarnation."""
+        return self._members.get(name)
+
+    def silent(self, now: float, member: Member) -> bool:
+        """Whether its agent has been silent for so long that it may be gone."""
+        return self._silent(now, member)
+
     def pickable(self, role: Role) -> tuple[Member, ...]:
         """Instances of a role that take new legs, by name (the same object until something changes)."""
         if self.picks is None:

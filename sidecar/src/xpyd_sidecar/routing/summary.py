@@ -17,7 +17,7 @@ import msgspec
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.routing.record import Record
 
-FAILED = frozenset({"failed", "broken", "timeout", "unavailable"})
+FAILED = frozenset({"failed", "broken", "timeout", "unavailable", "poison"})
 """Outcomes that the router or its engines are to blame for."""
 _DONE = "2xx"
 
