@@ -106,10 +106,14 @@ class Poison:
         request = one.request_hash()
         return self._asked(request) is not Word.GO and self._hold(one, request)
 
-    def broke(self, one: Suspect, target: Target) -> bool:
-        """A leg of it broke off as it does where the engine dies: whether it is held before it may be sent elsewhere."""
+    def broke(self, one: Suspect, target: Target, *, lost: bool = False) -> bool:
+        """A leg of it broke off as it does where the engine dies: whether it is held before it may be sent elsewhere.
+
+        ``lost``: it did because the roster says so; the word on the engine follows.
+        """
         request = one.request_hash()
-        self.noted(target.instance, target.incarnation, request)
+        if lost or self._roster.find(target.instance, target.incarnation) is not None:
+            self.noted(target.instance, target.incarnation, request)
         return self._asked(request) is not Word.GO and self._hold(one, request)
 
     def avoid(self, one: Suspect) -> set[InstanceName]:

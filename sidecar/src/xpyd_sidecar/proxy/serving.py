@@ -132,6 +132,7 @@ class Serving:
         poison = self._dispatch.poison
         if poison.alert and poison.comes(self):
             self._withheld = [lambda: self._do(self._exchange.start(self._course.began))]
+            self._reminder.at(self._exchange.deadline, self._on_time)
             return
         course, limits = self._course, self._dispatch.limits
         if pair is None:
@@ -270,7 +271,7 @@ class Serving:
         for leg in self._legs.to(instance, incarnation):
             leg.call.cancel()
             self._shut(leg.send.leg, mv.Kind.LOST.value)
-            self._broke(leg)
+            self._broke(leg, lost=True)
             self._failed(mv.Failed(leg.send.leg, mv.Kind.LOST, reason))
 
     def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
@@ -322,8 +323,8 @@ class Serving:
         self._withheld = None
         self._on(mv.Condemned(fault))
 
-    def _broke(self, leg: Leg) -> None:
-        if self._dispatch.poison.broke(self, leg.send.target) and self._withheld is None:
+    def _broke(self, leg: Leg, *, lost: bool = False) -> None:
+        if self._dispatch.poison.broke(self, leg.send.target, lost=lost) and self._withheld is None:
             self._withheld = []
 
     # ---- instructions

@@ -14,14 +14,18 @@ Laws
   1. Only a death counts, once for an incarnation. An engine that lives, leaves in order, is lost with its machine, or of
      which nobody can say within ``VERDICT_S`` whether it lives accuses nobody.
   2. A request is convicted where it was the sole suspect at a death, or the only request at all at a second one. So one
-     that kills whatever serves it ends two engines alone, and three among others that are as large in number as they like,
-     if suspects are kept apart.
+     that ends whatever serves it ends two engines alone, and three among others, however many they are.
   3. A conviction explains every death at which the request was: they accuse nobody else any more.
   4. A request that an engine answers to its end is cleared, unless it is being refused.
   5. Who is suspected or in question is never told GO; who is neither is never told anything else.
   6. A convicted request is refused for ``REFUSED_S``. For ``KNOWN_S`` after its conviction it is a suspect: one death more
      convicts it again.
-  7. Bounds: ``CASES`` cases, ``PRESENT`` requests in each, ``CONVICTED`` convictions; the oldest goes.
+  7. Who is told ALONE goes where no other suspect is. That is the caller's to keep; law 2 rests on it.
+  8. Bounds: ``CASES`` cases, ``PRESENT`` requests in each, ``CONVICTED`` convictions; the oldest goes.
+
+Known weakness: of two that end engines at the same time, one may be beside an honest suspect before it is a suspect itself,
+and that one is then refused in its place. A request that ends only some of the engines that serve it is cleared whenever it
+ends well.
 """
 
 from __future__ import annotations
