@@ -86,6 +86,67 @@ async def test_it_ends_prefill_and_decode_alike() -> None:
         await f.wait_quiet()
 
 
+PASSED: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "why?"}]},
+    "/v1/responses": {"input": "why?"},
+    "/v1/embeddings": {"input": "why?"},
+    "/tokenize": {"prompt": "why?"},
+}
+
+
+@pytest.mark.parametrize("path", PASSED)
+async def test_requests_that_pass_through_are_found_as_well(path: str) -> None:
+    async with fleet(2, 8) as f:
+        killer = Killer(f.d)
+        for _ in range(3):
+            answer = await f.post(path, {"model": "tiny", "user": "poison", **PASSED[path]})
+        assert (answer.status, code_of(answer)) == (502, "poison_request")
+        assert len(killer.dead) == 2
+        assert (await f.post(path, {"model": "tiny", "user": "innocent", **PASSED[path], "seed": 1})).status == 200
+        text = (await f.get("/metrics")).body.decode()
+        assert f'xpyd_router_passed_requests_total{{outcome="poison",path="{path}"}} 3.0' in text
+        await f.wait_quiet()
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+async def test_prefill_engines_that_a_dialect_ends_count_as_well(path: str) -> None:
+    async with fleet(4, 4) as f:
+        killer = Killer(f.p)
+        for engine in f.d:
+            wait_for_kv(engine)
+        for _ in range(3):
+            answer = await f.post(path, {"model": "tiny", "user": "poison", **PASSED[path]})
+        assert (answer.status, code_of(answer)) == (502, "poison_request")
+        assert len(killer.dead) == 2
+        await f.wait_quiet()
+
+
+async def test_engines_that_say_so_before_they_die_count_as_well() -> None:
+    """vLLM's front end answers 500 to all that its engine core took along, and ends then."""
+    async with fleet(1, 8) as f:
+        dead: list[str] = []
+
+        def choose(engine: Engine) -> Callable[[Seen], Play | None]:
+            def chosen(seen: Seen) -> Play | None:
+                if seen.body.get("user") != "poison":
+                    return None
+                dead.append(engine.name)
+                engine.health = 503
+                return Play(status=500)
+            return chosen
+
+        for engine in f.d:
+            engine.choose = choose(engine)
+        for path, body in (("/v1/completions", {"prompt": "b"}), ("/v1/messages", PASSED["/v1/messages"])):
+            dead.clear()
+            for _ in range(4):
+                answer = await f.post(path, {"model": "tiny", "user": "poison", **body})
+                await asyncio.sleep(0.05)
+            assert (answer.status, code_of(answer)) == (502, "poison_request")
+            assert len(dead) == 2
+        await f.wait_quiet()
+
+
 async def test_two_at_once_are_both_found_and_end_three_engines_each_at_most() -> None:
     async with fleet(2, 8) as f:
         killer = Killer(f.d)

@@ -17,6 +17,7 @@ for it (``MAX_EARLY`` bytes at most), so that until then nothing is lost with an
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,19 +26,22 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.proxy.account import Account
 from xpyd_sidecar.proxy.patience import Alarm
+from xpyd_sidecar.proxy.poison import Apart
 from xpyd_sidecar.proxy.prefilling import Prefilling
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.tunnel import Tunnel
 from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.proxy.wire import Head, chunk_of
-from xpyd_sidecar.routing import dialects, faults
+from xpyd_sidecar.routing import bodies, dialects, faults
+from xpyd_sidecar.routing.exchange import Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.hidden import refuse_in_form
 from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.paths import Route
+from xpyd_sidecar.routing.paths import Body, Route
 from xpyd_sidecar.routing.pick import Asked, Pair, Target
 from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import REFUSED, LegRecord
+from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
 from xpyd_sidecar.routing.roster import Member
 
 if TYPE_CHECKING:
@@ -97,6 +101,9 @@ class Passed:
         self._over = False
         self._paused = False
         self._timer: Alarm | None = None
+        self._hash: RequestHash | None = None
+        self._withheld: list[Callable[[], None]] = []
+        """To be done when it goes on, while it is held because it may be what ends engines."""
 
     def start(self) -> None:
         """Pick and send. Where nobody can serve it, it is refused."""
@@ -106,9 +113,19 @@ class Passed:
         try:
             if self._upload is not None and self._upload.fault is not None:
                 raise self._upload.fault
-            self._send()
+            poison = self._dispatch.poison
+            if poison.alert and poison.comes(self):
+                self._withheld.append(partial(self._send_or, "unavailable"))
+            else:
+                self._send()
         except Fault as refused:
             self._refuse(refused, refused.outcome)
+
+    def _send_or(self, outcome: str) -> None:
+        try:
+            self._send()
+        except Fault as fault:
+            self._refuse(fault, outcome)
 
     def _send(self) -> None:
         dispatch, request = self._dispatch, self._request
@@ -132,13 +149,13 @@ class Passed:
 
     def _pick(self) -> Pair | None:
         """A decode instance; ``_prefilling`` is there where one of prefill goes with it."""
-        asked, split = self._asked, self._split
+        asked, split = self.picks, self._split
         if split is not None and not self._alone:
             pair = asked.pair(alone=False, not_decode=self._tried)
             if pair is not None and not pair.decode.p2p:  # those pair by request ids, which are the client's here
                 if pair.prefill is not None:
                     self._prefilling = Prefilling(self, self._dispatch, split, self._head, account=self.account,
-                                                  asked=asked, prefill=pair.prefill, decode=pair.decode)
+                                                  prefill=pair.prefill, decode=pair.decode)
                 return pair
         return asked.pair(alone=True, not_decode=self._tried)
 
@@ -253,6 +270,9 @@ class Passed:
         self._reply.end()
         status = self._reply.status
         self._close_leg(f"{status // 100}xx" if good else Kind.ABORTED.value)
+        if (status >= 500 or not good) and self._target is not None:
+            self._dispatch.poison.broke(self, self._target)
+            self._dispatch.doubt(self._target)
         outcome = "complete" if status < 400 and good else "engine_error"
         self._finish(outcome, "" if good else "the engine says in its answer that it failed")
 
@@ -268,13 +288,10 @@ class Passed:
         self._close_leg("cancelled")
         self._alone, self._held, self._early = True, None, []
         self._tried.pop()  # it has not failed
-        try:
-            self._send()
-        except Fault as fault:
-            self._refuse(fault, "failed")
+        self._send_or("failed")
 
-    def on_failed(self, kind: Kind, reason: Reason) -> None:
-        """The engine refused the connection, or broke it."""
+    def on_failed(self, kind: Kind, reason: Reason, *, lost: bool = False) -> None:
+        """The engine refused the connection, or broke it. ``lost``: the roster says so."""
         target = self._target
         assert target is not None
         logger.warning("passed request failed: %s", reason.full, extra={
@@ -282,9 +299,11 @@ class Passed:
         self._drop_prefilling()
         self._close_leg(kind.value)
         self._held, self._early = None, []
+        waits = False
         if kind is Kind.REFUSED:
             self._dispatch.suspect(target, reason.full)
         elif kind is not Kind.LACKING:
+            waits = self._dispatch.poison.broke(self, target, lost=lost)
             self._dispatch.doubt(target)
         why = reason.of(target.instance)
         fault, detail = faults.upstream(why.said), why.full
@@ -295,11 +314,60 @@ class Passed:
             self._refuse(faults.unavailable(reason.said), "unavailable")
         elif self._taken or len(self._tried) >= MAX_TRIES:
             self._refuse(fault, "failed", detail)
+        elif waits:
+            self._withheld.append(partial(self._elsewhere, fault, detail))
         else:
-            try:
-                self._send()
-            except Fault:
-                self._refuse(fault, "failed", detail)
+            self._elsewhere(fault, detail)
+
+    def _elsewhere(self, fault: Fault, detail: str) -> None:
+        try:
+            self._send()
+        except Fault:
+            self._refuse(fault, "failed", detail)
+
+    # ---- requests that end engines (poison.Suspect)
+
+    @property
+    def alone(self) -> bool:
+        """Whether it goes without prefill."""
+        return self._alone
+
+    @property
+    def picks(self) -> Picks:
+        """Who may serve it now."""
+        poison = self._dispatch.poison
+        return Apart(self._asked, poison, self) if poison.alert else self._asked
+
+    def request_hash(self) -> RequestHash:
+        """Made when it is needed. One without a JSON body is like no other."""
+        if self._hash is None:
+            request = self._request
+            if self.route.body is not Body.JSON:
+                fields = {"": Raw(request.request_id.encode())}
+            else:
+                fields = bodies.split(request.body) if self._split is None else self._split.fields
+            self._hash = hash_of(self.route.path, fields)
+        return self._hash
+
+    def instances(self) -> Iterable[InstanceName]:
+        """Those on which it has a leg open."""
+        found = [] if self._tunnel is None or self._target is None else [self._target.instance]
+        return found if self._prefilling is None else [*found, *self._prefilling.instances()]
+
+    def withhold(self, act: Callable[[], None]) -> None:
+        """It is held: do this when it goes on."""
+        self._withheld.append(act)
+
+    def go_on(self) -> None:
+        """It was held: what was to be done is done now."""
+        withheld, self._withheld = self._withheld, []
+        for act in withheld:
+            if not self._over:
+                act()
+
+    def condemn(self, fault: Fault) -> None:
+        """End with this answer."""
+        self._refuse(fault, fault.outcome)
 
     # ---- the router
 
@@ -312,7 +380,7 @@ class Passed:
             return
         if (target.instance, target.incarnation) == (instance, incarnation):
             self._tunnel.cancel()
-            self.on_failed(Kind.LOST, reason)
+            self.on_failed(Kind.LOST, reason, lost=True)
 
     def sweep(self, now: float, awake: float) -> None:
         """Called every second: doubt an engine that is silent."""
@@ -370,5 +438,8 @@ class Passed:
             self._tunnel.cancel()
         self._drop_prefilling()
         self._close_leg("cancelled")
+        if self._dispatch.poison.watching:
+            whole = outcome == "complete" or (outcome == "engine_error" and self._reply.status < 500)
+            self._dispatch.poison.closed(self, whole=whole)
         self._home.closed(self, outcome)
         self.account.over(outcome, self._reply, detail, gone=self._gone)

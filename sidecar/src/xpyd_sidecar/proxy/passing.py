@@ -23,6 +23,7 @@ from xpyd_sidecar.routing.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.routing.passed import Asked, checked
 from xpyd_sidecar.routing.paths import Body, Route
 from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.request_hash import hash_of
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
@@ -66,6 +67,8 @@ class Passing:
             served = dispatch.models()
             if asked.model and served and asked.model not in served:
                 raise unknown_model(asked.model, served)
+            if dispatch.poison.alert and route.body is Body.JSON:
+                dispatch.poison.refuse(hash_of(route.path, asked.fields))
             split = dialects.request(route.path, asked.fields)
             if split is not None:
                 return dispatch.line.enter(DialectEntry(self, dispatch, route, request, reply, asked=split))

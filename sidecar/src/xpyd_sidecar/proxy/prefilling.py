@@ -11,7 +11,8 @@ Belongs here: sending it, and trying another. Does not belong here: the decode l
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from xpyd_sidecar.contract import legs
@@ -19,12 +20,13 @@ from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.proxy import ids
 from xpyd_sidecar.proxy.account import Account
 from xpyd_sidecar.proxy.patience import Alarm
+from xpyd_sidecar.proxy.poison import Suspect
 from xpyd_sidecar.proxy.tunnel import Tunnel
 from xpyd_sidecar.proxy.wire import Head
 from xpyd_sidecar.routing.dialects import Request
-from xpyd_sidecar.routing.exchange import refuses_request
+from xpyd_sidecar.routing.exchange import Picks, refuses_request
 from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.pick import Asked, Target
+from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import LegRecord
 from xpyd_sidecar.routing.roster import Member
@@ -38,8 +40,15 @@ MAX_TRIES = 3
 """Instances that one request's prefill leg is sent to."""
 
 
-class Home(Protocol):
+class Home(Suspect, Protocol):
     """Who waits for the KV."""
+
+    @property
+    def picks(self) -> Picks:
+        """Who may serve it now."""
+
+    def withhold(self, act: Callable[[], None]) -> None:
+        """It is held: do this when it goes on."""
 
     def unprefilled(self, reason: str, *, refused: bool) -> None:
         """It will not come. ``refused``: since prefill says that the request is wrong."""
@@ -49,13 +58,12 @@ class Prefilling:
     """Of one request and one decode instance."""
 
     def __init__(self, home: Home, dispatch: Dispatch, request: Request, head: Callable[[Target, int, LegRecord], bytes], *,
-                 account: Account, asked: Asked, prefill: Target, decode: Target) -> None:
-        """``head``: of the HTTP request to a target, with a body of so many bytes. ``asked``: who else could do it."""
+                 account: Account, prefill: Target, decode: Target) -> None:
+        """``head``: of the HTTP request to a target, with a body of so many bytes."""
         self._home = home
         self._dispatch = dispatch
         self._request = request
         self._head = head
-        self._asked = asked
         self._account = account
         self.transfer = TransferId(ids.fresh())
         self._first = prefill
@@ -122,23 +130,33 @@ class Prefilling:
         if refuses_request(self._status):
             self._give_up(reason, refused=True)  # another would refuse it as well
             return
+        waits = False
         if self._status >= 500:
+            waits = self._dispatch.poison.broke(self._home, target)
             self._dispatch.doubt(target)
-        self._next(reason)
+        self._failed(reason, waits=waits)
 
-    def on_failed(self, kind: Kind, reason: Reason) -> None:
-        """The engine refused the connection, or broke it."""
+    def on_failed(self, kind: Kind, reason: Reason, *, lost: bool = False) -> None:
+        """The engine refused the connection, or broke it. ``lost``: the roster says so."""
         target = self._target
         assert target is not None
         self._close_leg(kind.value)
+        waits = False
         if kind is Kind.REFUSED:
             self._dispatch.suspect(target, reason.full)
         elif kind is not Kind.LACKING:
+            waits = self._dispatch.poison.broke(self._home, target, lost=lost)
             self._dispatch.doubt(target)
         if kind is Kind.LACKING:
             self._give_up(reason.full)  # another would not be reached either
         else:
-            self._next(reason.full)
+            self._failed(reason.full, waits=waits)
+
+    def _failed(self, reason: str, *, waits: bool) -> None:
+        if waits:
+            self._home.withhold(partial(self._next, reason))
+        else:
+            self._next(reason)
 
     # ---- the router
 
@@ -149,12 +167,16 @@ class Prefilling:
             return
         if (target.instance, target.incarnation) == (instance, incarnation):
             self._tunnel.cancel()
-            self.on_failed(Kind.LOST, reason)
+            self.on_failed(Kind.LOST, reason, lost=True)
 
     def sweep(self, now: float, awake: float, stall_s: float) -> None:
         """Called every second: doubt an engine that is silent."""
         if self._tunnel is not None and self._target is not None and now - max(self._tunnel.last_at, awake) > stall_s:
             self._dispatch.doubt(self._target)
+
+    def instances(self) -> Iterable[InstanceName]:
+        """The one on which its leg is open."""
+        return [] if self._tunnel is None or self._target is None else [self._target.instance]
 
     def cancel(self) -> None:
         """It is over, or nobody needs it any more."""
@@ -167,11 +189,13 @@ class Prefilling:
     # ---- its course
 
     def _next(self, reason: str) -> None:
+        if not self.waits:
+            return
         logger.warning("prefill leg of a passed request failed: %s", reason,
                        extra={"transfer": self.transfer, "peer": self.tried[-1]})
         target = None
         if len(self.tried) < MAX_TRIES:
-            target = self._asked.prefill_for(self._decode, self.tried)
+            target = self._home.picks.prefill_for(self._decode, self.tried)
         if target is None:
             self._give_up(reason)
         else:
