@@ -86,6 +86,16 @@ async def test_it_ends_prefill_and_decode_alike() -> None:
         await f.wait_quiet()
 
 
+async def test_one_that_ends_engines_with_its_last_token_is_found_though_its_client_has_all_of_it() -> None:
+    async with fleet(2, 8, MadeReplay(line())) as f:
+        killer = Killer(f.d)
+        killer.how = Play(down_after=24)
+        answers = await thrice(f, prompt="poison", stream=True, temperature=0)
+        assert [(answer.status, code_of(answer)) for answer in answers] == [(200, None)] * 2 + [(502, "poison_request")]
+        assert len(killer.dead) == 2
+        await f.wait_quiet()
+
+
 PASSED: dict[str, dict[str, Any]] = {
     "/v1/messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "why?"}]},
     "/v1/responses": {"input": "why?"},

@@ -104,7 +104,7 @@ class Dispatch:
         """Headers that do not go with it."""
         self.line = Line(self.loop, router.queue_size, router.queue_timeout_s)
         self.observer.watch_queue(self.line.__len__)
-        self.poison = Poison(self.loop, self.roster)
+        self.poison: Poison = Poison(self.loop, self.roster)
         """Requests that end engines."""
         self.observer.metrics.watch_poison(self.poison)
         self.passing = Passing(self)

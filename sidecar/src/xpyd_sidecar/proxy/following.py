@@ -5,6 +5,7 @@ from __future__ import annotations
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.proxy import link as li
 from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.proxy.poison_sharing import WorkerPoison
 from xpyd_sidecar.proxy.reply import HttpRequest
 from xpyd_sidecar.proxy.reports import Reports
 from xpyd_sidecar.proxy.watch import Watch
@@ -48,11 +49,12 @@ class WorkerDispatch(Dispatch):
         follower = Follower(self.roster, self.lost, self.observer)
         follower.link = link
         self.watch = follower
+        self.shared = self.poison = WorkerPoison(self.loop, self.roster, link.send)
         self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
 
-    def _levels(self) -> tuple[int, int, float]:
+    def _levels(self) -> tuple[int, int, float, int]:
         served = len(self.servings) + self.passing.generating
-        return served, len(self.line), self.budget.left(self.loop.time())
+        return served, len(self.line), self.budget.left(self.loop.time()), len(self.poison)
 
     def opened(self, tokens: int, now: float) -> None:
         """A request is being served."""

@@ -19,9 +19,12 @@ import msgspec
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.proxy.vitals import Vitals
+from xpyd_sidecar.routing.deaths import Verdict as EngineVerdict
+from xpyd_sidecar.routing.poison import Conviction
 from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.replica import Event
+from xpyd_sidecar.routing.request_hash import RequestHash
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +130,8 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     in_flight: int
     queued: int
     retries_left: float
+    held: int = 0
+    """Requests that are held because they may be what ends engines."""
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
@@ -139,8 +144,64 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     request_id: str
 
 
-Down = Begin | Told | LostAt | CatchUp | Away | Stop | Answer
-Up = Listening | Failed | Verdict | Report | Vitals | Ask
+# ---- requests that end engines (poison_sharing)
+
+
+class Broke(msgspec.Struct, frozen=True, tag=True):
+    """A leg of this request broke off there, as it does where the engine dies."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    request: RequestHash
+
+
+class EndedWell(msgspec.Struct, frozen=True, tag=True):
+    """An engine answered this request, of which something was known, to its end."""
+
+    request: RequestHash
+
+
+class Judged(msgspec.Struct, frozen=True, tag=True):
+    """How an incarnation ended, or that it did not, and who is convicted for that."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    verdict: EngineVerdict
+    conviction: Conviction | None
+
+
+class Convicted(msgspec.Struct, frozen=True, tag=True):
+    """A request is refused from now on."""
+
+    conviction: Conviction
+
+
+class WantsTurn(msgspec.Struct, frozen=True, tag=True):
+    """A worker has suspects that must go alone, or has no more of them."""
+
+    number: int
+    """Of the wish, as the worker counts: a turn that was given to an earlier one is over."""
+    wanted: bool
+
+
+class Turn(msgspec.Struct, frozen=True, tag=True):
+    """Suspects run in this worker now, and in no other, until it wants the turn no more."""
+
+    number: int
+    """Of the wish."""
+
+
+class Evidence(msgspec.Struct, frozen=True, tag=True):
+    """All that is known; it takes the place of what was."""
+
+    cases: list[tuple[InstanceName, Incarnation, float, bool, list[RequestHash]]]
+    """Each with its time, whether it is a death, and the requests that were there."""
+    convicted: list[Conviction]
+
+
+Down = (Begin | Told | LostAt | CatchUp | Away | Stop | Answer | Broke | EndedWell | Judged | Convicted | Turn
+        | Evidence)
+Up = Listening | Failed | Verdict | Report | Vitals | Ask | Broke | EndedWell | WantsTurn
 
 
 def frame(message: Down | Up) -> bytes:

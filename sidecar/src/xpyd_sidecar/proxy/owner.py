@@ -32,6 +32,7 @@ from xpyd_sidecar.errors import ConfigError, XpydError
 from xpyd_sidecar.proxy import link as li
 from xpyd_sidecar.proxy.app import Router
 from xpyd_sidecar.proxy.patience import within
+from xpyd_sidecar.proxy.poison_sharing import OwnerPoison
 from xpyd_sidecar.proxy.reply import HttpRequest, Reply
 from xpyd_sidecar.proxy.sharing import reserve, share
 from xpyd_sidecar.proxy.vitals import Vitals
@@ -70,6 +71,7 @@ class _Worker:
         self.queued = 0
         self.retries_left = 0.0
         self.vitals: Vitals | None = None
+        self.held = 0
 
 
 class _Caught(Reply):
@@ -112,6 +114,11 @@ class Owner(Router):
         self.dispatch.observer.metrics.watch_budget(lambda: sum(worker.retries_left for worker in self._workers.values()))
         self.dispatch.watch.told = self._told
         self.dispatch.watch.on_lost = self._lost
+        self._poison = OwnerPoison(self._loop, self.dispatch.roster, self._tell, self._give_turn)
+        self._poison.held_elsewhere = lambda: sum(worker.held for worker in self._workers.values())
+        self.dispatch.poison = self._poison
+        self.dispatch.watch.on_verdict = self._poison.judged
+        self.dispatch.observer.metrics.watch_poison(self._poison)
 
     def processes(self) -> dict[str, Vitals]:
         """All processes of the router, by the number of the worker."""
@@ -162,6 +169,7 @@ class Owner(Router):
         config = msgspec.structs.replace(self._whole_config, agent=None, router=share(whole, self._count))
         link.send(li.Begin(config, number, self._config.host, self.port, self.dispatch.started, self._index,
                            self._beginning.events(self.dispatch.roster), self._away))
+        link.send(self._poison.evidence())
         if self._stopping:
             link.send(li.Stop())
         self._spawn(self._watch_over(worker))
@@ -181,7 +189,9 @@ class Owner(Router):
                 await worker.link.ended
         self._legs.end(worker.number)
         worker.in_flight, worker.queued, worker.retries_left, worker.vitals = 0, 0, 0.0, None
+        worker.in_flight, worker.queued, worker.retries_left, worker.held = 0, 0, 0.0, 0
         worker.listening = False
+        self._poison.left(worker.number)
         self._recount()
         self._changed.set()
         if self._stopping or self.failed.done():
@@ -296,6 +306,12 @@ class Owner(Router):
     def _lost(self, instance: InstanceName, incarnation: Incarnation, reason: Reason) -> None:
         self._tell(li.LostAt(instance, incarnation, reason))
 
+    def _give_turn(self, number: int, turn: li.Turn) -> None:
+        self._flush()  # it must know what it was told before
+        worker = self._workers.get(number)
+        if worker is not None and worker.link is not None:
+            worker.link.send(turn)
+
     def _recount(self) -> None:
         for member in self.dispatch.roster.members():
             member.in_flight = self._legs.of((member.name, member.incarnation))
@@ -319,6 +335,8 @@ class Owner(Router):
                 self.dispatch.watch.take(event)
             case li.Ask():
                 self._on_ask(worker, message)
+            case li.Broke() | li.EndedWell() | li.WantsTurn():
+                self._poison.on_message(worker.number, message)
             case li.Listening():
                 worker.listening = True
                 self._changed.set()
@@ -340,6 +358,7 @@ class Owner(Router):
         for path, outcome in report.passed:
             self.dispatch.passing.count(path, outcome)
         worker.in_flight, worker.queued, worker.retries_left = report.in_flight, report.queued, report.retries_left
+        worker.held = report.held
         self._level()
 
     def _on_ask(self, worker: _Worker, ask: li.Ask) -> None:
@@ -364,6 +383,7 @@ class Owner(Router):
                 self._flush()
                 worker.behind = False
                 link.send(li.CatchUp(self._index, self._beginning.events(self.dispatch.roster)))
+                link.send(self._poison.evidence())
             if now - max(worker.heard_at, self.awake) > SILENT_S:
                 logger.error("a worker gives no sign of life: killing it", extra={"worker": worker.number})
                 worker.heard_at = math.inf

@@ -74,6 +74,8 @@ class Poison:
         self._due = False
         self.alert = False
         """Not every request may simply go."""
+        self.held_elsewhere: Callable[[], int] = lambda: 0
+        """How many other processes hold, whenever it is asked."""
         self.watching = False
         """There is evidence, so it is of interest which requests end well."""
 
@@ -84,7 +86,7 @@ class Poison:
     def counts(self) -> tuple[int, int, int, int]:
         """Deaths so far, suspects, hashes that are refused, and requests that are held."""
         ledger = self.ledger
-        return ledger.deaths, ledger.suspects, len(ledger.refused(self._loop.time())), len(self)
+        return ledger.deaths, ledger.suspects, len(ledger.refused(self._loop.time())), len(self) + self.held_elsewhere()
 
     # ---- requests
 

@@ -28,8 +28,8 @@ class Reports:
         self._closed: list[Record] = []
         self._refused: list[li.Refusal] = []
         self._passed: list[tuple[str, str]] = []
-        self.levels: Callable[[], tuple[int, int, float]] = lambda: (0, 0, 0.0)
-        """Requests being served, those that wait, and retries left."""
+        self.levels: Callable[[], tuple[int, int, float, int]] = lambda: (0, 0, 0.0, 0)
+        """Requests being served, those that wait, retries left, and requests that are held."""
         self.applied = 0
         self.dropped = 0
 

@@ -259,10 +259,10 @@ class Serving:
         self._failed(mv.Failed(call.tag, kind, reason))
 
     def _failed(self, event: mv.Failed) -> None:
-        if self._withheld is not None:
-            self._withheld.append(partial(self._on, event))
-        else:
+        if self._withheld is None or self._asking.tail() is not None:  # what is missing needs no engine
             self._on(event)
+        else:
+            self._withheld.append(partial(self._on, event))
 
     # ---- the router
 
@@ -470,7 +470,9 @@ class Serving:
             record.tokens, record.prompt_tokens = position.tokens, position.prompt_tokens
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         if self._dispatch.poison.watching:
-            self._dispatch.poison.closed(self, whole=outcome in {"ok", "client_error"})
+            ends = [leg.result for leg in record.legs if leg.role is Role.DECODE or outcome == "client_error"]
+            whole = outcome in {"ok", "client_error"} and bool(ends) and ends[-1] in {"2xx", "4xx"}
+            self._dispatch.poison.closed(self, whole=whole)
         self._dispatch.closed(self, record)
         if self._legs.trace is not None:
             self._legs.trace.end()

@@ -98,6 +98,8 @@ class Worker(Router):
                 stop.set()
             case li.Answer():
                 self._asking.answer(message)
+            case li.Broke() | li.EndedWell() | li.Judged() | li.Convicted() | li.Turn() | li.Evidence():
+                self.worker.shared.on_message(message)
             case li.Begin():
                 raise ValueError("a second beginning")
 

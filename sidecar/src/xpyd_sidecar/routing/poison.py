@@ -126,8 +126,16 @@ class Ledger:
         return [one for one in self._convicted.values() if one.holds(now)]
 
     def cases(self) -> dict[Engine, Case]:
-        """All, to be told to somebody else."""
+        """All that are kept; not to be changed."""
         return self._cases
+
+    def convictions(self) -> list[Conviction]:
+        """All that are kept, in their order."""
+        return list(self._convicted.values())
+
+    def knows(self, request: RequestHash) -> bool:
+        """Whether there is anything that its good end would change."""
+        return request in self._counts or request in self._convicted
 
     def asked(self, now: float, request: RequestHash) -> Word | Conviction:
         """What a request may do now."""
@@ -154,9 +162,7 @@ class Ledger:
         if len(case.present) >= (2 * PRESENT if known else PRESENT):
             return None
         case.present.add(request)
-        count = self._counts[request] = self._counts.get(request, 0) + 1
-        if count > 1:
-            self._several.add(request)
+        self._count(request)
         return self._judge(now, engine, case) if case.dead else None
 
     def died(self, now: float, engine: Engine) -> Conviction | None:
@@ -209,9 +215,22 @@ class Ledger:
             if now - conviction.at > KNOWN_S:
                 del self._convicted[request]
 
+    def load(self, cases: dict[Engine, Case], convictions: list[Conviction]) -> None:
+        """Know this instead of what was known."""
+        for engine in list(self._cases):
+            self._drop(engine)
+        self._convicted = {one.request: one for one in convictions}
+        for engine, case in cases.items():
+            self._cases[engine] = case
+            for request in case.present:
+                self._count(request)
+
     # ---- judging
 
     def _judge(self, now: float, last: Engine, case: Case) -> Conviction | None:
+        if any(one in self._convicted and self._convicted[one].holds(now) for one in case.present):
+            self._drop(last)  # it was in flight there while it was convicted elsewhere
+            return None
         if not self._judges:
             return None
         several = case.present & self._several
@@ -222,10 +241,6 @@ class Ledger:
         if len(guilty) != 1:
             return None
         [request] = guilty
-        before = self._convicted.get(request)
-        if before is not None and before.holds(now):  # it was in flight there while it was convicted elsewhere
-            self._drop(last)
-            return None
         earlier = [(engine, one) for engine, one in self._cases.items() if one.dead and one is not case]
         engines = [engine[0] for engine, one in earlier if request in one.present]
         conviction = Conviction(request, now, (*engines, last[0]))
@@ -236,6 +251,11 @@ class Ledger:
         return sum(1 for case in self._cases.values() if case.dead and request in case.present)
 
     # ---- tables
+
+    def _count(self, request: RequestHash) -> None:
+        count = self._counts[request] = self._counts.get(request, 0) + 1
+        if count > 1:
+            self._several.add(request)
 
     def _room_for_a_case(self) -> None:
         if len(self._cases) >= CASES:
