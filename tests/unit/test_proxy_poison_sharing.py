@@ -1,77 +1,160 @@
-"""Requests that end engines, before a router of several real processes; and both sides of what they tell each other."""
+"""What the processes of a router tell each other of requests that end engines: both sides, without processes."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
+from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
-from made_streams import MadeReplay
-from poisons import Killer, asked, check_whole, code_of, line
-from scripted_engine import Play
-from worker_fleet import Several, several
+from rosters import make
 
-LOOPS = ("router",)
-pytestmark = pytest.mark.unsanitized
-POISON = {"model": "tiny", "user": "poison", "prompt": "poison", "max_tokens": 24}
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName
+from xpyd_sidecar.proxy import link as li
+from xpyd_sidecar.proxy.poison_sharing import GATHER_S, OwnerPoison, WorkerPoison
+from xpyd_sidecar.routing.deaths import Verdict
+from xpyd_sidecar.routing.faults import Fault
+from xpyd_sidecar.routing.request_hash import RequestHash
 
-
-async def count(f: Several, name: str) -> float:
-    """One series of the router's metrics."""
-    text = (await f.get("/metrics")).body.decode()
-    return next(float(row.split(" ")[-1]) for row in text.splitlines() if row.startswith(f"{name} "))
+LOOPS = ("virtual",)
+D1, D2 = (InstanceName("d1"), Incarnation("i1")), (InstanceName("d2"), Incarnation("i2"))
+A, B, C = (RequestHash(name * 16) for name in (b"a", b"b", b"c"))
 
 
-async def wait_count(f: Several, name: str, value: float) -> None:
-    """Wait until a series has this value."""
-    end = asyncio.get_running_loop().time() + 20
-    while (seen := await count(f, name)) != value:
-        assert asyncio.get_running_loop().time() < end, f"{name} is {seen}"
-        await asyncio.sleep(0.02)
+class One:
+    """A request that may be held."""
+
+    alone = True
+
+    def __init__(self, request: RequestHash) -> None:
+        self.request = request
+        self.where: list[InstanceName] = []
+        self.said: list[str] = []
+
+    def request_hash(self) -> RequestHash:
+        return self.request
+
+    def instances(self) -> list[InstanceName]:
+        return self.where
+
+    def go_on(self) -> None:
+        self.said.append("go on")
+        self.where = [InstanceName("d9")]
+
+    def condemn(self, fault: Fault) -> None:
+        self.said.append(f"{fault.status} {fault.code}")
 
 
-@pytest.mark.parametrize("fields", [{"stream": True}, {}], ids=["stream", "whole"])
-@pytest.mark.parametrize("how", [None, Play(chunks=24, down_after=3)], ids=["at once", "in mid-stream"])
-async def test_alone_it_ends_two_engines_whichever_workers_its_client_asks(
-        fields: dict[str, Any], how: Play | None) -> None:
-    async with several(2, 6, 3) as f:
-        killer = Killer(f.d)
-        killer.how = how
-        answers = [await f.post("/v1/completions", POISON | fields) for _ in range(12)]
-        assert len(killer.dead) == 2, killer.dead
-        assert [(answer.status, code_of(answer)) for answer in answers[2:]] == [(502, "poison_request")] * 10
-        await wait_count(f, "xpyd_router_engine_deaths_total", 2)
-        assert await count(f, "xpyd_router_poison_refused") == 1
-        assert (await f.complete(prompt="innocent")).status == 200
+class Site:
+    """An owner and workers, whose messages go at once."""
+
+    def __init__(self, workers: int) -> None:
+        loop, self.roster = asyncio.get_running_loop(), make()
+        self.owner = OwnerPoison(loop, self.roster, self.tell, lambda number, turn: self.workers[number].on_message(turn))
+        self.workers = [
+            WorkerPoison(loop, self.roster, partial(self.owner.on_message, number)) for number in range(workers)]
+
+    def tell(self, message: Any) -> None:
+        for worker in self.workers:
+            worker.on_message(message)
 
 
-async def test_a_worker_that_is_started_again_knows_who_is_refused() -> None:
-    async with several(1, 4, 2) as f:
-        killer = Killer(f.d)
-        assert code_of(await f.post("/v1/completions", POISON)) == "poison_request"
-        victims = f.pids
-        for pid in victims:
-            os.kill(pid, signal.SIGKILL)
-        await f.wait(lambda: not set(victims) & set(f.pids) and len(f.pids) == 2, "new workers")
-        await f.wait(lambda: all(worker.listening for worker in f.router._workers.values()), "workers that listen")
-        for _ in range(8):
-            assert code_of(await f.post("/v1/completions", POISON)) == "poison_request"
-        assert len(killer.dead) == 2
+async def suspects(site: Site, *requests: RequestHash) -> None:
+    """Two engines died with these requests of different workers."""
+    for engine in (D1, D2):
+        for worker, request in zip(site.workers, requests, strict=False):
+            worker.noted(*engine, request)
+        site.owner.judged(*engine, Verdict.DIED)
+    await asyncio.sleep(GATHER_S + 1)
 
 
-async def test_of_100_honest_streams_beside_it_all_finish_and_three_engines_end_at_most() -> None:
-    said = line()
-    async with several(2, 8, 3, replay=MadeReplay(said)) as f:
-        killer = Killer(f.d, pace_s=0.05)
-        bodies = [asked(said, f"honest {number}") for number in range(100)]
-        honest = [asyncio.ensure_future(f.post("/v1/completions", body)) for body in bodies]
-        await f.wait(lambda: sum(len(engine.seen) for engine in f.d) == 100, "100 streams")
-        answers = [await f.post("/v1/completions", POISON | {"stream": True}) for _ in range(6)]
-        assert [code_of(answer) for answer in answers] == ["poison_request"] * 6
-        for body, answer in zip(bodies, await asyncio.gather(*honest), strict=True):
-            check_whole(answer, said, body)
-        assert len(killer.dead) <= 3, killer.dead
-        await wait_count(f, "xpyd_router_poison_suspects", 1)
-        await wait_count(f, "xpyd_router_poison_held", 0)
+async def test_a_death_is_judged_when_every_worker_has_said_whose_legs_it_had() -> None:
+    site = Site(2)
+    site.workers[0].noted(*D1, A)
+    site.owner.judged(*D1, Verdict.DIED)
+    await asyncio.sleep(GATHER_S + 1)
+    site.workers[0].noted(*D2, A)
+    site.owner.judged(*D2, Verdict.DIED)
+    site.workers[1].noted(*D2, B)
+    await asyncio.sleep(GATHER_S + 1)
+    assert not site.owner.ledger.convictions(), "A was not alone"
+    assert [worker.ledger.cases() == site.owner.ledger.cases() for worker in site.workers] == [True, True]
+    site.workers[1].whole(B)
+    assert B not in site.owner.ledger.cases()[D2].present
+
+
+async def test_who_is_convicted_is_refused_by_all() -> None:
+    site = Site(3)
+    one = One(A)
+    for engine in (D1, D2):
+        site.workers[0].noted(*engine, A)
+        site.owner.judged(*engine, Verdict.DIED)
+    assert site.workers[0].comes(one)
+    await asyncio.sleep(GATHER_S + 1)
+    assert one.said == ["502 poison_request"]
+    for worker in site.workers:
+        with pytest.raises(Fault) as caught:
+            worker.refuse(A)
+        assert caught.value.outcome == "poison"
+
+
+async def test_an_engine_that_lives_is_told_to_all() -> None:
+    site = Site(2)
+    for engine in (D1, D2):
+        site.workers[0].noted(*engine, A)
+    assert [worker.alert for worker in site.workers] == [True, True]
+    site.owner.judged(*D1, Verdict.LIVES)
+    assert [worker.alert for worker in site.workers] == [False, False]
+    assert [list(worker.ledger.cases()) for worker in site.workers] == [[D2], [D2]]
+
+
+async def test_suspects_run_in_one_worker_at_a_time() -> None:
+    site = Site(3)
+    await suspects(site, A, B, C)
+    ones = [One(A), One(B), One(C)]
+    for worker, one in zip(site.workers, ones, strict=True):
+        assert worker.comes(one)
+    await asyncio.sleep(0.1)
+    assert [one.said for one in ones] == [["go on"], [], []]
+    site.workers[0].closed(ones[0], whole=True)
+    await asyncio.sleep(0.1)
+    assert [one.said for one in ones] == [["go on"], ["go on"], []]
+    site.owner.left(1)  # the worker's process has ended
+    await asyncio.sleep(0.1)
+    assert [one.said for one in ones] == [["go on"]] * 3
+
+
+async def test_a_turn_that_comes_when_its_wish_is_over_is_not_taken() -> None:
+    site = Site(2)
+    await suspects(site, A, B)
+    given: list[Any] = []
+    site.owner._give_turn = lambda number, turn: given.append((number, turn))
+    one = One(A)
+    assert site.workers[0].comes(one)
+    await asyncio.sleep(0.1)
+    site.workers[0].closed(one, whole=False)
+    await asyncio.sleep(0.1)
+    again = One(A)
+    assert site.workers[0].comes(again)
+    await asyncio.sleep(0.1)
+    [(_, first), (_, second)] = given
+    site.workers[0].on_message(first)
+    await asyncio.sleep(0.1)
+    assert again.said == []
+    site.workers[0].on_message(second)
+    await asyncio.sleep(0.1)
+    assert again.said == ["go on"]
+
+
+async def test_a_worker_that_did_not_read_gets_all_of_it() -> None:
+    site = Site(2)
+    await suspects(site, A, B)
+    late = WorkerPoison(asyncio.get_running_loop(), site.roster, lambda _: None)
+    late.noted(*D2, C)
+    message = msgspec.msgpack.decode(msgspec.msgpack.encode(site.owner.evidence()), type=li.Evidence)
+    late.on_message(message)
+    assert late.ledger.cases() == site.owner.ledger.cases()
+    assert (late.alert, late.watching) == (True, True)
+    late.on_message(li.Evidence([], []))
+    assert (late.alert, late.watching) == (False, False)

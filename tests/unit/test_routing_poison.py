@@ -69,6 +69,15 @@ def test_a_first_death_convicts_nobody_even_who_was_alone() -> None:
     assert ledger.asked(0.0, A) is Word.GO
 
 
+def test_who_is_alone_at_a_first_death_waits_for_the_word_on_another_engine() -> None:
+    ledger = Ledger()
+    ledger.broke(0.0, engine(1), A)
+    assert death(ledger, 0.1, 2, A) is None
+    assert ledger.asked(0.1, A) is Word.WAIT
+    ledger.lives(engine(1))
+    assert ledger.asked(0.2, A) is Word.GO
+
+
 def test_the_sole_suspect_at_a_third_death_is_convicted_among_as_many_as_there_are() -> None:
     ledger, others = Ledger(), [request(f"h{number}") for number in range(100)]
     assert death(ledger, 0.0, 1, A, B, *others[:50]) is None
@@ -188,6 +197,35 @@ def test_a_death_while_it_is_refused_is_explained_by_it() -> None:
     assert ledger.died(1.0, engine(4)) is None
     assert not ledger.cases()
     assert ledger.asked(1.0, B) is Word.GO
+
+
+def test_a_replica_that_is_told_convictions_knows_what_the_one_that_judges_knows() -> None:
+    for number in range(200):
+        draw, judge, replica = random.Random(number), Ledger(), Ledger(judges=False)
+        for step in range(60):
+            where, one, now = engine(draw.randrange(4)), request(str(draw.randrange(4))), step * draw.choice([0.1, 3.0])
+            match draw.choice(["broke", "broke", "broke", "died", "died", "lives", "lost", "ended", "tick", "load"]):
+                case "broke":
+                    said = judge.broke(now, where, one)
+                    assert replica.broke(now, where, one) is None
+                case "died":
+                    said = judge.died(now, where)
+                    assert replica.died(now, where) is None
+                case "load":
+                    said, replica = None, Ledger(judges=False)
+                    copies = {key: po.Case(case.at, set(case.present), case.dead) for key, case in judge.cases().items()}
+                    replica.load(copies, judge.convictions())
+                case what:
+                    said = None
+                    for ledger in (judge, replica):
+                        {"lives": partial(ledger.lives, where), "lost": partial(ledger.lost, where),
+                         "ended": partial(ledger.ended, now, one), "tick": partial(ledger.tick, now)}[what]()
+            if said is not None:
+                replica.convict(said)
+            assert (replica.cases(), replica.convictions()) == (judge.cases(), judge.convictions())
+            requests = [request(str(which)) for which in range(4)]
+            assert [replica.asked(now, each) for each in requests] == [judge.asked(now, each) for each in requests]
+            check(replica, now, requests)
 
 
 # ---- bounds

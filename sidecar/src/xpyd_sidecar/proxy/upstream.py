@@ -206,8 +206,8 @@ class Call:
         """The pooled connection was dead: use a fresh one, never another of the pool. One that is fresh was not ``reused``,
         so a request is sent twice at most.
         """
-        self._connection = None
         self.again = True
+        self._connection = None
         self.connect()
 
 
