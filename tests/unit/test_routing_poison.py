@@ -263,9 +263,11 @@ def test_no_more_than_so_many_requests_are_noted_of_one_engine_but_those_that_we
     for one in (A, B, C, *others):
         ledger.broke(0.0, engine(2), one)
     assert ledger.cases()[engine(2)].present == {A, B, C, *others[:3]}
-    for one in (A, B, C, *others):
+    for one in others[5:]:
         ledger.broke(0.0, engine(3), one)
-    assert len(ledger.cases()[engine(3)].present) == 6
+    for one in (A, B, C, *others):
+        ledger.broke(0.0, engine(4), one)
+    assert ledger.cases()[engine(4)].present == {A, B, C, *others[:3]}, "nine were at others"
 
 
 # ---- laws, whatever happens
