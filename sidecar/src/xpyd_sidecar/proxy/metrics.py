@@ -265,12 +265,12 @@ class _Poisons(Collector):
     def collect(self) -> Iterable[Metric]:
         poison = self._poison
         deaths, suspects, refused, held = (0, 0, 0, 0) if poison is None else poison.counts()
-        gauges = (("suspects", "Requests that several dead engines had in common", suspects),
-                  ("refused", "Requests that are refused now because engines died of them", refused),
-                  ("held", "Requests held until it is known whether engines die of them", held))
+        gauges = (("xpyd_router_poison_suspects", "Requests that several dead engines had in common", suspects),
+                  ("xpyd_router_poison_refused", "Requests that are refused now because engines died of them", refused),
+                  ("xpyd_router_poison_held", "Requests held until it is known whether engines die of them", held))
         return [
             CounterMetricFamily("xpyd_router_engine_deaths", "Engines that died by themselves, with requests open", deaths),
-            *(GaugeMetricFamily(f"xpyd_router_poison_{name}", words, value) for name, words, value in gauges)]
+            *(GaugeMetricFamily(name, words, value) for name, words, value in gauges)]
 
 
 class _Instances(Collector):

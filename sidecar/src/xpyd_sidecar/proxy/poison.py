@@ -206,6 +206,8 @@ class Poison:
         self._running = {one: request for one, request in self._running.items() if self._asked(request) is not Word.GO}
         for one, request in list(self._held.items()):
             said = self._asked(request)
+            if one not in self._held:
+                continue  # it ended with another one
             if isinstance(said, Conviction):
                 self._let(one, partial(one.condemn, poisonous(said.words)))
             elif said is Word.GO:

@@ -469,6 +469,7 @@ class Serving:
         if (position := self._asking.position) is not None:
             record.tokens, record.prompt_tokens = position.tokens, position.prompt_tokens
         record.last_at, record.bytes = perf_counter(), self._reply.sent
+        self._withheld = None
         if self._dispatch.poison.watching:
             ends = [leg.result for leg in record.legs if leg.role is Role.DECODE or outcome == "client_error"]
             whole = outcome in {"ok", "client_error"} and bool(ends) and ends[-1] in {"2xx", "4xx"}

@@ -481,5 +481,6 @@ class Exchange:
         if self._answered and self._prefill is None and self._decode is None:
             self._over = True
             self._course = None  # it may hold this exchange: so both go at once, without the collector
+            del self._picks  # likewise
             out.append(Over(self._answered, self._detail))
         return out
