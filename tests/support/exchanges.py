@@ -81,12 +81,12 @@ class FakeBudget:
 class Drive:
     """An exchange, and what it said, in short words."""
 
-    def __init__(self, picks: FakePicks | None = None, skips: str = "", course: Course | None = None,
+    def __init__(self, picks: FakePicks | None = None, alone: bool = False, course: Course | None = None,
                  budget: FakeBudget | None = None, **limits: Any) -> None:
         self.now = 0.0
         self.exchange = Exchange(TransferId("0" * 32), picks or FakePicks(),
                                  Limits(**({"request_s": 100.0, "pair_s": 10.0} | limits)),
-                                 skips=skips, now=0.0, course=course, budget=budget)
+                                 alone=alone, now=0.0, course=course, budget=budget)
         self.sent: list[Send] = []
         self.said = self._note(self.exchange.start(0.0))
 

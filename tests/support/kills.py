@@ -61,6 +61,8 @@ class Report:
     """Requests of which at least one stream was killed, and that another engine can finish."""
     finished: int = 0
     """Of those."""
+    convicted: int = 0
+    """Requests that ended an engine as a whole, and were refused for that (decision 0025)."""
     not_repeatable: int = 0
     """Killed requests that no other engine can finish the same way: an error event is right."""
     wrong: int = 0
@@ -93,6 +95,7 @@ class Report:
         """The goals: nothing duplicated, lost or wrong; 99 % of the killed streams finish."""
         assert not self.faults, self.faults[:5]
         assert self.finished_share >= 0.99, (self.finished_share, self.unfinished[:5])
+        assert self.convicted <= 0.05 * self.kills, self.told()
         assert not self.untouched_failed, self.unfinished[:5]
 
     def told(self) -> dict[str, Any]:
@@ -189,6 +192,9 @@ async def _one(fleet: RouterFleet, killer: Killer, report: Report, request: Requ
     finished = report.judged(request, answer, words)
     if request.way == "error":
         report.not_repeatable += bool(kills)
+    elif b'"poison_request"' in answer.body and any(way in WHOLE for way, _, _ in kills):
+        report.convicted += 1
+        return
     elif kills:
         report.killed += 1
         report.finished += finished

@@ -32,7 +32,9 @@ class Leg:
     def __init__(self, engine: Engine, head: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         self.engine, self.head, self.body, self.writer = engine, head, body, writer
         self.gone = asyncio.Event()
-        """The router closed before the answer was whole."""
+        """The router closed the connection."""
+        self.over = asyncio.Event()
+        """It did, or asked the next thing on it."""
 
     @property
     def params(self) -> dict[str, Any]:
@@ -47,7 +49,8 @@ class Leg:
         await self.say(b"HTTP/1.1 %d X\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
 
     async def stay(self) -> None:
-        await self.gone.wait()
+        """Leave the connection open."""
+        await self.over.wait()
 
 
 Serve = Callable[[Leg], Awaitable[None]]
@@ -59,6 +62,10 @@ class Engine:
     def __init__(self, name: str, role: Role, serve: Serve) -> None:
         self.name, self.role, self.serve = name, role, serve
         self.legs: list[Leg] = []
+        self.healthy = False
+        """It answers probes."""
+        self.farewells: list[Leg] = []
+        """By which the router takes legs back (``proxy.farewell``)."""
         self.tasks: set[asyncio.Task[Any]] = set()
 
     async def one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,15 +73,29 @@ class Engine:
         assert task is not None
         self.tasks.add(task)
         try:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-            size = int(head.partition("content-length: ")[2].partition("\r\n")[0])
-            leg = Leg(self, head, json.loads(await reader.readexactly(size)), writer)
-            self.legs.append(leg)
-            serving = asyncio.create_task(self._serve(leg))  # type: ignore[arg-type]
-            self.tasks.add(serving)
-            assert await reader.read() == b""
-            leg.gone.set()
-            await serving
+            first = await reader.read(1)
+            while first:
+                head = (first + await reader.readuntil(b"\r\n\r\n")).decode().lower()
+                if head.startswith("get "):  # a probe
+                    if self.healthy:
+                        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                        await writer.drain()
+                    return
+                size = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+                leg = Leg(self, head, json.loads(await reader.readexactly(size)), writer)
+                if leg.body.get("max_tokens") == -1:
+                    self.farewells.append(leg)
+                    await leg.answer(400)
+                    first = await reader.read(1)
+                    continue
+                self.legs.append(leg)
+                serving = asyncio.create_task(self._serve(leg))  # type: ignore[arg-type]
+                self.tasks.add(serving)
+                first = await reader.read(1)
+                if not first:
+                    leg.gone.set()
+                leg.over.set()
+                await serving
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
@@ -83,7 +104,8 @@ class Engine:
     async def _serve(self, leg: Leg) -> None:
         with contextlib.suppress(ConnectionError):
             await self.serve(leg)
-        leg.writer.close()
+        if not leg.over.is_set():
+            leg.writer.close()
 
 
 async def joined(f: RouterFleet, name: str, role: Role, number: int,

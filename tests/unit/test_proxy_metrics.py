@@ -211,7 +211,7 @@ async def test_a_router_shows_its_connections_and_how_late_its_loop_is() -> None
 
 async def test_the_documentation_names_every_metric_with_its_labels() -> None:
     async with fleet() as f:
-        f.dispatch.passing.count("/v1/embeddings", "complete")
+        f.dispatch.passed("/v1/embeddings", "complete")
         metrics: Metrics = f.dispatch.observer.metrics
         close(metrics, record(P1, D1))
         close(metrics, record(D1, skips="short"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from beats import beat
 from router_fleet import request_bytes
-from socket_engines import EVENT, HEAD, MESSAGE, WHOLE, D, Leg, P, dead, head_only, silent, site, well
+from socket_engines import EVENT, HEAD, MESSAGE, D, Leg, P, dead, head_only, silent, site, well
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Incarnation
@@ -122,15 +122,15 @@ async def test_what_decode_refuses_is_the_answer_and_prefill_is_let_go() -> None
         await f.wait(lambda: all(leg.gone.is_set() for leg in prefill.legs), "prefill's leg is aborted")
 
 
-async def test_a_decode_that_dies_before_it_answers_is_replaced_with_a_transfer_of_its_own() -> None:
+async def test_a_decode_that_dies_before_it_answers_is_replaced_with_an_attempt_of_its_own() -> None:
     async with site((P, well), (D, dead), (D, well)) as (f, [prefill, broken, good]):
         for _ in range(4):
             assert (await f.post("/v1/messages", MESSAGE)).body == EVENT
         assert broken.legs
-        told = [leg.params["transfer"] for leg in broken.legs + good.legs]
+        told = [(leg.params["transfer"], leg.params["attempt"]) for leg in broken.legs + good.legs]
         assert len(set(told)) == len(told)
-        pushed = {(leg.params["transfer"], leg.params["peer"]["instance"]) for leg in prefill.legs}
-        assert {(leg.params["transfer"], "e2") for leg in good.legs} <= pushed
+        pushed = {(leg.params["transfer"], leg.params["attempt"], leg.params["peer"]["instance"]) for leg in prefill.legs}
+        assert {(leg.params["transfer"], leg.params["attempt"], "e2") for leg in good.legs} <= pushed
 
 
 async def test_an_answer_that_has_begun_is_not_asked_for_again() -> None:
@@ -161,16 +161,58 @@ async def test_a_client_that_goes_aborts_both_legs() -> None:
         await f.wait(lambda: all(leg.gone.is_set() for engine in engines for leg in engine.legs), "both legs are aborted")
 
 
-async def test_when_the_time_to_pair_is_over_prefill_is_let_go_and_decode_goes_on() -> None:
-    async def patient(leg: Leg) -> None:
-        await asyncio.sleep(legs.decode(leg.params).remaining_s + 0.2)
-        await leg.say(HEAD + WHOLE)
+async def test_when_the_time_to_pair_is_over_prefill_is_let_go_and_decode_does_it() -> None:
+    async with site((P, silent), (D, head_only), pair_timeout_s=0.2) as (f, [prefill, decode]):
+        assert (await f.post("/v1/messages", MESSAGE)).body == EVENT
+        await f.wait(lambda: prefill.legs[0].gone.is_set() and decode.legs[0].gone.is_set(), "both legs to be let go")
+        assert [bool(leg.params) for leg in decode.legs] == [True, False]
+        await f.wait(lambda: bool(decode.farewells), "a word to the engine that waited for KV")
+
+
+async def test_a_prefill_that_answers_late_is_counted_where_decode_was_done_before() -> None:
+    go = asyncio.Event()
+
+    async def late(leg: Leg) -> None:
+        await go.wait()
+        await leg.answer()
         await leg.stay()
 
-    async with site((P, silent), (D, patient), pair_timeout_s=0.2) as (f, [prefill, decode]):
+    async with site((P, late), (D, well)) as (f, _):
+        assert (await f.post("/v1/messages", {**MESSAGE, "stream": True})).body == EVENT
+        go.set()
+        await f.wait(lambda: bool(f.dispatch.observer.recent), "a record")
+        [record] = f.dispatch.observer.recent
+        assert {leg.role: leg.result for leg in record.legs} == {P: "2xx", D: "2xx"}
+
+
+async def test_retries_have_the_budget_of_all_requests() -> None:
+    async def fails(leg: Leg) -> None:
+        await leg.answer(500)
+        await leg.stay()
+
+    async with site((P, fails), (P, fails), (D, head_only), retry_budget=0.0) as (f, engines):
+        for engine in engines:
+            engine.healthy = True
         assert (await f.post("/v1/messages", MESSAGE)).body == EVENT
-        assert prefill.legs[0].gone.is_set()
-        assert len(decode.legs) == 1
+        assert sum(len(engine.legs) for engine in engines if engine.role is P) == 2
+        while f.dispatch.budget.may_retry(f.dispatch.loop.time()):
+            pass
+        for _ in range(4):
+            assert (await f.post("/v1/messages", MESSAGE)).body == EVENT
+        assert sum(len(engine.legs) for engine in engines if engine.role is P) == 2 + 4, "no second one is asked"
+
+
+async def test_a_failure_of_decode_is_tried_elsewhere_once_and_then_its_own_words_are_the_answer() -> None:
+    async def fails(leg: Leg) -> None:
+        await leg.answer(500, b'{"why": "d"}')
+        await leg.stay()
+
+    async with site((P, well), (D, fails), (D, fails), (D, fails)) as (f, engines):
+        for engine in engines:
+            engine.healthy = True
+        answer = await f.post("/v1/messages", MESSAGE)
+        assert (answer.status, answer.json) == (500, {"why": "d"})
+        assert sum(len(engine.legs) for engine in engines if engine.role is D) == 2
 
 
 async def test_a_prefill_that_began_anew_meanwhile_is_not_waited_for() -> None:

@@ -13,7 +13,7 @@ from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 from scripted_engine import Play, attempts
 
 from xpyd_sidecar.contract.ids import Fingerprint
-from xpyd_sidecar.proxy import patience, serving
+from xpyd_sidecar.proxy import patience
 from xpyd_sidecar.proxy.reply import Reply
 
 LOOPS = ("router",)
@@ -161,8 +161,7 @@ async def test_a_request_that_takes_too_long_is_ended() -> None:
 
 
 async def test_a_deadline_that_was_far_away_at_first_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (serving, patience):
-        monkeypatch.setattr(module, "SOON_S", 0.1)
+    monkeypatch.setattr(patience, "SOON_S", 0.1)
     async with fleet(1, 1, request_timeout_s=0.5) as f:
         f.d[0].plays.append(Play(hold=asyncio.Event()))
         task = asyncio.ensure_future(f.complete(stream=True))

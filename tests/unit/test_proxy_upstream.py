@@ -9,6 +9,7 @@ from scripted_engine import Play, ScriptedEngine
 
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.proxy import upstream as up
+from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.upstream import Call, Pool, request_bytes
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.reason import Reason
@@ -103,7 +104,7 @@ async def test_streams_and_whole_answers_on_one_connection() -> None:
     async with engine_and_pool() as (engine, pool):
         for _ in range(3):
             notes = Notes()
-            pool.call(HostPort(engine.address), post(engine), notes, streams=True)
+            pool.call(HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
             assert await notes.wait() == "end"
             assert notes.events.count(b"data: ") == 4
             notes = Notes()
@@ -126,7 +127,7 @@ async def test_a_stream_that_is_not_wanted_as_such_is_collected() -> None:
 async def test_unframed_for_old_clients() -> None:
     async with engine_and_pool() as (engine, pool):
         notes = Notes()
-        pool.call(HostPort(engine.address), post(engine), notes, streams=True, framed=False)
+        pool.call(HostPort(engine.address), post(engine), notes, events=EventStream(framed=False))
         assert await notes.wait() == "end"
         assert notes.events.startswith(b"data: {")
 
@@ -149,7 +150,7 @@ async def test_every_way_an_engine_can_end(play: Play, outcome: str) -> None:
     async with engine_and_pool() as (engine, pool):
         engine.plays.append(play)
         notes = Notes()
-        pool.call(HostPort(engine.address), post(engine), notes, streams=True)
+        pool.call(HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
         assert await notes.wait() == outcome
         assert len(engine.seen) == 1, "a fresh connection that breaks is not tried again"
 
@@ -231,7 +232,7 @@ async def test_cancel_closes_the_connection_and_the_sink_hears_nothing() -> None
         for wait in (False, True):
             engine.plays.append(Play(hold=asyncio.Event()))
             notes = Notes()
-            call = pool.call(HostPort(engine.address), post(engine), notes, streams=True)
+            call = pool.call(HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
             if wait:
                 async with asyncio.timeout(30):
                     while not engine.open:  # noqa: ASYNC110 (the engine has no event for it)
@@ -250,7 +251,7 @@ async def test_idle_connections_are_closed_in_time_and_bounded(monkeypatch: pyte
         engine.default = Play(hold=held)
         notes = [Notes() for _ in range(4)]
         for note in notes:
-            pool.call(HostPort(engine.address), post(engine), note, streams=True)
+            pool.call(HostPort(engine.address), post(engine), note, events=EventStream(framed=True))
         held.set()
         assert [await note.wait() for note in notes] == ["end"] * 4
         await asyncio.sleep(0.05)
@@ -267,14 +268,14 @@ async def test_pausing_stops_reading_and_a_paused_connection_is_resumed_for_the_
     async with engine_and_pool() as (engine, pool):
         engine.plays.append(Play(chunks=3, delay=0.01))
         notes = Notes()
-        call = pool.call(HostPort(engine.address), post(engine), notes, streams=True)
+        call = pool.call(HostPort(engine.address), post(engine), notes, events=EventStream(framed=True))
         call.pause()
         await asyncio.sleep(0.1)
         assert notes.events == b""
         call.resume()
         assert await notes.wait() == "end"
         again = Notes()
-        pool.call(HostPort(engine.address), post(engine), again, streams=True)
+        pool.call(HostPort(engine.address), post(engine), again, events=EventStream(framed=True))
         assert await again.wait() == "end"
 
 

@@ -42,7 +42,7 @@ def _simulate(dice: random.Random) -> None:
     picks = FakePicks(dice.randrange(4), dice.randrange(4))
     limits = Limits(request_s=100.0, pair_s=dice.choice([5.0, 500.0]), on_no_prefill=dice.choice(["decode", "reject"]),
                     prefill_legs=dice.randrange(1, 4), decode_legs=dice.randrange(1, 4), stream_legs=dice.randrange(1, 6))
-    exchange = Exchange(TransferId("0" * 32), picks, limits, skips=dice.choice(["", "", "n"]), now=0.0,
+    exchange = Exchange(TransferId("0" * 32), picks, limits, alone=dice.choice([False, False, True]), now=0.0,
                         course=dice.choice([None, FakeCourse()]), budget=FakeBudget(dice.choice([0, 1, 100])))
     now, attempt, terminal, over = 0.0, 0, 0, 0
     open_legs: dict[int, Role] = {}

@@ -22,11 +22,28 @@ access = logging.getLogger("xpyd_sidecar.access")
 
 def line_of(record: Record) -> dict[str, object]:
     """The fields of a request that is over."""
+    if not record.api:
+        return {"request": record.request_id, "path": record.path, "status": record.status,
+                "decode": record.went(Role.DECODE), "attempt": len(record.legs),
+                "seconds": round(record.last_at - record.arrived, 4), "detail": record.detail}
+    passed = {"path": record.path} if record.path else {}
     return {"request": record.request_id, "transfer": record.transfer, "api": record.api, "stream": record.stream,
             "status": record.status, "prefill": record.went(Role.PREFILL), "decode": record.went(Role.DECODE),
             "attempt": record.attempt, "skips": record.skips, "seconds": round(record.last_at - record.arrived, 4),
             "first_byte_s": None if math.isnan(record.first_at) else round(record.first_at - record.arrived, 4),
-            "detail": record.detail}
+            "detail": record.detail, **passed}
+
+
+def passed_outcome(outcome: str, ended_as: str) -> str:
+    """What ``xpyd_router_passed_requests_total`` calls the outcome of a request whose answer passes through.
+
+    ``ended_as``: the result of the leg that answered, empty where none did.
+    """
+    if outcome == "ok":
+        return "complete"
+    if outcome in {"client_gone", "stopped"}:
+        return "aborted"
+    return "engine_error" if ended_as in {"4xx", "5xx", "aborted"} else outcome
 
 
 def tell_straight(records: list[StraightRecord]) -> None:

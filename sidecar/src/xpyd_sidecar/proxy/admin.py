@@ -40,6 +40,8 @@ RENDERED_S = 0.25
 """How long a page of metrics is served again: with many instances it takes milliseconds to make, and needs no key."""
 _JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
+SERVED = frozenset({Way.DISAGGREGATED, Way.PASSED})
+"""What engines answer."""
 GENERATION = {route.path: route.api for route in paths.TABLE if route.api is not None}
 
 
@@ -91,7 +93,9 @@ class Paths:
 
     def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
         """Answer a request. Raises Fault."""
-        api = GENERATION.get(request.path)
+        route = paths.find(request.path)
+        if route is not None and route.way not in SERVED:
+            route = None
         if self._cors is not None and b"origin" in request.headers:
             reply.added = self._cors.lines(request.headers[b"origin"])
         try:
@@ -102,15 +106,14 @@ class Paths:
             if self._cors is not None and is_preflight(request.method, request.headers):
                 reply.whole(NO_CONTENT, self._cors.preflight(request.headers), b"")
                 return None
-            if api is not None:
-                return self._dispatch.open(api, request, reply)
+            if route is not None:
+                return self._dispatch.open(route, request, reply)
         except Fault as fault:
-            if api is not None:
-                self._dispatch.refused(api, request, fault)
+            if request.upload is not None and not request.upload.done:
+                reply.last()  # the rest of its body will not be read
+            if route is not None:
+                self._dispatch.refused(route, request, fault)
             raise
-        route = paths.find(request.path)
-        if route is not None and route.way is Way.PASSED:
-            return self._dispatch.passing.open(route, request, reply)
         return self.own(request, reply)
 
     def own(self, request: HttpRequest, reply: Reply) -> Handler | None:

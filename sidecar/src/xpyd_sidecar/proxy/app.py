@@ -139,12 +139,12 @@ class Router:
         self.server.stop_listening()
         with contextlib.suppress(TimeoutError):
             async with within(self._config.drain_timeout_s):
-                while self.dispatch.servings or self.dispatch.passing or self.server.connections:
+                while self.dispatch.servings or self.server.connections:
                     await asyncio.sleep(0.02)
                     self.server.leave()
-        if self.dispatch.servings or self.dispatch.passing:
+        if self.dispatch.servings:
             logger.warning("cut off requests that outlived the drain", extra={
-                "requests": len(self.dispatch.servings) + len(self.dispatch.passing)})
+                "requests": len(self.dispatch.servings)})
             self.dispatch.abort("the router stopped")
             await asyncio.sleep(0.05)  # for the error events to leave
         await self.end()

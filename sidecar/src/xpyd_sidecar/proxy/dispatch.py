@@ -11,37 +11,39 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping
+from functools import partial
 
+from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.proxy import ids, intake
-from xpyd_sidecar.proxy.access import access, tell_straight
-from xpyd_sidecar.proxy.entry import Entry, key_of
+from xpyd_sidecar.proxy import generation, ids, intake
+from xpyd_sidecar.proxy.access import access, line_of, passed_outcome, tell_straight
+from xpyd_sidecar.proxy.admission import admit, key_of
+from xpyd_sidecar.proxy.asks import Asks
 from xpyd_sidecar.proxy.farewell import Farewells
-from xpyd_sidecar.proxy.lane import Lane
+from xpyd_sidecar.proxy.lane import NO_DEADLINE_S, Lane
 from xpyd_sidecar.proxy.observer import Observer, tracing_of
-from xpyd_sidecar.proxy.passing import Passing
 from xpyd_sidecar.proxy.poison import Poison
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.upstream import Pool
 from xpyd_sidecar.proxy.waiting import Line
 from xpyd_sidecar.proxy.watch import Watch
-from xpyd_sidecar.routing import bodies, fields, policies, prompt
+from xpyd_sidecar.routing import policies, prompt
 from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing.affinity import Affinity
 from xpyd_sidecar.routing.budget import RetryBudget
 from xpyd_sidecar.routing.concurrency import Limits as Rooms
 from xpyd_sidecar.routing.exchange import Limits, Picks
-from xpyd_sidecar.routing.faults import Fault, unknown_model
+from xpyd_sidecar.routing.faults import Fault
+from xpyd_sidecar.routing.paths import Route, Way, api_of
 from xpyd_sidecar.routing.pick import Pair, Picker, Target
 from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.request_hash import hash_of
 from xpyd_sidecar.routing.shapes import FirstPair, Shapes
-from xpyd_sidecar.routing.straight import NO_DEADLINE_S
 from xpyd_sidecar.routing.straight_record import StraightRecord
 
 logger = logging.getLogger(__name__)
@@ -53,8 +55,6 @@ MAX_OVER, LONG = 64, 4096
 """Lanes that have ended are told of after so long, when there are so many, or at once where the prompt has so many tokens:
 they hold what they were asked.
 """
-PASSED_HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
-"""Headers of clients that engines read; all others stay here."""
 
 
 class Dispatch:
@@ -100,14 +100,13 @@ class Dispatch:
         self.straight = (not speaks and not router.skip_prefill_cached and self.tracing is None
                           and min(self.limits.request_s, self.limits.pair_s) >= NO_DEADLINE_S)
         """Requests may take the straight course, as far as settings go."""
-        self.read = frozenset(PASSED_HEADERS) | {self.affinity_header}
+        self.read = frozenset(generation.HEADERS) | {self.affinity_header}
         """Headers that do not go with it."""
         self.line = Line(self.loop, router.queue_size, router.queue_timeout_s)
         self.observer.watch_queue(self.line.__len__)
         self.poison: Poison = Poison(self.loop, self.roster)
         """Requests that end engines."""
         self.observer.metrics.watch_poison(self.poison)
-        self.passing = Passing(self)
         self.draining = False
         self.watch = Watch(self.roster, self.lost, self.observer)
         self.watch.on_leaving = self.leaving
@@ -115,21 +114,12 @@ class Dispatch:
 
     # ---- requests
 
-    def open(self, api: fields.Api, request: HttpRequest, reply: Reply) -> Handler:
-        """Serve a generation request, at once or when there is room.
+    def open(self, route: Route, request: HttpRequest, reply: Reply) -> Handler:
+        """Serve a request that engines answer, at once or when there is room. Raises ``Fault``."""
+        return admit(self, route, request, reply)
 
-        Raises:
-            Fault: it is refused, before anything was sent.
-        """
-        parsed = self.shapes.parse(api, request.body)
-        if not self._serves(parsed.model):
-            assert parsed.model is not None
-            raise unknown_model(parsed.model, self.models())
-        if self.poison.alert:
-            self.poison.refuse(hash_of(parsed.api, parsed.fields))
-        return self.line.enter(Entry(self, api, request, reply, parsed))
-
-    def _serves(self, model: str | None) -> bool:
+    def serves(self, model: str | None) -> bool:
+        """Whether there is such a model; None: any will do."""
         if model is None or model == self.config.model:
             return True
         served = self.models()
@@ -138,53 +128,82 @@ class Dispatch:
     def enters_at_once(self, model: str | None, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a request would be served, and would not have to wait."""
         config = self.config
-        if model is not None and model != config.model and not self._serves(model):
+        if model is not None and model != config.model and not self.serves(model):
             return False
         return self.line.passes("" if config.api_key_file is None else key_of(headers, config)) and self.room(alone=False)
 
     def room(self, *, alone: bool) -> bool:
         """Whether one more request could be served now, with prefill or without."""
-        return len(self.servings) + len(self.passing) < self.config.max_in_flight and self.picker.room(alone=alone)
+        return len(self.servings) < self.config.max_in_flight and self.picker.room(alone=alone)
 
-    def serve(self, request: HttpRequest, reply: Reply, parsed: bodies.Request, picks: Picks, queued_s: float, *,
+    def serve(self, request: HttpRequest, reply: Reply, asks: Asks, picks: Picks, queued_s: float, *,
               picked: Pair | None = None) -> Serving:
         """Begin to serve a request that waited for so long. ``picked``: the first of its picks, where it was made."""
-        passed = [(name, request.headers[name]) for name in PASSED_HEADERS if name in request.headers]
-        serving = Serving(self, reply, parsed, TransferId(ids.fresh()), passed, picks=picks)
-        record = serving.record
+        now, headers = self.loop.time(), request.headers
+        passed_on = [(name, headers[name]) for name in asks.passed_on if name in headers]
+        serving = Serving(self, reply, asks, TransferId(ids.fresh()), passed_on, picks=picks, began=now)
+        record, trace = serving.record, None
         record.queued_s = queued_s
         record.arrived -= queued_s
         record.arrived_unix -= queued_s
-        trace = None if self.tracing is None else self.tracing.begin(request.headers, serving.record)
         self.servings.add(serving)
-        record.prompt_size = prompt.tokens(parsed.prompt)
-        self.opened(record.prompt_size, self.loop.time())
+        if record.api:
+            if self.tracing is not None:
+                trace = self.tracing.begin(headers, record)
+            record.prompt_size = prompt.tokens(asks.prompt)
+            self.opened(record.prompt_size, now)
+        else:
+            self.budget.on_request(now)
         serving.start(picked, trace)
         return serving
 
     def opened(self, tokens: int, now: float) -> None:
-        """A request is being served, whose prompt has about so many tokens. ``now``: of the loop's clock."""
+        """A generation request is being served, whose prompt has about so many tokens. ``now``: of the loop's clock."""
         self.observer.opened(tokens)
         self.budget.on_request(now)
 
-    def refused(self, api: str, request: HttpRequest, fault: Fault) -> None:
-        """A generation request was refused before anything was sent."""
-        self.unserved(api, request, fault.outcome, fault.status, fault.message)
+    def refused(self, route: Route, request: HttpRequest, fault: Fault) -> None:
+        """A request was refused before anything was sent."""
+        self.unserved(route, request, fault.outcome, fault.status, fault.message)
 
-    def unserved(self, api: str, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
-        """A generation request ended before it was served."""
-        self.observer.refused(api, request.request_id, outcome, status, detail)
+    def unserved(self, route: Route, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
+        """A request ended before it was served."""
+        told = outcome
+        if route.way is Way.PASSED:
+            told = passed_outcome(outcome, "")
+            self.passed(route.path, told)
+        api = api_of(route)
+        if api:
+            told = outcome
+            self.unserved_generation(api, request.request_id, outcome, status, detail)
         if self.access_log:
-            access.info("%s", outcome, extra={"request": request.request_id, "api": api, "status": status,
-                                              "detail": detail[:500]})
+            which = {"api": api} if api else {"path": route.path}
+            access.info("%s", told, extra={"request": request.request_id, **which, "status": status,
+                                           "detail": detail[:500]})
+
+    def unserved_generation(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
+        """The same of one that would have generated."""
+        self.observer.refused(api, request_id, outcome, status, detail)
+
+    def passed(self, path: str, outcome: str) -> None:
+        """A request whose answer passes through ended so."""
+        self.observer.metrics.passed(path, outcome)
 
     def closed(self, serving: Serving, record: Record) -> None:
         """A request ended."""
         self.servings.discard(serving)
-        self.observer.left()
         if self.line.waits:
             self.line.moved()
-        self.ended(record)
+        told = record.outcome
+        if record.path:
+            told = passed_outcome(told, record.ended_as)
+            self.passed(record.path, told)
+        if record.api:
+            told = record.outcome
+            self.observer.left()
+            self.ended(record)
+        if self.access_log:
+            logs.tell(access, told, partial(line_of, record))
 
     def lane_ended(self, lane: Lane) -> None:
         """The same of one that went its straight course. What it leaves to be told waits for ``settle``: done for many at a
@@ -265,7 +284,6 @@ class Dispatch:
         """The roster says that this incarnation will never answer."""
         for serving in list(self.servings):
             serving.on_lost(instance, incarnation, reason)
-        self.passing.on_lost(instance, incarnation, reason)
 
     def leaving(self, instance: InstanceName, incarnation: Incarnation, reason: str) -> None:
         """The time of its drain is nearly over: what can go on elsewhere does, while nothing is lost yet."""
@@ -285,14 +303,12 @@ class Dispatch:
         self.observer.turn()
         for serving in list(self.servings):
             serving.sweep(now, awake, STALL_S)
-        self.passing.sweep(now, awake)
 
     def abort(self, reason: str) -> None:
         """Cut off what still waits or runs."""
         self.line.end(reason)
         for serving in list(self.servings):
             serving.abort(reason)
-        self.passing.abort(reason)
 
     async def close(self) -> None:
         """Let go of every connection."""

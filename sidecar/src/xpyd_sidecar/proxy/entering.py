@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.proxy import ids, intake
+from xpyd_sidecar.proxy.generation import PATHS, Generation
 from xpyd_sidecar.proxy.lane import Lane
-from xpyd_sidecar.proxy.legs import PATHS
 from xpyd_sidecar.proxy.reply import Connection, HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.upstream import before_length
@@ -52,7 +52,8 @@ def enter(dispatch: Dispatch, client: Connection, api: fields.Api, http: HttpReq
         if prefill is not None:
             prefill.take_back()
         reply = Reply(client, http.request_id, close=False, old=False, head_only=False)
-        return dispatch.serve(http, reply, shape.request(http.body, slots), picks, 0.0, picked=pair)
+        generation = Generation(shape.request(http.body, slots), dispatch.config)
+        return dispatch.serve(http, reply, generation, picks, 0.0, picked=pair)
     transfer, request_id = TransferId(ids.fresh()), http.request_id.encode()
     params, name = dispatch.first_pair, transfer.encode()
     to_prefill, to_decode = shape.templates()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import msgspec
 
 from xpyd_sidecar.proxy.fast import PLAIN, Scanner
-from xpyd_sidecar.proxy.wire import Chunks, Malformed, chunk_of
+from xpyd_sidecar.proxy.wire import Chunks, Head, Malformed, chunk_of
 from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.reason import Reason
 
@@ -64,6 +64,18 @@ class EventStream(Scanner):
         self.failure = ""
         self.reason = _NONE
         self.kind = Kind.ABORTED
+
+    def takes(self, head: Head) -> bool:
+        """Whether it reads the answer with this head; one that it does not is collected whole. Raises Malformed."""
+        if head.status != 200 or not head.is_event_stream:
+            return False
+        if not head.chunked:
+            raise Malformed("an event stream that is not chunked")
+        return True
+
+    def begins(self, out: bytes) -> bool:
+        """Whether an answer begins with what ``feed`` gave: comments alone say only that an engine is at work."""
+        return bool(out) and not only_comments(out, framed=self._framed)
 
     def feed(self, data: bytes) -> bytes:
         """What may be relayed of the bytes read."""

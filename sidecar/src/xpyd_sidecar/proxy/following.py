@@ -6,7 +6,6 @@ from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.proxy import link as li
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.poison_sharing import WorkerPoison
-from xpyd_sidecar.proxy.reply import HttpRequest
 from xpyd_sidecar.proxy.reports import Reports
 from xpyd_sidecar.proxy.watch import Watch
 from xpyd_sidecar.routing import replica as rep
@@ -45,7 +44,6 @@ class WorkerDispatch(Dispatch):
         self.started = started
         self.reports = Reports(self.loop, link)
         self.reports.levels = self._levels
-        self.passing.told = self.reports.passed
         follower = Follower(self.roster, self.lost, self.observer)
         follower.link = link
         self.watch = follower
@@ -53,18 +51,22 @@ class WorkerDispatch(Dispatch):
         self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
 
     def _levels(self) -> tuple[int, int, float, int]:
-        served = len(self.servings) + self.passing.generating
-        return served, len(self.line), self.budget.left(self.loop.time()), len(self.poison)
+        return self.observer.metrics.in_flight, len(self.line), self.budget.left(self.loop.time()), len(self.poison)
 
     def opened(self, tokens: int, now: float) -> None:
         """A request is being served."""
         self.reports.opened(tokens)
         super().opened(tokens, now)
 
-    def unserved(self, api: str, request: HttpRequest, outcome: str, status: int, detail: str) -> None:
-        """A request ended before it was served."""
-        super().unserved(api, request, outcome, status, detail)
-        self.reports.refused(li.Refusal(api, request.request_id, outcome, status, detail))
+    def unserved_generation(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
+        """A generation request ended before it was served."""
+        super().unserved_generation(api, request_id, outcome, status, detail)
+        self.reports.refused(li.Refusal(api, request_id, outcome, status, detail))
+
+    def passed(self, path: str, outcome: str) -> None:
+        """A request whose answer passes through ended so."""
+        super().passed(path, outcome)
+        self.reports.passed(path, outcome)
 
     def ended(self, record: Record) -> None:
         """What is known of a request that ended."""

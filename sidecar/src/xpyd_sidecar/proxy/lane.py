@@ -25,8 +25,8 @@ from xpyd_sidecar.proxy.fast import Scanner
 from xpyd_sidecar.proxy.leg import Connection
 from xpyd_sidecar.proxy.noted import NotedStream
 from xpyd_sidecar.proxy.reply import Connection as Client
-from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.streams import stream_of
+from xpyd_sidecar.proxy.unfolding import serving_of
 from xpyd_sidecar.proxy.whole import Whole, take
 from xpyd_sidecar.proxy.wire import MAX_KNOWN, Head, Malformed, parse_head
 from xpyd_sidecar.routing.exchange import Picks
@@ -35,11 +35,11 @@ from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.roster import Member
 from xpyd_sidecar.routing.shapes import Shape
-from xpyd_sidecar.routing.straight import NO_DEADLINE_S
 from xpyd_sidecar.routing.straight_record import StraightRecord
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
+    from xpyd_sidecar.proxy.serving import Serving
     from xpyd_sidecar.routing import bodies
 
 logger = logging.getLogger(__name__)
@@ -50,8 +50,10 @@ MAX_TAKEN = 2
 """Reads that are taken without a stream; one that knows what events are like is cheaper for more."""
 MAX_KEPT = 16 << 10
 """Bytes of such a read; one that is longer, say by its prompt's ids, is not kept beside what a stream keeps of it."""
+NO_DEADLINE_S = 6.0
+"""Requests with a deadline that comes sooner are not served here."""
 YOUNG_S = 3.0
-"""Nobody counts as silent, and no deadline comes, sooner."""
+"""Nobody counts as silent sooner."""
 _END = b"0\r\n\r\n"
 _EMPTY = b"\r\n\r\n"
 """Ends a head. Where it has not come, ``find`` says -1, and what is looked at then is no head."""
@@ -289,7 +291,7 @@ class Lane(msgspec.Struct, eq=False):
         if self.serving is None:
             if self.head is not None and self.stream is None:
                 self.read_on()
-            self.serving = Serving.taking_over(self)
+            self.serving = serving_of(self)
             self.client.hand_over(self, self.serving)
             dispatch, prefill = self.dispatch, self.prefill
             dispatch.servings.discard(self)

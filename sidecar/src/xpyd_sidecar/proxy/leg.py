@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, cast
 
 from xpyd_sidecar.contract.ids import HostPort
-from xpyd_sidecar.proxy.events import EventStream, only_comments
+from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.fast import Leg, Outlet
 from xpyd_sidecar.proxy.loop import adopt, release
 from xpyd_sidecar.proxy.wire import HeadReader, Malformed, WholeBody
@@ -169,13 +169,14 @@ class Connection(Leg, asyncio.Protocol):
         call.end_failed(Kind.BROKEN, Reason("it sent what cannot be read", str(error)))
 
     def _on_out(self, call: Call, stream: EventStream, out: bytes) -> None:
-        if out:
-            if call.relay is None and only_comments(out, framed=call.framed):
+        whole = stream.done and stream.ended and not stream.failure
+        if out or (whole and call.relay is None and stream.begins(out)):  # one that passes through may be empty
+            if call.relay is None and not stream.begins(out):
                 call.sink.on_comments(call, out)
             elif call.relay is None:
-                call.ends = stream.done and stream.ended and not stream.failure
+                call.ends = whole
                 call.sink.on_events(call, out)
-            elif stream.done and stream.ended and not stream.failure:
+            elif whole:
                 call.rest = out
             else:
                 call.relay(out)
@@ -199,12 +200,11 @@ class Connection(Leg, asyncio.Protocol):
             return
         head, rest = found
         call.head = head
-        if call.streams and head.status == 200 and head.is_event_stream:
-            if not head.chunked:
-                raise Malformed("an event stream that is not chunked")
-            self._stream = call.events or EventStream(framed=call.framed)
+        stream = call.events
+        if stream is not None and stream.takes(head):
+            self._stream = stream
             if rest:
-                self._on_out(call, self._stream, self._stream.feed(rest))
+                self._on_out(call, stream, stream.feed(rest))
             return
         self._body = WholeBody(head, MAX_ANSWER)
         self._on_body(call, self._body, rest)
@@ -214,7 +214,7 @@ class Connection(Leg, asyncio.Protocol):
         self._call = None
         self.relay_no_more()
         assert call.head is not None
-        if call.head.keep_alive:
+        if call.head.keep_alive and (call.body is None or call.body.sent):
             self._pool.release(self, self._address)
         else:
             self.drop()
@@ -224,6 +224,21 @@ class Connection(Leg, asyncio.Protocol):
             call.end_stream()
         else:
             call.end_failed(Kind.LOST, Reason("the stream ended without [DONE]"))
+
+    def write(self, data: bytes) -> None:
+        """More of the body of the request, which is sent while it comes."""
+        self.last_at = self._time()
+        self._outlet.write(data)
+
+    def pause_writing(self) -> None:
+        """The engine takes what is sent slower than it comes."""
+        if self._call is not None and self._call.body is not None:
+            self._call.body.on_full(True)
+
+    def resume_writing(self) -> None:
+        """It has taken most of it."""
+        if self._call is not None and self._call.body is not None:
+            self._call.body.on_full(False)
 
     def eof_received(self) -> None:
         """The engine has closed it; ``connection_lost`` follows."""

@@ -1,7 +1,7 @@
 """The open legs of one request: what was sent to which instance, and how each came to its end.
 
 Belongs here: the calls, the load that they are for their members, what the record says of them, and farewells to engines
-that may not know of a leg. Does not belong here: what engines are asked (``asking``) and what follows from an answer
+that may not know of a leg. Does not belong here: what engines are asked (``asks``) and what follows from an answer
 (``serving``).
 """
 
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpyd_sidecar.contract.ids import Attempt, Role
+from xpyd_sidecar.proxy.asks import Asks
 from xpyd_sidecar.proxy.events import EventStream
-from xpyd_sidecar.proxy.upstream import Call, Sink, request_bytes
+from xpyd_sidecar.proxy.upstream import Call, Sink
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.record import LegRecord, Record
 from xpyd_sidecar.routing.roster import Member
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from xpyd_sidecar.proxy.spans import Headers, Trace
 
 TRACE_HEADERS = (b"traceparent", b"tracestate")
-PATHS: dict[str, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
 
 
 def traced(headers: Headers, trace: Trace | None, leg: LegRecord) -> Headers:
@@ -51,11 +51,12 @@ class Leg:
 class Legs:
     """Those of one request, by number."""
 
-    __slots__ = ("_dispatch", "_open", "_passed", "_record", "trace")
+    __slots__ = ("_asks", "_dispatch", "_open", "_passed", "_record", "trace")
 
-    def __init__(self, dispatch: Dispatch, record: Record, passed: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, dispatch: Dispatch, record: Record, asks: Asks, passed: Headers) -> None:
         self._dispatch = dispatch
         self._record = record
+        self._asks = asks
         self._passed = passed
         """Headers of the client that engines read."""
         self._open: dict[int, Leg] = {}
@@ -81,15 +82,14 @@ class Legs:
             if (target.instance, target.incarnation) == (instance, incarnation) and leg.send.leg in self._open:
                 yield leg
 
-    def hold(self, send: mv.Send, sink: Sink, *, framed: bool, events: EventStream | None) -> Leg:
-        """Open a leg that is yet to be asked; it is a load of its member from now on."""
+    def hold(self, send: mv.Send, sink: Sink, reader: EventStream | None) -> Leg:
+        """Open a leg that is yet to be asked; it is a load of its member from now on. ``reader``: see ``Asks.reader``."""
         target = send.target
         member = self._dispatch.leg_opened(target)
         attempt = 0 if send.params is None else send.params.attempt
         record = LegRecord(send.role, target.instance, attempt, perf_counter())
         self._record.legs.append(record)
-        call = self._dispatch.pool.hold(target.http, sink, streams=events is not None, framed=framed, events=events,
-                                        tag=send.leg)
+        call = self._dispatch.pool.hold(target.http, sink, events=reader, tag=send.leg)
         leg = self._open[send.leg] = Leg(send, call, member, record)
         return leg
 
@@ -104,8 +104,7 @@ class Legs:
         if target.dp_rank is not None:
             headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
         headers = traced(headers, self.trace, leg.record)
-        path = PATHS[self._record.api]
-        self._dispatch.pool.send(leg.call, request_bytes(b"POST", path, target.http, headers, body))
+        self._dispatch.pool.send(leg.call, self._asks.message(target, headers, body))
 
     def shut(self, number: int, result: str) -> Leg | None:
         """A leg has ended so; None where it had before."""

@@ -59,6 +59,8 @@ class Metrics:
         self._retries = Counts(registry, "xpyd_router_retries", "Legs sent beyond the first pair of a request")
         self._skips = Counts(registry, "xpyd_router_skipped_prefill",
                              "Requests sent to decode alone, by the field or the rule that made it so", ("by",))
+        self._passed = Counts(registry, "xpyd_router_passed_requests",
+                              "Requests passed to one decode instance, by path and outcome", ("path", "outcome"))
         self._continued = Counts(registry, "xpyd_router_continued", "Streams that went on with another decode instance")
         self._tokens = Counts(registry, "xpyd_router_tokens", "Generated tokens relayed to clients, counted by their ids")
         self._bytes = Counts(registry, "xpyd_router_relayed_bytes", "Bytes of answers to generation requests")
@@ -101,6 +103,10 @@ class Metrics:
     def watch_poison(self, poison: Poison) -> None:
         """Whom to ask of requests that end engines."""
         self._poison.watch(poison)
+
+    def passed(self, path: str, outcome: str) -> None:
+        """A request whose answer passes through ended so. ``path``: of the router's table."""
+        self._passed.add((path, outcome))
 
     def ended(self, outcome: str) -> None:
         """How it ended; what there is to know of it comes to ``closed``."""

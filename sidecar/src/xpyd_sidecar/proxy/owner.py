@@ -188,8 +188,7 @@ class Owner(Router):
             async with within(1.0):  # what it said last may still be on its way
                 await worker.link.ended
         self._legs.end(worker.number)
-        worker.in_flight, worker.queued, worker.retries_left, worker.vitals = 0, 0, 0.0, None
-        worker.in_flight, worker.queued, worker.retries_left, worker.held = 0, 0, 0.0, 0
+        worker.in_flight, worker.queued, worker.retries_left, worker.held, worker.vitals = 0, 0, 0.0, 0, None
         worker.listening = False
         self._poison.left(worker.number)
         self._recount()
@@ -356,7 +355,7 @@ class Owner(Router):
         for refusal in report.refused:
             observer.refused(refusal.api, refusal.request_id, refusal.outcome, refusal.status, refusal.detail)
         for path, outcome in report.passed:
-            self.dispatch.passing.count(path, outcome)
+            self.dispatch.passed(path, outcome)
         worker.in_flight, worker.queued, worker.retries_left = report.in_flight, report.queued, report.retries_left
         worker.held = report.held
         self._level()

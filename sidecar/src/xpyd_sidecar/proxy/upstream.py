@@ -43,13 +43,13 @@ class Sink(Protocol):
     """Who gets what comes of a call. After ``on_whole``, ``on_end`` or ``on_failed`` nothing more comes."""
 
     def on_events(self, call: Call, data: bytes) -> None:
-        """Part of an event stream that may be relayed (``call.head`` is set); never empty."""
+        """Part of an answer that may be relayed (``call.head`` is set); empty where that is all of it."""
 
     def on_comments(self, call: Call, data: bytes) -> None:
         """The same of a stream without any event yet: comments alone."""
 
     def on_end(self, call: Call) -> None:
-        """The event stream ended with [DONE]."""
+        """The answer that was relayed is whole; an event stream ended with [DONE]."""
 
     def on_whole(self, call: Call, body: bytes) -> None:
         """The whole answer."""
@@ -58,14 +58,27 @@ class Sink(Protocol):
         """No whole answer will come."""
 
 
+class Sender(Protocol):
+    """Who sends the body of a request while it comes. It cannot be sent twice, so the call has a connection of its own."""
+
+    sent: bool
+    """All of it was."""
+
+    def on_open(self, call: Call) -> None:
+        """The head is sent: ``write`` the body."""
+
+    def on_full(self, full: bool) -> None:
+        """Whether the engine takes the body slower than it comes."""
+
+
 class Call:
     """One request to an engine."""
 
-    __slots__ = ("_asked_at", "_connecting", "_connection", "_paused", "_pool", "address", "again", "ends", "events",
-                 "framed", "head", "patient", "relay", "request", "rest", "sink", "streams", "tag")
+    __slots__ = ("_asked_at", "_connecting", "_connection", "_paused", "_pool", "address", "again", "body", "ends",
+                 "events", "head", "patient", "relay", "request", "rest", "sink", "tag")
 
-    def __init__(self, pool: Pool, address: HostPort, request: bytes, sink: Sink, *, streams: bool, framed: bool,
-                 events: EventStream | None, tag: int) -> None:
+    def __init__(self, pool: Pool, address: HostPort, request: bytes, sink: Sink, *, events: EventStream | None,
+                 tag: int) -> None:
         self._pool = pool
         self.request = request
         self._connection: Connection | None = None
@@ -73,15 +86,14 @@ class Call:
         self._paused = False
         self.address = address
         self.sink = sink
-        self.streams = streams
-        """Whether an event stream is relayed as it comes; otherwise every answer is collected."""
-        self.framed = framed
         self.events = events
-        """What reads the event stream, where it is not simply relayed."""
+        """What reads an answer that is relayed as it comes; without it, and what it does not take, is collected."""
+        self.body: Sender | None = None
+        """Who sends the body, where it is not part of ``request``."""
         self.tag = tag
         self.head: Head | None = None
         self.relay: Callable[[bytes], None] | None = None
-        """Who takes the events from now on, without the sink."""
+        """Who takes what comes from now on, without the sink."""
         self.rest = b""
         """What came with the end of a stream that is relayed, for ``on_end``: the answer's end goes with it."""
         self.patient = False
@@ -144,6 +156,13 @@ class Call:
         connection.serve(self, self.request)
         if self._paused:
             connection.pause()
+        if self.body is not None:
+            self.body.on_open(self)
+
+    def write(self, data: bytes) -> None:
+        """More of the body; nothing once the answer is over."""
+        if self._connection is not None:
+            self._connection.write(data)
 
     def connect(self) -> None:
         """Open a connection of its own."""
@@ -197,7 +216,7 @@ class Call:
         self.sink.on_whole(self, body)
 
     def end_stream(self) -> None:
-        """[DONE]."""
+        """The answer that was relayed came to its proper end."""
         self._connection = None
         self._pool.calls.discard(self)
         self.sink.on_end(self)
@@ -223,24 +242,23 @@ class Pool:
         """Connections beyond which idle ones are closed before another is opened."""
         self.lacks = resources.Complaint("no connection to an engine")
 
-    def call(self, address: HostPort, request: bytes, sink: Sink, *, streams: bool = False, framed: bool = True,
-             events: EventStream | None = None, tag: int = 0) -> Call:
+    def call(self, address: HostPort, request: bytes, sink: Sink, *, events: EventStream | None = None,
+             tag: int = 0) -> Call:
         """Send a request (complete bytes). The sink never hears of it before this has returned."""
-        call = self.hold(address, sink, streams=streams, framed=framed, events=events, tag=tag)
+        call = self.hold(address, sink, events=events, tag=tag)
         self.send(call, request)
         return call
 
-    def hold(self, address: HostPort, sink: Sink, *, streams: bool = False, framed: bool = True,
-             events: EventStream | None = None, tag: int = 0) -> Call:
+    def hold(self, address: HostPort, sink: Sink, *, events: EventStream | None = None, tag: int = 0) -> Call:
         """A call whose request is made later: ``send`` it, or cancel the call."""
-        call = Call(self, address, b"", sink, streams=streams, framed=framed, events=events, tag=tag)
+        call = Call(self, address, b"", sink, events=events, tag=tag)
         self.calls.add(call)
         return call
 
     def send(self, call: Call, request: bytes) -> None:
         """Send the request of a call that was held."""
         call.ask(request, self.loop.time())
-        connection = self.idle(call.address)
+        connection = self.idle(call.address) if call.body is None else None
         if connection is None:
             call.connect()
         else:
@@ -304,7 +322,7 @@ class Pool:
 
 
 @lru_cache(maxsize=1024)
-def before_length(path: bytes, address: HostPort) -> bytes:
+def before_length(path: bytes, address: HostPort) -> bytes:  # remembered: of engines and paths there are few
     """The head of a POST, up to the number of its body's bytes."""
     return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: " % (path, address.encode())
 

@@ -7,7 +7,7 @@ computes as it does those of ``fields``. So
     decode    what the client sent, and where the KV is
 
 Belongs here: which requests have a prefill leg, and both bodies. Does not belong here: what is read of answers
-(``answers``), who is picked, and what follows when a leg fails (``proxy.passed``, ``proxy.prefilling``).
+(``answers``), who is picked, and what follows when a leg fails (``exchange``).
 """
 
 from __future__ import annotations

@@ -150,17 +150,17 @@ class Exchange:
     __slots__ = ("_alone", "_answered", "_bad_decodes", "_bad_prefills", "_begun", "_budget", "_course", "_decode",
                  "_decode_tries", "_decodes_sent", "_detail", "_errors_retried", "_legs", "_limits", "_linger_at", "_over",
                  "_pair_at", "_picks", "_prefill", "_prefill_tries", "_prefills_sent", "_refusals",
-                 "_request_at", "_skips", "_spoken", "attempt", "continued", "refused", "transfer")
+                 "_request_at", "_spoken", "_without", "attempt", "continued", "refused", "transfer")
 
-    def __init__(self, transfer: TransferId, picks: Picks, limits: Limits, *, skips: str = "",
+    def __init__(self, transfer: TransferId, picks: Picks, limits: Limits, *, alone: bool = False,
                  now: float, course: Course | None = None, budget: Budget | None = None) -> None:
-        """``course``: None where the stream cannot, or shall not, go on elsewhere."""
+        """``alone``: decode does all of it. ``course``: None where the answer cannot, or shall not, go on elsewhere."""
         self.transfer = transfer
         self._course = course
         self._budget = budget or Boundless()
         self._picks = picks
         self._limits = limits
-        self._skips = self._alone = bool(skips)
+        self._without = self._alone = alone
         self._request_at = now + limits.request_s
         self._pair_at = math.inf
         self._linger_at = math.inf
@@ -242,9 +242,9 @@ class Exchange:
         match event:
             case Begun() if not leg.begun:
                 return self._decode_begun(leg)
-            case Ended() if self._begun:
+            case Ended(failure=failure) if self._begun:
                 self._decode = None
-                return self._answer("ok", [Complete()], now)
+                return self._answer("failed" if failure else "ok", [Complete()], now, failure)
             case Answered(status=status, aborted=False) if status < 500 and not self._begun:
                 self._decode = None
                 if status < 400:
@@ -271,7 +271,7 @@ class Exchange:
         self._decode_tries = self._prefill_tries = 1
         self._bad_decodes.clear()
         self._bad_prefills.clear()
-        self._alone = self._skips
+        self._alone = self._without
         return [Relay(leg.leg)]
 
     def _decode_erred(self, leg: _Open, status: int, now: float) -> list[Instruction]:

@@ -56,9 +56,10 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The relayed stream came to its proper end."""
+    """The relayed answer came to its proper end. ``failure``: what it says itself of how the engine failed."""
 
     leg: int
+    failure: str = ""
 
 
 class Failed(msgspec.Struct, frozen=True):

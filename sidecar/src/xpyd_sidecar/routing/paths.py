@@ -8,7 +8,7 @@
                     ask again, and would get the same answer for ever
 
 Belongs here: the table, and finding a path in it. Does not belong here: carrying it out (``proxy.admin``,
-``proxy.passing``). A test holds the table against the paths that the installed vLLM registers, so that none is lost.
+``proxy.passthrough``). A test holds the table against the paths that the installed vLLM registers, so that none is lost.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from xpyd_sidecar.routing.dialects import DIALECTS
 from xpyd_sidecar.routing.fields import Api
 
 
@@ -106,6 +107,12 @@ TABLE: Final[tuple[Route, ...]] = (
               "/weight_info", "/weight_checker", "/get_world_size", "/kv_event_sources", "/fault_tolerance/apply",
               "/fault_tolerance/status", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
 )
+
+def api_of(route: Route) -> str:
+    """What metrics and logs call the API of a path: ``completions``, ``chat``, a dialect's name; empty for other paths."""
+    dialect = DIALECTS.get(route.path)
+    return route.api or ("" if dialect is None else dialect.name)
+
 
 _EXACT: Final = {route.path: route for route in TABLE if "{" not in route.path}
 _PATTERNS: Final = tuple((tuple(route.path.split("/")), route) for route in TABLE if "{" in route.path)

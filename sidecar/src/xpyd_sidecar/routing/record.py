@@ -34,12 +34,12 @@ class LegRecord(msgspec.Struct):
 
 
 class Record(msgspec.Struct):
-    """One generation request."""
+    """One request that engines answered."""
 
     request_id: str
     transfer: TransferId
     api: str
-    """``completions``, ``chat``, or a dialect's name."""
+    """``completions``, ``chat``, or a dialect's name; empty where nothing is generated."""
     stream: bool
     arrived: float
     arrived_unix: float
@@ -59,6 +59,8 @@ class Record(msgspec.Struct):
     """Generated tokens that were relayed, counted by their ids; -1: not known."""
     prompt_tokens: int = -1
     """-1: not known."""
+    path: str = ""
+    """Of the router's table, where its answer passed through; empty for completions and chats."""
     prompt_size: int = 0
     """About how many tokens the prompt has, by its bytes."""
     skips: str = ""
@@ -72,6 +74,11 @@ class Record(msgspec.Struct):
     continued: int = 0
     """How often its stream went on elsewhere."""
     legs: list[LegRecord] = []
+
+    @property
+    def ended_as(self) -> str:
+        """The result of its last decode leg; empty where none was sent."""
+        return next((leg.result for leg in reversed(self.legs) if leg.role is Role.DECODE), "")
 
     def went(self, role: Role) -> str:
         """The instance that the last leg of a role went to; empty where none did."""

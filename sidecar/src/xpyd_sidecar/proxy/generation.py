@@ -1,16 +1,20 @@
-"""What the legs of one request ask their engines, and what reads decode's stream.
+"""What the legs of a completion or a chat ask their engines, and what reads decode's stream.
 
     Serving ──leg──▶ (request id, body), or later where the leg needs prefill's answer ──held──▶ (request id, body)
-            ──stream──▶ what reads decode's answer, by what the client has of it (``position``)
+            ──reader──▶ what reads decode's answer, by what the client has of it (``position``)
 
 Belongs here: which of the ways of asking a leg gets, and how that changes when a stream goes on elsewhere. Does not belong
-here: bodies (``routing.bodies``), how a stream goes on (``routing.continuation``), calls and records (``serving``).
+here: bodies (``routing.bodies``), how a stream goes on (``routing.continuation``), calls and records (``serving``), and
+requests whose answers pass through (``passthrough``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 from uuid import uuid4
+
+from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import RouterConfig
@@ -18,21 +22,39 @@ from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.kept import FirstToken
 from xpyd_sidecar.proxy.noted import NotedStream
 from xpyd_sidecar.proxy.streams import spliced, stream_of
+from xpyd_sidecar.proxy.upstream import request_bytes
 from xpyd_sidecar.routing import bodies, continuation
 from xpyd_sidecar.routing import moves as mv
+from xpyd_sidecar.routing.exchange import Course, Picks
+from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.p2p import PairedById
 from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.position import Position
+from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
 from xpyd_sidecar.routing.splice import Splicer
 
+if TYPE_CHECKING:
+    from xpyd_sidecar.proxy.spans import Headers
 
-class Asking:
-    """Of one request; also what its exchange wants to know of the client's stream (``exchange.Course``)."""
 
-    __slots__ = ("_asked", "_going", "_paired", "_request", "position", "speaks")
+PATHS: dict[str, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
+HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
+"""Headers of clients that engines read; all others stay here."""
+
+
+class Generation:
+    """What one completion or chat asks (``serving.Asks``), and how far its client's stream is (``exchange.Course``)."""
+
+    __slots__ = ("_asked", "_going", "_hash", "_paired", "_request", "position", "skips", "speaks")
+    passed_on = HEADERS
+    path = ""
+    once = unread = opaque = False
 
     def __init__(self, request: bodies.Request, config: RouterConfig) -> None:
         self._request = request
+        self.skips = request.skips
+        """Why it goes without prefill; empty where it does not."""
+        self._hash: RequestHash | None = None
         self._asked: bodies.Request | None = None
         self._going: continuation.Going | None = None
         self._paired = PairedById()
@@ -43,6 +65,51 @@ class Asking:
         first = config.first_token
         self.speaks = first == "prefill" and continuation.speaks_first(request, self.position)
         """The client gets prefill's token."""
+
+    @property
+    def api(self) -> str:
+        """The name of its API in metrics and logs."""
+        return self._request.api
+
+    @property
+    def stream(self) -> bool:
+        """Whether its answer is to come in events."""
+        return self._request.stream
+
+    @property
+    def alone(self) -> bool:
+        """Whether it goes without prefill."""
+        return bool(self.skips)
+
+    @property
+    def fields(self) -> Mapping[str, Raw]:
+        """What the client asked."""
+        return self._request.fields
+
+    @property
+    def prompt(self) -> Raw:
+        """The prompt, as the client wrote it."""
+        return self._request.prompt
+
+    @property
+    def model(self) -> str | None:
+        """The model that was asked for."""
+        return self._request.model
+
+    @property
+    def course(self) -> Course | None:
+        """What its exchange wants to know of a stream that may go on elsewhere; None where it cannot."""
+        return None if self.position is None else self
+
+    def request_hash(self) -> RequestHash:
+        """Equal for all that ask for the same work. Made when it is needed."""
+        if self._hash is None:
+            self._hash = hash_of(self._request.api, self._request.fields)
+        return self._hash
+
+    def picks(self, selection: Picks) -> Picks:
+        """Who may serve it."""
+        return selection
 
     @property
     def goes_on(self) -> bool:
@@ -87,13 +154,33 @@ class Asking:
         """The request id and the body of the leg to an older decode engine."""
         return self._paired.request_id, self._paired.decode(self._now, target)
 
-    def stream(self, *, framed: bool) -> EventStream:
-        """What reads the stream of the next decode leg."""
+    def message(self, target: Target, headers: Headers, body: bytes) -> bytes:
+        """The whole HTTP request of a leg."""
+        return request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body)
+
+    def body(self, _: Callable[[Fault], None]) -> None:
+        """None is sent while it comes."""
+
+    def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:
+        """What reads the answer of the next leg; None where it is wanted whole."""
+        if role is Role.PREFILL:
+            return FirstToken(framed=framed) if speaks else None
+        if not self._request.stream:
+            return None
         if self._going is None or self.position is None:
             if self.position is not None and self.position.id:  # of a leg that gave nothing to the client
                 self.position = continuation.position_of(self._request, goes_on=True)
             return stream_of(self.position, framed=framed)
         return spliced(self.position, self._going, framed=framed)
+
+    def failure(self) -> str:
+        """What an engine says in an answer, which is whole, of its failure: nothing."""
+        return ""
+
+    def lengths(self) -> tuple[int, int] | None:
+        """``(prompt tokens, generated tokens)`` of what was relayed; None where nothing was read of it."""
+        position = self.position
+        return None if position is None else (position.prompt_tokens, position.tokens)
 
     def refused(self) -> None:
         """An engine answered 4xx: where a stream goes on it does not take token ids."""
