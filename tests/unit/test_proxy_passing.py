@@ -387,3 +387,40 @@ async def test_passed_requests_count_among_those_in_flight_and_end_with_the_rout
         answer = await first
         assert (answer.status, json.loads(answer.body)["error"]["message"]) == (503, "the router stopped")
         assert not f.dispatch.servings
+
+
+async def keeps(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Answer one request after the other, each with its body of two bytes, until the router closes."""
+    while True:
+        body = await reader.readexactly(2)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n" + body)
+        await writer.drain()
+        await reader.readuntil(b"\r\n\r\n")
+
+
+async def test_passed_requests_share_the_pools_connections_and_a_form_has_a_fresh_one() -> None:
+    upload = b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\nContent-Type: multipart/form-data; boundary=x\r\n"
+    async with site(keeps) as (f, [engine]):
+        for _ in range(30):
+            assert (await f.post("/v1/embeddings", b"{}")).body == b"{}"
+        assert len(engine.heads) == 1, "all came on one connection"
+        reader, writer = await f.connect()
+        for _ in range(2):
+            writer.write(upload + b"Content-Length: 2\r\n\r\nab")
+            assert (await read_answer(reader)).body == b"ab"
+        assert len(engine.heads) == 3, "a body that is handed on cannot be sent again"
+        assert (await f.post("/v1/embeddings", b"{}")).body == b"{}"
+        assert len(engine.heads) == 3, "and its connection is a pooled one afterwards"
+        writer.transport.abort()
+
+
+@pytest.mark.parametrize("framing", [b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", b"content-length: 0\r\n\r\n"])
+async def test_an_empty_answer_is_one(framing: bytes) -> None:
+    async def empty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(2)
+        writer.write(b"HTTP/1.1 200 OK\r\nx-own: 1\r\n" + framing)
+        await writer.drain()
+
+    async with site(empty) as (f, _):
+        answer = await f.post("/pooling", b"{}")
+        assert (answer.status, answer.body, answer.complete, answer.headers["x-own"]) == (200, b"", True, "1")
