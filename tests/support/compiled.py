@@ -8,8 +8,7 @@ from pathlib import Path
 from scripts import load
 
 from xpyd_sidecar.engine.links import moves
-from xpyd_sidecar.proxy import fast, intake, loop, whole
-from xpyd_sidecar.routing import shapes
+from xpyd_sidecar.proxy import fast, loop, whole
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKEN: dict[str, Callable[[], bool]] = {
@@ -17,8 +16,6 @@ TAKEN: dict[str, Callable[[], bool]] = {
     "_loop": lambda: loop.COMPILED,
     "_moves": lambda: moves.COMPILED,
     "_answer": lambda: whole.take is not whole._nothing,
-    "_intake": lambda: intake.take is not intake._nothing,
-    "_shape": lambda: intake.looked is not shapes.looked,
 }
 """By extension: whether what imports it has found it, and found it to be of this revision."""
 

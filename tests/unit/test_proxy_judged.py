@@ -12,8 +12,8 @@ import pytest
 from http_site import site
 from router_fleet import Answer, RouterFleet, fleet, read_answer, request_bytes
 
-from xpyd_sidecar.proxy import intake
-from xpyd_sidecar.proxy.connection import Connection
+from xpyd_sidecar.proxy.admin import Paths
+from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 
 LOOPS = ("router",)
 LARGE = 31 << 20
@@ -210,18 +210,29 @@ async def test_media_types_as_vllm_judges_them_by_every_way() -> None:
                                         "type": "invalid_request_error", "param": None, "code": "unsupported_media_type"}
 
 
-@pytest.mark.skipif(intake.take is intake._nothing, reason="nothing was compiled here")
-async def test_a_plain_request_is_taken_at_once_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not parsed and not judged twice: the parser never hears of it."""
+async def test_a_plain_request_is_judged_once_and_takes_the_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[str] = []
+    handled: list[str] = []
+    judge, handle = Paths.judge, Paths.handle
+
+    def noted(paths: Paths, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+        judged.append(path)
+        return judge(paths, method, path, headers)
+
+    def seen(paths: Paths, request: HttpRequest, reply: Reply) -> Handler | None:
+        handled.append(request.path)
+        return handle(paths, request, reply)
+
     async with fleet(1, 1) as f:
-        await f.complete(stream=True)
-        fed = []
-        monkeypatch.setattr(Connection, "_turn", fed.append)
+        body = {"model": "tiny", "prompt": "hi", "max_tokens": 8, "stream": True}
+        for _ in range(3):
+            await f.post("/v1/completions", body)
+        monkeypatch.setattr(Paths, "judge", noted)
+        monkeypatch.setattr(Paths, "handle", seen)
         for host in ("localhost", "127.0.0.1:1", "localhost"):
-            body = {"model": "tiny", "prompt": "hi", "max_tokens": 8, "stream": True}
             answer = await f.post("/v1/completions", body, headers={"Host": host, "Content-Type": "application/json"})
             assert answer.status == 200
-        assert not fed
+        assert (judged, handled) == (["/v1/completions"] * 3, [])
 
 
 async def test_the_end_of_a_server_leaves_a_refused_body_behind() -> None:

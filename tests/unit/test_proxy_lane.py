@@ -17,15 +17,13 @@ import pytest
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
-from xpyd_sidecar.proxy import connection, ids, incoming, intake, lane, leg
+from xpyd_sidecar.proxy import connection, ids, incoming, lane, leg
 from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.dispatch import Dispatch
 from xpyd_sidecar.proxy.lane import Lane
 from xpyd_sidecar.proxy.server import Server
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing.reason import Reason
-
-pytestmark = pytest.mark.skipif(intake.take is intake._nothing, reason="lanes need the compiled parts")
 
 IDS = b"[11,12,13]"
 SCRIPTS = 300

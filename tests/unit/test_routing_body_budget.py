@@ -43,6 +43,8 @@ class World:
         self.is_whole: set[Body[str]] = set()
         self.gone: set[Body[str]] = set()
         self.bodies: list[Body[str]] = []
+        self.once: list[int] = []
+        """Sizes of those that came at once."""
 
     def do(self, step: tuple[str, int, int]) -> None:
         """One thing happens, some time after the one before."""
@@ -51,7 +53,13 @@ class World:
         if what == "begin":
             self._begin(size)
         elif what == "once":
-            self._once(size)
+            free = RESERVE - self.budget.reserve.held if size <= SMALL else -1
+            assert self.budget.at_once(size) == (size <= free)
+            if size <= free:
+                self.once.append(size)
+        elif what == "once back":
+            if self.once:
+                self.budget.give_back(self.once.pop())
         elif which < len(self.bodies):
             self._to(what, self.bodies[which], size)
         self.check()
@@ -69,15 +77,6 @@ class World:
             self.here[body] = 0
             if size > SMALL:
                 assert self.budget.rest.held + size <= REST, "there is room for what was announced"
-
-    def _once(self, size: int) -> None:
-        free = (RESERVE - self.budget.reserve.held if size <= SMALL else 0, REST - self.budget.rest.held)
-        body = self.budget.at_once("once", size, self.now)
-        assert (body is not None) == (size <= max(free))
-        if body is not None:
-            self.bodies.append(body)
-            self.here[body] = size
-            self.is_whole.add(body)
 
     def _to(self, what: str, body: Body[str], size: int) -> None:
         if what == "grow" and body not in self.is_whole:
@@ -108,7 +107,7 @@ class World:
     def check(self) -> None:
         """The laws."""
         budget = self.budget
-        assert budget.held == sum(self.here.values()), "held is what was taken and not given back"
+        assert budget.held == sum(self.here.values()) + sum(self.once), "held is what was taken and not given back"
         assert 0 <= budget.reserve.held <= RESERVE
         assert 0 <= budget.rest.held <= REST
         for body in self.bodies:
@@ -122,7 +121,7 @@ class World:
 
 STEPS = [("begin", 0, 0), ("begin", 0, 3), ("begin", 0, 20), ("grow", 0, 3), ("grow", 0, 17), ("grow", 1, 3),
          ("grow", 1, 17),
-         ("whole", 0, 0), ("back", 0, 0), ("back", 1, 0), ("once", 0, 9)]
+         ("whole", 0, 0), ("back", 0, 0), ("back", 1, 0), ("once", 0, 3), ("once back", 0, 0)]
 
 
 def test_the_laws_hold_in_every_interleaving_of_two_bodies() -> None:
@@ -137,9 +136,9 @@ def test_the_laws_hold_in_every_interleaving_of_two_bodies() -> None:
 def test_the_laws_hold_with_many_bodies(seed: int) -> None:
     dice, world = random.Random(seed), World()
     for _ in range(2000):
-        kind = dice.choice(["begin", "begin", "grow", "grow", "grow", "grow", "pass", "whole", "back", "once"])
+        kind = dice.choice(["begin", "begin", "grow", "grow", "grow", "grow", "pass", "whole", "back", "once", "once back"])
         world.do((kind, max(0, len(world.bodies) - 1 - dice.randrange(12)), dice.choice([0, 1, 2, 4, 5, 9, 20, 27])))
-    for body in world.bodies:
+    for body in (*world.bodies, *world.once):
         world.budget.give_back(body)
     assert world.budget.held == 0, "nothing is left of anybody"
 

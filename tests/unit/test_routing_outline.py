@@ -10,16 +10,12 @@ import msgspec
 import pytest
 from router_fleet import fleet
 
-from xpyd_sidecar.proxy import intake
 from xpyd_sidecar.routing import bodies, continuation, dialects, outline, passed, shapes
 from xpyd_sidecar.routing.faults import Fault
-from xpyd_sidecar.routing.outline import MAX_DEPTH, MAX_NAMES, Judge, Outline
+from xpyd_sidecar.routing.outline import MAX_DEPTH, MAX_NAMES, Outline
 
 LOOPS = ("router",)
-ROADS = pytest.mark.parametrize("judge", [outline.judged, intake.judged], ids=["python", "compiled"])
 LARGE = 30_000_000
-PIECES = (b"{", b"}", b"[", b"]", b",", b":", b'"', b"\\", b'\\"', b'"a"', b'"a":1', b" ", b"\n", b'"\\\\"', b"1", b"null",
-          b'{"b":[1,{"c":2}]}', b"\xc3\xa9", b"\x00", b'"{[,"')
 
 
 def names(count: int, value: bytes = b"1") -> bytes:
@@ -48,7 +44,6 @@ def refused(act: Callable[[], object]) -> Fault:
     return caught.value
 
 
-@ROADS
 @pytest.mark.parametrize(("body", "found"), [
     (names(MAX_NAMES), Outline.WITHIN),
     (names(MAX_NAMES + 1), Outline.NAMES),
@@ -68,19 +63,8 @@ def refused(act: Callable[[], object]) -> Fault:
     (b" \r\n\t" + names(MAX_NAMES + 1), Outline.NAMES),
     (b"", Outline.WITHIN), (b"{", Outline.WITHIN), (b'{"a', Outline.WITHIN), (b'{"a\\', Outline.WITHIN),
 ])
-def test_bounds_are_exact_and_what_a_string_holds_does_not_count(judge: Judge, body: bytes, found: Outline) -> None:
-    assert judge(body, MAX_NAMES, MAX_DEPTH) == found
-
-
-def test_both_roads_judge_alike() -> None:
-    rng, seen = random.Random(23), set[tuple[bool, int]]()
-    for _ in range(20_000):
-        body = b"{" * (rng.random() < 0.9) + b"".join(rng.choices(PIECES, k=rng.randrange(30)))
-        most = rng.randrange(6), rng.randrange(5)
-        plain = outline.judged(body, *most)
-        assert intake.judged(body, *most) == plain, body
-        seen.add((body[:1] == b"{", plain))
-    assert {(True, 0), (True, 1), (True, 2), (False, 0)} <= seen
+def test_bounds_are_exact_and_what_a_string_holds_does_not_count(body: bytes, found: Outline) -> None:
+    assert outline.judged(body, MAX_NAMES, MAX_DEPTH) == found
 
 
 def test_of_json_exactly_what_is_within_bounds_is_within() -> None:
@@ -101,28 +85,20 @@ def test_of_json_exactly_what_is_within_bounds_is_within() -> None:
     for _ in range(3000):
         body = {f"{number},{{": value(4) for number in range(rng.randrange(8))}
         raw = json.dumps(body, ensure_ascii=False, indent=rng.choice((None, 1))).encode()
-        for judge in (outline.judged, intake.judged):
-            assert (judge(raw, 5, 99) == Outline.NAMES) is (len(body) > 5)
-            assert (judge(raw, 99, 3) == Outline.DEPTH) is (depth(body) > 3)
-
-
-@pytest.mark.parametrize("given", [(), (b"{}",), ("{}", 1, 1), (b"{}", "1", 1), (b"{}", 1, "1"), (b"{}", 1, 1, 1)])
-@pytest.mark.skipif(intake.judged is outline.judged, reason="nothing was compiled here")
-def test_the_compiled_one_takes_bytes_and_two_numbers(given: tuple[object, ...]) -> None:
-    with pytest.raises(TypeError):
-        intake.judged(*given)  # type: ignore[arg-type]
+        assert (outline.judged(raw, 5, 99) == Outline.NAMES) is (len(body) > 5)
+        for most in (1, 3, 4):
+            assert (outline.judged(raw, 99, most) == Outline.DEPTH) is (depth(body) > most)
 
 
 # ---- who asks
 
 
-@ROADS
-def test_a_large_body_of_names_is_refused_before_anything_is_built(judge: Judge) -> None:
+def test_a_large_body_of_names_is_refused_before_anything_is_built() -> None:
     body = b'{"prompt":"hi"%b}' % b"".join(b',"%07d":1' % number for number in range(2_500_000))
     assert len(body) > LARGE
-    known = shapes.Shapes(goes_on=True, by=shapes.looked if judge is outline.judged else intake.looked, judge=judge)
-    acts: list[Callable[[], object]] = [lambda: bodies.parse("completions", body, judge),
-                                        lambda: passed.checked("/tokenize", body, judge),
+    known = shapes.Shapes(goes_on=True)
+    acts: list[Callable[[], object]] = [lambda: bodies.parse("completions", body),
+                                        lambda: passed.checked("/tokenize", body),
                                         lambda: known.parse("completions", body)]
     for act in acts:
         blocks = sys.getallocatedblocks()
@@ -133,18 +109,17 @@ def test_a_large_body_of_names_is_refused_before_anything_is_built(judge: Judge)
     assert known.known("completions", body) is None
 
 
-@ROADS
-def test_a_deep_body_is_refused_and_one_that_is_less_deep_is_not(judge: Judge) -> None:
-    fault = refused(lambda: bodies.parse("chat", nested(MAX_DEPTH + 1), judge))
+def test_a_deep_body_is_refused_and_one_that_is_less_deep_is_not() -> None:
+    fault = refused(lambda: bodies.parse("chat", nested(MAX_DEPTH + 1)))
     assert (fault.status, fault.code, str(MAX_DEPTH) in fault.message) == (400, "nested_too_deeply", True)
-    assert bodies.parse("chat", nested(MAX_DEPTH), judge).fields.keys() == {"x"}
+    assert bodies.parse("chat", nested(MAX_DEPTH)).fields.keys() == {"x"}
 
 
 def test_prompts_are_counted_without_being_built() -> None:
     body = b'{"prompt":[%b]}' % b",".join([b'"a"'] * 6_000_000)
-    request = bodies.parse("completions", body, intake.judged)
+    request = bodies.parse("completions", body)
     assert request.skips == "prompt"
-    assert grown(lambda: bodies.parse("completions", body, intake.judged)) < 2 * len(body)
+    assert grown(lambda: bodies.parse("completions", body)) < 2 * len(body)
     assert grown(lambda: continuation.position_of(request, goes_on=True)) < len(body)
 
 
@@ -162,7 +137,7 @@ def test_names_within_a_field_are_not_built(field: bytes) -> None:
     body = b'{"prompt":"hi","temperature":0,"stream":true,"%b":%b}' % (field, inner)
 
     def act() -> None:
-        continuation.position_of(bodies.parse("completions", body, intake.judged), goes_on=True)
+        continuation.position_of(bodies.parse("completions", body), goes_on=True)
 
     assert grown(act) < 4 * len(body)  # names of a dict are 25 times as large
 

@@ -30,7 +30,7 @@ def test_tests_that_import_an_extension_over_any_number_of_modules_are_found(tmp
 
 def test_of_this_repository_those_of_each_extension_are_among_them() -> None:
     found = {path.stem for path in sanitized.tests_of_c()}
-    assert found >= {"test_proxy_fast", "test_proxy_whole", "test_proxy_intake", "test_proxy_loop", "test_routing_shapes",
+    assert found >= {"test_proxy_fast", "test_proxy_whole", "test_proxy_incoming", "test_proxy_loop",
                      "test_engine_moves", "test_engine_mapped", "test_engine_receiver", "test_engine_links"}
 
 

@@ -122,21 +122,12 @@ class Paths:
 
     def enter(self, request: HttpRequest, client: Connection) -> Handler | None:
         """Begin to answer a generation request whose course will probably be straight. None: nothing was done."""
-        api, headers = GENERATION.get(request.path), request.headers
-        if api is None or b"content-encoding" in headers or (self._cors is not None and b"origin" in headers):
+        api = GENERATION.get(request.path)
+        if api is None or request.method != "POST" or not request.judged or request.refusal is not None:
             return None
-        seen = headers.get(b"host") in self._hosts.known and headers.get(b"content-type") in self._media.known
-        if not (seen or self._is_right(headers)) or not self._knows(headers):
+        if self._cors is not None and b"origin" in request.headers:
             return None
         return enter(self._dispatch, client, api, request)
-
-    def _is_right(self, headers: dict[bytes, bytes]) -> bool:
-        try:
-            self._hosts.check(headers.get(b"host"))
-            self._media.check(headers, json=True)
-        except Fault:  # who handles it says so
-            return False
-        return True
 
     def _knows(self, headers: dict[bytes, bytes]) -> bool:
         keys = self._client_keys.keys
@@ -157,7 +148,7 @@ class Paths:
             raise Fault(405, words, code="method_not_allowed", allow=", ".join(methods))
 
     def _check_client(self, headers: dict[bytes, bytes]) -> None:
-        if self._client_keys.keys:
+        if not self._knows(headers):
             require(headers, self._client_keys.keys)
 
     def _health(self, _: HttpRequest, reply: Reply) -> None:

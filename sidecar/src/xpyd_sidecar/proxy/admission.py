@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.contract.launch import RouterConfig
-from xpyd_sidecar.proxy import auth, intake
+from xpyd_sidecar.proxy import auth
 from xpyd_sidecar.proxy.asks import Asks
 from xpyd_sidecar.proxy.generation import Generation
 from xpyd_sidecar.proxy.passthrough import Passthrough
@@ -66,7 +66,7 @@ def _passed(route: Route, request: HttpRequest) -> Passthrough:
         if request.upload is not None and request.upload.fault is not None:
             raise request.upload.fault
     elif route.body is Body.JSON:
-        asked = checked(route.path, request.body, intake.judged)
+        asked = checked(route.path, request.body)
         if asked.body is not request.body:
             request = msgspec.structs.replace(request, body=asked.body)
     return Passthrough(route, request, asked.fields, asked.model)

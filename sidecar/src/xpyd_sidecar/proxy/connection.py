@@ -23,10 +23,10 @@ import uuid
 from collections import deque
 from typing import Protocol, cast
 
-from xpyd_sidecar.proxy import intake, rules
+from xpyd_sidecar.proxy import rules
 from xpyd_sidecar.proxy.fast import Outlet
-from xpyd_sidecar.proxy.held_bodies import SMALL, Body, HeldBodies, Owner
-from xpyd_sidecar.proxy.incoming import Bounds, Incoming, request_id_of
+from xpyd_sidecar.proxy.held_bodies import Held, HeldBodies
+from xpyd_sidecar.proxy.incoming import Bounds, Incoming
 from xpyd_sidecar.proxy.leg import descriptor_of
 from xpyd_sidecar.proxy.loop import adopt, release
 from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
@@ -84,8 +84,8 @@ class Connection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = ("_blocked_at", "_busy", "_closing", "_continue", "_deaf", "_due", "_handler", "_held", "_incoming",
-                 "_paused", "_queue", "_queued_bytes", "_reserve", "_rest", "_scheduled", "_served", "_since", "_small",
-                 "_transport", "outlet", "server")
+                 "_paused", "_queue", "_queued_bytes", "_rest", "_scheduled", "_served", "_since", "_transport", "outlet",
+                 "server")
 
     def __init__(self, server: Home) -> None:
         self.server = server
@@ -93,16 +93,14 @@ class Connection(asyncio.Protocol):
         self.outlet = Outlet()
         """What is written to a client that is gone goes nowhere."""
         self._incoming = Incoming(server.bounds, server.streamed, self, server.bodies)
-        self._queue: deque[tuple[HttpRequest, Body[Owner] | None, bool, bool] | Fault] = deque()
+        self._queue: deque[tuple[HttpRequest, Held, bool, bool] | Fault] = deque()
         self._queued_bytes = 0
         self._rest = b""
         """What was read and is not parsed yet: it waits for the queue."""
         self._scheduled = False
         """A turn of this connection will come by itself."""
-        self._held: Body[Owner] | None = None
-        self._reserve = server.bodies.reserve
-        self._small = 0
-        """The body of the request that is being answered, as the budget has it; a small one that came whole: its bytes."""
+        self._held: Held = 0
+        """The body of the request that is being answered, as the budget has it; 0: there is none."""
         self._handler: Handler | None = None
         self._busy = False
         self._served = False
@@ -136,47 +134,9 @@ class Connection(asyncio.Protocol):
             return
         if not self._rest and not self._incoming.receiving:
             self._since = self.server.loop.time()
-            if not self._busy and not self._queue and not self._blocked_at and self._take(data):
-                return
         self._rest += data
         if not self._scheduled:
             self._turn()
-
-    def _take(self, data: bytes) -> bool:
-        """Serve a read that is one plain request; False: nothing was done.
-
-        The parser stands between two requests and never hears of it. What came before was answered, and this connection
-        goes on, so nothing of it says how this request is to be read.
-        """
-        bounds = self.server.bounds
-        found = intake.take(data, bounds.header_bytes, bounds.body_bytes)
-        if found is None:
-            return False
-        path, target, headers, body = found
-        size, reserve = len(body), self._reserve
-        if size <= SMALL and reserve.held + size <= reserve.limit:
-            reserve.held += size
-            self._small = size
-        else:
-            self._held = self.server.bodies.at_once(self, size)
-            if self._held is None:
-                return False
-        request_id = request_id_of(headers.get(b"x-request-id"))
-        request = HttpRequest("POST", path, headers, body, request_id, target, None)
-        try:
-            handler = self.server.application.enter(request, self)
-        except Exception:  # noqa: BLE001 (it is logged there)
-            self._busy = True
-            self._failed(Reply(self, request_id, close=True, old=False, head_only=False))  # something may have been sent
-            return True
-        if handler is None:
-            self._serve(request, close=False, old=False)
-            return True
-        self._busy = True
-        self._handler = handler
-        if self._blocked_at:
-            handler.on_pause()
-        return True
 
     def _give_up(self, fault: Fault) -> None:
         """Nothing more is read; the client is told in its turn, by whoever takes the body where somebody does."""
@@ -212,7 +172,7 @@ class Connection(asyncio.Protocol):
         self._let_go()
         self._incoming.drop()
         for entry in self._queue:
-            if not isinstance(entry, Fault) and entry[1] is not None:
+            if not isinstance(entry, Fault):
                 self.server.bodies.give_back(entry[1])
         self._queue.clear()
         handler, self._handler = self._handler, None
@@ -244,7 +204,7 @@ class Connection(asyncio.Protocol):
         self._give_up(fault)
         self._go_on()
 
-    def taken(self, request: HttpRequest, held: Body[Owner] | None, *, close: bool, old: bool) -> None:
+    def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
         """It waits for its turn."""
         self._queue.append((request, held, close, old))
         self._queued_bytes += len(request.body)
@@ -288,8 +248,7 @@ class Connection(asyncio.Protocol):
 
     def finished(self, *, close: bool) -> None:
         """The answer to the current request is written."""
-        if self._small or self._held is not None:
-            self._let_go()
+        self._let_go()
         self._handler = None
         self._busy = False
         self._served = True
@@ -306,12 +265,9 @@ class Connection(asyncio.Protocol):
 
     def _let_go(self) -> None:
         """The body of the request that was answered is needed no longer."""
-        if self._small:
-            self._reserve.held -= self._small
-            self._small = 0
-        elif self._held is not None:
+        if self._held:
             self.server.bodies.give_back(self._held)
-            self._held = None
+            self._held = 0
 
     def _go_on(self) -> None:
         """Have a turn soon, if there is anything to do in it."""
@@ -361,17 +317,27 @@ class Connection(asyncio.Protocol):
 
     def _serve(self, request: HttpRequest, *, close: bool, old: bool) -> None:
         self._busy = True
-        reply = Reply(self, request.request_id, close=close, old=old, head_only=request.method == "HEAD")
+        handler = self._enter(request) if request.judged and not close and not old else None
+        if handler is None and self._busy:
+            reply = Reply(self, request.request_id, close=close, old=old, head_only=request.method == "HEAD")
+            try:
+                handler = self.server.application.handle(request, reply)
+            except Fault as fault:
+                reply.fault(fault)
+            except Exception:  # noqa: BLE001 (it is logged there)
+                self._failed(reply)
+        if handler is not None and self._busy:  # it was not answered meanwhile
+            self._handler = handler
+            if self._blocked_at:
+                handler.on_pause()
+
+    def _enter(self, request: HttpRequest) -> Handler | None:
         try:
-            handler = self.server.application.handle(request, reply)
-        except Fault as fault:
-            reply.fault(fault)
+            return self.server.application.enter(request, self)
         except Exception:  # noqa: BLE001 (it is logged there)
-            self._failed(reply)
-        else:
-            self._handler = None if reply.done else handler
-            if self._handler is not None and self._blocked_at:
-                self._handler.on_pause()
+            # Without a reply nobody knows what was sent: this is the connection's last answer.
+            self._failed(Reply(self, request.request_id, close=True, old=False, head_only=False))
+            return None
 
     def _failed(self, reply: Reply) -> None:
         # In an exception's handler: a bug costs one request, and is told once.

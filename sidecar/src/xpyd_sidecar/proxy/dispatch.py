@@ -18,7 +18,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Up
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.proxy import generation, ids, intake
+from xpyd_sidecar.proxy import generation, ids
 from xpyd_sidecar.proxy.access import access, line_of, passed_outcome, tell_straight
 from xpyd_sidecar.proxy.admission import admit, key_of
 from xpyd_sidecar.proxy.asks import Asks
@@ -80,7 +80,7 @@ class Dispatch:
         self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                              on_no_prefill=router.on_no_prefill)
         self.first_pair = FirstPair(self.limits.pair_s)
-        self.shapes = Shapes(goes_on=router.failover == "continue", by=intake.looked, judge=intake.judged)
+        self.shapes = Shapes(goes_on=router.failover == "continue")
         self.budget = RetryBudget(router.retry_budget)
         self.pool = Pool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)

@@ -10,7 +10,7 @@ from time import perf_counter, time
 from typing import TYPE_CHECKING
 
 from xpyd_sidecar.contract.ids import TransferId
-from xpyd_sidecar.proxy import ids, intake
+from xpyd_sidecar.proxy import ids
 from xpyd_sidecar.proxy.generation import PATHS, Generation
 from xpyd_sidecar.proxy.lane import Lane
 from xpyd_sidecar.proxy.reply import Connection, HttpRequest, Reply
@@ -34,7 +34,7 @@ def enter(dispatch: Dispatch, client: Connection, api: fields.Api, http: HttpReq
     found = dispatch.shapes.known(api, http.body)
     if found is None:
         return None
-    shape, slots = found
+    shape, slots, given = found
     if not shape.plain or not dispatch.enters_at_once(shape.model, http.headers):
         return None
     asks = slots[shape.prompt_at]
@@ -52,19 +52,18 @@ def enter(dispatch: Dispatch, client: Connection, api: fields.Api, http: HttpReq
         if prefill is not None:
             prefill.take_back()
         reply = Reply(client, http.request_id, close=False, old=False, head_only=False)
-        generation = Generation(shape.request(http.body, slots), dispatch.config)
+        generation = Generation(shape.request(given, slots), dispatch.config)
         return dispatch.serve(http, reply, generation, picks, 0.0, picked=pair)
     transfer, request_id = TransferId(ids.fresh()), http.request_id.encode()
     params, name = dispatch.first_pair, transfer.encode()
     to_prefill, to_decode = shape.templates()
     path, line, (before, behind) = PATHS[api], b"".join((_ID, request_id, b"\r\n\r\n")), params.prefill(pair.decode)
-    asked = (intake.message(before_length(path, target.http), _ranked(line, target), to_prefill.form,
-                            (*slots, before, name, behind)),
-             intake.message(before_length(path, pair.decode.http), _ranked(line, pair.decode), to_decode.form,
-                            (*slots, params.decode[0], name, params.decode[1])))
+    asked = (to_prefill.message(before_length(path, target.http), _ranked(line, target), (*slots, before, name, behind)),
+             to_decode.message(before_length(path, pair.decode.http), _ranked(line, pair.decode),
+                               (*slots, params.decode[0], name, params.decode[1])))
     dispatch.opened(size, began)
     members = (dispatch.leg_opened(target), dispatch.leg_opened(pair.decode))
-    lane = Lane(dispatch, client, shape, slots, http.body, picks, pair, transfer, http.request_id, began, arrived,
+    lane = Lane(dispatch, client, shape, slots, given, picks, pair, transfer, http.request_id, began, arrived,
                 arrived_unix, size, asked, members, perf_counter(), prefill, decode)
     dispatch.servings.add(lane)
     prefill.lend(lane, asked[0])

@@ -25,6 +25,10 @@ class Owner(Protocol):
         """There is no more room for what it has of the body: let go of it, and tell the client."""
 
 
+Held = Body[Owner] | int
+"""A body that is held, or how many bytes one has that came at once."""
+
+
 class HeldBodies:
     """The bodies of all requests of a server."""
 
@@ -33,9 +37,10 @@ class HeldBodies:
         self._clock = clock
         self._budget: BodyBudget[Owner] = BodyBudget(max(budget, MOST_AT_ONCE * largest))
         self.reserve = self._budget.reserve
-        """Where requests that come whole in one read, with ``SMALL`` bytes at most, count by themselves."""
-        self.give_back = self._budget.give_back
+        """Where small bodies have their room."""
+        self.at_once = self._budget.at_once
         self.whole = self._budget.whole
+        self.give_back = self._budget.give_back
 
     @property
     def held(self) -> int:
@@ -63,9 +68,6 @@ class HeldBodies:
                 raise no_room()
             one.owner.end_body(too_slow_for_the_room())
 
-    def at_once(self, owner: Owner, size: int) -> Body[Owner] | None:
-        """A whole body came in one read. None: there is no room for it unless somebody goes."""
-        return self._budget.at_once(owner, size, self._clock())
 
 
 def no_room() -> Fault:
@@ -79,4 +81,4 @@ def too_slow_for_the_room() -> Fault:
     return Fault(408, words, code="request_timeout", retry_after_s=1)
 
 
-__all__ = ["DEFAULT", "SMALL", "Body", "HeldBodies", "Owner"]
+__all__ = ["DEFAULT", "SMALL", "Body", "Held", "HeldBodies", "Owner"]

@@ -6,6 +6,9 @@ Belongs here: what the parser says, how much may come, bodies that are handed on
 order, answers and time (``connection``), what is refused for its size or framing (``rules``).
 
 The first fault is kept, since exceptions would be wrapped by the parser; nothing is taken after it.
+
+Nearly every request is a plain one: its head fits into one read, no header is repeated, and its body is small and comes in
+one piece. It costs a call of the parser for each header and four more; whatever is rare is looked at only where it may be.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import httptools
 import msgspec
 
 from xpyd_sidecar.proxy import ids, rules
-from xpyd_sidecar.proxy.held_bodies import Body, HeldBodies, Owner
+from xpyd_sidecar.proxy.held_bodies import SMALL, Body, Held, HeldBodies, Owner
 from xpyd_sidecar.proxy.reply import HttpRequest
 from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.routing.faults import Fault, bad_request
@@ -48,8 +51,11 @@ class Line(Protocol):
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Judge the head of a request whose body comes next: whether it is wanted. Raises Fault."""
 
-    def taken(self, request: HttpRequest, held: Body[Owner] | None, *, close: bool, old: bool) -> None:
-        """The next request, in order, and its body as the budget has it; ``close``: the last one, ``old``: of HTTP/1.0."""
+    def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
+        """The next request, in order, and its body as the budget has it (0: none); ``close``: the last one.
+
+        ``old``: it is of HTTP/1.0.
+        """
 
     def end_body(self, fault: Fault) -> None:
         """There is no more room for what has come of the body (``held_bodies.Owner``)."""
@@ -72,9 +78,9 @@ def request_id_of(given: bytes | None) -> str:
 class Incoming:
     """What has come of the next request."""
 
-    __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_drops", "_head_size", "_headers", "_held",
-                 "_hosts", "_in_head", "_judged", "_known_path", "_known_size", "_line", "_parser", "_raw", "_size",
-                 "_streamed", "_url", "ended", "fault", "refused", "upload")
+    __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_extra", "_fed", "_head_size", "_headers", "_held",
+                 "_hosts", "_in_head", "_judged", "_known_path", "_line", "_parser", "_raw", "_size", "_streamed", "_url",
+                 "_version", "_wanted", "ended", "fault", "refused", "upload")
 
     def __init__(self, bounds: Bounds, streamed: frozenset[str], line: Line, bodies: HeldBodies) -> None:
         """``streamed``: paths whose bodies are handed on while they come."""
@@ -85,6 +91,9 @@ class Incoming:
         self._parser: Any = httptools.HttpRequestParser(self)
         self._began = False
         """The request that is being received began in the latest read."""
+        self._fed = 0
+        """Bytes of that read."""
+        self._version = ""
         self.fault: Fault | None = None
         """What is wrong with it: where the next one would begin is not known."""
         self.ended = False
@@ -95,16 +104,15 @@ class Incoming:
         self._url = b""
         self._known_path = ""
         self._headers: dict[bytes, bytes] = {}
-        self._head_size = self._known_size = 0
+        self._head_size = self._extra = self._hosts = 0
+        """Bytes of its head in reads after its first; bytes of repeated headers; and Host headers among these."""
         self._body: list[bytes] = []
         self._held: Body[Owner] | None = None
-        """Its body, as the budget has it."""
-        self._size = self._raw = 0
-        self._declared = 0
-        self._hosts = 0
+        """Its body, as the budget has it; not one that comes at once."""
+        self._size = self._raw = self._declared = 0
         self._in_head = False
-        self._judged = self._drops = self.refused = False
-        """Its head was judged; its body is thrown away while it comes; and that because it was refused, and taken so."""
+        self._judged = self._wanted = self.refused = False
+        """Its head was judged; its body is wanted; it was refused and taken so, and its body is thrown away."""
         self.upload: Upload | None = None
         """The body, where it is handed on while it comes."""
 
@@ -126,19 +134,14 @@ class Incoming:
     def drop(self) -> None:
         """Let go of what has come of the body, which will not be whole."""
         self._body.clear()
+        self._wanted = False
         if self._held is not None:
             self._bodies.give_back(self._held)
 
     def feed(self, data: bytes) -> None:
         """Bytes of one or several requests, or of a part of one; ``fault`` says whether they are in order."""
         self._began = False
-        self._parse(data)
-        if self._in_head:
-            self._bound_head(0 if self._began else len(data))
-        elif self._headers and not self._began:
-            self._bound_framing(len(data))
-
-    def _parse(self, data: bytes) -> None:
+        self._fed = len(data)
         rest: bytes | None = data
         while rest is not None:  # a turn for each upgrade that is offered
             given, rest = rest, None
@@ -149,6 +152,10 @@ class Incoming:
                     rest = self._without_upgrade(given[upgrade.args[0]:])
             except httptools.HttpParserError as error:
                 self.fault = self.fault or bad_request(f"malformed HTTP: {error}", code="malformed_http")
+        if self._in_head:
+            self._bound_head(0 if self._began else len(data))
+        elif self._headers and not self._began:
+            self._bound_framing(len(data))
 
     def _without_upgrade(self, rest: bytes) -> bytes | None:
         """What to parse instead of a request that offers an upgrade, and of ``rest`` behind its head. None: a fault."""
@@ -184,37 +191,35 @@ class Incoming:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One whole header, or a trailer: those are dropped (RFC 9110, 6.5.1), and bounded with the framing."""
-        if not self._in_head:
-            return
         name = name.lower()
-        if name == b"host":
-            self._hosts += 1
-        self._headers.setdefault(name, value)
-        self._known_size += len(name) + len(value) + 4
+        if name not in self._headers and self._in_head:
+            self._headers[name] = value
+        elif self._in_head:
+            self._hosts += name == b"host"
+            self._extra += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
         """The head is in: check what can be checked before the body."""
         self._in_head = False
-        version = self._parser.get_http_version()
-        if version not in {"1.0", "1.1"}:
-            self.fault = self.fault or Fault(505, f"HTTP/{version} is not served", code="http_version")
+        headers, self._version = self._headers, self._parser.get_http_version()
+        if self._version not in {"1.0", "1.1"}:
+            self.fault = self.fault or Fault(505, f"HTTP/{self._version} is not served", code="http_version")
         self._bound_head(0)
-        coding = self._headers.get(b"transfer-encoding")
+        coding = headers.get(b"transfer-encoding")
         if self.fault is None:
-            self.fault = rules.framing_fault(version, self._hosts, coding)
-        length = self._headers.get(b"content-length", b"0").strip()
-        self._declared = int(length) if length.isdigit() else 0
+            self.fault = rules.framing_fault(self._version, self._hosts + (b"host" in headers), coding)
+        length = headers.get(b"content-length", b"").strip()
+        if length.isdigit():
+            self._declared = int(length)
         if self._parser.should_upgrade():
             return  # it will be parsed again without
-        expect = self._headers.get(b"expect")
-        if self.fault is None and (self._declared or coding is not None):
+        if self.fault is None and not self.ended and (self._declared or coding is not None):
             self._judge(coding)
-        if self.refused:
-            return
-        if expect is not None and self.fault is None:
+        if b"expect" in headers and self.fault is None and not self.refused:
+            expect = headers[b"expect"]
             if expect.lower() != b"100-continue":
                 self.fault = Fault(417, f"cannot meet Expect: {expect[:40].decode('latin-1')}", code="expectation_failed")
-            elif version == "1.1":
+            elif self._version == "1.1":
                 self._line.expects()
 
     def _judge(self, coding: bytes | None) -> None:
@@ -224,18 +229,19 @@ class Incoming:
             wanted = self._line.judge(method, path, self._headers)
             if self._declared > self._bounds.body_bytes:
                 raise rules.too_large_body(self._bounds.body_bytes)
-            if wanted:
+            if wanted and (coding is not None or self._declared > SMALL):
                 self._held = self._bodies.begin(self._line, None if coding is not None else self._declared)
         except Fault as fault:
             # A client that waits for 100 may send its body or not: only an end tells them apart.
             self.ended = self._declared > DROPPED or b"expect" in self._headers
-            self.refused = self._drops = True
-            self._take(path, b"", fault)
+            self.refused = True
+            self._take(path, b"", 0, fault)
             return
-        self._drops = not wanted
+        self._wanted = wanted
         if wanted and path in self._streamed and method == "POST":
+            self._held = self._held or self._bodies.begin(self._line, self._declared)
             self.upload = Upload(None if coding is not None else self._declared, self._line.throttle)
-            self._take(path, b"")
+            self._take(path, b"", self._held)
 
     def on_body(self, body: bytes) -> None:
         """Part of the body, without chunk framing."""
@@ -245,16 +251,20 @@ class Incoming:
         elif self._size > self._bounds.body_bytes:
             self.fault = self.fault or rules.too_large_body(self._bounds.body_bytes)
             self._body.clear()
-        elif self.fault is None and self._held is not None:
-            self._keep(body, self._held)
+        elif self._wanted and self.fault is None:
+            self._keep(body)
 
-    def _keep(self, body: bytes, held: Body[Owner]) -> None:
-        try:
-            self._bodies.grow(held, len(body), streamed=self.upload is not None)
-        except Fault as fault:
-            self.fault = fault
-            self._body.clear()
-            return
+    def _keep(self, body: bytes) -> None:
+        bodies = self._bodies
+        if self._held is None and (self._size < self._declared or not bodies.at_once(self._size)):
+            self._held = bodies.begin(self._line, self._declared)
+        if self._held is not None:
+            try:
+                bodies.grow(self._held, len(body), streamed=self.upload is not None)
+            except Fault as fault:
+                self.fault = fault
+                self._body.clear()
+                return
         if self.upload is not None:
             self.upload.feed(body)
         else:
@@ -270,7 +280,8 @@ class Incoming:
         if self.upload is not None:
             self.upload.finish()
         elif not self.refused:
-            self._take(self._known_path or self._path(), self._body[0] if len(self._body) == 1 else b"".join(self._body))
+            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._take(self._known_path or self._path(), body, self._held or len(body))
         self._reset()
 
     def _path(self) -> str:
@@ -280,15 +291,15 @@ class Incoming:
             url = _AUTHORITY.sub(b"", url, count=1) or b"/"
         return url.split(b"?", 1)[0].decode("latin-1")
 
-    def _take(self, path: str, body: bytes, refusal: Fault | None = None) -> None:
+    def _take(self, path: str, body: bytes, held: Held, refusal: Fault | None = None) -> None:
         target = self._url
         if target[:1] != b"/":
             _, mark, query = target.partition(b"?")
             target = path.encode("latin-1") + mark + query
         request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body,
                               request_id_of(self._headers.get(b"x-request-id")), target, self.upload, self._judged, refusal)
-        self._line.taken(request, self._held, close=self.ended or not self._parser.should_keep_alive(),
-                         old=self._parser.get_http_version() == "1.0")
+        self._line.taken(request, held, close=self.ended or not self._parser.should_keep_alive(),
+                         old=self._version == "1.0")
 
     # ---- bounds
 
@@ -299,7 +310,12 @@ class Incoming:
 
     def _bound_head(self, more: int) -> None:
         # What the parser holds of a header that is not whole yet is not seen; but everything read since the request's
-        # first read belongs to its head, so one of the two counts bounds it.
+        # first read belongs to its head, so one of the two counts bounds it. A head of one small read needs none.
         self._head_size += more
-        if max(self._head_size, self._known_size) > self._bounds.header_bytes:
+        most = self._bounds.header_bytes
+        if self._head_size > most or ((self._fed > most or not self._began) and self._known_size() > most):
             self.fault = self.fault or rules.too_large_head(self._bounds.header_bytes)
+
+    def _known_size(self) -> int:
+        known = self._headers.items()
+        return self._extra + sum([len(name) + len(value) + 4 for name, value in known])

@@ -67,8 +67,8 @@ class Lane(msgspec.Struct, eq=False):
     client: Client
     shape: Shape
     slots: list[bytes]
-    body: bytes
-    """As the client sent it; the shape's slots are its parts."""
+    fields: dict[str, msgspec.Raw]
+    """As the client sent them; those of the shape's slots among them."""
     picks: Picks
     pair: Pair
     transfer: TransferId
@@ -268,7 +268,7 @@ class Lane(msgspec.Struct, eq=False):
     @property
     def request(self) -> bodies.Request:
         """What was asked, as other courses need it."""
-        return self.shape.request(self.body, self.slots)
+        return self.shape.request(self.fields, self.slots)
 
     def record(self) -> StraightRecord:
         """What is known of it, once it has ended."""

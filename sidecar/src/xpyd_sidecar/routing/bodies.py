@@ -20,7 +20,7 @@ from xpyd_sidecar.routing.faults import Fault, bad_request
 from xpyd_sidecar.routing.fields import FORCED, TABLE, Api, Leg, is_null
 from xpyd_sidecar.routing.hidden import refuse
 from xpyd_sidecar.routing.lax import truth, unmarked
-from xpyd_sidecar.routing.outline import MAX_DEPTH, MAX_NAMES, Judge, Outline, judged
+from xpyd_sidecar.routing.outline import MAX_DEPTH, MAX_NAMES, Outline, judged
 
 if TYPE_CHECKING:
     from xpyd_sidecar.routing.shapes import Shape
@@ -68,33 +68,29 @@ class Request(msgspec.Struct, frozen=True):
         return self.fields.get(PROMPT[self.api], EMPTY)
 
 
-def parse(api: Api, body: bytes, by: Judge = judged) -> Request:
-    """Split a body into its fields. ``by``: who judges its outline.
+def parse(api: Api, body: bytes) -> Request:
+    """Split a body into its fields.
 
     Raises:
         Fault: 400; see ``split``, or a field is refused or has the wrong type (``param`` names it).
     """
-    return checked(api, split(body, by))
+    return checked(api, split(body))
 
 
-def split(body: bytes, by: Judge = judged) -> dict[str, Raw]:
+def split(body: bytes) -> dict[str, Raw]:
     """The fields of a body. Raises Fault: 400; it has too many names, goes too deep, or is no JSON object."""
-    found = by(unmarked(body), MAX_NAMES, MAX_DEPTH)
-    if found != Outline.WITHIN:
+    body = unmarked(body)
+    found = judged(body, MAX_NAMES, MAX_DEPTH)
+    if found is not Outline.WITHIN:
         raise _outside(found)
-    return fields_of(body)
-
-
-def fields_of(body: bytes) -> dict[str, Raw]:
-    """The fields of a body whose outline is known to be within bounds. Raises Fault: 400, it is no JSON object."""
     try:
-        return _decode_fields(unmarked(body))
+        return _decode_fields(body)
     except BAD_JSON as error:
         raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from None
 
 
-def _outside(found: int) -> Fault:
-    if found == Outline.NAMES:
+def _outside(found: Outline) -> Fault:
+    if found is Outline.NAMES:
         return bad_request(f"the body has more than {MAX_NAMES} names at its top level, which is the limit",
                            code="too_many_fields")
     return bad_request(f"the body is nested more than {MAX_DEPTH} deep, which is the limit", code="nested_too_deeply")

@@ -2,6 +2,7 @@
 
     begin ──▶ grow … grow ──▶ whole ──▶ give_back          a body, from its head to the end of its request
                         └───▶ ended (408, or 503)
+    at_once ──────────────────────────▶ give_back          a small one that came in one piece
 
 Belongs here: arithmetic, on the times and sizes that it is given. Does not belong here: connections, and what a request
 is answered.
@@ -15,7 +16,7 @@ Laws
   * A large body that is announced when there is no room for it takes the room of those alone that come with less than
     ``PRESSED`` bytes a second; if that is not enough, it is not begun and nobody is ended. So nobody who sends at a normal
     speed loses to somebody who only announces.
-  * What is given back is what was taken, once, however often it is given back.
+  * What is given back is what was taken, once, however often it is given back (a body that came at once: once).
 """
 
 from __future__ import annotations
@@ -129,23 +130,26 @@ class BodyBudget(Generic[Owner]):
         body.size += more
         return ended
 
-    def at_once(self, owner: Owner, size: int, now: float) -> Body[Owner] | None:
-        """A whole body came in one piece. None: there is no room for it unless somebody goes."""
-        room = self.reserve if size <= self.small and self.reserve.held + size <= self.reserve.limit else self.rest
-        if room.held + size > room.limit:
-            return None
-        body = Body(owner, now)
-        body.came = body.size = size
-        body.room = room
-        room.held += size
-        return body
+    def at_once(self, size: int) -> bool:
+        """Count a whole small body that came in one piece, as nearly all do: it is known by its size alone.
+
+        False: nothing was counted, since it is not small or the reserve is full; ``begin`` it.
+        """
+        reserve = self.reserve
+        if size > self.small or reserve.held + size > reserve.limit:
+            return False
+        reserve.held += size
+        return True
 
     def whole(self, body: Body[Owner]) -> None:
         """The last byte has come: it stays until it is given back."""
         self._coming.pop(body, None)
 
-    def give_back(self, body: Body[Owner]) -> None:
-        """Its bytes are here no longer."""
+    def give_back(self, body: Body[Owner] | int) -> None:
+        """The bytes of a body are here no longer. ``body``: its size, where it was counted ``at_once``; that only once."""
+        if isinstance(body, int):
+            self.reserve.held -= body
+            return
         self._coming.pop(body, None)
         if body.room is not None:
             body.room.held -= body.size

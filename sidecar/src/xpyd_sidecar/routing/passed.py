@@ -14,7 +14,6 @@ from xpyd_sidecar.routing.faults import bad_request
 from xpyd_sidecar.routing.fields import is_null
 from xpyd_sidecar.routing.hidden import refuse, repeats
 from xpyd_sidecar.routing.lax import is_true
-from xpyd_sidecar.routing.outline import Judge, judged
 
 _KEPT = "the answer it names is kept by one engine, and requests go to any of them; send the whole conversation"
 _encode = msgspec.json.Encoder().encode
@@ -30,16 +29,15 @@ class Asked(msgspec.Struct, frozen=True):
     """What an engine gets: the client's, or the same with each field once where one might be read that was not checked."""
 
 
-def checked(path: str, body: bytes, by: Judge = judged) -> Asked:
+def checked(path: str, body: bytes) -> Asked:
     """Split a JSON body into its fields, which are not decoded, and check those that are the router's.
 
     A body that is no object is the engine's to refuse, but for one reason: what the router cannot read it cannot check.
-    ``by``: who judges its outline.
 
     Raises:
         Fault: 400; see ``bodies.split``, or it holds a field that a client must not send (``param`` names it).
     """
-    fields = split(body, by)
+    fields = split(body)
     refuse(fields)
     if path == "/v1/responses":
         earlier = fields.get("previous_response_id")

@@ -15,13 +15,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from operator import itemgetter
 
 import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
-from xpyd_sidecar.routing import bodies, continuation, outline
+from xpyd_sidecar.routing import bodies, continuation
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.fields import Api
 from xpyd_sidecar.routing.pick import Target
@@ -32,12 +33,10 @@ MAX_SHAPES = 256
 MAX_BYTES = 1024
 """Of a request without its slots."""
 MAX_PEERS = 4096
-KINDS = {"max_tokens": 1, "max_completion_tokens": 1, "seed": 1, "prompt": 2, "user": 2, "messages": 3}
-"""Fields that may be slots."""
-Key = bytes | tuple[str | bytes, ...]
-Looked = Callable[[bytes, int], tuple[Key, list[bytes]] | None]
-Form = tuple[bytes | int, ...]
-"""A body: what is the same in all, and numbers of values."""
+Key = tuple[str | bytes | None, ...]
+"""Names of fields and values in turn; None for the value of a slot."""
+Looked = tuple[Key, list[bytes], dict[str, Raw]]
+"""A body's key, the values of its slots, and its fields."""
 Params = tuple[bytes, bytes]
 """``kv_transfer_params`` of a leg as JSON: what stands before the transfer's name, and behind it."""
 _MARK = secrets.token_hex(16).encode()
@@ -50,7 +49,7 @@ _encode = msgspec.json.Encoder().encode
 class Template:
     """A leg's body with places for slots and for what the router says of the leg."""
 
-    __slots__ = ("form",)
+    __slots__ = ("_literals", "_parts")
 
     def __init__(self, request: bodies.Request, names: list[str], role: Role) -> None:
         """``request``: as its leg asks it. ``names``: fields that are slots, in the request's order."""
@@ -61,17 +60,28 @@ class Template:
         params = _encode(legs.encode(leg))
         first, *rest = body.replace(params, _MARK + b"%d." % len(names)).split(_MARK)
         own = len(names)
-        form: list[bytes | int] = [first]
+        literals, order = [first], [own + 3]
         for part in rest:
             number, _, piece = part.partition(b".")
-            form += [int(number), piece] if int(number) < own else [own, own + 1, own + 2, piece]
-        assert form.count(own) == 1, "a leg's body without its parameters, or with them twice"
-        self.form: Form = tuple(form)
-        """Its values are the slots and the parameters: what stands before the transfer's name, that, what stands behind."""
+            order += [int(number)] if int(number) < own else [own, own + 1, own + 2]
+            order.append(own + 3 + len(literals))
+            literals.append(piece)
+        assert order.count(own) == 1, "a leg's body without its parameters, or with them twice"
+        self._literals = tuple(literals)
+        self._parts = itemgetter(*order)
+        """Of the values and the literals behind them, those that the body consists of, in its order."""
+
+    def message(self, before: bytes, behind: bytes, values: tuple[bytes, ...]) -> bytes:
+        """The body with these values, behind how many bytes it has between ``before`` and ``behind``.
+
+        The values are those of the slots and of the parameters: what stands before the transfer's name, that, what follows.
+        """
+        parts = self._parts(values + self._literals)
+        return b"".join((before, b"%d" % sum(map(len, parts)), behind, *parts))
 
     def fill(self, slots: Sequence[bytes], params: Params, transfer: bytes) -> bytes:
-        """The body."""
-        return _filled(self.form, (*slots, params[0], transfer, params[1]))
+        """The body alone."""
+        return b"".join(self._parts((*slots, params[0], transfer, params[1], *self._literals)))
 
 
 class Shape:
@@ -101,9 +111,8 @@ class Shape:
         self._asked = continuation.first_request(request, position)
         self._templates: tuple[Template, Template] | None = None
 
-    def request(self, body: bytes, slots: Sequence[bytes]) -> bodies.Request:
-        """A request of this shape. ``body``: as its client sent it."""
-        fields = bodies.fields_of(body)
+    def request(self, fields: dict[str, Raw], slots: Sequence[bytes]) -> bodies.Request:
+        """A request of this shape. ``fields``: as its client sent them."""
         return bodies.Request(self.api, fields, self.model, self.stream, self.skips, None, self, tuple(slots))
 
     def position(self) -> Position | None:
@@ -128,85 +137,86 @@ class Shape:
 class Shapes:
     """Shapes that were seen lately."""
 
-    def __init__(self, *, goes_on: bool, by: Looked | None = None, judge: outline.Judge = outline.judged) -> None:
-        """``goes_on``: streams go on elsewhere. ``by``, ``judge``: what does as ``looked`` and ``outline.judged`` do."""
-        self._by = by or looked
-        self._judge = judge
+    def __init__(self, *, goes_on: bool) -> None:
+        """``goes_on``: streams go on elsewhere."""
         self._goes_on = goes_on
         self._known: dict[tuple[Api, Key], Shape | None] = {}
-        self._latest: tuple[bytes, tuple[Key, list[bytes]] | None] | None = None
+        self._latest: tuple[bytes, Looked | None] | None = None
         """What ``known`` has just looked at in vain: ``parse`` will ask for it next."""
 
-    def known(self, api: Api, body: bytes) -> tuple[Shape, list[bytes]] | None:
-        """Shape and slots of a body, where its shape is known; None elsewhere, also where it is no request."""
-        found = self._by(body, MAX_BYTES)
+    def known(self, api: Api, body: bytes) -> tuple[Shape, list[bytes], dict[str, Raw]] | None:
+        """Shape, slots and fields of a body whose shape is known; None of others, also where it is no request."""
+        found = looked(body)
         shape = None if found is None else self._known.get((api, found[0]))
         if found is None or shape is None:
             self._latest = body, found
             return None
-        return shape, found[1]
+        return shape, found[1], found[2]
 
     def parse(self, api: Api, body: bytes) -> bodies.Request:
         """As ``bodies.parse``; with its shape from the third request of one on, since most that are rare come once."""
         latest, self._latest = self._latest, None
-        found = latest[1] if latest is not None and latest[0] is body else self._by(body, MAX_BYTES)
+        found = latest[1] if latest is not None and latest[0] is body else looked(body)
         if found is None:
-            return bodies.parse(api, body, self._judge)
-        key, slots = found
+            return bodies.parse(api, body)
+        key, slots, fields = found
         shape = self._known.get((api, key))
         if shape is not None:
-            return shape.request(body, slots)
-        request = bodies.parse(api, body, self._judge)
+            return shape.request(fields, slots)
+        request = bodies.checked(api, fields)
         if len(self._known) >= MAX_SHAPES:
             self._known.clear()
         again = (api, key) in self._known
-        self._known[api, key] = Shape(request, list(slots_of(request.fields)), goes_on=self._goes_on) if again else None
+        self._known[api, key] = Shape(request, _slot_names(key), goes_on=self._goes_on) if again else None
         return request
 
 
-def looked(body: bytes, most: int) -> tuple[Key, list[bytes]] | None:
-    """All of a body but its slots, and the slots' values, both in the body's order. Equal keys: nothing else differs.
+def looked(body: bytes, most: int = MAX_BYTES) -> Looked | None:
+    """What a shape is found by: bodies with equal keys differ in the values of their slots alone.
 
-    None: it is no request, or that is more than ``most`` bytes. What is found has an outline within bounds.
+    None: it is no request (``bodies.parse`` says why), or has more than ``most`` bytes beside its slots.
     """
     try:
         fields = bodies.split(body)
-    except Fault:  # ``bodies.parse`` says what is wrong
+    except Fault:
         return None
-    slots = slots_of(fields)
-    if len(body) - sum(map(len, slots.values())) > most:
-        return None
-    return (*fields, *[name if name in slots else bytes(raw) for name, raw in fields.items()]), list(slots.values())
+    key: list[str | bytes | None] = []
+    slots: list[bytes] = []
+    size = len(body)
+    for name, raw in fields.items():
+        plain = _PLAIN.get(name)
+        if plain is None and len(raw) > most:
+            return None
+        value = bytes(raw)
+        if plain is not None and plain(value):
+            slots.append(value)
+            size -= len(value)
+            key += name, None
+        else:
+            key += name, value
+    return None if size > most else (tuple(key), slots, fields)
 
 
-def message(before: bytes, behind: bytes, form: Form, values: tuple[bytes, ...]) -> bytes:
-    """A body of this form with these values, behind how many bytes it has between ``before`` and ``behind``."""
-    body = _filled(form, values)
-    return b"".join((before, b"%d" % len(body), behind, body))
+def _slot_names(key: Key) -> list[str]:
+    return [name for name, value in zip(key[::2], key[1::2], strict=True) if value is None and isinstance(name, str)]
 
 
-def slots_of(fields: dict[str, Raw]) -> dict[str, bytes]:
-    """The values that are slots: a short whole number, a string, messages of text alone."""
-    return {name: bytes(raw) for name, raw in fields.items() if (kind := KINDS.get(name)) is not None and _PLAIN[kind](raw)}
+def _plain_number(value: bytes) -> bool:
+    return len(value) < 10 and value.isdigit()
 
 
-def _filled(form: Form, values: tuple[bytes, ...]) -> bytes:
-    return b"".join([values[part] if isinstance(part, int) else part for part in form])
+def _plain_text(value: bytes) -> bool:
+    return value[0] == ord('"')
 
 
-def _plain_number(raw: Raw) -> bool:
-    return len(raw) < 10 and bytes(raw).isdigit()
+def _plain_messages(value: bytes) -> bool:
+    return value[0] == ord("[") and not has_parts(Raw(value))
 
 
-def _plain_text(raw: Raw) -> bool:
-    return memoryview(raw)[0] == ord('"')
-
-
-def _plain_messages(raw: Raw) -> bool:
-    return memoryview(raw)[0] == ord("[") and not has_parts(raw)
-
-
-_PLAIN: dict[int, Callable[[Raw], bool]] = {1: _plain_number, 2: _plain_text, 3: _plain_messages}
+_PLAIN: dict[str, Callable[[bytes], bool]] = {
+    "max_tokens": _plain_number, "max_completion_tokens": _plain_number, "seed": _plain_number, "prompt": _plain_text,
+    "user": _plain_text, "messages": _plain_messages}
+"""Fields that may be slots, and what their values must be then: a short whole number, a string, messages of text alone."""
 
 
 def params_of(leg: legs.Leg) -> Params:
