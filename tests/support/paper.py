@@ -58,6 +58,6 @@ async def served(reads: list[bytes], bounds: Bounds) -> tuple[list[HttpRequest],
     for data in reads:
         connection.data_received(data)
         await asyncio.sleep(0)
-    state = (connection._busy, connection._closing, connection._deaf, connection._served, connection.receiving,
+    state = (connection._busy, connection._closing, connection._deaf, connection._served, connection._incoming.receiving,
              connection._paused, connection._queued_bytes, len(connection._queue), connection._continue)
     return app.seen, transport.seen, state

@@ -252,7 +252,8 @@ async def test_a_slow_engine_holds_the_client_back_and_a_slow_client_the_engine(
         sending = asyncio.create_task(send(writer, body))
         await f.wait(lambda: bool(f.router.server.connections), "the connection")
         [connection] = f.router.server.connections
-        await f.wait(lambda: connection.upload is not None and connection.upload.blocked, "an upload that is held back")
+        await f.wait(lambda: connection._incoming.upload is not None and connection._incoming.upload.blocked,
+                     "an upload that is held back")
         await f.wait(lambda: bool(f.dispatch.pool.connections), "a way to the engine")
         [engine] = f.dispatch.pool.connections
         assert engine._transport is not None
@@ -363,12 +364,12 @@ async def test_a_pipelined_upload_waits_for_its_turn_and_is_bounded() -> None:
         reader, writer = await f.connect()
         head = f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\nContent-Length: {1 << 20}\r\n\r\n".encode()
         writer.write(request_bytes("/version", method="GET") + head + b"y" * (1 << 20))
-        await f.wait(lambda: any(each.upload is not None and each.upload.blocked for each in f.router.server.connections),
+        await f.wait(lambda: any(each._incoming.upload is not None and each._incoming.upload.blocked for each in f.router.server.connections),
                      "an upload that is held back")
         await asyncio.sleep(0.1)
         [connection] = f.router.server.connections
-        assert connection.upload is not None
-        assert upload.HELD < connection.upload._size < 3 * upload.HELD
+        assert connection._incoming.upload is not None
+        assert upload.HELD < connection._incoming.upload._size < 3 * upload.HELD
         first.set()
         assert (await read_answer(reader)).body == b"1"
         assert (await read_answer(reader)).status == 200

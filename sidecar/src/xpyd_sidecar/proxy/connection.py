@@ -3,8 +3,8 @@
     bytes ──▶ rest ──▶ Incoming ──▶ queue (pipelining) ──▶ application.handle(request, reply) ──▶ bytes
               read, not parsed yet       parsed, not answered yet
 
-Belongs here: pipelining, back-pressure and deadlines of one client. Does not belong here: parsing (``incoming``), listening
-(``server``), what a path means (``admin``).
+Belongs here: pipelining, back-pressure and deadlines of one client. Does not belong here: parsing (``incoming``), how long
+a client may take (``deadlines``), listening (``server``), what a path means (``admin``).
 
 Laws of pipelining
   * Nothing more is answered, nor read, while a client leaves its answers unread: what is held for it is a write buffer and
@@ -21,17 +21,20 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
-from xpyd_sidecar.proxy import rules
+from xpyd_sidecar.proxy import deadlines, rules
 from xpyd_sidecar.proxy.fast import Outlet
-from xpyd_sidecar.proxy.held_bodies import Held, HeldBodies
-from xpyd_sidecar.proxy.incoming import Bounds, Incoming
+from xpyd_sidecar.proxy.held_bodies import Held
+from xpyd_sidecar.proxy.incoming import Incoming
 from xpyd_sidecar.proxy.leg import descriptor_of
 from xpyd_sidecar.proxy.loop import adopt, release
-from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
+from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.routing.faults import Fault, unavailable
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.proxy.server import Server
 
 logger = logging.getLogger(__name__)
 
@@ -42,42 +45,7 @@ ANSWERS = 8
 """Pipelined requests that one connection has answered in a turn of the loop."""
 SLICE = 16 << 10
 """Bytes of a read that are parsed at a time, so that the requests of one read are not all made before any is answered."""
-IDLE_S = 75.0
-"""How long a connection may lie idle between requests."""
-IDLE_LEAVING_S = 1.0
-"""The same for a connection without any request yet when the server has stopped listening: one may be on its way."""
-UNREAD_S = 60.0
-"""How long a client may leave bytes unread before it counts as gone."""
-LINGER_S = 3.0
-"""How long a closed connection may take to send its last bytes and to see the client's end."""
-SLOWEST_BODY = 100_000
-"""Bytes a second that a large body must come with, beyond the time that every request has. So few that clients far away
-can send; where there is no room for all, a body must come ten times as fast (``routing.body_budget.PRESSED``).
-"""
 HIGH_WATER = 256 << 10
-
-
-class Home(Protocol):
-    """What a connection needs of the server it belongs to."""
-
-    application: Application
-    bounds: Bounds
-    bodies: HeldBodies
-    streamed: frozenset[str]
-    """Paths whose bodies are handed on while they come."""
-    loop: asyncio.AbstractEventLoop
-    connections: set[Connection]
-    draining: bool
-    leaving: bool
-    turned_away: bool
-    date: bytes
-
-    @property
-    def full(self) -> bool:
-        """Whether there are more connections than allowed."""
-
-    def refused(self, fault: Fault) -> None:
-        """A connection was refused before there was a whole request."""
 
 
 class Connection(asyncio.Protocol):
@@ -87,7 +55,7 @@ class Connection(asyncio.Protocol):
                  "_paused", "_queue", "_queued_bytes", "_rest", "_scheduled", "_served", "_since", "_transport", "outlet",
                  "server")
 
-    def __init__(self, server: Home) -> None:
+    def __init__(self, server: Server) -> None:
         self.server = server
         self._transport: asyncio.Transport | None = None
         self.outlet = Outlet()
@@ -222,16 +190,6 @@ class Connection(asyncio.Protocol):
     # ---- answering
 
     @property
-    def receiving(self) -> bool:
-        """Whether part of a request is in."""
-        return self._incoming.receiving
-
-    @property
-    def upload(self) -> Upload | None:
-        """The body that is handed on while it comes."""
-        return self._incoming.upload
-
-    @property
     def draining(self) -> bool:
         """Whether the server stops or turns clients away, so that the next answer is the last."""
         return self.server.draining or self.server.turned_away
@@ -253,7 +211,7 @@ class Connection(asyncio.Protocol):
         self._busy = False
         self._served = True
         self._since = self.server.loop.time()
-        if self.upload is not None and not self._queue:
+        if self._incoming.upload is not None and not self._queue:
             self._deaf = True  # it was answered before its body was whole
         if close or (self._deaf and not self._queue):
             self._close()
@@ -310,7 +268,7 @@ class Connection(asyncio.Protocol):
     @property
     def _full(self) -> bool:
         """Whether so much waits that nothing more is parsed, or read."""
-        queued, upload = len(self._queue), self.upload
+        queued, upload = len(self._queue), self._incoming.upload
         if queued and (queued > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES or self._blocked_at):
             return True
         return upload is not None and upload.blocked
@@ -360,10 +318,8 @@ class Connection(asyncio.Protocol):
         if self._rest and not full:
             self._go_on()
             full = True
-        if full and not self._paused:
-            self._transport.pause_reading()
-        elif not full and self._paused:
-            self._transport.resume_reading()
+        if full != self._paused:
+            (self._transport.pause_reading if full else self._transport.resume_reading)()
         self._paused = full
 
     def _refuse(self, fault: Fault) -> None:
@@ -398,42 +354,36 @@ class Connection(asyncio.Protocol):
             outlet.direct = not (outlet.buffered or self._transport.get_write_buffer_size())
             outlet.buffered = False
         since = max(self._since, awake)
-        if self._blocked_at and now - max(self._blocked_at, awake) > UNREAD_S:
-            logger.info("a client left its answer unread", extra={"seconds": UNREAD_S})
+        if self._blocked_at and now - max(self._blocked_at, awake) > deadlines.UNREAD_S:
+            logger.info("a client left its answer unread", extra={"seconds": deadlines.UNREAD_S})
             self.abort()
         elif self._closing:
-            if now - since > LINGER_S:
+            if now - since > deadlines.LINGER_S:
                 self.abort()
-        elif (upload := self.upload) is not None:
+        elif (upload := self._incoming.upload) is not None:
             self._sweep_upload(upload, now, since)
         elif self._busy or self._queue or self._rest or self._blocked_at:
             return
-        elif self.receiving:
-            if now - since <= self._allowed_s():
+        elif self._incoming.receiving:
+            if now - since <= self._incoming.allowed_s:
                 return
             if self._incoming.refused:  # it has its answer
                 self._end()
             else:
-                self._refuse(rules.too_slow(self._allowed_s()))
-        elif now - since > self._idle_s():
+                self._refuse(rules.too_slow(self._incoming.allowed_s))
+        elif now - since > deadlines.idle_s(leaving=self.server.leaving):
             self._close_idle()
 
     def _sweep_upload(self, upload: Upload, now: float, since: float) -> None:
         if upload.blocked:
             self._since = now  # it is not the client who is slow
-        elif now - since > self._allowed_s():
-            self._give_up(rules.too_slow(self._allowed_s()))
+        elif now - since > self._incoming.allowed_s:
+            self._give_up(rules.too_slow(self._incoming.allowed_s))
             self._go_on()
-
-    def _allowed_s(self) -> float:
-        return self.server.bounds.receive_s + self._incoming.length / SLOWEST_BODY
-
-    def _idle_s(self) -> float:
-        return IDLE_LEAVING_S if self.server.leaving else IDLE_S
 
     def leave(self) -> None:
         """The server ends: a connection that lies idle after an answer is closed, a busy one after its answer."""
-        if self._served and not self._busy and not self._queue and not self._rest and not self.receiving:
+        if self._served and not self._busy and not self._queue and not self._rest and not self._incoming.receiving:
             self._close_idle()
 
     def _close_idle(self) -> None:

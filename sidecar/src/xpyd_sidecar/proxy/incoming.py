@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import httptools
 import msgspec
 
-from xpyd_sidecar.proxy import ids, rules
+from xpyd_sidecar.proxy import deadlines, ids, rules
 from xpyd_sidecar.proxy.held_bodies import SMALL, Body, Held, HeldBodies, Owner
 from xpyd_sidecar.proxy.reply import HttpRequest
 from xpyd_sidecar.proxy.upload import Upload
@@ -125,6 +125,11 @@ class Incoming:
     def length(self) -> int:
         """Bytes of its body, as far as they are known."""
         return max(self._declared, self._size)
+
+    @property
+    def allowed_s(self) -> float:
+        """How long it may take to come."""
+        return deadlines.receive_s(self._bounds.receive_s, self.length)
 
     @property
     def missing(self) -> int:
