@@ -16,6 +16,7 @@ from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.proxy import upload
+from xpyd_sidecar.proxy.connection import Connection
 
 LOOPS = ("asyncio", "uvloop", "router")
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -92,6 +93,12 @@ def form(pieces: list[bytes], **headers: str) -> bytes:
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     head = f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n{lines}\r\n".encode()
     return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+def blocked(connection: Connection) -> bool:
+    """Whether a client's upload is held back."""
+    upload = connection._incoming.upload
+    return upload is not None and upload.blocked
 
 
 async def at_end(reader: asyncio.StreamReader) -> bool:
@@ -252,8 +259,7 @@ async def test_a_slow_engine_holds_the_client_back_and_a_slow_client_the_engine(
         sending = asyncio.create_task(send(writer, body))
         await f.wait(lambda: bool(f.router.server.connections), "the connection")
         [connection] = f.router.server.connections
-        await f.wait(lambda: connection._incoming.upload is not None and connection._incoming.upload.blocked,
-                     "an upload that is held back")
+        await f.wait(lambda: blocked(connection), "an upload that is held back")
         await f.wait(lambda: bool(f.dispatch.pool.connections), "a way to the engine")
         [engine] = f.dispatch.pool.connections
         assert engine._transport is not None
@@ -364,8 +370,7 @@ async def test_a_pipelined_upload_waits_for_its_turn_and_is_bounded() -> None:
         reader, writer = await f.connect()
         head = f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\nContent-Length: {1 << 20}\r\n\r\n".encode()
         writer.write(request_bytes("/version", method="GET") + head + b"y" * (1 << 20))
-        await f.wait(lambda: any(each._incoming.upload is not None and each._incoming.upload.blocked for each in f.router.server.connections),
-                     "an upload that is held back")
+        await f.wait(lambda: any(map(blocked, f.router.server.connections)), "an upload that is held back")
         await asyncio.sleep(0.1)
         [connection] = f.router.server.connections
         assert connection._incoming.upload is not None

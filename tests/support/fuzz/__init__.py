@@ -1,4 +1,4 @@
-"""Coverage-guided fuzz of what is compiled, each entry point against an oracle in Python.
+"""Guided fuzz of what is compiled, each entry point against an oracle in Python, and of what reads clients' bytes.
 
     python scripts/sanitize.py fuzz --seconds 30 --seed 1      all targets, two at a time, under the sanitizers
     python scripts/sanitize.py again answers FILE              one input that failed
@@ -7,7 +7,7 @@
        └────── kept, if it took a new way ◀── edges.c, in the extension ┘
 
 Belongs here: the search (``search``, ``mutate``, ``edges``), running targets as processes (``workers``), and a module for
-each target: ``MODULES`` whose ways are counted, ``TOKENS`` to mutate with, ``seeds()``, and ``check(input)``, which
+each target: ``MODULES`` whose ways are counted (none, where nothing is compiled), ``TOKENS`` to mutate with, ``seeds()``, and ``check(input)``, which
 asserts what must hold and returns what happened (a new outcome is as good as a new way). Does not belong here: building
 (``sanitized``).
 
