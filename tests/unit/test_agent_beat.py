@@ -43,6 +43,9 @@ def down(problem: str = "GET /health: connection refused") -> Looked:
 SLOW = Looked(Look("slow", "GET /health took longer than 3 s", (record_of(),)), ())
 
 
+UNMADE = Looked(Look("unmade", "no files left"), ())
+
+
 def with_routers(event: Looked, *routers: Router) -> Looked:
     return Looked(event.look, routers)
 
@@ -356,3 +359,31 @@ def test_an_engine_that_is_started_again_has_the_role_that_its_agent_was_told() 
         machine.handle(up("b" * 32), now)
     beat = machine.heartbeat()
     assert (beat.role, beat.epoch, beat.state, beat.incarnation) == (Role.PREFILL, 2, State.READY, "b" * 32)
+
+
+def test_looks_that_could_not_be_made_change_nothing_however_many() -> None:
+    machine = ready()
+    for second in range(100):
+        assert machine.handle(UNMADE, 1.0 + second) == ()
+    assert (machine.state, machine.problem, machine.heartbeat().incarnation) == (State.READY, "", "a" * 32)
+    machine.handle(down(), 200.0)
+    machine.handle(UNMADE, 201.0)
+    assert (machine.state, machine.problem) == (State.STARTING, "GET /health: connection refused")
+
+
+def test_a_look_that_could_not_be_made_counts_neither_for_nor_against_a_drain_or_a_slow_engine() -> None:
+    machine = ready()
+    for look in (SLOW, UNMADE, SLOW, UNMADE):
+        machine.handle(look, 1.0)
+    assert machine.state is State.READY
+    machine.handle(SLOW, 2.0)
+    assert machine.state is State.STARTING, "the third slow one in a row"
+    machine = ready()
+    machine.handle(DrainAsked(), 1.0)
+    for _ in range(10):
+        machine.handle(UNMADE, 2.0)
+    assert not machine.drained
+    machine.handle(up(), 3.0)
+    machine.handle(UNMADE, 3.5)
+    machine.handle(up(), 4.0)
+    assert machine.drained

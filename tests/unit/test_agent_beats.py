@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -10,6 +11,7 @@ import pytest
 import zmq
 from agent_fakes import KEY, FakeRouter, config_of
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.agent import beats as beats_module
 from xpyd_sidecar.agent.beat import Machine
 from xpyd_sidecar.agent.beats import Beats, system_resolve
@@ -272,3 +274,26 @@ async def test_the_routers_own_socket_tells_of_its_open_legs(make: Make, machine
         assert taken[1:] == [machine.goodbye()]
     finally:
         members.close()
+
+
+@pytest.mark.parametrize("lacking", ["dealer", "monitor"])
+async def test_a_router_that_there_is_no_file_for_is_told_as_soon_as_there_is_one(
+        make: Make, router: FakeRouter, lacking: str, monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*_: object) -> None:
+        raise zmq.ZMQError(errno.EMFILE)
+
+    if lacking == "dealer":
+        monkeypatch.setattr(beats_module, "dealer", fails)
+    else:
+        monkeypatch.setattr(zmq.Socket, "get_monitor_socket", fails)
+    beats = await make(router.address)
+    beats.send(Machine(config_of()).heartbeat())
+    await beats.resolve_once()
+    assert beats.routers() == ()
+    why = resources.WORDS[errno.EMFILE]
+    assert [record.message for record in caplog.records] == [f"router {router.address} is told nothing yet: {why}"]
+    monkeypatch.undo()
+    await beats.resolve_once()
+    assert [each.address for each in beats.routers()] == [router.address]
+    await router.wait_beat()

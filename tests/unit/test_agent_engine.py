@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from agent_fakes import FakeEngine, config_of, record_of
+from files import no_files
 
+from xpyd_sidecar import resources
 from xpyd_sidecar.agent import engine as engine_module
 from xpyd_sidecar.agent.engine import BadAnswer, Probe, choose_model, parse_load
 from xpyd_sidecar.contract import record
@@ -188,3 +191,19 @@ async def test_an_endless_answer_is_cut(fake: FakeEngine, probe: Probe, monkeypa
     monkeypatch.setattr(engine_module, "ANSWER_LIMIT", 1000)
     fake.metrics_text = "#" * 2000
     assert "longer than 1000 bytes" in (await probe.look(scrape=True)).problem
+
+
+async def test_a_look_that_the_agent_has_no_file_for_says_nothing_of_the_engine(fake: FakeEngine, tmp_path: Path) -> None:
+    probe = Probe(config_of(tmp_path, fake.address).agent, tmp_path)  # type: ignore[arg-type]
+    try:
+        with no_files():
+            first = await probe.look(scrape=True)
+        assert (await probe.look(scrape=True)).health == "up"
+        with no_files():  # its connection is open, the engine record is not
+            second = await probe.look(scrape=True)
+        assert (await probe.look(scrape=True)).health == "up"
+    finally:
+        await probe.close()
+    for look in (first, second):
+        assert (look.health, look.records, look.load) == ("unmade", (), None)
+        assert look.problem == resources.WORDS[errno.EMFILE]

@@ -1,7 +1,7 @@
 """What this process has of its machine: open files, local ports, memory. Whose fault an error of a socket is.
 
 Belongs here: telling a lack of our own from a peer's failure; the limit of open files, and how much may be open within it.
-Does not belong here: what is done about it (``proxy.accepting``, ``routing.exchange``).
+Does not belong here: what is done about it (``accepting``, ``routing.exchange``, ``agent``).
 
 A connection that could not be made because this process has no file, no port or no memory left says nothing of the other
 side. Who takes it for the other side's failure ends what is healthy, and at the worst time: when much is to be done.
@@ -42,13 +42,13 @@ class Lack(Exception):
 
 
 def ours(error: BaseException) -> bool:
-    """Whether an error of a connect or an accept is this process's own lack."""
-    return isinstance(error, OSError) and error.errno in WORDS
+    """Whether an error of a connect, an accept or an open file is this process's own lack; ZeroMQ's have a number, too."""
+    return getattr(error, "errno", None) in WORDS
 
 
-def words(error: OSError) -> str:
-    """What is lacking, for a client too: it names no address."""
-    return WORDS[error.errno or 0]
+def words(error: BaseException) -> str:
+    """What is lacking, for a client too: it names no address. ``error``: one of ``ours``."""
+    return WORDS[getattr(error, "errno", 0)]
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class Complaint:
         self._times = 0
         self._next = 0.0
 
-    def add(self, error: OSError | Lack, now: float | None = None) -> None:
+    def add(self, error: BaseException, now: float | None = None) -> None:
         """It was found once more. ``now``: seconds of a monotonic clock."""
         now = time.monotonic() if now is None else now
         self._times += 1

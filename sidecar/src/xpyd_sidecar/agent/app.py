@@ -75,6 +75,7 @@ class Agent:
         self._starting_since: float | None = self._started
         self._said_late = False
         self._duty: Duty | None = None
+        self._complaint = resources.Complaint("the engine cannot be looked at, and counts as before")
 
     async def run(self, stop: asyncio.Event) -> None:
         """Speak for the engine until ``stop``, then say goodbye.
@@ -222,7 +223,10 @@ class Agent:
             scrape = not calm or began - scraped >= self._config.heartbeat_s - LOOK_S / 2
             if scrape:
                 scraped = began
-            self._apply(Looked(await self._probe.look(scrape=scrape), self._beats.routers()))
+            look = await self._probe.look(scrape=scrape)
+            if look.health == "unmade":
+                self._complaint.add(resources.Lack(look.problem))
+            self._apply(Looked(look, self._beats.routers()))
             self._looked.set()
             self._say_late()
             await _wait_or(self._look_now, LOOK_S if self._machine.state is State.READY else FAST_S)

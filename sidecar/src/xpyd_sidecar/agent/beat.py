@@ -6,7 +6,8 @@ Laws
     2. A change of incarnation always passes through STARTING: health and record are two reads, so a new record counts
        from the second look that shows it.
     3. An engine that refuses or answers with an error is down at once. One that is merely slow is down after
-       SLOW_LOOKS looks in a row: a busy server is not a dead one.
+       SLOW_LOOKS looks in a row: a busy server is not a dead one. A look that the agent could not make, for lack of files
+       or ports of its own, is none: the state stays what it was, however long.
     4. DRAINING ⇔ a drain was asked for and not taken back. The engine's health does not end it.
     5. drained ⇒ DRAINING, and every router knew so and had no leg open (as of its last ack; a router that was silent for
        its bound is not asked) before IDLE_LOOKS looks in a row found nothing running, waiting or moving. The engine's own
@@ -44,7 +45,7 @@ MOVE_S = 5.0
 class Look(msgspec.Struct, frozen=True):
     """What one look at the engine found."""
 
-    health: Literal["up", "slow", "down"]
+    health: Literal["up", "slow", "down", "unmade"]
     problem: str = ""
     """Why it is not up, or why what it says cannot be used."""
     records: tuple[EngineRecord, ...] = ()
@@ -254,6 +255,8 @@ class Machine:
         return (self.state, self._drained, self._leaving, self.incarnation, self._epoch)
 
     def _take(self, look: Look) -> None:
+        if look.health == "unmade":
+            return
         self._slow = self._slow + 1 if look.health == "slow" else 0
         if look.load is not None:
             self._load = look.load

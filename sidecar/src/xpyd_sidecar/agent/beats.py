@@ -22,7 +22,7 @@ import msgspec
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from xpyd_sidecar import curve, sockets
+from xpyd_sidecar import curve, resources, sockets
 from xpyd_sidecar.agent.beat import Router
 from xpyd_sidecar.contract.ids import HostPort, join_host_port, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -108,7 +108,13 @@ class Beats:
             logger.info("router left the name service", extra={"router": address})
             self._links.pop(address).close(linger_s=0.0)
         for address in sorted(wanted - self._links.keys()):
-            link = _Link(address, self._context, self._key, self._heartbeat_s, self._on_ack)
+            try:
+                link = _Link(address, self._context, self._key, self._heartbeat_s, self._on_ack)
+            except zmq.ZMQError as error:
+                if not resources.ours(error):
+                    raise
+                self._warn(address, f"router {address} is told nothing yet: {resources.words(error)}")
+                continue  # the next look-up tries again
             self._links[address] = link
             if self._newest:
                 link.send(self._newest)
@@ -185,7 +191,11 @@ class _Link:
         self._last_event = zmq.Event(0)
         sock = dealer(context, key, heartbeat_s)
         self._socket = sock
-        self._monitor: zmq.Socket[Any] = sock.get_monitor_socket(_EVENTS)
+        try:
+            self._monitor: zmq.Socket[Any] = sock.get_monitor_socket(_EVENTS)
+        except zmq.ZMQError:
+            sock.close()
+            raise
         self._fd = int(sock.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self.pump)
         sock.connect(f"tcp://{address}")

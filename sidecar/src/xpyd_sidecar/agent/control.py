@@ -21,14 +21,18 @@ from typing import Any, Protocol
 import msgspec
 from aiohttp import web
 
+from xpyd_sidecar.accepting import Acceptor
 from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.launch import AGENT_SOCKET
-from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.errors import ConfigError, OurFault
 
 UNIX_PATH_MAX = 107
 """Bytes of a unix socket's path, without the final NUL (unix(7))."""
-BACKLOG = 16
+BACKLOG = 128
+"""Connections that the kernel keeps until they are accepted."""
+MOST = 256
+"""Connections that are open at once; others wait in the kernel."""
 SHUTDOWN_S = 1.0
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -102,12 +106,21 @@ def listen(run_dir: Path) -> socket.socket:
         raise ConfigError(f"cannot listen at {path}: {error.strerror or error} - at `$.run_dir`") from None
 
 
+def acceptor_of(runner: web.AppRunner, sockets: list[socket.socket]) -> Acceptor:
+    """Accepts for an application that is set up: a bounded number a turn, and at once."""
+    server = runner.server
+    if server is None:
+        raise OurFault("an application that was not set up")
+    return Acceptor(sockets, server, lambda opening: len(server.connections) + opening >= MOST, who="the agent's clients")
+
+
 class Control:
     """The server. ``start`` it, ``close`` it."""
 
     def __init__(self, run_dir: Path, speaker: Speaker) -> None:
         self._run_dir = run_dir
         self._speaker = speaker
+        self._acceptor: Acceptor | None = None
         app = web.Application(middlewares=[answer_errors], client_max_size=4096)
         app.add_routes([web.get("/status", self._status), web.post("/drain", self._drain),
                         web.post("/undrain", self._undrain), web.post(assignment.PATH, self._role)])
@@ -117,12 +130,14 @@ class Control:
         """Listen. Raises ConfigError as ``listen`` does."""
         sock = listen(self._run_dir)
         await self._runner.setup()
-        await web.SockSite(self._runner, sock).start()
+        self._acceptor = acceptor_of(self._runner, [sock])
 
     async def close(self) -> None:
         """Stop and remove the socket file."""
         if self._runner.server is None:
             return
+        if self._acceptor is not None:
+            self._acceptor.close()
         await self._runner.cleanup()
         with contextlib.suppress(FileNotFoundError):
             (self._run_dir / AGENT_SOCKET).unlink()

@@ -117,6 +117,12 @@ class Probe:
 
     async def look(self, *, scrape: bool) -> Look:
         """One look; ``scrape``: the load too. Never raises for what an engine does or does not do."""
+        try:
+            return await self._look(scrape=scrape)
+        except resources.Lack as lack:
+            return Look("unmade", str(lack))
+
+    async def _look(self, *, scrape: bool) -> Look:
         before, problem = self._records()
         try:
             status, _ = await self._get("/health", HEALTH_TIMEOUT_S)
@@ -125,6 +131,7 @@ class Probe:
         except (aiohttp.ClientError, OSError, BadAnswer) as error:
             if resources.ours(error):  # nobody was asked
                 return Look("slow", f"GET /health: {_why(error)}", before)
+            _refuse_lack(error)
             return Look("down", f"GET /health: {_why(error)}", before)
         if status >= 400:
             return Look("down", f"GET /health: status {status}", before)
@@ -140,6 +147,7 @@ class Probe:
         except TimeoutError:
             return Look("slow", "GET /metrics or /v1/models took too long", records)
         except (aiohttp.ClientError, OSError) as error:
+            _refuse_lack(error)
             return Look("slow", f"GET /metrics or /v1/models: {_why(error)}", records)
         except BadAnswer as error:
             problem = str(error)
@@ -149,6 +157,7 @@ class Probe:
         try:
             found = [record.read(self._run_dir, rank) for rank in range(self._config.data_parallel)]
         except (ValueError, OSError) as error:
+            _refuse_lack(error)
             return (), f"engine record: {error}"
         whole = tuple(one for one in found if one is not None)
         if 0 < len(whole) < len(found):
@@ -190,6 +199,12 @@ class Probe:
 
 class _Locked(BadAnswer):
     """It asks for an API key."""
+
+
+def _refuse_lack(error: BaseException) -> None:
+    """Raises Lack where an error tells of this process, not of the engine."""
+    if resources.ours(error):
+        raise resources.Lack(resources.words(error)) from None
 
 
 def _why(error: BaseException) -> str:

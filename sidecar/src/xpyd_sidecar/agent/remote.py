@@ -10,7 +10,8 @@ import hmac
 
 from aiohttp import web
 
-from xpyd_sidecar.agent.control import Handler, Speaker, answer_errors, take_role
+from xpyd_sidecar.accepting import Acceptor, bind
+from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_role
 from xpyd_sidecar.contract import assignment, keys
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
@@ -26,6 +27,7 @@ class Remote:
         self._listen = listen
         self._wanted = f"Bearer {keys.agent_token(key)}".encode()
         self._speaker = speaker
+        self._acceptor: Acceptor | None = None
         app = web.Application(middlewares=[answer_errors, self._check], client_max_size=assignment.MOST_BYTES)
         app.add_routes([web.post(assignment.PATH, self._role)])
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
@@ -39,12 +41,15 @@ class Remote:
         host, port = split_host_port(self._listen)
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port).start()
+            sockets = await bind(host, port, backlog=BACKLOG)
         except OSError as error:
             raise ConfigError(f"cannot listen at {self._listen}: {error.strerror or error} - at `$.agent.listen`") from None
+        self._acceptor = acceptor_of(self._runner, sockets)
 
     async def close(self) -> None:
         """Stop."""
+        if self._acceptor is not None:
+            self._acceptor.close()
         if self._runner.server is not None:
             await self._runner.cleanup()
 

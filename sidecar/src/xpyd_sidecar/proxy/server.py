@@ -11,9 +11,9 @@ import logging
 import math
 from email.utils import formatdate
 
+from xpyd_sidecar.accepting import Acceptor, bind
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy import held_bodies
-from xpyd_sidecar.proxy.accepting import Acceptor, bind
 from xpyd_sidecar.proxy.connection import Connection
 from xpyd_sidecar.proxy.held_bodies import HeldBodies
 from xpyd_sidecar.proxy.incoming import Bounds

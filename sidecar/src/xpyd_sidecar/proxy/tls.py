@@ -18,10 +18,6 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0
 """How often the files are looked at."""
-HANDSHAKE_S = 10.0
-"""How long a client may take to shake hands."""
-SHUTDOWN_S = 3.0
-"""How long it may take to say goodbye."""
 
 _Seen = tuple[tuple[int, int, int], ...]
 

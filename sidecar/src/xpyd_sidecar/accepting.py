@@ -1,7 +1,7 @@
 """Listening, and accepting connections: a few per turn of the loop, and none while there is no file for them.
 
-Belongs here: listening sockets. Does not belong here: what a connection does (``connection``), how many may be open
-(``server``).
+Belongs here: listening sockets, of the router's clients and of the agent. Does not belong here: what a connection does
+(``proxy.connection``, ``agent.control``), how many may be open (who asks for an ``Acceptor`` says).
 
 asyncio's own server accepts as many connections in a row as its backlog has, and when it has no file left it goes on to the
 end of that row, with a line in the log for each.
@@ -16,7 +16,6 @@ import ssl
 from collections.abc import Callable
 
 from xpyd_sidecar import resources
-from xpyd_sidecar.proxy.tls import HANDSHAKE_S, SHUTDOWN_S
 
 logger = logging.getLogger(__name__)
 
@@ -28,14 +27,21 @@ LACK_S = 1.0
 """How long nobody is accepted after a file was lacking. Those who come wait in the kernel."""
 FULL_S = 0.05
 """The same when as many connections are open as may be."""
+HANDSHAKE_S = 10.0
+"""How long a client may take to shake hands."""
+SHUTDOWN_S = 3.0
+"""How long it may take to say goodbye."""
 
 
 class Acceptor:
-    """Accepts on the sockets of one port."""
+    """Accepts on sockets that listen: those of one port, or that of one path."""
 
     def __init__(self, sockets: list[socket.socket], make: Callable[[], asyncio.Protocol], full: Callable[[int], bool],
-                 tls: ssl.SSLContext | None) -> None:
-        """``make``: the protocol of a connection. ``full``: whether more would be too many, with so many half-open ones."""
+                 tls: ssl.SSLContext | None = None, *, who: str = "clients") -> None:
+        """``make``: the protocol of a connection. ``full``: whether more would be too many, with so many half-open ones.
+
+        ``who``: those who connect, for the log.
+        """
         self._loop = asyncio.get_running_loop()
         self._sockets = sockets
         self._make = make
@@ -43,7 +49,7 @@ class Acceptor:
         self._tls = tls
         self._opening: set[asyncio.Task[None]] = set()
         self._paused: asyncio.TimerHandle | None = None
-        self._complaint = resources.Complaint("clients are not accepted for a second")
+        self._complaint = resources.Complaint(f"{who} are not accepted for a second")
         self.errors = 0
         """How often a connection could not be accepted for a lack of our own."""
         self._read()
@@ -106,7 +112,7 @@ class Acceptor:
             logger.debug("a connection ended before its first request: %s", error)
 
 
-async def bind(host: str, port: int, *, shared: bool) -> list[socket.socket]:
+async def bind(host: str, port: int, *, shared: bool = False, backlog: int = BACKLOG) -> list[socket.socket]:
     """Sockets that listen on all addresses of ``host``. ``shared``: with other processes (SO_REUSEPORT).
 
     Raises:
@@ -126,7 +132,7 @@ async def bind(host: str, port: int, *, shared: bool) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             listening.bind(address)
-            listening.listen(BACKLOG)
+            listening.listen(backlog)
     except BaseException:
         for listening in sockets:
             listening.close()

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from xpyd_sidecar.proxy import accepting
-from xpyd_sidecar.proxy.accepting import Acceptor, bind
+from xpyd_sidecar import accepting
+from xpyd_sidecar.accepting import Acceptor, bind
 
 LOOPS = ("asyncio", "uvloop", "router")
 
