@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from agent_fakes import KEY
 from files import no_files
+from processes import free_port
 
 from xpyd_sidecar import accepting
 from xpyd_sidecar.agent import control
@@ -107,7 +108,7 @@ async def test_a_lack_of_files_ends_nobody_and_is_over_when_there_are_some(
 async def test_the_endpoint_on_the_network_has_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "MOST", 2)
     monkeypatch.setattr(accepting, "FULL_S", 0.01)
-    server = Remote(HostPort("127.0.0.1:0"), KEY, Agent())
+    server = Remote(HostPort(f"127.0.0.1:{free_port()}"), KEY, Agent())
     await server.start()
     try:
         assert server._acceptor is not None
