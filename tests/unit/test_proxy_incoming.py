@@ -17,6 +17,8 @@ from xpyd_sidecar.proxy.server import Server
 
 CASES = int(os.environ.get("XPYD_FUZZ", "3000"))
 BOUNDS = Bounds(600, 300, 30.0)
+ROOMY = Bounds(64 << 10, 300, 30.0)
+"""No head is near its bound, which counts what was read where a head comes in parts, and its headers where it does not."""
 PATHS = [b"/v1/completions", b"/v1/chat/completions"]
 
 
@@ -101,12 +103,12 @@ async def test_requests_are_the_same_however_they_are_cut_and_as_a_parser_alone_
     monkeypatch.setattr(uuid, "uuid4", lambda: uuid.UUID(int=1))
     for _ in range(CASES):
         reads = reads_of(dice)
-        whole, told, _ = await served(reads, BOUNDS)
-        again, told_again, _ = await served(cut(dice, b"".join(reads)), BOUNDS)
+        whole, told, _ = await served(reads, ROOMY)
+        again, told_again, _ = await served(cut(dice, b"".join(reads)), ROOMY)
         assert again == whole, reads
         statuses = statuses_of(told)
         assert statuses_of(told_again) == statuses, reads
-        heads.agree(b"".join(reads), whole, BOUNDS.body_bytes)
+        heads.agree(b"".join(reads), whole, ROOMY.body_bytes)
         seen += len(whole)
         refused += statuses[-1:] != [b"200"]
     assert seen > CASES // 3, "it is worth comparing"
