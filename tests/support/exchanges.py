@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import Any
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, TransferId
-from xpyd_sidecar.routing.exchange import Course, Exchange, Limits
+from xpyd_sidecar.routing.exchange import Exchange
+from xpyd_sidecar.routing.exchange_inputs import Course, Limits
 from xpyd_sidecar.routing.moves import (
     Answered,
     Begun,

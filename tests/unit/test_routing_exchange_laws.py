@@ -8,7 +8,8 @@ import pytest
 from exchanges import FakeBudget, FakeCourse, FakePicks, lost
 
 from xpyd_sidecar.contract.ids import Role, TransferId
-from xpyd_sidecar.routing.exchange import MAX_REFUSALS, Exchange, Limits
+from xpyd_sidecar.routing.exchange import MAX_REFUSALS, Exchange
+from xpyd_sidecar.routing.exchange_inputs import Limits
 from xpyd_sidecar.routing.moves import (
     Answered,
     Begun,

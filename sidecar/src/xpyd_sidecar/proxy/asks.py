@@ -17,7 +17,7 @@ from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.kept import FirstToken
 from xpyd_sidecar.proxy.upstream import Sender
 from xpyd_sidecar.routing import moves as mv
-from xpyd_sidecar.routing.exchange import Course, Picks
+from xpyd_sidecar.routing.exchange_inputs import Course, Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.request_hash import RequestHash

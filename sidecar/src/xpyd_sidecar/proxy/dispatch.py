@@ -36,7 +36,7 @@ from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing.affinity import Affinity
 from xpyd_sidecar.routing.budget import RetryBudget
 from xpyd_sidecar.routing.concurrency import Limits as Rooms
-from xpyd_sidecar.routing.exchange import Limits, Picks
+from xpyd_sidecar.routing.exchange_inputs import Limits, Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.paths import Route, Way, api_of
 from xpyd_sidecar.routing.pick import Pair, Picker, Target

@@ -25,7 +25,7 @@ from xpyd_sidecar.proxy.streams import spliced, stream_of
 from xpyd_sidecar.proxy.upstream import request_bytes
 from xpyd_sidecar.routing import bodies, continuation
 from xpyd_sidecar.routing import moves as mv
-from xpyd_sidecar.routing.exchange import Course, Picks
+from xpyd_sidecar.routing.exchange_inputs import Course, Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.p2p import PairedById
 from xpyd_sidecar.routing.pick import Target

@@ -29,7 +29,7 @@ from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.proxy.unfolding import serving_of
 from xpyd_sidecar.proxy.whole import Whole, take
 from xpyd_sidecar.proxy.wire import MAX_KNOWN, Head, Malformed, parse_head
-from xpyd_sidecar.routing.exchange import Picks
+from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.pick import Pair
 from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.reason import Reason

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpyd_sidecar.contract.ids import Attempt, Role
+from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role
 from xpyd_sidecar.proxy.asks import Asks
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.upstream import Call, Sink
@@ -74,6 +74,10 @@ class Legs:
 
     def __bool__(self) -> bool:
         return bool(self._open)
+
+    def instances(self) -> list[InstanceName]:
+        """Where legs are open."""
+        return [leg.send.target.instance for leg in self._open.values()]
 
     def to(self, instance: str, incarnation: str) -> Iterable[Leg]:
         """Those to this incarnation that are open when their turn comes."""

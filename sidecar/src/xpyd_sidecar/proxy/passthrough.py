@@ -25,7 +25,7 @@ from xpyd_sidecar.proxy.wire import chunk_of, lines_of
 from xpyd_sidecar.routing import dialects
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.answers import Answer
-from xpyd_sidecar.routing.exchange import Picks
+from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.hidden import refuse_in_form
 from xpyd_sidecar.routing.paths import Body, Route

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
 from xpyd_sidecar.routing import bodies
 from xpyd_sidecar.routing.deaths import Verdict
-from xpyd_sidecar.routing.exchange import Picks
+from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.faults import Fault, poisonous, unavailable
 from xpyd_sidecar.routing.fields import Api
 from xpyd_sidecar.routing.pick import Pair, Target

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
+from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.proxy.asks import Asks
 from xpyd_sidecar.proxy.kept import FirstToken
 from xpyd_sidecar.proxy.legs import Leg, Legs
@@ -27,12 +27,12 @@ from xpyd_sidecar.proxy.upstream import Call
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing import answers
 from xpyd_sidecar.routing import moves as mv
-from xpyd_sidecar.routing.exchange import Exchange, Picks
+from xpyd_sidecar.routing.exchange import Exchange
+from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.pick import Pair
 from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import REFUSED, Record
-from xpyd_sidecar.routing.request_hash import RequestHash
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.dispatch import Dispatch
@@ -52,7 +52,7 @@ class Serving:
     """One request, from what is asked to its last byte."""
 
     __slots__ = ("_answer", "_asks", "_began", "_dispatch", "_first", "_gone", "_held", "_loop", "_paused", "_reminder",
-                 "_reply", "_withheld", "exchange", "legs", "record", "relaying")
+                 "_reply", "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash")
 
     def __init__(self, dispatch: Dispatch, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *, picks: Picks,
                  began: float) -> None:
@@ -78,6 +78,7 @@ class Serving:
         self._reminder = Reminder(self._loop)
         self._paused = False
         self._gone = False
+        self.alone, self.request_hash, self.instances = asks.alone, asks.request_hash, self.legs.instances
         self._withheld: list[Callable[[], None]] | None = None
         """Not None: it is held, because it may be what ends engines, and this is to be done when it goes on."""
 
@@ -152,7 +153,8 @@ class Serving:
             leg.record.first_at = leg.record.ended
             if status >= 400 and leg.send.role is Role.PREFILL:
                 logger.warning("prefill instance answered %d", status, extra={
-                    "transfer": self.record.transfer, "peer": leg.send.target.instance, "detail": _words(body)})
+                    "transfer": self.record.transfer, "peer": leg.send.target.instance,
+                    "detail": body[:_SHOWN].decode("utf-8", "replace")})
             if status >= 500 or aborted:
                 self._broke(leg)
                 self._dispatch.doubt(leg.send.target)
@@ -232,19 +234,6 @@ class Serving:
 
     # ---- requests that end engines (poison.Suspect)
 
-    @property
-    def alone(self) -> bool:
-        """Whether it goes without prefill."""
-        return self._asks.alone
-
-    def request_hash(self) -> RequestHash:
-        """Made when it is needed."""
-        return self._asks.request_hash()
-
-    def instances(self) -> Iterable[InstanceName]:
-        """Those on which it has a leg open."""
-        return [leg.send.target.instance for leg in self.legs]
-
     def go_on(self) -> None:
         """It was held: what happened meanwhile happens now."""
         withheld, self._withheld = self._withheld or [], None
@@ -284,7 +273,7 @@ class Serving:
         if not self._gone and not self._reply.done:
             self._end_badly(fault)
         if self in self._dispatch.servings:
-            self._closed("failed", fault.message)
+            self._closed(mv.Over("failed", fault.message))
 
     def _send(self, send: mv.Send) -> None:
         decode = send.role is Role.DECODE
@@ -384,13 +373,10 @@ class Serving:
         if self._withheld is None or self._loop.time() >= self._began + self._dispatch.limits.request_s:
             self._on(mv.Tick())
 
-    def _end(self, instruction: mv.Over) -> None:
-        self._closed(instruction.outcome, instruction.detail)
-
-    def _closed(self, outcome: str, detail: str) -> None:
+    def _closed(self, over: mv.Over) -> None:
         assert not self.legs, "an exchange is over with legs open"
         record, exchange = self.record, self.exchange
-        record.outcome, record.detail, record.status = outcome, detail[:_SHOWN], self._reply.status
+        record.outcome, record.detail, record.status = over.outcome, over.detail[:_SHOWN], self._reply.status
         record.attempt, record.retries, record.continued = exchange.attempt, exchange.retries, exchange.continued
         record.skips = record.skips or (REFUSED if exchange.refused else "")
         relayed = self._asks.lengths()
@@ -399,21 +385,14 @@ class Serving:
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._withheld = None
         if self._dispatch.poison.watching:
-            ends = [leg.result for leg in record.legs if leg.role is Role.DECODE or outcome == "client_error"]
-            whole = outcome in {"ok", "client_error"} and bool(ends) and ends[-1] in {"2xx", "4xx"}
-            self._dispatch.poison.closed(self, whole=whole)
+            self._dispatch.poison.closed(self, whole=record.whole)
         self._dispatch.closed(self, record)
         if self.legs.trace is not None:
             self.legs.trace.end()
 
 
-def _words(body: bytes) -> str:
-    """What an engine's refusal says, for the log."""
-    return body[:_SHOWN].decode("utf-8", "replace")
-
-
 _DO: dict[type[mv.Instruction], Callable[[Serving, Any], None]] = {
     mv.Send: Serving._send, mv.Cancel: Serving._take_back, mv.Resume: Serving._resume, mv.Relay: Serving._relay,
     mv.Pass: Serving._pass, mv.Refuse: Serving._refuse, mv.Break: Serving._refuse, mv.Complete: Serving._complete,
-    mv.Over: Serving._end}
+    mv.Over: Serving._closed}
 """How each instruction is carried out."""

@@ -32,110 +32,19 @@ Laws
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import Literal, Protocol
 
 import msgspec
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
-from xpyd_sidecar.routing.faults import Fault, unavailable, upstream
-from xpyd_sidecar.routing.moves import (
-    GONE,
-    Answered,
-    Begun,
-    Break,
-    Cancel,
-    ClientGone,
-    Complete,
-    Condemned,
-    Ended,
-    Event,
-    Failed,
-    Instruction,
-    Kind,
-    Leaving,
-    Over,
-    Pass,
-    Refuse,
-    Relay,
-    Resume,
-    Send,
-    Stop,
-    Tick,
-)
+from xpyd_sidecar.routing import moves as mv
+from xpyd_sidecar.routing.exchange_inputs import Boundless, Budget, Course, Limits, Picks
+from xpyd_sidecar.routing.faults import Fault, refuses_request, unavailable, upstream
 from xpyd_sidecar.routing.pick import Pair, Target
 from xpyd_sidecar.routing.reason import Reason
 
-OF_THE_ENGINE = frozenset({401, 403, 408, 425, 429})
-"""4xx of a prefill engine that say something of the engine, not of the request: another prefill is asked."""
-
 MAX_REFUSALS = 8
 """Refused connections of one request that do not count as legs: those engines never saw it."""
-
-
-class Limits(msgspec.Struct, frozen=True):
-    """Bounds of every request. Times in seconds."""
-
-    request_s: float
-    """From its arrival to the end of its answer."""
-    pair_s: float
-    """How long decode may wait for prefill, all prefill attempts together."""
-    on_no_prefill: Literal["decode", "reject"] = "decode"
-    prefill_legs: int = 3
-    decode_legs: int = 3
-    stream_legs: int = 5
-    """Decode legs of a stream that has begun, from the last on that brought it further: nobody but the router can ask
-    again for the rest of it."""
-    error_retries: int = 1
-    """How often a decode engine's 5xx is answered by trying elsewhere."""
-    linger_s: float = 2.0
-    """How long a prefill leg may take to end by itself after the answer (its KV has arrived by then)."""
-
-
-class Picks(Protocol):
-    """What the exchange asks for its request (``pick.Asked``)."""
-
-    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
-             not_decode: Collection[InstanceName] = ()) -> Pair | None:
-        """Decode and prefill."""
-
-    def prefill_for(self, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
-        """Another prefill for a waiting decode leg."""
-
-    def why_not(self, role: Role) -> str:
-        """Why nobody can be picked."""
-
-
-class Course(Protocol):
-    """A stream that may go on elsewhere, and what the client has of it."""
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it can."""
-
-    def tail(self) -> bytes | None:
-        """What is missing, where the client has its finish reason and the rest can be made without an engine."""
-
-
-class Budget(Protocol):
-    """Retries of all requests together (``budget.RetryBudget``)."""
-
-    def may_retry(self, now: float) -> bool:
-        """Whether one may be made now; if so it is taken."""
-
-
-class Boundless:
-    """A budget that never ends."""
-
-    def may_retry(self, now: float) -> bool:  # noqa: ARG002 (the protocol's name)
-        """Yes."""
-        return True
-
-
-def refuses_request(status: int) -> bool:
-    """Whether an engine's answer says that the request is wrong; it may still be right for an engine of the other role."""
-    return 400 <= status < 500 and status not in OF_THE_ENGINE
 
 
 class _Open(msgspec.Struct):
@@ -205,30 +114,30 @@ class Exchange:
         """Legs sent beyond the first pair."""
         return max(0, self._prefills_sent - 1) + max(0, self._decodes_sent - 1)
 
-    def start(self, now: float) -> list[Instruction]:
+    def start(self, now: float) -> list[mv.Instruction]:
         """The first legs, or a refusal."""
         return self._close(self._send_pair(now))
 
-    def started(self, pair: Pair, now: float) -> list[Instruction]:
+    def started(self, pair: Pair, now: float) -> list[mv.Instruction]:
         """The same with a pair that was picked already."""
         return self._close(self._send(pair, now))
 
-    def handle(self, event: Event, now: float) -> list[Instruction]:
+    def handle(self, event: mv.Event, now: float) -> list[mv.Instruction]:
         """What follows from an event."""
         if self._over:
             return []
-        if isinstance(event, ClientGone):
+        if isinstance(event, mv.ClientGone):
             out = [] if self._answered else self._answer("client_gone", [])
             return self._close(out + self._cancel_all())
-        if isinstance(event, Tick):
+        if isinstance(event, mv.Tick):
             return self._close(self._on_time(now))
-        if isinstance(event, Stop):
+        if isinstance(event, mv.Stop):
             out = [] if self._answered else self._cut_off("stopped", unavailable(event.reason))
             return self._close(out + self._cancel_all())
-        if isinstance(event, Condemned):
+        if isinstance(event, mv.Condemned):
             out = [] if self._answered else self._cut_off(event.fault.outcome, event.fault)
             return self._close(out + self._cancel_all())
-        if isinstance(event, Leaving):
+        if isinstance(event, mv.Leaving):
             return self._close(self._on_leaving(event, now))
         if self._decode is not None and event.leg == self._decode.leg:
             return self._close(self._on_decode(event, self._decode, now))
@@ -238,30 +147,30 @@ class Exchange:
 
     # ---- decode
 
-    def _on_decode(self, event: Begun | Answered | Ended | Failed, leg: _Open, now: float) -> list[Instruction]:
+    def _on_decode(self, event: mv.LegEvent, leg: _Open, now: float) -> list[mv.Instruction]:
         match event:
-            case Begun() if not leg.begun:
+            case mv.Begun() if not leg.begun:
                 return self._decode_begun(leg)
-            case Ended(failure=failure) if self._begun:
+            case mv.Ended(failure=failure) if self._begun:
                 self._decode = None
-                return self._answer("failed" if failure else "ok", [Complete()], now, failure)
-            case Answered(status=status, aborted=False) if status < 500 and not self._begun:
+                return self._answer("failed" if failure else "ok", [mv.Complete()], now, failure)
+            case mv.Answered(status=status, aborted=False) if status < 500 and not self._begun:
                 self._decode = None
                 if status < 400:
-                    return self._answer("ok", [Pass(leg.leg)], now)
-                return self._answer("client_error", [Pass(leg.leg)]) + self._cancel_all()
-            case Answered(status=status, aborted=False) if not self._begun:
+                    return self._answer("ok", [mv.Pass(leg.leg)], now)
+                return self._answer("client_error", [mv.Pass(leg.leg)]) + self._cancel_all()
+            case mv.Answered(status=status, aborted=False) if not self._begun:
                 return self._decode_erred(leg, status, now)
-            case Answered(status=status, aborted=False):
-                return self._decode_failed(leg, Kind.BROKEN, Reason(f"it answered {status} instead of going on"), now)
-            case Answered():
-                return self._decode_failed(leg, Kind.ABORTED, Reason("the engine aborted the request"), now)
-            case Failed(kind=kind, reason=reason):
+            case mv.Answered(status=status, aborted=False):
+                return self._decode_failed(leg, mv.Kind.BROKEN, Reason(f"it answered {status} instead of going on"), now)
+            case mv.Answered():
+                return self._decode_failed(leg, mv.Kind.ABORTED, Reason("the engine aborted the request"), now)
+            case mv.Failed(kind=kind, reason=reason):
                 return self._decode_failed(leg, kind, reason, now)
             case _:
                 return []
 
-    def _decode_begun(self, leg: _Open) -> list[Instruction]:
+    def _decode_begun(self, leg: _Open) -> list[mv.Instruction]:
         leg.begun = True
         self._pair_at = math.inf
         if self._begun and not self._spoken:
@@ -272,21 +181,21 @@ class Exchange:
         self._bad_decodes.clear()
         self._bad_prefills.clear()
         self._alone = self._without
-        return [Relay(leg.leg)]
+        return [mv.Relay(leg.leg)]
 
-    def _decode_erred(self, leg: _Open, status: int, now: float) -> list[Instruction]:
+    def _decode_erred(self, leg: _Open, status: int, now: float) -> list[mv.Instruction]:
         # The engine lives and says no. Elsewhere once; otherwise its own words are the best answer.
         self._decode = None
         self._bad_decodes.add(leg.target.instance)
-        if self._errors_retried < self._limits.error_retries and self._may_retry(Kind.ABORTED, now):
+        if self._errors_retried < self._limits.error_retries and self._may_retry(mv.Kind.ABORTED, now):
             self._errors_retried += 1
             again = self._send_pair_elsewhere(now)
             if again is not None:
                 return again
         words = f"decode instance {leg.target.instance} answered {status}"
-        return self._answer("failed", [Pass(leg.leg)], detail=words) + self._cancel_all()
+        return self._answer("failed", [mv.Pass(leg.leg)], detail=words) + self._cancel_all()
 
-    def _decode_failed(self, leg: _Open, kind: Kind, reason: Reason, now: float) -> list[Instruction]:
+    def _decode_failed(self, leg: _Open, kind: mv.Kind, reason: Reason, now: float) -> list[mv.Instruction]:
         self._decode = None
         self._bad_decodes.add(leg.target.instance)
         why = reason.of(f"decode instance {leg.target.instance}")
@@ -294,29 +203,29 @@ class Exchange:
             self._spoken = False
             tail = self._course.tail() if self._course is not None else None
             if tail is not None:
-                return self._answer("ok", [Complete(tail)]) + self._cancel_all()
-            if self._course is None or kind is Kind.DIFFERS or not self._course.goes_on:
+                return self._answer("ok", [mv.Complete(tail)]) + self._cancel_all()
+            if self._course is None or kind is mv.Kind.DIFFERS or not self._course.goes_on:
                 return self._cut_off("broken", upstream(why.said), why.full) + self._cancel_all()
-        if kind is Kind.LACKING:
+        if kind is mv.Kind.LACKING:
             return self._cut_off("broken" if self._begun else "unavailable", unavailable(reason.said)) + self._cancel_all()
-        if kind is Kind.REFUSED and self._refusals < MAX_REFUSALS:
+        if kind is mv.Kind.REFUSED and self._refusals < MAX_REFUSALS:
             self._refusals += 1
             self._decode_tries -= 1  # it never saw the leg
         last = leg.target.instance if self._begun or self._refusals else None
         again = self._send_pair_elsewhere(now, last) if self._may_retry(kind, now) else None
         if again is not None:
             return again
-        fault = unavailable(why.said) if kind is Kind.REFUSED else upstream(why.said)
+        fault = unavailable(why.said) if kind is mv.Kind.REFUSED else upstream(why.said)
         return self._cut_off("broken" if self._begun else "failed", fault, why.full) + self._cancel_all()
 
-    def _may_retry(self, kind: Kind, now: float) -> bool:
+    def _may_retry(self, kind: mv.Kind, now: float) -> bool:
         # The budget is for engines that live and fail. One death costs each of its requests one retry, however many there
         # are, and so does the first break of a stream: the front end of a dead engine may live on and say so.
         if self._decode_tries >= (self._limits.stream_legs if self._begun else self._limits.decode_legs):
             return False
-        return kind in GONE or (self._begun and self._decode_tries == 1) or self._budget.may_retry(now)
+        return kind in mv.GONE or (self._begun and self._decode_tries == 1) or self._budget.may_retry(now)
 
-    def _send_pair_elsewhere(self, now: float, last: InstanceName | None = None) -> list[Instruction] | None:
+    def _send_pair_elsewhere(self, now: float, last: InstanceName | None = None) -> list[mv.Instruction] | None:
         # Prefill's KV went to the decode instance that failed: its leg is of no use any more.
         pair = self._picks.pair(alone=self._alone, not_prefill=self._bad_prefills, not_decode=self._bad_decodes)
         if pair is None and last is not None:
@@ -326,10 +235,10 @@ class Exchange:
             return None
         cancelled = self._cancel_all()
         if self._begun:
-            cancelled.append(Resume())
+            cancelled.append(mv.Resume())
         return cancelled + self._send(pair, now)
 
-    def _on_leaving(self, event: Leaving, now: float) -> list[Instruction]:
+    def _on_leaving(self, event: mv.Leaving, now: float) -> list[mv.Instruction]:
         """Go elsewhere while the leg still runs, if that loses nothing; otherwise it may end by itself in time.
 
         Prefill legs are short and stay. A stream with its finish reason needs nobody else.
@@ -347,43 +256,43 @@ class Exchange:
         self._spoken = False
         cancelled = self._cancel_all()
         if self._begun:
-            cancelled.append(Resume())
+            cancelled.append(mv.Resume())
         return cancelled + self._send(pair, now)
 
     # ---- prefill
 
-    def _on_prefill(self, event: Begun | Answered | Ended | Failed, leg: _Open, now: float) -> list[Instruction]:
+    def _on_prefill(self, event: mv.LegEvent, leg: _Open, now: float) -> list[mv.Instruction]:
         match event:
-            case Begun() if not self._begun and not self._answered and self._course is not None:
+            case mv.Begun() if not self._begun and not self._answered and self._course is not None:
                 # Its token is decode's first one, which decode's stream is compared with.
                 self._begun = self._spoken = True
-                return [Relay(leg.leg)]
-            case Ended() | Answered(status=200, aborted=False):
+                return [mv.Relay(leg.leg)]
+            case mv.Ended() | mv.Answered(status=200, aborted=False):
                 self._prefill = None
                 self._pair_at = math.inf
                 return []
-            case Answered(status=status) if refuses_request(status) and not self._begun and not self._answered:
+            case mv.Answered(status=status) if refuses_request(status) and not self._begun and not self._answered:
                 return self._prefill_refused(leg, status, now)
-            case Answered(status=status):
+            case mv.Answered(status=status):
                 return self._prefill_failed(leg, Reason(f"prefill instance {leg.target.instance} answered {status}"), now)
-            case Failed(kind=kind, reason=reason):
-                if kind is Kind.LACKING and not (self._begun or self._answered):
+            case mv.Failed(kind=kind, reason=reason):
+                if kind is mv.Kind.LACKING and not (self._begun or self._answered):
                     self._prefill = None
                     return self._cut_off("unavailable", unavailable(reason.said)) + self._cancel_all()
                 why = reason.of(f"prefill instance {leg.target.instance}")
-                return self._prefill_failed(leg, why, now, gone=kind in GONE)
+                return self._prefill_failed(leg, why, now, gone=kind in mv.GONE)
             case _:
                 return []
 
-    def _prefill_refused(self, leg: _Open, status: int, now: float) -> list[Instruction]:
+    def _prefill_refused(self, leg: _Open, status: int, now: float) -> list[mv.Instruction]:
         # Who answers the request judges it: a tool parser, say, may be decode's alone. Another prefill refuses it, too.
         self._prefill = None
         if self._decode is None or self._decode.target.p2p or self._limits.on_no_prefill == "reject":
-            return self._answer("client_error", [Pass(leg.leg)]) + self._cancel_all()
+            return self._answer("client_error", [mv.Pass(leg.leg)]) + self._cancel_all()
         self.refused = True
         return self._decode_alone(Reason(f"prefill instance {leg.target.instance} answered {status}"), now)
 
-    def _prefill_failed(self, leg: _Open, why: Reason, now: float, *, gone: bool = False) -> list[Instruction]:
+    def _prefill_failed(self, leg: _Open, why: Reason, now: float, *, gone: bool = False) -> list[mv.Instruction]:
         self._prefill = None
         self._bad_prefills.add(leg.target.instance)
         if self._answered or self._decode is None or self._decode.begun:
@@ -396,7 +305,7 @@ class Exchange:
                 return [self._send_prefill(target, self._decode.target, left)]
         return self._decode_alone(why, now)
 
-    def _decode_alone(self, why: Reason, now: float) -> list[Instruction]:
+    def _decode_alone(self, why: Reason, now: float) -> list[mv.Instruction]:
         assert self._decode is not None
         decode = self._decode.target
         cancelled = self._cancel_all()
@@ -405,19 +314,19 @@ class Exchange:
             return cancelled + self._cut_off("broken" if self._begun else "failed", unavailable(why.said), why.full)
         self._alone = True
         if self._begun:
-            cancelled.append(Resume())
+            cancelled.append(mv.Resume())
         return cancelled + self._send(Pair(decode, None), now)
 
     # ---- both
 
-    def _send_pair(self, now: float) -> list[Instruction]:
+    def _send_pair(self, now: float) -> list[mv.Instruction]:
         pair = self._picks.pair(alone=self._alone)
         if pair is None:
             reason = self._picks.why_not(Role.DECODE)
-            return self._answer("unavailable", [Refuse(unavailable(reason))], detail=reason)
+            return self._answer("unavailable", [mv.Refuse(unavailable(reason))], detail=reason)
         return self._send(pair, now)
 
-    def _send(self, pair: Pair, now: float) -> list[Instruction]:
+    def _send(self, pair: Pair, now: float) -> list[mv.Instruction]:
         if pair.prefill is None:
             if not self._alone and self._limits.on_no_prefill == "reject":
                 reason = self._picks.why_not(Role.PREFILL)
@@ -428,25 +337,25 @@ class Exchange:
         return [self._send_prefill(pair.prefill, pair.decode, self._limits.pair_s),
                 self._send_decode(pair.decode, self._params(Role.DECODE, self._limits.pair_s, None))]
 
-    def _send_prefill(self, target: Target, decode: Target, left: float) -> Send:
+    def _send_prefill(self, target: Target, decode: Target, left: float) -> mv.Send:
         self._legs += 1
         self._prefills_sent += 1
         self._prefill_tries += 1
         self._prefill = _Open(self._legs, target)
         peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
-        return Send(self._legs, Role.PREFILL, target, self._params(Role.PREFILL, left, peer))
+        return mv.Send(self._legs, Role.PREFILL, target, self._params(Role.PREFILL, left, peer))
 
-    def _send_decode(self, target: Target, params: legs.Leg | None) -> Send:
+    def _send_decode(self, target: Target, params: legs.Leg | None) -> mv.Send:
         self._legs += 1
         self._decodes_sent += 1
         self._decode_tries += 1
         self._decode = _Open(self._legs, target)
-        return Send(self._legs, Role.DECODE, target, params)
+        return mv.Send(self._legs, Role.DECODE, target, params)
 
     def _params(self, role: Role, left: float, peer: legs.Peer | None) -> legs.Leg:
         return legs.Leg(legs.VERSION, role, self.transfer, Attempt(self.attempt), round(left, 3), peer)
 
-    def _on_time(self, now: float) -> list[Instruction]:
+    def _on_time(self, now: float) -> list[mv.Instruction]:
         if self._answered:
             return self._cancel_all() if now >= self._linger_at else []
         if now >= self._request_at:
@@ -460,8 +369,8 @@ class Exchange:
                 return self._decode_alone(why, now)
         return []
 
-    def _answer(self, outcome: str, last: list[Instruction], now: float | None = None,
-                detail: str = "") -> list[Instruction]:
+    def _answer(self, outcome: str, last: list[mv.Instruction], now: float | None = None,
+                detail: str = "") -> list[mv.Instruction]:
         """Law 1: every way to an answer goes through here, once. With ``now``, an open prefill leg may linger."""
         assert not self._answered, f"second answer {outcome} after {self._answered}"
         self._answered, self._detail = outcome, detail
@@ -469,18 +378,18 @@ class Exchange:
             self._linger_at = now + self._limits.linger_s
         return last
 
-    def _cut_off(self, outcome: str, fault: Fault, detail: str = "") -> list[Instruction]:
-        return self._answer(outcome, [Break(fault) if self._begun else Refuse(fault)], detail=detail or fault.message)
+    def _cut_off(self, outcome: str, fault: Fault, detail: str = "") -> list[mv.Instruction]:
+        return self._answer(outcome, [mv.Break(fault) if self._begun else mv.Refuse(fault)], detail=detail or fault.message)
 
-    def _cancel_all(self) -> list[Instruction]:
-        out: list[Instruction] = [Cancel(leg.leg) for leg in (self._prefill, self._decode) if leg is not None]
+    def _cancel_all(self) -> list[mv.Instruction]:
+        out: list[mv.Instruction] = [mv.Cancel(leg.leg) for leg in (self._prefill, self._decode) if leg is not None]
         self._prefill = self._decode = None
         return out
 
-    def _close(self, out: list[Instruction]) -> list[Instruction]:
+    def _close(self, out: list[mv.Instruction]) -> list[mv.Instruction]:
         if self._answered and self._prefill is None and self._decode is None:
             self._over = True
             self._course = None  # it may hold this exchange: so both go at once, without the collector
             del self._picks  # likewise
-            out.append(Over(self._answered, self._detail))
+            out.append(mv.Over(self._answered, self._detail))
         return out

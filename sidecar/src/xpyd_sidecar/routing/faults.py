@@ -1,7 +1,7 @@
 """Errors as clients see them: OpenAI's form, made in one place.
 
-Belongs here: status, type, code and words of every error that the router itself gives. Does not belong here: errors of an
-engine, which are relayed as they are.
+Belongs here: status, type, code and words of every error that the router itself gives, and whose fault an engine's status
+is. Does not belong here: errors of an engine, which are relayed as they are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import msgspec
 
 POISON = "poison_request"
 """Code of the answer to a request that ends engines."""
+OF_THE_ENGINE = frozenset({401, 403, 408, 425, 429})
+"""4xx of a prefill engine that say something of the engine, not of the request: another prefill is asked."""
 
 
 class Fault(Exception):
@@ -93,3 +95,8 @@ def upstream(reason: str, status: int = 502) -> Fault:
 def poisonous(reason: str) -> Fault:
     """502: engines died of this request, so no other is asked."""
     return Fault(502, reason, kind="upstream_error", code=POISON)
+
+
+def refuses_request(status: int) -> bool:
+    """Whether an engine's answer says that the request is wrong; it may still be right for an engine of the other role."""
+    return 400 <= status < 500 and status not in OF_THE_ENGINE

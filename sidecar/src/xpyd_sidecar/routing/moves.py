@@ -97,7 +97,8 @@ class Condemned(msgspec.Struct, frozen=True):
     fault: Fault
 
 
-Event = Begun | Answered | Ended | Failed | Leaving | ClientGone | Tick | Stop | Condemned
+LegEvent = Begun | Answered | Ended | Failed
+Event = LegEvent | Leaving | ClientGone | Tick | Stop | Condemned
 
 # ---- instructions
 
