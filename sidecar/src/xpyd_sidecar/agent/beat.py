@@ -230,6 +230,7 @@ class Machine:
             agent=self._id,
             leaving=self._leaving,
             also=self._also,
+            sampling=first.sampling if first else None,
         )
 
     def goodbye(self) -> Goodbye:

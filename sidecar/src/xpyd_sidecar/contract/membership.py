@@ -4,7 +4,7 @@ Transport: ZMQ, DEALER (agent) to ROUTER (port 30001), CURVE; one msgpack messag
 
 Wire history
     1   first version
-        later in it, ignored by who does not know it: ``agent``, ``leaving``, ``also``
+        later in it, ignored by who does not know it: ``agent``, ``leaving``, ``also``, ``sampling``
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ MAX_RANKS = 1024
 """Addresses of one instance."""
 MAX_ALSO = 256
 """Further names of one instance."""
+MAX_ADDED = 64
+"""Fields that an engine adds to requests."""
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Addresses = Annotated[tuple[HostPort, ...], msgspec.Meta(max_length=MAX_RANKS)]
+ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 Names = Annotated[tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=512)], ...], msgspec.Meta(max_length=MAX_ALSO)]
 
 
@@ -44,6 +47,17 @@ class Parallel(msgspec.Struct, frozen=True):
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """What an engine adds to how the tokens of its requests are chosen."""
+
+    defaults: Annotated[tuple[tuple[ShortName, float], ...], msgspec.Meta(max_length=MAX_ADDED)] = ()
+    """Fields that count where a request has none, sorted: the model's generation config with what overrides it."""
+    own: Annotated[tuple[ShortName, ...], msgspec.Meta(max_length=MAX_ADDED)] = ()
+    """What it does by itself that may need what was generated before: logits processors, watermarks …, sorted."""
+    max_tokens: Count = 0
+    """Most tokens that it generates for any request, whatever that asks for; 0: no such bound."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
@@ -81,6 +95,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="beat", tag_field="t"):
     """State is draining, and the time for it is nearly over: streams that can go on elsewhere must do so now."""
     also: Names = ()
     """What the engine answers to besides ``model``, sorted: LoRA adapters and further served names."""
+    sampling: Sampling | None = None
+    """None: not told, by releases that did not say, or where it could not be found out."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, tag="bye", tag_field="t"):

@@ -13,7 +13,7 @@ import msgspec
 
 from xpyd_sidecar.contract.fingerprint import FingerprintFields
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
-from xpyd_sidecar.contract.membership import Parallel
+from xpyd_sidecar.contract.membership import Parallel, Sampling
 
 VERSION = 1
 
@@ -31,6 +31,8 @@ class EngineRecord(msgspec.Struct, frozen=True):
     """Tokens."""
     pid: int
     started_unix: float
+    sampling: Sampling | None = None
+    """None: not told."""
 
 
 def path_of(run_dir: Path, dp_rank: int) -> Path:

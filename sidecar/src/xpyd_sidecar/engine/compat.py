@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Any, Final, NoReturn
 
 import vllm
@@ -24,6 +25,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, Unif
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.metrics.utils import create_metric_per_engine
 
+from xpyd_sidecar.contract.membership import Sampling
 from xpyd_sidecar.errors import ConfigError
 
 __all__ = [
@@ -31,10 +33,12 @@ __all__ = [
     "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
     "KVConnectorWorkerMetadata", "cached_tokens", "check_model", "check_version", "common_id", "create_metric_per_engine",
     "dp_rank", "instruction_set", "kv_dtype", "kv_heads", "kv_layout", "log_like_vllm", "max_model_len", "model_files",
-    "model_text", "rank_of", "rest_while", "show_cached", "show_own_cached", "sizes", "version",
+    "model_text", "rank_of", "rest_while", "sampling", "show_cached", "show_own_cached", "sizes", "version",
 ]
 
 SUPPORTED: Final = "0.32."
+_FAST_TOKENIZERS = frozenset({"auto", "hf"})
+"""Modes whose tokenizers give the text of a prompt that ends inside a character again, whole; others lose the character."""
 REST_MS: Final = 5
 """Longest wait for a message that may have come without its notice."""
 
@@ -211,6 +215,32 @@ def common_id(config: Any) -> str:
 def max_model_len(config: Any) -> int:
     """Tokens."""
     return int(config.model_config.max_model_len)
+
+
+def sampling(config: Any) -> Sampling | None:
+    """What the engine adds to how tokens are chosen; None where its generation config cannot be read."""
+    model = config.model_config
+    try:
+        found = dict(model.get_diff_sampling_param())
+    except (OSError, ValueError) as error:
+        logging.getLogger(__name__).warning("xpyd: no generation config, so sampled streams will not go on elsewhere: %s",
+                                            error)
+        return None
+    plain = {name: float(value) for name, value in found.items()
+             if isinstance(value, int | float) and not isinstance(value, bool)}
+    own = {name for name in found if name not in plain}
+    if model.logits_processors or entry_points(group="vllm.logits_processors"):
+        own.add("logits_processors")
+    if getattr(config, "watermark_config", None) is not None:
+        own.add("watermarking")
+    speculation = config.speculative_config
+    if speculation is not None and speculation.rejection_sample_method != "standard":
+        own.add("lossy_speculation")
+    if model.tokenizer_mode not in _FAST_TOKENIZERS:
+        own.add("tokenizer")
+    bound = (found.get("max_tokens") if model.generation_config not in {"auto", "vllm"}
+             else model.override_generation_config.get("max_new_tokens"))  # as vLLM's ``override_max_tokens``
+    return Sampling(tuple(sorted(plain.items())), tuple(sorted(own)), int(bound or 0))
 
 
 def kv_dtype(config: Any) -> str:
