@@ -120,8 +120,9 @@ class Router(Part, frozen=True):
     """Ports of the router."""
     heartbeat: Heartbeat = Heartbeat()
     """How routers learn which instances live."""
-    failover: Literal["continue", "error"] = "continue"
-    """When a decode instance fails in mid-answer: another one continues, or the client gets an error."""
+    failover: Literal["continue", "exact", "error"] = "continue"
+    """When a decode instance fails in mid-answer: another one goes on; only where it gives the very same answer (greedy or
+    seeded), and else the client gets an error; or the client gets one always."""
     on_no_prefill: Literal["decode", "reject"] = "decode"
     """When no prefill instance is ready: decode does the prefill, or requests are answered with 503."""
     skip_prefill: SkipPrefill = SkipPrefill()

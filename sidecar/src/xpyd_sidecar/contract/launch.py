@@ -110,7 +110,9 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     policy: str = "round_robin"
     policy_options: dict[str, Any] = {}
     on_no_prefill: Literal["decode", "reject"] = "decode"
-    failover: Literal["continue", "error"] = "continue"
+    failover: Literal["continue", "exact", "error"] = "continue"
+    """Which streams go on elsewhere: also sampled ones that keep their distribution, those alone whose every token is
+    determined, none."""
     model: str = ""
     """Served model name; requests for another one are refused with 404."""
     api_key_file: str | None = None
