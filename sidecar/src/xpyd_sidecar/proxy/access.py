@@ -29,7 +29,8 @@ def line_of(record: Record) -> dict[str, object]:
     passed = {"path": record.path} if record.path else {}
     return {"request": record.request_id, "transfer": record.transfer, "api": record.api, "stream": record.stream,
             "status": record.status, "prefill": record.went(Role.PREFILL), "decode": record.went(Role.DECODE),
-            "attempt": record.attempt, "skips": record.skips, "seconds": round(record.last_at - record.arrived, 4),
+            "attempt": record.attempt, "skips": record.skips, "continued": record.continued,
+            "seconds": round(record.last_at - record.arrived, 4),
             "first_byte_s": None if math.isnan(record.first_at) else round(record.first_at - record.arrived, 4),
             "detail": record.detail, **passed}
 
@@ -71,7 +72,8 @@ class _Straight:
 
 @lru_cache(maxsize=1024)
 def _between(api: str, prefill: str, decode: str) -> str:
-    fields = {"api": api, "stream": True, "status": 200, "prefill": prefill, "decode": decode, "attempt": 1, "skips": ""}
+    fields = {"api": api, "stream": True, "status": 200, "prefill": prefill, "decode": decode, "attempt": 1, "skips": "",
+              "continued": 0}
     return _encode(fields).decode()[1:-1]
 
 
