@@ -45,7 +45,7 @@ def admit(dispatch: Dispatch, route: Route, request: HttpRequest, reply: Reply) 
         Fault: it is refused, before anything was sent.
     """
     asks: Asks = _passed(route, request) if route.api is None else Generation(
-        dispatch.shapes.parse(route.api, request.body), dispatch.config)
+        dispatch.shapes.parse(route.api, request.body), dispatch.config, dispatch.terms)
     if not dispatch.serves(asks.model):
         assert asks.model is not None
         raise unknown_model(asks.model, dispatch.models())

@@ -43,6 +43,7 @@ from xpyd_sidecar.routing.pick import Pair, Picker, Target
 from xpyd_sidecar.routing.reason import Reason
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.request_hash import hash_of
+from xpyd_sidecar.routing.sampled import Terms
 from xpyd_sidecar.routing.shapes import FirstPair, Shapes
 from xpyd_sidecar.routing.straight_record import StraightRecord
 
@@ -80,7 +81,8 @@ class Dispatch:
         self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                              on_no_prefill=router.on_no_prefill)
         self.first_pair = FirstPair(self.limits.pair_s)
-        self.shapes = Shapes(goes_on=router.failover == "continue")
+        self._terms = Terms(router.failover == "continue")
+        self.shapes = Shapes(goes_on=router.failover != "error", terms=self.terms)
         self.budget = RetryBudget(router.retry_budget)
         self.pool = Pool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)
@@ -111,6 +113,13 @@ class Dispatch:
         self.watch = Watch(self.roster, self.lost, self.observer)
         self.watch.on_leaving = self.leaving
         self.watch.on_verdict = self.poison.judged
+
+    def terms(self) -> Terms:
+        """On which streams go on elsewhere now; the same object until what decode engines tell has changed."""
+        told = self.roster.told()
+        if told is not self._terms.told:
+            self._terms = Terms(self._terms.sampled, told)
+        return self._terms
 
     # ---- requests
 

@@ -52,7 +52,7 @@ def enter(dispatch: Dispatch, client: Connection, api: fields.Api, http: HttpReq
         if prefill is not None:
             prefill.take_back()
         reply = Reply(client, http.request_id, close=False, old=False, head_only=False)
-        generation = Generation(shape.request(given, slots), dispatch.config)
+        generation = Generation(shape.request(given, slots), dispatch.config, dispatch.terms)
         return dispatch.serve(http, reply, generation, picks, 0.0, picked=pair)
     transfer, request_id = TransferId(ids.fresh()), http.request_id.encode()
     params, name = dispatch.first_pair, transfer.encode()

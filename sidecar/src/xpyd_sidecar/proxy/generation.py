@@ -31,6 +31,7 @@ from xpyd_sidecar.routing.p2p import PairedById
 from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
+from xpyd_sidecar.routing.sampled import Terms
 from xpyd_sidecar.routing.splice import Splicer
 
 if TYPE_CHECKING:
@@ -43,23 +44,28 @@ HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
 
 
 class Generation:
-    """What one completion or chat asks (``serving.Asks``), and how far its client's stream is (``exchange.Course``)."""
+    """What one completion or chat asks (``asks.Asks``), and how far its client's stream is (``exchange_inputs.Course``)."""
 
-    __slots__ = ("_asked", "_going", "_hash", "_paired", "_request", "position", "skips", "speaks")
+    __slots__ = ("_asked", "_begun", "_goes_on", "_going", "_hash", "_paired", "_request", "_terms", "position", "skips",
+                 "speaks")
     passed_on = HEADERS
     path = ""
     once = unread = opaque = False
 
-    def __init__(self, request: bodies.Request, config: RouterConfig) -> None:
+    def __init__(self, request: bodies.Request, config: RouterConfig, terms: Callable[[], Terms]) -> None:
+        """``terms``: on which streams go on now; by those of a request's beginning it is known what engines added to it."""
         self._request = request
         self.skips = request.skips
         """Why it goes without prefill; empty where it does not."""
         self._hash: RequestHash | None = None
+        self._terms = terms
+        self._begun = terms() if request.shape is None else request.shape.terms
+        self._goes_on = config.failover != "error"
         self._asked: bodies.Request | None = None
         self._going: continuation.Going | None = None
         self._paired = PairedById()
         """Legs to older engines."""
-        self.position: Position | None = (continuation.position_of(request, goes_on=config.failover == "continue")
+        self.position: Position | None = (continuation.position_of(request, goes_on=self._goes_on, terms=self._begun)
                                           if request.shape is None else request.shape.position())
         """What the client has of a stream that can go on elsewhere."""
         first = config.first_token
@@ -114,7 +120,8 @@ class Generation:
     @property
     def goes_on(self) -> bool:
         """Whether the client's stream can go on elsewhere."""
-        return self.position is not None and self.position.goes_on
+        return (self.position is not None
+                and continuation.may_go_on(self._request, self.position, self._begun, self._terms()))
 
     def tail(self) -> bytes | None:
         """What is missing of the client's stream, where no engine is needed for it."""
@@ -169,7 +176,7 @@ class Generation:
             return None
         if self._going is None or self.position is None:
             if self.position is not None and self.position.id:  # of a leg that gave nothing to the client
-                self.position = continuation.position_of(self._request, goes_on=True)
+                self.position = continuation.position_of(self._request, goes_on=True, terms=self._begun)
             return stream_of(self.position, framed=framed)
         return spliced(self.position, self._going, framed=framed)
 
@@ -193,7 +200,7 @@ class Generation:
         assert position is not None, "a stream goes on that cannot"
         if self._paired.request_id:
             position.forgets = True  # an older engine knows nothing of ids in place of a prompt
-        self._going = continuation.go_on(self._request, position)
+        self._going = continuation.go_on(self._request, position, self._terms().told)
         self._asked = self._going.request
         return ("continue" if self._going.keep else "replay"), position.tokens
 
@@ -204,7 +211,7 @@ class Generation:
         position.prompt = token.prompt
         for event in token.events:
             position.note(event)
-        going = continuation.again(self._request, position)
+        going = continuation.again(self._request, position, counts=False)
         for stream in streams:
             if isinstance(stream, NotedStream):
                 stream.splice(Splicer(position, going))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def serving_of(lane: Lane) -> Serving:
     """One that has seen all that the lane has; its calls have the lane's connections."""
-    dispatch, asks = lane.dispatch, Generation(lane.request, lane.dispatch.config)
+    dispatch, asks = lane.dispatch, Generation(lane.request, lane.dispatch.config, lane.dispatch.terms)
     reply = Reply(lane.client, lane.request_id, close=False, old=False, head_only=False)
     if lane.head is not None:
         asks.position = lane.position

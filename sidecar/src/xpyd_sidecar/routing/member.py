@@ -11,7 +11,7 @@ from enum import Enum
 import msgspec
 
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
-from xpyd_sidecar.contract.membership import Heartbeat, Load
+from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
 from xpyd_sidecar.routing.reason import Reason
 
 INTERVAL_RANGE_S = (0.05, 60.0)
@@ -33,7 +33,7 @@ class Member:
 
     __slots__ = ("agent", "also", "beat_at", "control", "doubted", "drained", "epoch", "fingerprint", "http", "in_flight",
                  "in_flight_at_beat", "incarnation", "interval_s", "load", "max_model_len", "model", "name", "probe_at",
-                 "probing", "role", "seq", "state", "stuck", "suspended", "turn", "unanswered")
+                 "probing", "role", "sampling", "seq", "state", "stuck", "suspended", "turn", "unanswered")
 
     def __init__(self, name: InstanceName) -> None:
         self.name = name
@@ -48,6 +48,7 @@ class Member:
         self.model = ""
         self.max_model_len = 0
         self.also: tuple[str, ...] = ()
+        self.sampling: Sampling | None = None
         self.fingerprint = Fingerprint("")
         self.load = Load()
         self.drained = False
@@ -76,7 +77,7 @@ class Member:
         return (beat.incarnation == self.incarnation and beat.state is self.state and beat.agent == self.agent
                 and beat.epoch == self.epoch and beat.role is self.role and beat.http == self.http
                 and beat.control == self.control and beat.fingerprint == self.fingerprint and beat.model == self.model
-                and beat.max_model_len == self.max_model_len and beat.also == self.also)
+                and beat.max_model_len == self.max_model_len and beat.also == self.also and beat.sampling == self.sampling)
 
     def hear(self, now: float, beat: Heartbeat) -> None:
         """Take the part of a beat that changes from beat to beat."""
@@ -96,7 +97,7 @@ class Member:
         self.incarnation, self.agent = beat.incarnation, beat.agent
         self.http, self.control = beat.http, beat.control
         self.model, self.max_model_len, self.fingerprint = beat.model, beat.max_model_len, beat.fingerprint
-        self.also = beat.also
+        self.also, self.sampling = beat.also, beat.sampling
 
     def __repr__(self) -> str:
         return f"Member({self.name}, {self.role}, {self.state}, {self.suspended or 'ok'})"

@@ -151,6 +151,10 @@ class Position(msgspec.Struct, eq=False):
     shows_logprobs: bool = False
     lasts: bool = True
     """Another engine can go on with it; if not, it is noted so that its tokens are counted."""
+    sampled: bool = False
+    """Its tokens are drawn at random: it goes on from all ids that came, and cannot be run again."""
+    continued: int = 0
+    """How often it went on elsewhere, as far as the client has seen it."""
     id: str = ""
     model: str = ""
     created: int = 0
@@ -184,6 +188,8 @@ class Position(msgspec.Struct, eq=False):
     def goes_on(self) -> bool:
         """Whether another engine can go on (exchange.Course)."""
         self.fold()
+        if self.sampled and (self.forgets or (self.log and not self.prompt)):
+            return False
         return self.lasts and self.way is not Way.ERROR
 
     @property

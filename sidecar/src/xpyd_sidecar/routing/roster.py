@@ -31,6 +31,7 @@ from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.routing import claims
 from xpyd_sidecar.routing.member import Changed, Instruction, Leaving, Lost, Member, Probe, Probed, Refused
 from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.sampled import UNTOLD, Told, told_of
 from xpyd_sidecar.routing.settle import Settle
 
 __all__ = ["Changed", "Instruction", "Leaving", "Lost", "Member", "Probe", "Probed", "Refused", "Roster"]
@@ -64,6 +65,8 @@ class Roster:
         self.picks: dict[Role, tuple[Member, ...]] | None = None
         """What ``pickable`` found; None since something changed."""
         self._models: list[str] | None = None
+        self._told: Told | None = None
+        self._told_last = UNTOLD
         self._named: list[Member] | None = None
 
     def begin(self, started: float, settle_s: float, *, beside_engine: bool) -> None:
@@ -119,6 +122,16 @@ class Roster:
             named = [{m.model, *m.also} for m in [m for m in members if m.pickable] or members]
             self._models = [*sorted(models), *sorted(set.intersection(*named) - models if named else ())]
         return list(self._models)
+
+    def told(self) -> Told:
+        """What decode engines add to requests: those that take new legs, or all where none does. The same object until that
+        changes.
+        """
+        if self._told is None:
+            ready = self.pickable(Role.DECODE) or [m for m in self.members() if m.role is Role.DECODE]
+            told = told_of(member.sampling for member in ready)
+            self._told = self._told_last = self._told_last if told == self._told_last else told
+        return self._told
 
     def fleet(self, now: float) -> tuple[FleetInstance, ...]:
         """What ``GET /fleet`` says of the instances."""
@@ -328,7 +341,7 @@ class Roster:
         self._changed()
 
     def _changed(self) -> None:
-        self.picks = self._models = self._named = None
+        self.picks = self._models = self._named = self._told = None
 
     def _silent(self, now: float, member: Member) -> bool:
         silence = self._missed * member.interval_s

@@ -27,6 +27,7 @@ from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.fields import Api
 from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.position import Position
+from xpyd_sidecar.routing.sampled import EXACT_ALONE, Terms
 from xpyd_sidecar.routing.ways import Way, has_parts
 
 MAX_SHAPES = 256
@@ -88,10 +89,12 @@ class Shape:
     """What requests of one shape have in common."""
 
     __slots__ = ("_asked", "_names", "_templates", "api", "asked_ids", "choices", "lasts", "model", "noted", "plain",
-                 "prompt_at", "shows_logprobs", "skips", "stream", "wants_usage", "way")
+                 "prompt_at", "sampled", "shows_logprobs", "skips", "stream", "terms", "wants_usage", "way")
 
-    def __init__(self, request: bodies.Request, names: list[str], *, goes_on: bool) -> None:
-        position = continuation.position_of(request, goes_on=goes_on)
+    def __init__(self, request: bodies.Request, names: list[str], *, goes_on: bool, terms: Terms = EXACT_ALONE) -> None:
+        position = continuation.position_of(request, goes_on=goes_on, terms=terms)
+        self.terms = terms
+        """By which it was judged."""
         self.api = request.api
         self._names = names
         self.model, self.stream, self.skips = request.model, request.stream, request.skips
@@ -106,6 +109,7 @@ class Shape:
         self.shows_logprobs = position is not None and position.shows_logprobs
         self.choices = 0 if position is None else position.choices
         self.lasts = position is not None and position.lasts
+        self.sampled = position is not None and position.sampled
         self.noted = self.way is Way.CONTINUE and not self.asked_ids
         """Token ids of its streams are noted, and the client does not see them."""
         self._asked = continuation.first_request(request, position)
@@ -120,7 +124,7 @@ class Shape:
         if self.way is None:
             return None
         return Position(self.api, self.way, asked_ids=self.asked_ids, wants_usage=self.wants_usage, choices=self.choices,
-                        shows_logprobs=self.shows_logprobs, lasts=self.lasts)
+                        shows_logprobs=self.shows_logprobs, lasts=self.lasts, sampled=self.sampled)
 
     def body(self, leg: legs.Leg, slots: Sequence[bytes]) -> bytes:
         """As ``bodies.body_of`` makes it of ``continuation.first_request``."""
@@ -137,8 +141,11 @@ class Shape:
 class Shapes:
     """Shapes that were seen lately."""
 
-    def __init__(self, *, goes_on: bool) -> None:
-        """``goes_on``: streams go on elsewhere."""
+    def __init__(self, *, goes_on: bool, terms: Callable[[], Terms] = lambda: EXACT_ALONE) -> None:
+        """``goes_on``: streams go on elsewhere, on these terms."""
+        self._terms = terms
+        self._judged = terms()
+        """By which the shapes were."""
         self._goes_on = goes_on
         self._known: dict[tuple[Api, Key], Shape | None] = {}
         self._latest: tuple[bytes, Looked | None] | None = None
@@ -146,6 +153,8 @@ class Shapes:
 
     def known(self, api: Api, body: bytes) -> tuple[Shape, list[bytes], dict[str, Raw]] | None:
         """Shape, slots and fields of a body whose shape is known; None of others, also where it is no request."""
+        if self._terms() is not self._judged:
+            self._judge_anew()
         found = looked(body)
         shape = None if found is None else self._known.get((api, found[0]))
         if found is None or shape is None:
@@ -159,6 +168,8 @@ class Shapes:
         found = latest[1] if latest is not None and latest[0] is body else looked(body)
         if found is None:
             return bodies.parse(api, body)
+        if self._terms() is not self._judged:
+            self._judge_anew()
         key, slots, fields = found
         shape = self._known.get((api, key))
         if shape is not None:
@@ -167,8 +178,13 @@ class Shapes:
         if len(self._known) >= MAX_SHAPES:
             self._known.clear()
         again = (api, key) in self._known
-        self._known[api, key] = Shape(request, _slot_names(key), goes_on=self._goes_on) if again else None
+        self._known[api, key] = (Shape(request, _slot_names(key), goes_on=self._goes_on, terms=self._judged)
+                                 if again else None)
         return request
+
+    def _judge_anew(self) -> None:
+        self._known.clear()
+        self._judged = self._terms()
 
 
 def looked(body: bytes, most: int = MAX_BYTES) -> Looked | None:

@@ -9,6 +9,7 @@ belong here: the bytes' framing, and how the stream broke off.
     role                           said once
     usage                          tokens that were generated elsewhere are prompt here: moved back
     text_offset                    goes on from the last one that the client has
+    finish reason                  beside it stands how often the stream went on (``xpyd_continued``)
 
 An event of which nothing is left is dropped. This way is for the rare stream that broke: events are decoded.
 """
@@ -24,6 +25,8 @@ from xpyd_sidecar.routing.position import Event, Position
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
+CONTINUED = "xpyd_continued"
+"""In the event with the finish reason: how often the stream went on elsewhere."""
 _TEXTS = ("reasoning", "reasoning_content", "content", "refusal")
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 """Parallel lists of the log probabilities of /v1/completions."""
@@ -46,6 +49,8 @@ class Splicer:
         self._texts = dict(going.texts)
         self._ids = dict(going.ids)
         self._logprobs = dict(going.logprobs)
+        self._seam = going.seam
+        self._counts = going.counts
         self._shift: int | None = None
         self._checked = not going.prompt
 
@@ -73,13 +78,19 @@ class Splicer:
         position.note(noted)
         if choices and not any(left):
             return b""
+        if self._counts:
+            position.continued += 1
+            self._counts = False
+        if position.continued and any(choice.get("finish_reason") is not None for choice in choices):
+            event[CONTINUED] = position.continued
         self._hide_ids(event)
         return b"data: " + _encode(event) + b"\n\n"
 
     @property
     def caught_up(self) -> bool:
         """Whether nothing more comes that the client has."""
-        return self._checked and not any(self._texts.values()) and not any(self._ids.values())
+        return (self._checked and self._seam is None and not any(self._texts.values())
+                and not any(self._ids.values()))
 
     def end(self) -> None:
         """[DONE] came. Raises Differs where the client has more than the engine said."""
@@ -120,6 +131,12 @@ class Splicer:
         text = box.get(name)
         if not text:
             return False
+        if self._seam is not None:
+            own = self._seam.own(channel[1], text)
+            if own is None:
+                raise Differs("it cannot be told which of its text is new, behind a character that was half said")
+            self._seam = None
+            text = box[name] = own
         again = self._texts.get(channel, "")
         if again:
             size = min(len(again), len(text))

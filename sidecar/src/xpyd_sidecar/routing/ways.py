@@ -9,7 +9,8 @@ Theory: a greedy answer is a function of its prompt. So
   * where it also depends on what was generated as such (penalties count output alone, a grammar has a state, a parser has
     read tool calls), the request is run again from its start, and what the client has is compared and dropped (REPLAY). So
     is a sampled answer with a seed;
-  * a sampled answer without a seed has no second run, and ends with an error event (ERROR).
+  * a sampled answer without a seed has no second run (ERROR). It ends with an error event, unless its rest may be drawn
+    elsewhere (``sampled``).
 The worst way that any field asks for is the way of the request. A field that is not known here asks for REPLAY: whatever it
 does, the same request does it again.
 """
@@ -24,6 +25,7 @@ import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.routing.fields import Api, is_null
+from xpyd_sidecar.routing.sampled import UNTOLD, Told, keeps_distribution
 
 Fields = Mapping[str, Raw]
 _decode_float = msgspec.json.Decoder(float).decode
@@ -139,8 +141,20 @@ TABLE: dict[str, Callable[[Raw, Fields], Way]] = dict.fromkeys((
 _ALWAYS_CONTINUE = frozenset(name for name, ask in TABLE.items() if ask is _CONTINUES)
 
 
-def way_of(api: Api, fields: Fields) -> Way:
-    """The way of a request. Never raises: what cannot be read is the engine's to refuse."""
+def way_of(api: Api, fields: Fields, told: Told = UNTOLD) -> Way:
+    """The way of a request whose answer is determined; ERROR for others. Never raises: what cannot be read is the engine's
+    to refuse. ``told``: what engines add to it.
+    """
+    return max(_way_of(api, counted) for counted in told.counted(fields))
+
+
+def goes_on_sampled(api: Api, fields: Fields, told: Told) -> bool:
+    """Whether a request that ``way_of`` has no way for may go on from its ids, with the same distribution."""
+    return told.alike and all(way_if_greedy(api, counted) is Way.CONTINUE and keeps_distribution(counted)
+                              for counted in told.counted(fields))
+
+
+def _way_of(api: Api, fields: Fields) -> Way:
     sampling = _sampling(fields)
     return sampling if sampling is Way.ERROR else max(sampling, way_if_greedy(api, fields))
 
@@ -159,7 +173,7 @@ def way_if_greedy(api: Api, fields: Fields) -> Way:
 
 
 def _sampling(fields: Fields) -> Way:
-    # An absent temperature is 1.0, unless the model's generation config says otherwise, which is not known here.
+    # An absent temperature is 1.0, unless the model's generation config says otherwise and engines have told it.
     temperature = fields.get("temperature")
     if temperature is not None and not is_null(temperature):
         value = _number(temperature)
