@@ -18,7 +18,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.children import children, key_secret
-from xpyd_operator.render.differs import differs
+from xpyd_operator.render.compare import differs
 from xpyd_operator.render.kube_limits import refusals
 from xpyd_operator.render.labels import FIELD_MANAGER
 from xpyd_operator.render.manifests import manifests

@@ -15,7 +15,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.children import children, key_secret, owner_reference, pool, unwanted
-from xpyd_operator.render.differs import differs
+from xpyd_operator.render.compare import differs
 from xpyd_operator.render.pods import engine_pod
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.config import faults

@@ -1,7 +1,7 @@
 """What both backends make of a document stays what it was, byte for byte.
 
-A change that is meant: ``GOLDEN=write pytest tests/unit/test_render_golden.py`` writes the files anew, and the diff shows what
-running services get with it.
+A change that is meant: ``GOLDEN=write pytest tests/unit/test_render_golden.py`` writes the files anew, and their diff shows
+what services get with it.
 """
 
 from __future__ import annotations

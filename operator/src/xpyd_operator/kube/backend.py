@@ -14,21 +14,21 @@ import msgspec
 from xpyd_operator.api.status import Condition, ServiceStatus
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import Api, ApiError
+from xpyd_operator.kube.backoff import Holds
 from xpyd_operator.kube.blueprint import Blueprint, Gone
 from xpyd_operator.kube.cache import OWNER_KIND, Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
 from xpyd_operator.kube.events import Events, now_text
 from xpyd_operator.kube.fleet import Fleets
-from xpyd_operator.kube.holds import Holds
 from xpyd_operator.kube.key import KeySecret
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Facts, Told, facts, front, instances
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.pods import Pods
-from xpyd_operator.kube.said import pool_status, service_status, stalled
 from xpyd_operator.kube.settings import OperatorSettings
-from xpyd_operator.kube.status import StatusWriter, read
+from xpyd_operator.kube.status import pool_status, service_status, stalled
+from xpyd_operator.kube.status_writer import StatusWriter, read
 from xpyd_operator.kube.switches import Switches
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
 from xpyd_operator.plan.conditions import bounded

@@ -6,8 +6,8 @@ import logging
 from typing import Any
 
 from xpyd_operator.kube.api import Api, ApiError
+from xpyd_operator.kube.backoff import Holds
 from xpyd_operator.kube.cache import Cache, Entry
-from xpyd_operator.kube.holds import Holds
 from xpyd_operator.kube.observe import controller
 from xpyd_operator.plan.actions import Label
 from xpyd_operator.render import labels

@@ -22,7 +22,7 @@ from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.observe import Facts, controller, facts
 from xpyd_operator.plan.actions import Switch
 from xpyd_operator.render import labels
-from xpyd_operator.render.places import AGENT_PORT
+from xpyd_operator.render.paths import AGENT_PORT
 from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.fleet import Fleet

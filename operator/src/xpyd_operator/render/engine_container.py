@@ -11,7 +11,7 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside, Claim, Folder, Hub
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import labels
-from xpyd_operator.render import places as at
+from xpyd_operator.render import paths as at
 from xpyd_operator.render.data_parallel import dp_env
 from xpyd_operator.render.engine import CPU_ENV, MODULE, engine_args, executor_env, shutdown_args
 from xpyd_operator.render.literal import literal

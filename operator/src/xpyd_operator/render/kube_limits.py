@@ -14,7 +14,7 @@ from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import not_built, overlay
 from xpyd_operator.render.engine import kv_options
 from xpyd_operator.render.engine_container import has_devices
-from xpyd_operator.render.places import AGENT_PORT, ENGINE_PORT
+from xpyd_operator.render.paths import AGENT_PORT, ENGINE_PORT
 from xpyd_sidecar.contract.ids import Role
 
 STAGING_BYTES = 64 << 20

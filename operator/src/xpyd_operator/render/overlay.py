@@ -25,7 +25,7 @@ from xpyd_operator.api import owned
 from xpyd_operator.api.base import GROUP
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import labels
-from xpyd_operator.render import places as at
+from xpyd_operator.render import paths as at
 
 
 class _List(NamedTuple):

@@ -9,14 +9,14 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Claim
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render import labels
-from xpyd_operator.render import places as at
+from xpyd_operator.render import paths as at
+from xpyd_operator.render.defaults import without_defaults
 from xpyd_operator.render.engine_container import engine_container
 from xpyd_operator.render.overlay import overlay
 from xpyd_operator.render.owner import metadata
-from xpyd_operator.render.places import ENGINE_PORT
+from xpyd_operator.render.paths import ENGINE_PORT
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.sidecar_container import clients_volumes, install_container, sidecar_container
-from xpyd_operator.render.stated import stated
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 __all__ = ["ENGINE_PORT", "engine_pod", "pod_revision"]
@@ -65,14 +65,14 @@ def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
     """
     spec = service.spec
     if spec.router.placement == "Sidecar":
-        router = _without(stated(spec.router), ("maxSidecars",))
+        router = _without(without_defaults(spec.router), ("maxSidecars",))
     else:  # what agents know of routers that are elsewhere
         router = {"members": spec.router.ports.members, "heartbeat": spec.router.heartbeat_s}
     parts = {
-        "model": stated(spec.model),
-        "engine": _without(stated(spec.engine), ("startupTimeout", "imagePullPolicy")),
-        "role": _without(stated(spec.role(role)), ("replicas", "scaling")),
-        "kv": stated(spec.kv),
+        "model": without_defaults(spec.model),
+        "engine": _without(without_defaults(spec.engine), ("startupTimeout", "imagePullPolicy")),
+        "role": _without(without_defaults(spec.role(role)), ("replicas", "scaling")),
+        "kv": without_defaults(spec.kv),
         "router": router,
         "key": key_id,
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import labels
-from xpyd_operator.render import places as at
+from xpyd_operator.render import paths as at
 from xpyd_operator.render.owner import metadata
 from xpyd_operator.render.pods import grace_s
 from xpyd_operator.render.settings import KubeSettings

@@ -8,7 +8,7 @@ import msgspec
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import labels
-from xpyd_operator.render import places as at
+from xpyd_operator.render import paths as at
 from xpyd_operator.render.engine_container import ASK, HOST_VAR
 from xpyd_operator.render.literal import literals
 from xpyd_operator.render.sections import agent_section, router_section

@@ -12,10 +12,10 @@ import msgspec
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render import labels
-from xpyd_operator.render.differs import differs
+from xpyd_operator.render.compare import differs
+from xpyd_operator.render.defaults import without_defaults
 from xpyd_operator.render.pods import engine_pod
 from xpyd_operator.render.settings import KubeSettings
-from xpyd_operator.render.stated import stated
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 NEVER = "rollout.switchWindow is 0s"
@@ -45,7 +45,8 @@ def _stated(service: DisaggService, apart: tuple[str, ...]) -> str:
     if not service.spec.rollout.switch_window_s:
         return NEVER
     prefill, decode = (
-        {name: part for name, part in stated(service.spec.role(role)).items() if name not in apart} for role in Role
+        {name: part for name, part in stated.items() if name not in apart}
+        for stated in (without_defaults(service.spec.role(role)) for role in Role)
     )
     field = differs(prefill, decode) or differs(decode, prefill)
     if not field and prefill != decode:  # a value that stands for nothing, and none

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from render_service import service
 
-from xpyd_operator.render.stated import stated
+from xpyd_operator.render.defaults import without_defaults
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ from xpyd_operator.render.stated import stated
     ],
 )
 def test_defaults_are_left_out_written_or_not(spec: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert stated(service(**spec).spec) == expected
+    assert without_defaults(service(**spec).spec) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.holds import FIRST_S, LONGEST_S, Holds
+from xpyd_operator.kube.backoff import FIRST_S, LONGEST_S, Holds
 
 QUOTA = ApiError(403, "Forbidden", "exceeded quota: small")
 

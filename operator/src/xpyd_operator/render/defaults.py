@@ -9,18 +9,18 @@ import msgspec
 from msgspec import structs
 
 
-def stated(part: Any) -> Any:
+def without_defaults(part: Any) -> Any:
     """Structs as dictionaries by their names on the wire. A default that is written out is the same as one that is not."""
     if isinstance(part, msgspec.Struct):
         return {
-            field.encode_name: stated(value)
+            field.encode_name: without_defaults(value)
             for field in _fields(type(part))
             if (value := getattr(part, field.name)) != _default(field)
         }
     if isinstance(part, tuple | list):
-        return [stated(one) for one in part]
+        return [without_defaults(one) for one in part]
     if isinstance(part, dict):
-        return {key: stated(one) for key, one in part.items()}
+        return {key: without_defaults(one) for key, one in part.items()}
     return part
 
 

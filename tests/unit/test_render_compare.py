@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from xpyd_operator.render.differs import differs
+from xpyd_operator.render.compare import differs
 
 
 @pytest.mark.parametrize(
