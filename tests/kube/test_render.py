@@ -17,13 +17,12 @@ from xpyd_operator.api.load import documents
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.render.children import children, key_secret
 from xpyd_operator.render.compare import differs
-from xpyd_operator.render.kube_limits import refusals
 from xpyd_operator.render.labels import FIELD_MANAGER
-from xpyd_operator.render.manifests import manifests
-from xpyd_operator.render.pods import engine_pod
+from xpyd_operator.render.objects import children, key_secret, manifests
+from xpyd_operator.render.pod import engine_pod
 from xpyd_operator.render.settings import KubeSettings
+from xpyd_operator.render.unsupported import kube_refusals
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 pytestmark = pytest.mark.timeout(1200)
@@ -100,16 +99,16 @@ def test_the_api_server_takes_every_object_of_every_example(cluster: LightCluste
     document = documents(path.read_text())[0].value
     service = decode_service(document, target=Target.KUBERNETES).service
     if "# Not built yet" in path.read_text():
-        assert list(refusals(service)) != []
+        assert list(kube_refusals(service)) != []
         return
-    assert list(refusals(service)) == []
+    assert list(kube_refusals(service)) == []
     try_out(cluster, manifests(service, SETTINGS))
 
 
 @pytest.mark.parametrize("name", CORNERS)
 def test_the_api_server_takes_every_setting(cluster: LightCluster, name: str) -> None:
     service = from_server(cluster, corner(name))
-    assert list(refusals(service)) == []
+    assert list(kube_refusals(service)) == []
     try_out(cluster, manifests(service, SETTINGS))
 
 

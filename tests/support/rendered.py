@@ -13,9 +13,9 @@ from xpyd_operator.api.recognize import Kind, recognize
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render.engine import engine_revision
-from xpyd_operator.render.manifests import manifests
-from xpyd_operator.render.pods import pod_revision
-from xpyd_operator.render.processes import (
+from xpyd_operator.render.objects import manifests
+from xpyd_operator.render.pod import pod_revision
+from xpyd_operator.render.process import (
     EngineBinding,
     Place,
     agent_config,

@@ -16,7 +16,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.errors import SpecError, Unsupported
 from xpyd_operator.kube.api import RESOURCES
 from xpyd_operator.plan import news
-from xpyd_operator.render.kube_limits import check_kube
+from xpyd_operator.render.unsupported import check_kube
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = ROOT / "operator/src/xpyd_operator"

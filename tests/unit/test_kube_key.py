@@ -12,7 +12,7 @@ from memory_api import MemoryApi
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.key import CHECK_S, SOON_S, KeySecret, NameTaken
-from xpyd_operator.render.children import key_secret
+from xpyd_operator.render.objects import key_secret
 
 AT = ("Secret", "team-a", "qwen-key")
 

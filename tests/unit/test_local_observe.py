@@ -22,7 +22,7 @@ from xpyd_operator.local.store import InstanceRecord, Settings
 from xpyd_operator.local.units import Ends
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import Instance, Phase
-from xpyd_operator.render.processes import Process
+from xpyd_operator.render.process import Process
 from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName

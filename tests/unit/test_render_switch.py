@@ -9,7 +9,7 @@ from kube_documents import service
 
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render import labels, switch
-from xpyd_operator.render.pods import engine_pod, pod_revision
+from xpyd_operator.render.pod import engine_pod, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import NEVER, local_difference, pods_difference
 from xpyd_sidecar.contract.ids import InstanceName, Role

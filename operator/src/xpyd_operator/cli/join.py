@@ -28,8 +28,8 @@ from xpyd_operator.local.progress import Progress, advance
 from xpyd_operator.local.store import InstanceRecord
 from xpyd_operator.plan import backoff, names
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.render.local_limits import check_local
-from xpyd_operator.render.processes import EngineBinding, Place, agent_config, engine_process
+from xpyd_operator.render.process import EngineBinding, Place, agent_config, engine_process
+from xpyd_operator.render.unsupported import check_local
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import NAME, HostPort, InstanceName, Role, State, split_host_port
 

@@ -20,9 +20,9 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.cli.documents import files, located, read
 from xpyd_operator.errors import Fault, SpecError, XpydError
-from xpyd_operator.render.kube_limits import refusals
-from xpyd_operator.render.manifests import manifests
+from xpyd_operator.render.objects import manifests
 from xpyd_operator.render.settings import KubeSettings
+from xpyd_operator.render.unsupported import kube_refusals
 
 
 class _Plain(yaml.SafeDumper):
@@ -125,7 +125,7 @@ def _decoded(value: Any) -> tuple[DisaggService | None, tuple[Fault, ...]]:
         service = decode_service(value, strict=True, target=Target.KUBERNETES).service
     except SpecError as error:
         return None, error.faults
-    return service, tuple(Fault(path, reason) for path, reason in refusals(service))
+    return service, tuple(Fault(path, reason) for path, reason in kube_refusals(service))
 
 
 def _read(file: Path) -> str | None:

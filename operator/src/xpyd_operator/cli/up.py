@@ -28,7 +28,7 @@ from xpyd_operator.local.paths import ServiceFolder, make_private
 from xpyd_operator.local.router import LocalRouter
 from xpyd_operator.local.store import Settings, StopRequest
 from xpyd_operator.local.view import Snapshot, Viewer
-from xpyd_operator.render.local_limits import check_local
+from xpyd_operator.render.unsupported import check_local
 
 SUPERVISOR_S = 60.0
 """For the supervisor to start: an interpreter and its imports, on a host that may be busy loading models."""

@@ -37,7 +37,7 @@ from xpyd_operator.plan.news import news
 from xpyd_operator.plan.observed import Observed, Problem
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
-from xpyd_operator.render.pods import engine_pod
+from xpyd_operator.render.pod import engine_pod
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
 

@@ -28,10 +28,10 @@ from xpyd_operator.kube.key import KeySecret, NameTaken
 from xpyd_operator.kube.observe import facts
 from xpyd_operator.plan.counts import Counts, counts
 from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
-from xpyd_operator.render.kube_limits import check_kube
-from xpyd_operator.render.pods import pod_revision
+from xpyd_operator.render.pod import pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import NEVER, pods_difference
+from xpyd_operator.render.unsupported import check_kube
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
 logger = logging.getLogger(__name__)

@@ -19,9 +19,9 @@ from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.observe import controller
-from xpyd_operator.render.children import children, pool, unwanted
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.labels import role_name
+from xpyd_operator.render.objects import children, pool, unwanted
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
 

@@ -12,7 +12,7 @@ import logging
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.render.pods import engine_pod
+from xpyd_operator.render.pod import engine_pod
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import InstanceName, Role
 

@@ -13,7 +13,7 @@ from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.observe import controller
 from xpyd_operator.render import labels
-from xpyd_operator.render.children import key_secret
+from xpyd_operator.render.objects import key_secret
 from xpyd_sidecar.contract.keys import ServiceKey, mint
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from xpyd_operator.api.status import Condition, PoolStatus, ServiceStatus
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
-from xpyd_operator.render.data_parallel import step_sync
+from xpyd_operator.render.engine import step_sync
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import Role
 

@@ -17,7 +17,7 @@ from xpyd_operator.plan.actions import Create
 from xpyd_operator.plan.counts import counts
 from xpyd_operator.plan.desired import Desired, RoleTarget
 from xpyd_operator.render.engine import engine_revision
-from xpyd_operator.render.processes import (
+from xpyd_operator.render.process import (
     EngineBinding,
     Place,
     agent_config,

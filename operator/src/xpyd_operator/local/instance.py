@@ -14,7 +14,7 @@ from xpyd_operator.local.paths import ServiceFolder, make_private, run_folder
 from xpyd_operator.local.procs import Scan
 from xpyd_operator.local.store import InstanceRecord, Settings
 from xpyd_operator.local.units import Unit
-from xpyd_operator.render.processes import port_args, sidecar_process
+from xpyd_operator.render.process import port_args, sidecar_process
 from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import InstanceName, join_host_port

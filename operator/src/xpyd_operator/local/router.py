@@ -9,7 +9,7 @@ from xpyd_operator.local.paths import ServiceFolder, make_private, run_folder
 from xpyd_operator.local.store import Settings
 from xpyd_operator.local.units import Unit
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.render.processes import sidecar_process, sidecar_revision
+from xpyd_operator.render.process import sidecar_process, sidecar_revision
 from xpyd_sidecar.contract.launch import SidecarConfig
 
 RESTART_GRACE_S = 30.0

@@ -20,7 +20,7 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import LocalError
 from xpyd_operator.local.paths import ServiceFolder, choose_run_dir
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.render.processes import Process
+from xpyd_operator.render.process import Process
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import InstanceName, Role
 

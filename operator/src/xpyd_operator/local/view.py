@@ -16,7 +16,7 @@ from xpyd_operator.local.progress import latest
 from xpyd_operator.plan.observed import Phase
 from xpyd_operator.plan.round import Round, think
 from xpyd_operator.plan.status import complete, is_true
-from xpyd_operator.render.data_parallel import step_sync
+from xpyd_operator.render.engine import step_sync
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.membership import Load

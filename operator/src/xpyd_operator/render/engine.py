@@ -14,9 +14,8 @@ import msgspec
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
-from xpyd_operator.render.data_parallel import dp_env
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.contract.launch import KvOptions, kv_transfer_config
+from xpyd_sidecar.contract.launch import ENV_DP_SYNC, KvOptions, kv_transfer_config
 
 MODULE = "vllm.entrypoints.openai.api_server"
 PROBED = "/health,/metrics"
@@ -122,3 +121,16 @@ def engine_revision(service: DisaggService, role: Role, model: str) -> Revision:
     """
     env = engine_env(service) | dp_env(service, role)
     return revision_of({"args": engine_args(service, role, model), "env": env})
+
+
+def dp_env(service: DisaggService, role: Role) -> dict[str, str]:
+    """The environment of a role's engine; nothing for a role of one rank, so that its revision stays what it was."""
+    if service.spec.role(role).parallelism.data == 1:
+        return {}
+    return {ENV_DP_SYNC: service.spec.engine.dp_step_sync}
+
+
+def step_sync(service: DisaggService) -> str | None:
+    """How data-parallel ranks are kept in step, for the status; None where no role has several."""
+    ranks = (service.spec.prefill.parallelism.data, service.spec.decode.parallelism.data)
+    return service.spec.engine.dp_step_sync if max(ranks) > 1 else None

@@ -1,8 +1,8 @@
-"""Labels, and the names of what belongs to a service: the words by which the operator finds its own objects again."""
+"""Labels, names and owner of what belongs to a service: how its objects are found, and go with it."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from xpyd_operator.api.base import GROUP
 from xpyd_operator.api.service import DisaggService
@@ -85,3 +85,33 @@ def router_name(service: str) -> str:
 def role_name(service: str, role: Role) -> str:
     """Name of a role's DisaggPool, and of its PodDisruptionBudget."""
     return f"{service}-{role}"
+
+
+def owner_reference(service: DisaggService) -> dict[str, Any]:
+    """The service as controller owner. ``blockOwnerDeletion`` is false: the service goes at once, and the garbage collector
+    takes what it owned, whether or not the operator runs.
+
+    Raises:
+        ValueError: the service is none that an API server knows.
+    """
+    if service.metadata.uid is None:
+        raise ValueError(f"{service.name} has no uid")
+    return {
+        "apiVersion": service.api_version,
+        "kind": service.kind,
+        "name": service.name,
+        "uid": service.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def metadata(service: DisaggService, name: str, marks: dict[str, str]) -> dict[str, Any]:
+    """Name, namespace, labels and owner. Without an owner where the service is only a document (``xpyd render pods``)."""
+    made: dict[str, Any] = {"name": name}
+    if service.metadata.namespace is not None:
+        made["namespace"] = service.metadata.namespace
+    made["labels"] = marks
+    if service.metadata.uid is not None:
+        made["ownerReferences"] = [owner_reference(service)]
+    return made

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from xpyd_sidecar.contract import launch
+
 ENGINE_PORT: Final = 8000
 AGENT_PORT: Final = 8009
 """Where an agent takes a new role from the operator."""
@@ -29,6 +31,11 @@ SHM: Final = "/dev/shm"  # noqa: S108  # likewise, in memory
 
 KV_SHARED: Final = "/run/xpyd-kv"
 """The node's folder of ``kv.sharedMemory``."""
+
+ASK: Final = ["python3", "-m", "xpyd_sidecar.agent.ask"]
+"""Asks the agent of the pod, from a container of it."""
+HOST_VAR: Final = f"$({launch.ENV_HOST})"
+"""Stands for the pod's address in what follows its definition."""
 
 SECRET_MODE: Final = 0o440
 MARGIN_S: Final = 30

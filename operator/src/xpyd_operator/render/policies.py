@@ -6,7 +6,7 @@ from typing import Any
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import labels
-from xpyd_operator.render.owner import metadata
+from xpyd_operator.render.labels import metadata
 from xpyd_operator.render.paths import AGENT_PORT
 from xpyd_operator.render.settings import KubeSettings
 

@@ -14,7 +14,7 @@ from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render import labels
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.defaults import without_defaults
-from xpyd_operator.render.pods import engine_pod
+from xpyd_operator.render.pod import engine_pod
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import InstanceName, Role
 

@@ -3,9 +3,8 @@ from typing import Any
 import pytest
 from render_service import service
 
-from xpyd_operator.render.data_parallel import dp_env, step_sync
-from xpyd_operator.render.engine import engine_args, engine_revision
-from xpyd_operator.render.engine_container import engine_variables
+from xpyd_operator.render.engine import dp_env, engine_args, engine_revision, step_sync
+from xpyd_operator.render.pod import engine_variables
 from xpyd_operator.render.sections import agent_section
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
 

@@ -14,9 +14,10 @@ from xpyd_operator.api.decode import decode_pool
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import Revision
-from xpyd_operator.render.children import children, key_secret, owner_reference, pool, unwanted
 from xpyd_operator.render.compare import differs
-from xpyd_operator.render.pods import engine_pod
+from xpyd_operator.render.labels import owner_reference
+from xpyd_operator.render.objects import children, key_secret, pool, unwanted
+from xpyd_operator.render.pod import engine_pod
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.config import faults
 from xpyd_sidecar.contract.ids import InstanceName, Role

@@ -9,7 +9,7 @@ import pytest
 from render_service import service
 
 from xpyd_operator.errors import Unsupported
-from xpyd_operator.render.kube_limits import STAGING_BYTES, check_kube, refusals
+from xpyd_operator.render.unsupported import STAGING_BYTES, check_kube, kube_refusals
 
 SECRET = {"name": "s", "key": "k"}
 GPUS = {"nvidia.com/gpu": 2}
@@ -60,18 +60,18 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
     ids=str,
 )
 def test_accepted(spec: dict[str, Any]) -> None:
-    assert list(refusals(service(**spec, target=None))) == []
+    assert list(kube_refusals(service(**spec, target=None))) == []
 
 
 @pytest.mark.parametrize("router", [{}, {"placement": "Deployment"}, {"placement": "Deployment", "replicas": 2}])
 def test_older_engines_need_one_router(router: dict[str, Any]) -> None:
-    ((path, reason),) = refusals(service(None, router={**router, "compat": "p2p"}))
+    ((path, reason),) = kube_refusals(service(None, router={**router, "compat": "p2p"}))
     assert (path, "beat to one router" in reason) == ("spec.router.compat", True)
 
 
 def test_memory_is_counted_per_rank_and_the_figures_are_given() -> None:
     two = {"parallelism": {"tensor": 2}, "resources": {"limits": {**GPUS, "memory": "600Mi"}}}
-    ((path, reason),) = refusals(service(None, prefill={"parallelism": {"tensor": 2}}, decode=two))
+    ((path, reason),) = kube_refusals(service(None, prefill={"parallelism": {"tensor": 2}}, decode=two))
     assert path == "spec.decode.resources.limits.memory"
     assert reason.startswith("must be above 640Mi, not 600Mi: each of 2 ranks keeps up to 256Mi of KV to send and 64Mi")
 
@@ -84,6 +84,6 @@ def test_the_figure_is_that_of_the_connector() -> None:
 def test_every_refusal_is_found_not_only_the_first() -> None:
     template = {"spec": {"hostNetwork": True, "restartPolicy": "Never"}}
     one = service(None, prefill={"parallelism": {"data": 2}}, decode={"template": template})
-    found = [path for path, _ in refusals(one)]
+    found = [path for path, _ in kube_refusals(one)]
     pod = "spec.decode.template.spec"
     assert found == ["spec.prefill.parallelism.data", f"{pod}.restartPolicy", f"{pod}.hostNetwork"]

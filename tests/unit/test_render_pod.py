@@ -23,7 +23,8 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.engine import CPU_ENV, RAY_ENV
-from xpyd_operator.render.pods import ENGINE_PORT, engine_pod, pod_revision
+from xpyd_operator.render.paths import ENGINE_PORT
+from xpyd_operator.render.pod import engine_pod, pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.config import faults
 from xpyd_sidecar.contract.ids import InstanceName, Role

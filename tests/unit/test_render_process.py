@@ -6,9 +6,9 @@ import pytest
 from render_service import service
 
 from xpyd_operator.errors import Unsupported
-from xpyd_operator.render import processes
+from xpyd_operator.render import process as processes
 from xpyd_operator.render.engine import CPU_ENV, RAY_ENV, RAY_FOLDER_MAX, RAY_OWNED
-from xpyd_operator.render.processes import EngineBinding, Place
+from xpyd_operator.render.process import EngineBinding, Place
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
 

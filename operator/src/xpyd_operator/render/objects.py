@@ -1,4 +1,4 @@
-"""Everything of a service that is not an engine's pod."""
+"""Every object of a service: the pods of engines come from ``pod``, all others are made here."""
 
 from __future__ import annotations
 
@@ -7,14 +7,39 @@ from typing import Any
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import revision_of
+from xpyd_operator.plan.names import instance_name
 from xpyd_operator.render import labels
-from xpyd_operator.render.owner import metadata, owner_reference
+from xpyd_operator.render import paths as at
+from xpyd_operator.render.labels import metadata
+from xpyd_operator.render.pod import engine_pod, grace_s, pod_revision
 from xpyd_operator.render.policies import budget, clients_policy, pods_policy
-from xpyd_operator.render.routers import router_deployment
 from xpyd_operator.render.settings import KubeSettings
-from xpyd_sidecar.contract.ids import Role
+from xpyd_operator.render.sidecar import clients_volumes, router_container
+from xpyd_sidecar.contract.ids import Role, ServiceName
 
-__all__ = ["children", "key_secret", "owner_reference", "pool", "unwanted"]
+NO_KEY = "made once by the operator"
+"""In place of the key: whoever used it as one would be told that it is none."""
+
+
+def manifests(service: DisaggService, settings: KubeSettings) -> tuple[dict[str, Any], ...]:
+    """The objects of a service with the counts that the document asks for, one pod per instance.
+
+    Revisions are not those of a cluster, since they depend on the key.
+
+    Raises:
+        Unsupported: as ``engine_pod``.
+    """
+    counts = {role: service.spec.replicas(role) for role in Role}
+    found = [key_secret(service, NO_KEY), *children(service, counts, settings)]
+    found += [pool(service, role, counts[role]) for role in Role]
+    ordinal = 0
+    for role in Role:
+        revision = pod_revision(service, role, "")
+        for _ in range(counts[role]):
+            name = instance_name(ServiceName(service.name), ordinal)
+            found.append(engine_pod(service, role, name, revision, settings))
+            ordinal += 1
+    return tuple(found)
 
 
 def children(service: DisaggService, counts: Mapping[Role, int], settings: KubeSettings) -> tuple[dict[str, Any], ...]:
@@ -109,3 +134,36 @@ def _service(service: DisaggService, name: str, spec: dict[str, Any]) -> dict[st
 
 def _marked(made: dict[str, Any]) -> dict[str, Any]:
     return made | {"metadata": made["metadata"] | {"annotations": {labels.APPLIED: revision_of(made)}}}
+
+
+def router_deployment(service: DisaggService, settings: KubeSettings) -> dict[str, Any]:
+    """The Deployment. A router drains at SIGTERM, so its pods need no hook; a new one is ready before an old one goes."""
+    selector = labels.selector(service, component=labels.ROUTERS)
+    pod_labels = labels.common(service) | selector | {labels.ROSTER: labels.YES, labels.ROUTER: labels.YES}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(service, labels.router_name(service.name), labels.common(service)),
+        "spec": {
+            "replicas": service.spec.router.replicas_or_default,
+            "selector": {"matchLabels": selector},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "template": {
+                "metadata": {"labels": pod_labels},
+                "spec": {
+                    "enableServiceLinks": False,
+                    "automountServiceAccountToken": False,
+                    "terminationGracePeriodSeconds": grace_s(service),
+                    "securityContext": at.POD_SECURITY,
+                    "topologySpreadConstraints": at.spread(selector),
+                    "containers": [router_container(service, settings)],
+                    "volumes": [
+                        {"name": "run", "emptyDir": {}},
+                        {"name": "tmp", "emptyDir": {}},
+                        at.secret_volume("key", labels.key_name(service.name), labels.KEY, labels.KEY),
+                        *clients_volumes(service),
+                    ],
+                },
+            },
+        },
+    }

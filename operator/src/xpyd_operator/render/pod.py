@@ -1,4 +1,7 @@
-"""The container ``main`` of an engine's pod: vLLM, with the connector on its path."""
+"""The pod of one engine: its containers, its volumes, and the revision that says when it must be replaced.
+
+The container ``main`` runs vLLM, with the connector on its path; those beside it are in ``sidecar``.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,112 @@ from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside, Claim, Folder, Hub
 from xpyd_operator.errors import Unsupported
+from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render import labels
 from xpyd_operator.render import paths as at
-from xpyd_operator.render.data_parallel import dp_env
-from xpyd_operator.render.engine import CPU_ENV, MODULE, engine_args, executor_env, shutdown_args
+from xpyd_operator.render.defaults import without_defaults
+from xpyd_operator.render.engine import CPU_ENV, MODULE, dp_env, engine_args, executor_env, shutdown_args
+from xpyd_operator.render.labels import metadata
 from xpyd_operator.render.literal import literal
+from xpyd_operator.render.overlay import overlay
+from xpyd_operator.render.settings import KubeSettings
+from xpyd_operator.render.sidecar import clients_volumes, install_container, sidecar_container
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
-HOST_VAR: Final = f"$({launch.ENV_HOST})"
-"""Stands for the pod's address in what follows its definition."""
-ASK: Final = ["python3", "-m", "xpyd_sidecar.agent.ask"]
 _BACK: Final = ["python3", "-c", "from xpyd_sidecar.agent.ask import main; main(['undrain'])"]
 """An engine that a probe has ended was drained before, and starts again in a pod that stays: the agent is told that it is
 back. Where no agent answers there is no drain to take back, so this never fails."""
 _STARTUP_PERIOD_S: Final = 5
+
+
+def engine_pod(
+    service: DisaggService, role: Role, name: InstanceName, revision: Revision, settings: KubeSettings
+) -> dict[str, Any]:
+    """The pod, ready to be created.
+
+    Raises:
+        Unsupported: the model cannot be read in a pod, or the template takes away what xpyd needs.
+    """
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata(service, name, labels.engine(service, role, revision))
+        | {"annotations": {"kubectl.kubernetes.io/default-container": labels.MAIN}},
+        "spec": {
+            "restartPolicy": "Always",
+            "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT to a URL, on which vLLM ends
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": grace_s(service),
+            "securityContext": at.POD_SECURITY,
+            "topologySpreadConstraints": at.spread(labels.selector(service, role=role)),
+            "initContainers": [install_container(settings), sidecar_container(service, role, name, settings)],
+            "containers": [engine_container(service, role, name)],
+            "volumes": _volumes(service),
+        },
+    }
+    template = service.spec.role(role).template
+    return pod if template is None else overlay(pod, template, f"spec.{role}.template")
+
+
+def grace_s(service: DisaggService) -> int:
+    """Seconds from the deletion of a pod until it is killed."""
+    return math.ceil(service.spec.drain.timeout_s) + at.MARGIN_S
+
+
+def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
+    """Changes with everything that the user wrote and that an engine must be restarted for, and with nothing else.
+
+    Made from the document and never from what is rendered of it: an upgrade of xpyd restarts no engine. Defaults are left
+    out, so that a new field changes nothing. The role itself is left out, since engines run as ``kv_both``: equal roles
+    can switch. ``key_id`` stands for the service's key.
+    """
+    spec = service.spec
+    if spec.router.placement == "Sidecar":
+        router = _without(without_defaults(spec.router), ("maxSidecars",))
+    else:  # what agents know of routers that are elsewhere
+        router = {"members": spec.router.ports.members, "heartbeat": spec.router.heartbeat_s}
+    parts = {
+        "model": without_defaults(spec.model),
+        "engine": _without(without_defaults(spec.engine), ("startupTimeout", "imagePullPolicy")),
+        "role": _without(without_defaults(spec.role(role)), ("replicas", "scaling")),
+        "kv": without_defaults(spec.kv),
+        "router": router,
+        "key": key_id,
+    }
+    return revision_of(parts)
+
+
+def _without(parts: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: part for name, part in parts.items() if name not in names}
+
+
+def _volumes(service: DisaggService) -> list[dict[str, Any]]:
+    model = service.spec.model
+    cache: dict[str, Any] = {"emptyDir": {}}
+    if model.cache.claim is not None:
+        cache = {"persistentVolumeClaim": {"claimName": model.cache.claim}}
+    elif model.cache.size is not None:
+        cache = {"emptyDir": {"sizeLimit": model.cache.size}}
+    volumes: list[dict[str, Any]] = [
+        {"name": "xpyd", "emptyDir": {}},
+        {"name": "run", "emptyDir": {}},
+        at.secret_volume("key", labels.key_name(service.name), labels.KEY, labels.KEY),
+        at.annotation_volume("assignment", labels.ASSIGNMENT, at.ASSIGNMENT_FILE),
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "home", "emptyDir": {}},
+        {"name": "cache", **cache},
+    ]
+    if service.spec.router.placement == "Sidecar":
+        volumes += clients_volumes(service)
+    if isinstance(model.origin, Claim):
+        claim = {"claimName": model.origin.claim, "readOnly": True}
+        volumes.append({"name": "model", "persistentVolumeClaim": claim})
+    shared = service.spec.kv.shared_memory
+    if shared is not None:
+        volumes.append({"name": "kv", "hostPath": {"path": shared.host_path, "type": "Directory"}})
+    return volumes
 
 
 def model_path(service: DisaggService) -> str:
@@ -67,7 +161,7 @@ def engine_container(service: DisaggService, role: Role, name: InstanceName) -> 
         "startupProbe": at.killing(_health(_STARTUP_PERIOD_S, math.ceil(engine.startup_timeout_s / _STARTUP_PERIOD_S))),
         "livenessProbe": at.killing(_health(10, 12)),
         "readinessProbe": _health(2, 3),
-        "lifecycle": {"preStop": {"exec": {"command": [*ASK, "drain"]}}, "postStart": {"exec": {"command": _BACK}}},
+        "lifecycle": {"preStop": {"exec": {"command": [*at.ASK, "drain"]}}, "postStart": {"exec": {"command": _BACK}}},
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": at.CONTAINER_SECURITY,
         "volumeMounts": _mounts(service),
@@ -109,7 +203,7 @@ def engine_variables(service: DisaggService, role: Role, name: InstanceName) -> 
         launch.ENV_SERVICE: service.name,
         launch.ENV_INSTANCE: name,
         "PYTHONPATH": at.PACKAGE,
-        "VLLM_HOST_IP": HOST_VAR,
+        "VLLM_HOST_IP": at.HOST_VAR,
     }
     everything = address | defaults | users | fixed | executor_env(service, role, at.TMP) | dp_env(service, role)
     return [{"name": key, **(one if isinstance(one, dict) else {"value": one})} for key, one in everything.items()]

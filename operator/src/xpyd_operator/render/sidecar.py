@@ -9,8 +9,8 @@ import msgspec
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import labels
 from xpyd_operator.render import paths as at
-from xpyd_operator.render.engine_container import ASK, HOST_VAR
 from xpyd_operator.render.literal import literals
+from xpyd_operator.render.paths import ASK, HOST_VAR
 from xpyd_operator.render.sections import agent_section, router_section
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract import launch

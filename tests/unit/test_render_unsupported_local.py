@@ -8,7 +8,7 @@ import pytest
 from render_service import service
 
 from xpyd_operator.errors import Unsupported
-from xpyd_operator.render.local_limits import check_local, refusals
+from xpyd_operator.render.unsupported import check_local, local_refusals
 
 SECRET = {"name": "s", "key": "k"}
 CASES: list[tuple[dict[str, Any], str]] = [
@@ -51,35 +51,35 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
     ],
 )
 def test_accepted(spec: dict[str, Any]) -> None:
-    assert list(refusals(service(**spec), gpus=0)) == []
+    assert list(local_refusals(service(**spec), gpus=0)) == []
 
 
 def test_ray_is_refused_only_where_there_are_no_gpus() -> None:
     one = service(prefill={"parallelism": {"executor": "ray"}})
-    ((path, reason),) = refusals(one, gpus=0)
+    ((path, reason),) = local_refusals(one, gpus=0)
     assert path == "spec.prefill.parallelism.executor"
     assert "current platform cpu does not support ray" in reason
-    assert list(refusals(one, gpus=1)) == []
+    assert list(local_refusals(one, gpus=1)) == []
 
 
 def test_variables_of_ray_are_refused_only_with_ray() -> None:
     env = [{"name": "RAY_DEDUP_LOGS", "value": "0"}, {"name": "RAY_ADDRESS", "value": "auto"}]
     one = service(decode={"parallelism": {"executor": "ray"}}, engine={"env": env})
-    assert [path for path, _ in refusals(one, gpus=2)] == ["spec.engine.env[1].name"]
-    assert list(refusals(service(engine={"env": env}), gpus=2)) == []
+    assert [path for path, _ in local_refusals(one, gpus=2)] == ["spec.engine.env[1].name"]
+    assert list(local_refusals(service(engine={"env": env}), gpus=2)) == []
 
 
 def test_every_refusal_is_found_not_only_the_first() -> None:
     one = service(kv={"transport": "nccl"}, prefill={"parallelism": {"executor": "ray"}})
-    assert {path for path, _ in refusals(one, 0)} == {"spec.kv.transport", "spec.prefill.parallelism.executor"}
+    assert {path for path, _ in local_refusals(one, 0)} == {"spec.kv.transport", "spec.prefill.parallelism.executor"}
 
 
 def test_every_mode_and_every_buffer_is_possible() -> None:
     for mode in ("put_async", "put", "get"):
-        assert list(refusals(service(kv={"mode": mode, "hostPool": "1Gi", "bufferSize": "20%"}), 0)) == []
+        assert list(local_refusals(service(kv={"mode": mode, "hostPool": "1Gi", "bufferSize": "20%"}), 0)) == []
 
 
 def test_older_engines_need_the_port_after_that_of_membership() -> None:
-    assert list(refusals(service(router={"compat": "p2p"}), 0)) == []
-    ((path, reason),) = refusals(service(router={"compat": "p2p", "ports": {"members": 10000}}), 0)
+    assert list(local_refusals(service(router={"compat": "p2p"}), 0)) == []
+    ((path, reason),) = local_refusals(service(router={"compat": "p2p", "ports": {"members": 10000}}), 0)
     assert (path, "older engines come to 10001" in reason) == ("spec.router.ports.members", True)

@@ -13,8 +13,7 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside, Claim, Folder, Hub
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
-from xpyd_operator.render.data_parallel import dp_env
-from xpyd_operator.render.engine import CPU_ENV, MODULE, engine_args, engine_env, executor_env, shutdown_args
+from xpyd_operator.render.engine import CPU_ENV, MODULE, dp_env, engine_args, engine_env, executor_env, shutdown_args
 from xpyd_operator.render.sections import agent_section, router_section
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, join_host_port

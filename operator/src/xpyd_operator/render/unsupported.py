@@ -1,0 +1,158 @@
+"""What a service may ask for and a backend can not do: refused with the field and what to do instead.
+
+    kube_refusals    in a cluster. What only the API server can judge (the rest of a template, a quota, a name that is
+                     taken) is left to its dry run
+    local_refusals   on one host. ``image`` and ``template`` are documented as not used by ``xpyd up``; and
+                     ``networkPolicy``, ``router.placement`` and the numbers of routers say where in a cluster something
+                     is, so they change nothing there
+
+What a document for one of them must not say at all is among the rules of the API (``rule.Target``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xpyd_operator.api.quantity import size
+from xpyd_operator.api.service import DisaggService
+from xpyd_operator.api.source import Beside
+from xpyd_operator.errors import Unsupported
+from xpyd_operator.render import overlay
+from xpyd_operator.render.engine import RAY_OWNED, kv_options
+from xpyd_operator.render.paths import AGENT_PORT, ENGINE_PORT
+from xpyd_operator.render.pod import has_devices
+from xpyd_sidecar.contract.ids import Role
+
+STAGING_BYTES = 64 << 20
+"""What the connector of one rank takes in before it is in the cache (its ``worker_side.STAGING_BYTES``)."""
+
+
+def check_kube(service: DisaggService) -> None:
+    """Refuse what this backend cannot do.
+
+    Raises:
+        Unsupported: the first such field.
+    """
+    for path, reason in kube_refusals(service):
+        raise Unsupported(path, reason)
+
+
+def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
+    """Every field that is refused, and why."""
+    if isinstance(service.spec.model.origin, Beside):
+        reason = f"{service.spec.model.source} lies beside the document, where no pod reads it; write a hub id, a path or pvc://"
+        yield "spec.model.source", reason
+    for role in Role:
+        yield from _role(service, role)
+        yield from _executor(service, role, devices=has_devices(service.spec.role(role)))
+        yield from _pipeline(service, role, devices=has_devices(service.spec.role(role)))
+        yield from _memory(service, role)
+        template = service.spec.role(role).template
+        if template is not None:
+            yield from overlay.faults(template, f"spec.{role}.template")
+    yield from _router(service)
+    yield from _ports(service)
+    router = service.spec.router
+    if router.compat == "p2p" and (router.placement != "Deployment" or router.replicas_or_default != 1):
+        yield "spec.router.compat", "older engines beat to one router; write placement Deployment and replicas 1 with p2p"
+
+
+def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
+    """The connector's own copies on the host, all ranks together: less than this can never do."""
+    limit = service.spec.role(role).limits.get("memory")
+    ranks = service.spec.role(role).parallelism.devices
+    keep = kv_options(service).keep_bytes
+    buffers = (service.spec.kv.buffer_bytes or 0) + 2 * service.spec.kv.host_pool_bytes
+    needed = ranks * (keep + STAGING_BYTES + buffers)
+    if limit is not None and size(limit) < needed:
+        reason = (
+            f"must be above {needed >> 20}Mi, not {limit}: each of {ranks} ranks keeps up to {keep >> 20}Mi of KV to send "
+            f"and {STAGING_BYTES >> 20}Mi to receive{', and its buffers, ' if buffers else ', '}"
+            f"beside what vLLM itself takes"
+        )
+        yield f"spec.{role}.resources.limits.memory", reason
+
+
+def _ports(service: DisaggService) -> Iterator[tuple[str, str]]:
+    if service.spec.router.placement == "Sidecar":
+        ports = service.spec.router.ports
+        for name, port in (("http", ports.http), ("members", ports.members)):
+            whose = {ENGINE_PORT: "engine", AGENT_PORT: "agent"}.get(port)
+            if whose is not None:
+                yield f"spec.router.ports.{name}", f"{port} is the {whose}'s own port in the same pod; take another one"
+
+
+def check_local(service: DisaggService, gpus: int) -> None:
+    """Refuse what this backend cannot do on a host with so many GPUs.
+
+    Raises:
+        Unsupported: the first such field.
+    """
+    for path, reason in local_refusals(service, gpus):
+        raise Unsupported(path, reason)
+
+
+def local_refusals(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
+    """Every field that is refused, and why."""
+    yield from _model(service)
+    yield from _kv(service, gpus)
+    for role in Role:
+        yield from _role(service, role)
+        yield from _executor(service, role, devices=gpus > 0)
+        yield from _pipeline(service, role, devices=gpus > 0)
+    yield from _local_router(service)
+
+
+def _model(service: DisaggService) -> Iterator[tuple[str, str]]:
+    model = service.spec.model
+    if model.cache.claim is not None or model.cache.size is not None:
+        yield "spec.model.cache", "local engines use the hub cache of their user (HF_HOME); leave it out"
+    if model.token_secret is not None:
+        yield "spec.model.tokenSecret", "there are no Secrets on a single host; set HF_TOKEN where you call xpyd"
+
+
+def _kv(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:
+    if service.spec.kv.transport == "nccl" and not gpus:
+        yield "spec.kv.transport", "nccl needs GPUs and this host has none; write tcp or auto"
+
+
+def _local_router(service: DisaggService) -> Iterator[tuple[str, str]]:
+    router = service.spec.router
+    if router.api_key_secret is not None:
+        yield "spec.router.apiKeySecret", "there are no Secrets on a single host; leave it out"
+    if router.tls.secret is not None:
+        yield "spec.router.tls.secret", "there are no Secrets on a single host; leave it out"
+    yield from _router(service)
+
+
+def _role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
+    """One role."""
+    if which is Role.PREFILL and service.spec.prefill.parallelism.data > 1:
+        yield "spec.prefill.parallelism.data", "data-parallel prefill is not built yet; write 1 and more replicas"
+
+
+def _pipeline(service: DisaggService, which: Role, *, devices: bool) -> Iterator[tuple[str, str]]:
+    """Stages of a role without devices: on CPUs vLLM makes what a later stage receives into only where it compiles."""
+    given = (*service.spec.engine.args, *service.spec.role(which).args)
+    if service.spec.role(which).parallelism.pipeline > 1 and not devices and "--enforce-eager" in given:
+        reason = "vLLM for CPUs ends at the first request of several stages with --enforce-eager; leave that out or write 1"
+        yield f"spec.{which}.parallelism.pipeline", reason
+
+
+def _executor(service: DisaggService, which: Role, *, devices: bool) -> Iterator[tuple[str, str]]:
+    """How a role with or without devices runs its workers."""
+    if service.spec.role(which).parallelism.executor != "ray":
+        return
+    if not devices:
+        reason = "vLLM has no ray for CPUs (current platform cpu does not support ray); write mp or leave it out"
+        yield f"spec.{which}.parallelism.executor", reason
+    for index, variable in enumerate(service.spec.engine.env):
+        if variable.name in RAY_OWNED:
+            yield f"spec.engine.env[{index}].name", f"{variable.name} is set by xpyd if the executor is ray; leave it out"
+
+
+def _router(service: DisaggService) -> Iterator[tuple[str, str]]:
+    """The router."""
+    given = service.spec.router
+    if given.compat == "p2p" and given.ports.members + 1 in (given.ports.http, 65536):
+        yield "spec.router.ports.members", f"older engines come to {given.ports.members + 1}; leave that port free for them"
