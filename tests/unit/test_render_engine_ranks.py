@@ -3,7 +3,9 @@ from typing import Any
 import pytest
 from render_service import service
 
+from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render.engine import dp_env, engine_args, engine_revision, step_sync
+from xpyd_operator.render.layout import layout
 from xpyd_operator.render.pod import engine_variables
 from xpyd_operator.render.sections import agent_section
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
@@ -21,9 +23,13 @@ def test_pods_get_the_ranks_and_the_variable() -> None:
     asked = service(None, **RANKS, engine={"dpStepSync": "shm"})
     args = engine_args(asked, Role.DECODE, "m")
     assert args[args.index("--data-parallel-size") + 1] == "2"
-    variables = {one["name"]: one.get("value") for one in engine_variables(asked, Role.DECODE, InstanceName("s-e0"))}
-    assert variables["XPYD_DP_SYNC"] == "shm"
-    assert "XPYD_DP_SYNC" not in {one["name"] for one in engine_variables(asked, Role.PREFILL, InstanceName("s-e1"))}
+    assert variables(asked, Role.DECODE)["XPYD_DP_SYNC"] == "shm"
+    assert "XPYD_DP_SYNC" not in variables(asked, Role.PREFILL)
+
+
+def variables(asked: DisaggService, role: Role) -> dict[str, Any]:
+    (member,) = layout(asked, role, InstanceName("s-e0"), "m")
+    return {one["name"]: one.get("value") for one in engine_variables(asked, role, member)}
 
 
 def test_the_agent_waits_for_the_record_of_each_rank() -> None:

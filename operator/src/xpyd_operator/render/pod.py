@@ -17,8 +17,9 @@ from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render import labels
 from xpyd_operator.render import paths as at
 from xpyd_operator.render.defaults import without_defaults
-from xpyd_operator.render.engine import CPU_ENV, MODULE, dp_env, engine_args, executor_env, shutdown_args
+from xpyd_operator.render.engine import CPU_ENV, executor_env
 from xpyd_operator.render.labels import metadata
+from xpyd_operator.render.layout import Member, layout
 from xpyd_operator.render.literal import literal
 from xpyd_operator.render.overlay import overlay
 from xpyd_operator.render.settings import KubeSettings
@@ -40,10 +41,12 @@ def engine_pod(
     Raises:
         Unsupported: the model cannot be read in a pod, or the template takes away what xpyd needs.
     """
+    shared = at.KV_SHARED if service.spec.kv.shared_memory is not None else ""
+    (member,) = layout(service, role, name, model_path(service), shared)
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": metadata(service, name, labels.engine(service, role, revision))
+        "metadata": metadata(service, member.name, labels.engine(service, role, revision))
         | {"annotations": {"kubectl.kubernetes.io/default-container": labels.MAIN}},
         "spec": {
             "restartPolicy": "Always",
@@ -53,7 +56,7 @@ def engine_pod(
             "securityContext": at.POD_SECURITY,
             "topologySpreadConstraints": at.spread(labels.selector(service, role=role)),
             "initContainers": [install_container(settings), sidecar_container(service, role, name, settings)],
-            "containers": [engine_container(service, role, name)],
+            "containers": [engine_container(service, role, member)],
             "volumes": _volumes(service),
         },
     }
@@ -139,23 +142,17 @@ def model_path(service: DisaggService) -> str:
             raise Unsupported("spec.model.source", reason)
 
 
-def engine_container(service: DisaggService, role: Role, name: InstanceName) -> dict[str, Any]:
-    """The container, before the user's template.
-
-    Raises:
-        Unsupported: as ``model_path``.
-    """
+def engine_container(service: DisaggService, role: Role, member: Member) -> dict[str, Any]:
+    """The container ``main`` of a member, before the user's template."""
     engine = service.spec.engine
-    shared = at.KV_SHARED if service.spec.kv.shared_memory is not None else ""
-    args = [*engine_args(service, role, model_path(service), shared), *shutdown_args(service)]
-    args += ["--host", "0.0.0.0", "--port", str(at.ENGINE_PORT)]
+    args = (*member.args, "--host", "0.0.0.0", "--port", str(at.ENGINE_PORT))
     return {
         "name": labels.MAIN,
         "image": engine.image,
         "imagePullPolicy": engine.image_pull_policy,
-        "command": ["python3", "-m", MODULE],
+        "command": ["python3", "-m", member.module],
         "args": [literal(argument) for argument in args],
-        "env": engine_variables(service, role, name),
+        "env": engine_variables(service, role, member),
         "ports": [{"name": "engine", "containerPort": at.ENGINE_PORT, "protocol": "TCP"}],
         "resources": _resources(service.spec.role(role)),
         "startupProbe": at.killing(_health(_STARTUP_PERIOD_S, math.ceil(engine.startup_timeout_s / _STARTUP_PERIOD_S))),
@@ -168,7 +165,7 @@ def engine_container(service: DisaggService, role: Role, name: InstanceName) -> 
     }
 
 
-def engine_variables(service: DisaggService, role: Role, name: InstanceName) -> list[dict[str, Any]]:
+def engine_variables(service: DisaggService, role: Role, member: Member) -> list[dict[str, Any]]:
     """The environment: defaults, then what the user wrote, then what nobody may change.
 
     The address comes first, since a variable can be used only after it.
@@ -201,11 +198,11 @@ def engine_variables(service: DisaggService, role: Role, name: InstanceName) -> 
         launch.ENV_RUN_DIR: at.RUN,
         launch.ENV_KEY_FILE: f"{at.KEY_DIR}/{labels.KEY}",
         launch.ENV_SERVICE: service.name,
-        launch.ENV_INSTANCE: name,
+        launch.ENV_INSTANCE: member.instance,
         "PYTHONPATH": at.PACKAGE,
         "VLLM_HOST_IP": at.HOST_VAR,
     }
-    everything = address | defaults | users | fixed | executor_env(service, role, at.TMP) | dp_env(service, role)
+    everything = address | defaults | users | fixed | executor_env(service, role, at.TMP) | member.env
     return [{"name": key, **(one if isinstance(one, dict) else {"value": one})} for key, one in everything.items()]
 
 

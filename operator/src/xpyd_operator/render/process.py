@@ -13,7 +13,8 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside, Claim, Folder, Hub
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
-from xpyd_operator.render.engine import CPU_ENV, MODULE, dp_env, engine_args, engine_env, executor_env, shutdown_args
+from xpyd_operator.render.engine import CPU_ENV, engine_env, executor_env
+from xpyd_operator.render.layout import layout
 from xpyd_operator.render.sections import agent_section, router_section
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, join_host_port
@@ -72,15 +73,8 @@ def engine_process(service: DisaggService, place: Place, binding: EngineBinding)
     Raises:
         Unsupported: as ``model_of`` and ``executor_env``.
     """
-    argv = (
-        place.python,
-        "-m",
-        MODULE,
-        *engine_args(service, binding.role, model_of(service), SHARED),
-        *shutdown_args(service),
-        "--host",
-        place.host,
-    )
+    (member,) = layout(service, binding.role, binding.instance, model_of(service), SHARED)
+    argv = (place.python, "-m", member.module, *member.args, "--host", place.host)
     env = {"VLLM_NO_USAGE_STATS": "1", launch.ENV_API_KEY: ""}  # one of whoever calls xpyd would be asked of the router
     if not isinstance(service.spec.model.origin, Hub):
         env["HF_HUB_OFFLINE"] = "1"
@@ -91,7 +85,7 @@ def engine_process(service: DisaggService, place: Place, binding: EngineBinding)
     env |= engine_env(service)
     env |= connector_env(service.name, place, binding.instance)
     env |= executor_env(service, binding.role, place.run_dir)
-    env |= dp_env(service, binding.role)
+    env |= member.env
     return Process(argv, env)
 
 
