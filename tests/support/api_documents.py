@@ -185,8 +185,62 @@ MALFORMED: dict[str, Bad] = {
     "nccl without GPUs": bad(
         "spec.prefill.resources",
         "nccl needs GPUs",
-        {"spec.prefill.resources": {"limits": {"cpu": 4}}},
+        {"spec.prefill.resources": {}},
         kv={"transport": "nccl"},
+    ),
+    "nccl on a part of a GPU": bad(
+        "spec.decode.resources",
+        "not on nvidia.com/mig-3g.40gb",
+        {"spec.decode.resources": {"limits": {"nvidia.com/mig-3g.40gb": 1}}},
+        kv={"transport": "nccl"},
+    ),
+    "nccl on GPUs of another vendor": bad(
+        "spec.decode.resources",
+        "not on amd.com/gpu",
+        {"spec.decode.parallelism": {"device": "amd.com/gpu"}},
+        kv={"transport": "nccl"},
+    ),
+    "nccl on CPUs": bad(
+        "spec.decode.resources",
+        "nccl needs GPUs",
+        {"spec.decode": {"parallelism": {"device": "none"}, "resources": {"limits": {"memory": "8Gi"}}}},
+        kv={"transport": "nccl"},
+    ),
+    "fewer GPUs of another vendor": bad(
+        'spec.decode.resources.limits["amd.com/gpu"]',
+        "must be 4, not 2",
+        {"spec.decode": {"parallelism": {"tensor": 4}, "resources": {"limits": {"amd.com/gpu": 2}}}},
+    ),
+    "fewer parts of GPUs": bad(
+        'spec.decode.resources.requests["nvidia.com/mig-3g.40gb"]',
+        "must be 2, not 1",
+        {"spec.decode": {"parallelism": {"tensor": 2}, "resources": {"requests": {"nvidia.com/mig-3g.40gb": 1}}}},
+    ),
+    "fewer devices of a vendor that nobody knows": bad(
+        'spec.decode.resources.limits["example.com/npu"]',
+        "if the engine runs on something else, write parallelism.device",
+        {"spec.decode": {"parallelism": {"tensor": 2}, "resources": {"limits": {"example.com/npu": 1}}}},
+        server=False,
+    ),
+    "more devices in the template": bad(
+        'spec.decode.template.spec.containers[0].resources.limits["nvidia.com/gpu"]',
+        "must be 1, not 4",
+        {"spec.decode.template": {"spec": {"containers": [
+            {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 4}}}]}}},
+        server=False,
+    ),
+    "a device that is no key": bad(
+        "spec.decode.parallelism.device", "write the key of a resource", {"spec.decode.parallelism": {"device": "gpu"}}
+    ),
+    "no device and one that is named": bad(
+        "spec.decode.parallelism.device",
+        'resources.limits["amd.com/gpu"] names a device',
+        {"spec.decode": {"parallelism": {"device": "none"}, "resources": {"limits": {"amd.com/gpu": 1}}}},
+    ),
+    "no device and one that is claimed": bad(
+        "spec.decode.parallelism.device",
+        "resources.claims names a device",
+        {"spec.decode": {"parallelism": {"device": "none"}, "resources": {"claims": [{"name": "gpu"}]}}},
     ),
     "command of main": bad(
         "spec.decode.template.spec.containers[0].command",

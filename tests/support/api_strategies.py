@@ -21,6 +21,7 @@ _TEXT = {
     "key": ["token", "a.b_C"],
     "env": ["HF_HUB_OFFLINE", "A"],
     "path": ["/dev/shm/x"],
+    "device": ["none", "nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-3g.40gb"],
     "header": ["x-session-id"],
     "host": ["models.home", "10.0.0.7", "[fd00::1]"],
     "origin": ["https://app.example", "http://localhost:3000", "*"],

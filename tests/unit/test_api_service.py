@@ -8,7 +8,7 @@ from api_documents import document
 
 from xpyd_operator.api.decode import decode_service
 from xpyd_operator.api.kv import Kv
-from xpyd_operator.api.roles import Parallelism, Resources, RoleSpec, Scaling
+from xpyd_operator.api.roles import Parallelism, RoleSpec, Scaling
 from xpyd_operator.api.router import Router
 from xpyd_operator.api.service import DisaggService
 from xpyd_sidecar.contract.ids import Role
@@ -57,12 +57,6 @@ def test_devices_and_executor() -> None:
     assert Parallelism().executor_or_default == Parallelism(data=8).executor_or_default == "uni"
     assert Parallelism(tensor=2).executor_or_default == "mp"
     assert Parallelism(tensor=2, executor="ray").executor_or_default == "ray"
-
-
-def test_a_device_is_a_gpu_unless_resources_say_otherwise() -> None:
-    assert RoleSpec(parallelism=Parallelism(tensor=2)).limits == {"nvidia.com/gpu": 2}
-    assert RoleSpec(resources=Resources()).limits == {}
-    assert RoleSpec(resources=Resources(limits={"cpu": "4"})).limits == {"cpu": "4"}
 
 
 @pytest.mark.parametrize(

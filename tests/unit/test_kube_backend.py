@@ -295,3 +295,81 @@ async def test_a_round_over_a_thousand_pods_is_fast(world: World) -> None:
     assert (world.api.asked, done.plan.actions, len(done.observed.instances)) == ([], (), 1000)
     print(f"a round over 1,000 pods: {best * 1000:.1f} ms")
     assert best < 0.2
+
+
+CORES: dict[str, Any] = {"requests": {"cpu": 2, "memory": "4Gi"}}
+
+
+def gpus(world: World) -> dict[str, Any]:
+    """What the containers of the engines ask for."""
+    pods = {at[2]: body for at, body in world.api.objects.items() if at[0] == "Pod"}
+    return {name: body["spec"]["containers"][0]["resources"].get("limits", {}).get("nvidia.com/gpu")
+            for name, body in sorted(pods.items())}
+
+
+def upgraded(world: World, **spec: Any) -> None:
+    """The service as an operator made it for which resources without a device meant none, under a new operator."""
+    entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
+    assert entry is not None
+    key = world.api.objects["Secret", "team-a", "qwen-key"]
+    if "data" not in key:
+        key["data"] = {"key": base64.b64encode(key["stringData"]["key"].encode()).decode()}  # as the API server does
+    world.write(**spec)
+    entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
+    assert entry is not None
+    world.backend = KubeBackend(world.shared, entry)
+    world.api.asked.clear()
+
+
+async def test_a_service_that_runs_without_devices_keeps_doing_so_when_the_operator_is_upgraded(world: World) -> None:
+    """Its pods were made when resources without a device meant none: their revision is that of ``device: none``."""
+    made = {"resources": CORES, "parallelism": {"device": "none"}}
+    world.write(prefill={"replicas": 1, "resources": {}}, decode={"replicas": 2, **made})
+    await settle(world)
+    upgraded(world, prefill={"replicas": 1, "resources": {}}, decode={"replicas": 2, "resources": CORES})
+    done = await world.round()
+    assert (done.plan.actions, gpus(world)) == ((), {"qwen-e0": None, "qwen-e1": None, "qwen-e2": None})
+    valid = world.condition("Valid")
+    assert (valid["status"], valid["reason"]) == ("True", "DeviceNotStated")
+    assert "spec.decode.resources: names no device" in valid["message"]
+    assert "spec.decode.parallelism.device: none" in valid["message"]
+    assert "spec.prefill" not in valid["message"]
+    world.write(prefill={"replicas": 1, "resources": {}}, decode={"replicas": 3, "resources": CORES})
+    await settle(world)
+    assert gpus(world) == {f"qwen-e{ordinal}": None for ordinal in range(4)}  # another count is no other engine
+    world.write(prefill={"replicas": 1, "resources": {}}, decode={"replicas": 3, **made})
+    done = await world.round()
+    assert (done.plan.actions, world.condition("Valid")["reason"]) == ((), "Valid")  # said, and nothing is replaced
+
+
+async def test_it_keeps_them_off_while_none_of_its_pods_is_there(world: World) -> None:
+    made = {"resources": CORES, "parallelism": {"device": "none"}}
+    world.write(decode={"replicas": 1, **made})
+    await settle(world)
+    upgraded(world, decode={"replicas": 1, "resources": CORES})
+    await world.round()
+    for kind, namespace, name in [at for at in world.api.objects if at[0] == "Pod"]:
+        world.cache.gone(kind, world.api.objects.pop((kind, namespace, name)))
+    await settle(world)
+    assert set(gpus(world).values()) == {None}
+
+
+async def test_a_service_with_devices_is_upgraded_without_a_restart(world: World) -> None:
+    spec = {"prefill": {"replicas": 1}, "decode": {"replicas": 1, "resources": {"limits": {"nvidia.com/gpu": 1, "cpu": 4}}}}
+    world.write(**spec)
+    await settle(world)
+    upgraded(world, **spec)
+    done = await world.round()
+    assert (done.plan.actions, gpus(world)) == ((), {"qwen-e0": 1, "qwen-e1": 1})
+    assert world.condition("Valid")["reason"] == "Valid"
+
+
+async def test_a_new_service_and_a_changed_one_get_the_device_beside_their_resources(world: World) -> None:
+    made = {"resources": CORES, "parallelism": {"device": "none"}}
+    world.write(prefill={"replicas": 1}, decode={"replicas": 1, **made})
+    await settle(world)
+    before = gpus(world)
+    upgraded(world, prefill={"replicas": 1}, decode={"replicas": 1, "resources": {"requests": {"cpu": 3}}})
+    await world.round()
+    assert {name: count for name, count in gpus(world).items() if name not in before} == {"qwen-e2": 1}
+    assert world.condition("Valid")["reason"] == "Valid"

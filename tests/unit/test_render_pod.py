@@ -263,8 +263,30 @@ def test_resources_default_to_a_gpu_per_device_and_requests_to_limits() -> None:
     assert main_of(pod_of(make(decode={"resources": {}})))["resources"] == {}
 
 
+def test_a_limit_of_memory_takes_no_gpu_away_and_a_template_names_devices_as_resources_do() -> None:
+    given = {"limits": {"memory": "64Gi"}, "requests": {"cpu": 8}}
+    assert main_of(pod_of(make(decode={"resources": given})))["resources"] == {
+        "limits": {"memory": "64Gi", "nvidia.com/gpu": 1}, "requests": {"memory": "64Gi", "nvidia.com/gpu": 1, "cpu": 8}}
+    laid = {"spec": {"containers": [{"name": "main", "resources": {"limits": {"amd.com/gpu": 1}}}]}}
+    amd = {"memory": "64Gi", "amd.com/gpu": 1}
+    assert main_of(pod_of(make(decode={"resources": given, "template": laid})))["resources"] == {
+        "limits": amd, "requests": {**amd, "cpu": 8}}
+
+
+def test_claims_are_devices_of_the_container() -> None:
+    claims = [{"name": "gpu", "request": "one"}, {"name": "nic"}]
+    pod = pod_of(make(decode={"resources": {"limits": {"memory": "9Gi"}, "claims": claims},
+                              "template": {"spec": {"resourceClaims": [{"name": "gpu"}, {"name": "nic"}]}}}))
+    assert main_of(pod)["resources"] == {"limits": {"memory": "9Gi"}, "requests": {"memory": "9Gi"}, "claims": claims}
+    assert not CPU_ENV.keys() & env_of(main_of(pod)).keys()
+
+
 def test_cpu_settings_only_without_devices_and_the_users_come_before_them() -> None:
-    assert CPU_ENV.items() <= env_of(main_of(pod_of(make(decode={"resources": {"limits": {"memory": "4Gi"}}})))).items()
+    assert CPU_ENV.items() <= env_of(main_of(pod_of(make(decode={"resources": {}})))).items()
+    cores = {"parallelism": {"device": "none"}, "resources": {"limits": {"memory": "4Gi"}}}
+    assert CPU_ENV.items() <= env_of(main_of(pod_of(make(decode=cores)))).items()
+    assert main_of(pod_of(make(decode=cores)))["resources"] == {"limits": {"memory": "4Gi"}, "requests": {"memory": "4Gi"}}
+    assert not CPU_ENV.keys() & env_of(main_of(pod_of(make(decode={"resources": {"limits": {"memory": "4Gi"}}})))).keys()
     assert not CPU_ENV.keys() & env_of(main_of(pod_of(make()))).keys()
     assert not CPU_ENV.keys() & env_of(main_of(pod_of(make(decode={"resources": {"limits": {"amd.com/gpu": 1}}})))).keys()
     own = {"env": [{"name": "OMP_NUM_THREADS", "value": "3"}]}
@@ -343,6 +365,8 @@ def revision(role: Role = Role.DECODE, key: str = "k", **spec: Any) -> str:
         {"kv": {"checksum": "none"}},
         {"decode": {"args": ["--max-num-seqs", "8"]}},
         {"decode": {"resources": {}}},
+        {"decode": {"parallelism": {"device": "none"}}},
+        {"decode": {"parallelism": {"device": "amd.com/gpu"}}},
         {"decode": {"parallelism": {"tensor": 2}}},
         {"decode": {"template": {"metadata": {"labels": {"a": "b"}}}}},
         {"router": {"policy": "least_loaded"}},
@@ -368,6 +392,7 @@ def test_what_a_pod_is_made_of_changes_its_revision(spec: dict[str, Any]) -> Non
         {"limits": {"maxInstances": 9}},
         {"networkPolicy": {"enabled": False}},
         {"router": {"maxSidecars": 3}},
+        {"decode": {"parallelism": {"device": "nvidia.com/gpu"}}},
         {"router": {"policy": "round_robin", "ports": {"http": 10001}, "maxBodySize": "32Mi"}},
         {"engine": {"image": "vllm/vllm-openai:v0.32.0", "args": []}, "decode": {"parallelism": {"tensor": 1}}},
     ],
@@ -395,3 +420,15 @@ def test_an_upgrade_of_xpyd_changes_no_revision() -> None:
     assert revision() == "725c40c23636"
     spec = {"engine": {"args": ["--enforce-eager"]}, "router": {"policy": "least_loaded", "maxBodySize": "1Mi"}}
     assert revision(**spec) == "3c6335c26059"
+    decode = {"resources": {"limits": {"nvidia.com/gpu": 2, "memory": "64Gi"}}, "parallelism": {"tensor": 2}}
+    assert revision(decode=decode) == "09613e857151"
+    assert revision(decode={"resources": {}}) == "545ca706845b"
+
+
+def test_a_device_beside_resources_is_another_revision_than_without_one() -> None:
+    """Pods that were made while that meant none keep theirs, which is that of ``device: none``."""
+    cores = {"limits": {"memory": "4Gi"}}
+    assert revision(decode={"resources": cores, "parallelism": {"device": "none"}}) == "436f072fd2d0"
+    assert revision(decode={"resources": cores}) != "436f072fd2d0"
+    stated = {"resources": cores, "parallelism": {"device": "nvidia.com/gpu"}}
+    assert revision(decode={"resources": cores}) == revision(decode=stated)

@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from xpyd_operator.api.base import Arguments, Count, Part, Positive, Preserved, Quantities
+from xpyd_operator.api.base import Arguments, Count, DeviceKey, ObjectName, Part, Positive, Preserved, Quantities
 
 ParallelSize = Annotated[int, Meta(ge=1, le=1024)]
 GPU = "nvidia.com/gpu"
+NO_DEVICE = "none"
 NO_EXECUTOR = {
     "external_launcher": "with it every rank is an engine of its own, and a program of the user's gives all of them the "
     "same requests; a server cannot do that"
@@ -38,6 +39,10 @@ class Parallelism(Part, frozen=True):
     executor: Annotated[Literal["uni", "mp", "ray"], Meta(extra={"why_not": NO_EXECUTOR})] | None = None
     """How vLLM runs its workers: in one process (`uni`, one device only), in processes of one host (`mp`), or with Ray.
     Default: `uni` for one device, otherwise `mp`."""
+    device: DeviceKey | None = None
+    """What a device is: the key of a resource, e.g. `amd.com/gpu` or `nvidia.com/mig-3g.40gb`; `none`: there are none, as
+    on CPUs. Default: the keys with a domain that `resources` or `template` name (networks such as `rdma/…` apart), or a
+    claim; without any `nvidia.com/gpu`. A key that nothing names is added, `tensor` x `pipeline` x `data` of it."""
 
     @property
     def devices(self) -> int:
@@ -50,6 +55,18 @@ class Parallelism(Part, frozen=True):
         return self.executor or ("uni" if self.tensor * self.pipeline == 1 else "mp")
 
 
+class ResourceClaim(Part, frozen=True):
+    """A claim of the pod that the container uses."""
+
+    name: ObjectName
+    """Its name among `template.spec.resourceClaims`."""
+    request: ObjectName | None = None
+    """One of its requests; default: all of them."""
+
+
+Claims = Annotated[tuple[ResourceClaim, ...], Meta(extra={"max_items": 16})]
+
+
 class Resources(Part, frozen=True):
     """Resources of the container `main`, as in Kubernetes."""
 
@@ -57,6 +74,8 @@ class Resources(Part, frozen=True):
     """Most that one instance may use, e.g. `nvidia.com/gpu: 2`."""
     requests: Quantities = msgspec.field(default_factory=dict)
     """What the scheduler reserves for one instance. Default: the limits."""
+    claims: Claims = ()
+    """Devices by dynamic resource allocation: claims of `template.spec.resourceClaims`."""
 
 
 class RoleSpec(Part, frozen=True):
@@ -70,7 +89,8 @@ class RoleSpec(Part, frozen=True):
     parallelism: Parallelism = Parallelism()
     """How one instance is spread over devices."""
     resources: Resources | None = None
-    """Resources of one instance. Default: one `nvidia.com/gpu` per device; `{}` for none, as on CPUs."""
+    """Resources of one instance. Where they name no device, `nvidia.com/gpu` is added, one per device
+    (`parallelism.device`); `{}`: no resources at all."""
     args: Arguments = ()
     """Arguments of the vLLM server for this role, after those of `engine.args`."""
     template: Preserved | None = None
@@ -89,8 +109,3 @@ class RoleSpec(Part, frozen=True):
     def most(self) -> int:
         """Most instances."""
         return self.least if self.scaling is None else self.scaling.max
-
-    @property
-    def limits(self) -> dict[str, int | str]:
-        """Resource limits of one instance, the default included."""
-        return {GPU: self.parallelism.devices} if self.resources is None else dict(self.resources.limits)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from xpyd_operator.api import owned
 from xpyd_operator.api.model import Engine, Model
-from xpyd_operator.api.roles import GPU, RoleSpec, Scaling
+from xpyd_operator.api.roles import RoleSpec, Scaling
 from xpyd_operator.api.rule import Finding, Rule, Target, when
 from xpyd_operator.api.source import Beside, Claim, Hub
 
@@ -90,17 +90,6 @@ def _executor(role: RoleSpec) -> list[Finding]:
         parallel.executor == "uni" and world > 1,
         "parallelism.executor",
         f"uni runs on one device, but tensor {parallel.tensor} x pipeline {parallel.pipeline} is {world}; write mp or ray",
-    )
-
-
-def _devices(role: RoleSpec) -> list[Finding]:
-    parallel = role.parallelism
-    given = None if role.resources is None else role.resources.limits.get(GPU)
-    return when(
-        given is not None and parallel.executor != "ray" and str(given) != str(parallel.devices),
-        f'resources.limits["{GPU}"]',
-        f"must be {parallel.devices}, not {given}: "
-        f"tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}",
     )
 
 
@@ -208,16 +197,6 @@ RULES: tuple[Rule, ...] = (
         cel="""!has(self.parallelism.executor) || self.parallelism.executor != 'uni' ||
             self.parallelism.tensor * self.parallelism.pipeline == 1""",
         wrong=_executor,
-    ),
-    Rule(
-        at=_ROLES,
-        reads=("parallelism", "parallelism.tensor", "parallelism.pipeline", "parallelism.data", "resources.limits"),
-        says="resources: the number of nvidia.com/gpu must be tensor x pipeline x data",
-        cel=f"""!has(self.resources) || !('{GPU}' in self.resources.limits) ||
-            (has(self.parallelism.executor) && self.parallelism.executor == 'ray') ||
-            string(self.resources.limits['{GPU}']) ==
-            string(self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data)""",
-        wrong=_devices,
     ),
     Rule(
         at=_ROLES,

@@ -8,7 +8,6 @@ from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.kv import Kv
 from xpyd_operator.api.operation import Limits, NetworkPolicy, Rollout
 from xpyd_operator.api.quantity import size_of_share
-from xpyd_operator.api.roles import GPU
 from xpyd_operator.api.router import Ports, Router
 from xpyd_operator.api.rule import Finding, Rule, Target, when
 from xpyd_operator.api.service import ServiceSpec
@@ -37,13 +36,6 @@ def _tensor(spec: ServiceSpec) -> list[Finding]:
         "decode.parallelism.tensor",
         f"one of the tensor sizes of prefill ({ours}) and decode ({theirs}) must divide the other: KV is split by heads",
     )
-
-
-def _nccl(spec: ServiceSpec) -> Iterator[Finding]:
-    if spec.kv.transport == "nccl":
-        for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
-            if not any(key.startswith("nvidia.com/") for key in role.limits):
-                yield f"{name}.resources", f"transport nccl needs GPUs; add limits {GPU}, or write kv.transport: tcp"
 
 
 def _planner_counts(spec: ServiceSpec) -> list[Finding]:
@@ -163,15 +155,6 @@ RULES: tuple[Rule, ...] = (
         cel="""self.prefill.parallelism.tensor % self.decode.parallelism.tensor == 0 ||
             self.decode.parallelism.tensor % self.prefill.parallelism.tensor == 0""",
         wrong=_tensor,
-    ),
-    Rule(
-        at=("spec",),
-        reads=("kv.transport", "prefill.resources.limits", "decode.resources.limits"),
-        says="kv.transport nccl needs GPUs: add limits nvidia.com/gpu to resources, or write another transport",
-        cel="""self.kv.transport != 'nccl' ||
-            ((!has(self.prefill.resources) || self.prefill.resources.limits.exists(k, k.startsWith('nvidia.com/'))) &&
-            (!has(self.decode.resources) || self.decode.resources.limits.exists(k, k.startsWith('nvidia.com/'))))""",
-        wrong=_nccl,
     ),
     Rule(
         at=("spec",),

@@ -32,6 +32,7 @@ _RIGHT = {
     "path": "write an absolute path without a colon",
     "header": "the name of a header: letters, digits, '-' and '_', beginning with a letter or digit",
     "host": "the name or address of a host, without a port",
+    "device": "write the key of a resource, e.g. nvidia.com/gpu or amd.com/gpu, or none",
     "origin": "write https://host, with a port where it has one and no path, in lower case, or *",
     "url": "write http://host:port or https://host:port",
 }

@@ -15,8 +15,10 @@ from typing import Any
 
 import msgspec
 
+from xpyd_operator.api import devices
 from xpyd_operator.api.decode import decode_service
 from xpyd_operator.api.durations import seconds
+from xpyd_operator.api.roles import GPU
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.status import Condition
@@ -85,6 +87,10 @@ class Blueprint:
         self._dry_run = dry_run
         self._judged: tuple[tuple[str, object], Judged] | None = None
         self._service: DisaggService | None = None
+        self._rewritten: DisaggService | None = None
+        """The document as it is followed; the same object while nothing changes."""
+        self._without_devices: dict[Role, Revision] = {}
+        """Revisions of roles that were seen with pods without devices, where the document does not say so."""
         self.valid = Condition(type="Valid", status="Unknown", reason="NotSeen")
         self.revisions: dict[Role, Revision] = {}
         """Of the document in force."""
@@ -142,12 +148,12 @@ class Blueprint:
         if judged.service is None:
             self._refuse(judged.reason, judged.message)
             return
-        service = judged.service
         try:
-            await self._secret.ensure(service, now)
+            await self._secret.ensure(judged.service, now)
         except NameTaken as error:
             self._refuse("NameTaken", str(error))
             return
+        service, kept = self._kept(judged.service)
         revisions = {role: pod_revision(service, role, self._secret.identity) for role in Role}
         for role in Role:
             if service is self._service and self.revisions == revisions:
@@ -158,9 +164,39 @@ class Blueprint:
         if service is not self._service:
             self._no_switch = pods_difference(service, self._settings)
         self._service, self.revisions = service, revisions
-        said = "the document is followed"
-        reason = "UnknownFields" if judged.warnings else "Valid"
-        self.valid = Condition(type="Valid", status="True", reason=reason, message=judged.warnings or said)
+        reason = "UnknownFields" if judged.warnings else "DeviceNotStated" if kept else "Valid"
+        message = _listed([*([judged.warnings] if judged.warnings else []), *kept]) or "the document is followed"
+        self.valid = Condition(type="Valid", status="True", reason=reason, message=message)
+
+    def _kept(self, service: DisaggService) -> tuple[DisaggService, list[str]]:
+        """The document with roles kept without devices that were made so, and what is to be said of them.
+
+        Resources that name no device once meant that there is none. Pods that were made then have the revision of such a
+        role, and while there are some, or were since this operator began, the document means what it meant.
+        """
+        words = []
+        for role in Role:
+            if not devices.unstated(service.spec.role(role)):
+                continue
+            before = devices.without(service, role)
+            revision = pod_revision(before, role, self._secret.identity)
+            if self._without_devices.get(role) == revision or self._has_pods(service, revision):
+                self._without_devices[role] = revision
+                service = before
+                words.append(
+                    f"spec.{role}.resources: names no device, which meant none when this service was made, and its pods "
+                    f"stay without one; write spec.{role}.parallelism.device: none to keep that, or {GPU}"
+                )
+        if not words:
+            return service, words
+        if self._rewritten is None or self._rewritten != service:
+            self._rewritten = service
+        return self._rewritten, words
+
+    def _has_pods(self, service: DisaggService, revision: Revision) -> bool:
+        pods = self._cache.of_service("Pod", service.metadata.namespace or "", service.name)
+        found = (pod.derived(facts) for pod in pods)
+        return any(fact.owner == service.metadata.uid and fact.revision == revision for fact in found)
 
     def _judge(self, entry: Entry) -> Judged:
         at = (entry.uid, entry.body["metadata"].get("generation"))

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from xpyd_operator.api.roles import GPU, RoleSpec
+from xpyd_operator.api.devices import devices
+from xpyd_operator.api.roles import RoleSpec
 
 NVIDIA = Path("/proc/driver/nvidia/gpus")
+NVIDIA_KEYS = "nvidia.com/"
 
 
 def count(folder: Path = NVIDIA) -> int:
@@ -25,7 +27,8 @@ def assign(spec: RoleSpec, gpus: int, taken: Iterable[tuple[int, ...]]) -> tuple
     Instances share a GPU when there are fewer than they ask for: whether they fit is said by
     ``--gpu-memory-utilization``, which is the user's on a single host.
     """
-    if not gpus or not spec.limits.get(GPU):
+    found = devices(spec)
+    if not gpus or not (found.claimed or any(key.startswith(NVIDIA_KEYS) for key in found.keys)):
         return ()
     used = Counter(index for devices in taken for index in devices)
     order = sorted(range(gpus), key=lambda index: (used[index], index))

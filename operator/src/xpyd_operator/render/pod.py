@@ -9,7 +9,10 @@ import math
 import posixpath
 from typing import Any, Final
 
-from xpyd_operator.api.roles import RoleSpec
+import msgspec
+
+from xpyd_operator.api.devices import devices, limits
+from xpyd_operator.api.roles import GPU, NO_DEVICE, RoleSpec
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside, Claim, Folder, Hub
 from xpyd_operator.errors import Unsupported
@@ -84,12 +87,25 @@ def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
     parts = {
         "model": without_defaults(spec.model),
         "engine": _without(without_defaults(spec.engine), ("startupTimeout", "imagePullPolicy")),
-        "role": _without(without_defaults(spec.role(role)), ("replicas", "scaling")),
+        "role": _without(without_defaults(spec.role(role)), ("replicas", "scaling", "parallelism")),
         "kv": without_defaults(spec.kv),
         "router": router,
         "key": key_id,
     }
-    return revision_of(parts)
+    if parallelism := _without(without_defaults(spec.role(role).parallelism), ("device",)):
+        parts["role"]["parallelism"] = parallelism
+    return revision_of(parts | _device(spec.role(role)))
+
+
+def _device(role: RoleSpec) -> dict[str, str]:
+    """The device, where it is not what ``resources`` alone once meant: one GPU each without them, and none beside them.
+
+    So a field that only says what was meant before replaces no pod.
+    """
+    before, found = (GPU if role.resources is None else ""), devices(role)
+    if found.added and found.added != before:
+        return {"device": found.added}
+    return {"device": NO_DEVICE} if before and not found else {}
 
 
 def _without(parts: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
@@ -188,7 +204,7 @@ def engine_variables(service: DisaggService, role: Role, member: Member) -> list
     if spec.model.token_secret is not None:
         reference = {"name": spec.model.token_secret.name, "key": spec.model.token_secret.key}
         defaults["HF_TOKEN"] = {"valueFrom": {"secretKeyRef": reference}}
-    if not has_devices(spec.role(role)):
+    if not devices(spec.role(role)):
         defaults |= CPU_ENV
     users: dict[str, Any] = {
         variable.name: literal(variable.value or "") if variable.value_from is None else {"valueFrom": variable.value_from}
@@ -206,15 +222,12 @@ def engine_variables(service: DisaggService, role: Role, member: Member) -> list
     return [{"name": key, **(one if isinstance(one, dict) else {"value": one})} for key, one in everything.items()]
 
 
-def has_devices(role: RoleSpec) -> bool:
-    """Whether an instance gets devices: extended resources have a domain in their names (``nvidia.com/gpu``)."""
-    return any("/" in resource for resource in role.limits)
-
-
 def _resources(role: RoleSpec) -> dict[str, Any]:
-    limits = role.limits
-    requests = limits | (dict(role.resources.requests) if role.resources is not None else {})
-    return {name: values for name, values in (("limits", limits), ("requests", requests)) if values}
+    most = limits(role)
+    requests = most | (dict(role.resources.requests) if role.resources is not None else {})
+    claims = [msgspec.to_builtins(claim) for claim in role.resources.claims] if role.resources is not None else []
+    parts = (("limits", most), ("requests", requests), ("claims", claims))
+    return {name: values for name, values in parts if values}
 
 
 def _health(period_s: int, failures: int) -> dict[str, Any]:

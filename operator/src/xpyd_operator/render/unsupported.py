@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from xpyd_operator.api.devices import devices, limits
 from xpyd_operator.api.quantity import size
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside
@@ -20,7 +21,6 @@ from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import overlay
 from xpyd_operator.render.engine import RAY_OWNED, kv_options
 from xpyd_operator.render.paths import AGENT_PORT, ENGINE_PORT
-from xpyd_operator.render.pod import has_devices
 from xpyd_sidecar.contract.ids import Role
 
 STAGING_BYTES = 64 << 20
@@ -44,8 +44,8 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
         yield "spec.model.source", reason
     for role in Role:
         yield from _role(service, role)
-        yield from _executor(service, role, devices=has_devices(service.spec.role(role)))
-        yield from _pipeline(service, role, devices=has_devices(service.spec.role(role)))
+        yield from _executor(service, role, devices=bool(devices(service.spec.role(role))))
+        yield from _pipeline(service, role, devices=bool(devices(service.spec.role(role))))
         yield from _memory(service, role)
         template = service.spec.role(role).template
         if template is not None:
@@ -59,7 +59,7 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
 
 def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
     """The connector's own copies on the host, all ranks together: less than this can never do."""
-    limit = service.spec.role(role).limits.get("memory")
+    limit = limits(service.spec.role(role)).get("memory")
     ranks = service.spec.role(role).parallelism.devices
     keep = kv_options(service).keep_bytes
     buffers = (service.spec.kv.buffer_bytes or 0) + 2 * service.spec.kv.host_pool_bytes

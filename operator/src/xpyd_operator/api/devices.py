@@ -1,0 +1,146 @@
+"""Which devices an instance gets.
+
+    parallelism.device: none               none
+    parallelism.device: KEY                KEY; added where neither ``resources`` nor ``template`` names it
+    resources: {}                          none
+    resources or template name some        those: a key with a domain, or a claim
+    otherwise                              ``nvidia.com/gpu``, added
+
+What is added is as many as ``parallelism`` has devices. A limit of memory takes no GPU away. What ``template`` says of the
+container ``main`` counts like ``resources``. Keys of networks have a domain, too, and are no devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import replace
+
+from xpyd_operator.api.roles import GPU, NO_DEVICE, Resources, RoleSpec
+from xpyd_operator.api.service import DisaggService
+from xpyd_sidecar.contract.ids import Role
+
+NETWORKS: Final = ("rdma/", "vpc.amazonaws.com/")
+"""Beginnings of keys that engines reach each other by."""
+VENDORS: Final = ("nvidia.com/", "amd.com/", "gpu.intel.com/", "aws.amazon.com/", "habana.ai/", "google.com/")
+"""Beginnings of keys that the API server counts: it knows no other way to tell a device (``rules_devices``)."""
+_NVIDIA: Final = "nvidia.com/"
+_MIG: Final = "nvidia.com/mig-"
+
+
+class Named(msgspec.Struct, frozen=True):
+    """A device that a role names."""
+
+    path: str
+    """Below the role."""
+    key: str
+    value: Any
+
+
+class Devices(msgspec.Struct, frozen=True):
+    """Of one role."""
+
+    added: str
+    """The key that nothing names and that is added; empty: none is."""
+    named: tuple[Named, ...]
+    claimed: bool
+    """Some come by claims (dynamic resource allocation)."""
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.named or self.claimed)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of the devices, without those of claims."""
+        return tuple(dict.fromkeys((*((self.added,) if self.added else ()), *(one.key for one in self.named))))
+
+    @property
+    def nccl(self) -> bool:
+        """Whether NCCL may run on them: NVIDIA's, and whole ones. What a claim brings is not known here."""
+        keys = self.keys
+        return self.claimed if not keys else any(key.startswith(_NVIDIA) and not key.startswith(_MIG) for key in keys)
+
+
+def devices(role: RoleSpec) -> Devices:
+    """The devices of one instance of a role."""
+    stated = role.parallelism.device
+    named = tuple(one for one in _named(role) if one.key == stated or (stated is None and _is_device(one.key)))
+    if stated == NO_DEVICE:
+        return Devices("", (), claimed=False)
+    claimed = _claimed(role)
+    if stated is not None:
+        return Devices("" if named else stated, named, claimed=claimed)
+    added = "" if named or claimed or role.resources == Resources() else GPU
+    return Devices(added, named, claimed=claimed)
+
+
+def limits(role: RoleSpec) -> dict[str, int | str]:
+    """Resource limits of one instance, with its devices: those that are added, or named elsewhere than in ``limits``."""
+    found = devices(role)
+    made: dict[str, int | str] = {} if role.resources is None else dict(role.resources.limits)
+    for one in found.named:  # the template's come last, and its limits after its requests
+        made[one.key] = one.value
+    return made | ({found.added: role.parallelism.devices} if found.added else {})
+
+
+def counted(role: RoleSpec) -> Iterator[Named]:
+    """Of the devices that are named, those that must be as many as ``parallelism`` says."""
+    named = devices(role).named
+    mine = [one for one in named if one.key == GPU] if role.parallelism.device is None else []
+    yield from mine or named
+
+
+def contradicted(role: RoleSpec) -> str:
+    """What names a device although ``parallelism.device`` is none; empty where nothing does."""
+    if role.parallelism.device != NO_DEVICE:
+        return ""
+    named = next((one.path for one in _named(role) if _is_device(one.key)), "")
+    return named or ("resources.claims" if _claimed(role) else "")
+
+
+def unstated(role: RoleSpec) -> bool:
+    """Whether a device is added beside resources that name none. Once, such a role had none."""
+    return role.parallelism.device is None and role.resources is not None and bool(devices(role).added)
+
+
+def without(service: DisaggService, role: Role) -> DisaggService:
+    """The service with ``parallelism.device: none`` in a role."""
+    spec = service.spec.role(role)
+    changed = replace(spec, parallelism=replace(spec.parallelism, device=NO_DEVICE))
+    return replace(service, spec=replace(service.spec, **{role.value: changed}))
+
+
+def _is_device(key: str) -> bool:
+    return "/" in key and not key.startswith(NETWORKS)
+
+
+def _named(role: RoleSpec) -> Iterator[Named]:
+    """Everything with a domain, where the later of two of one key holds."""
+    given = role.resources or Resources()
+    parts: list[tuple[str, Any]] = [("resources.requests", given.requests), ("resources.limits", given.limits)]
+    for path, resources in _templates(role):
+        parts += [(f"{path}.{name}", resources.get(name)) for name in ("requests", "limits")]
+    for path, part in parts:
+        for key, value in part.items() if isinstance(part, dict) else ():
+            if isinstance(key, str) and "/" in key and isinstance(value, int | str) and not isinstance(value, bool):
+                yield Named(f'{path}["{key}"]', key, value)
+
+
+def _claimed(role: RoleSpec) -> bool:
+    spec = (role.template or {}).get("spec")
+    return bool(
+        (role.resources is not None and role.resources.claims)
+        or any(resources.get("claims") for _, resources in _templates(role))
+        or (isinstance(spec, dict) and spec.get("resourceClaims"))
+    )
+
+
+def _templates(role: RoleSpec) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The resources of ``main`` in the template, whatever else stands there."""
+    spec = (role.template or {}).get("spec")
+    containers = spec.get("containers") if isinstance(spec, dict) else None
+    for index, container in enumerate(containers if isinstance(containers, list | tuple) else ()):
+        if isinstance(container, dict) and container.get("name") == "main" and isinstance(container.get("resources"), dict):
+            yield f"template.spec.containers[{index}].resources", container["resources"]

@@ -1,0 +1,120 @@
+"""Rules about the devices of a role: how many they are, what is said twice, and what NCCL runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from xpyd_operator.api import devices
+from xpyd_operator.api.roles import GPU, NO_DEVICE, RoleSpec
+from xpyd_operator.api.rule import Finding, Rule, when
+from xpyd_operator.api.service import ServiceSpec
+
+_ROLES = ("spec.prefill", "spec.decode")
+_SIZES = ("parallelism.tensor", "parallelism.pipeline", "parallelism.data", "parallelism.executor")
+_STATED = ("parallelism", "parallelism.device", "resources", "resources.limits", "resources.requests", "resources.claims")
+
+
+def _count(role: RoleSpec) -> Iterator[Finding]:
+    yield from (found for one, found in _counts(role) if _seen(role, one))
+
+
+def _count_unseen(role: RoleSpec) -> Iterator[Finding]:
+    yield from (found for one, found in _counts(role) if not _seen(role, one))
+
+
+def _counts(role: RoleSpec) -> Iterator[tuple[devices.Named, Finding]]:
+    parallel = role.parallelism
+    if parallel.executor == "ray":
+        return
+    sizes = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}"
+    for one in devices.counted(role):
+        if str(one.value) != str(parallel.devices):
+            known = one.key == GPU or parallel.device is not None
+            other = "" if known else "; if the engine runs on something else, write parallelism.device"
+            yield one, (one.path, f"must be {parallel.devices}, not {one.value}: {sizes}{other}")
+
+
+def _seen(role: RoleSpec, one: devices.Named) -> bool:
+    """Whether the API server knows it for a device."""
+    stated = role.parallelism.device is not None
+    return one.path.startswith("resources.") and (stated or one.key.startswith(devices.VENDORS))
+
+
+def _contradicted(role: RoleSpec) -> list[Finding]:
+    named = devices.contradicted(role)
+    return when(bool(named), "parallelism.device", f"none, but {named} names a device; leave one of them out")
+
+
+def _nccl(spec: ServiceSpec) -> Iterator[Finding]:
+    if spec.kv.transport != "nccl":
+        return
+    for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+        found = devices.devices(role)
+        if not found:
+            yield f"{name}.resources", f"transport nccl needs GPUs; add limits {GPU}, or write kv.transport: tcp"
+        elif not found.nccl:
+            reason = f"transport nccl runs on whole NVIDIA GPUs, not on {', '.join(found.keys)}; write kv.transport: tcp"
+            yield f"{name}.resources", reason
+
+
+def _any(key: str, beginnings: tuple[str, ...]) -> str:
+    return " || ".join(f"{key}.startsWith('{one}')" for one in beginnings)
+
+
+_VENDORS = _any("k", devices.VENDORS)
+_WHOLE = "k.startsWith('nvidia.com/') && !k.startsWith('nvidia.com/mig-')"
+
+
+def _count_cel(part: str) -> str:
+    """Of the devices in limits or requests; a GPU is the one that counts, wherever it is named."""
+    return f"""self.resources.{part}.all(k, !(has(self.parallelism.device) ? k == self.parallelism.device :
+            '{GPU}' in self.resources.limits || '{GPU}' in self.resources.requests ? k == '{GPU}' : {_VENDORS}) ||
+            string(self.resources.{part}[k]) ==
+            string(self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data))"""
+
+
+def _nccl_cel(role: str) -> str:
+    """The API server knows only some vendors, and not what a template names."""
+    device, given = f"self.{role}.parallelism.device", f"self.{role}.resources"
+    return f"""(has({device}) ?
+                {device}.startsWith('nvidia.com/') && !{device}.startsWith('nvidia.com/mig-') :
+                !has({given}) || has(self.{role}.template) || {given}.claims.size() > 0 ||
+                {given}.limits.exists(k, {_WHOLE}) || {given}.requests.exists(k, {_WHOLE}) ||
+                ({given}.limits.size() + {given}.requests.size() > 0 && !{given}.limits.exists(k, {_VENDORS}) &&
+                !{given}.requests.exists(k, {_VENDORS})))"""
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        at=_ROLES,
+        reads=(*_SIZES, *_STATED),
+        says="resources: the number of devices must be tensor x pipeline x data",
+        cel=f"""!has(self.resources) || (has(self.parallelism.executor) && self.parallelism.executor == 'ray') ||
+            ({_count_cel("limits")} && {_count_cel("requests")})""",
+        wrong=_count,
+    ),
+    Rule(
+        at=_ROLES,
+        reads=(*_SIZES, *_STATED, "template"),
+        says="",
+        wrong=_count_unseen,
+        no_twin="CEL does not see what a template names, and costs too much where it looks into keys",
+    ),
+    Rule(
+        at=_ROLES,
+        reads=_STATED,
+        says="parallelism.device is none, but resources name a device",
+        cel=f"""!has(self.parallelism.device) || self.parallelism.device != '{NO_DEVICE}' || !has(self.resources) ||
+            (!self.resources.limits.exists(k, {_VENDORS}) && !self.resources.requests.exists(k, {_VENDORS}) &&
+            self.resources.claims.size() == 0)""",
+        wrong=_contradicted,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("kv.transport", *(f"{role}.{field}" for role in ("prefill", "decode") for field in _STATED)),
+        says="kv.transport nccl needs whole NVIDIA GPUs: add nvidia.com/gpu to resources, or write another transport",
+        cel=f"""self.kv.transport != 'nccl' ||
+            ({_nccl_cel("prefill")} && {_nccl_cel("decode")})""",
+        wrong=_nccl,
+    ),
+)
