@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from render_service import service
 
-from xpyd_operator.api.devices import devices, limits, unstated, without
+from xpyd_operator.api.devices import devices, limits, notes, unstated, without
 from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.rule import Target
 from xpyd_sidecar.contract.ids import Role
@@ -87,3 +87,14 @@ def test_a_device_is_unstated_where_it_comes_beside_resources_that_once_meant_no
     one = service(Target.KUBERNETES, decode={"resources": meant})
     assert limits(without(one, Role.DECODE).spec.decode) == {"memory": "8Gi"}
     assert without(one, Role.DECODE).spec.prefill == one.spec.prefill
+
+
+def test_a_device_that_is_added_and_an_image_for_others_are_worth_a_note() -> None:
+    found = notes(service(Target.KUBERNETES, prefill={"resources": {"limits": {"memory": "8Gi"}}},
+                          decode={"resources": {"limits": {"amd.com/gpu": 1}}}))
+    assert [fault.path for fault in found] == ["spec.prefill.resources", "spec.engine.image"]
+    assert "nvidia.com/gpu: 1 is added; on CPUs write spec.prefill.parallelism.device: none" in found[0].message
+    assert "an image with vLLM for amd.com/gpu (decode)" in found[1].message
+    assert notes(service(Target.KUBERNETES)) == notes(service(Target.KUBERNETES, decode={"resources": {}})) == []
+    other = service(Target.KUBERNETES, engine={"image": "rocm:1"}, decode={"resources": {"limits": {"amd.com/gpu": 1}}})
+    assert notes(other) == []

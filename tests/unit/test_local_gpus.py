@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from xpyd_operator.api.roles import Parallelism, Resources, RoleSpec
+from xpyd_operator.api.roles import Parallelism, ResourceClaim, Resources, RoleSpec
 from xpyd_operator.local import gpus
 
 
@@ -24,3 +24,10 @@ def test_least_used_first_and_shared_when_there_are_too_few() -> None:
 def test_none_where_there_are_none_or_none_is_asked_for() -> None:
     assert gpus.assign(RoleSpec(), 0, []) == ()
     assert gpus.assign(RoleSpec(resources=Resources()), 2, []) == ()
+
+
+def test_a_limit_of_memory_takes_no_gpu_away_and_devices_of_others_bring_none() -> None:
+    assert gpus.assign(RoleSpec(resources=Resources(limits={"memory": "8Gi"})), 2, []) == (0,)
+    assert gpus.assign(RoleSpec(parallelism=Parallelism(device="none")), 2, []) == ()
+    assert gpus.assign(RoleSpec(resources=Resources(limits={"amd.com/gpu": 1})), 2, []) == ()
+    assert gpus.assign(RoleSpec(resources=Resources(claims=(ResourceClaim(name="gpu"),))), 2, []) == (0,)

@@ -18,8 +18,10 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from xpyd_operator.api.model import Engine
 from xpyd_operator.api.roles import GPU, NO_DEVICE, Resources, RoleSpec
 from xpyd_operator.api.service import DisaggService
+from xpyd_operator.errors import Fault
 from xpyd_sidecar.contract.ids import Role
 
 NETWORKS: Final = ("rdma/", "vpc.amazonaws.com/")
@@ -110,6 +112,21 @@ def without(service: DisaggService, role: Role) -> DisaggService:
     spec = service.spec.role(role)
     changed = replace(spec, parallelism=replace(spec.parallelism, device=NO_DEVICE))
     return replace(service, spec=replace(service.spec, **{role.value: changed}))
+
+
+def notes(service: DisaggService) -> list[Fault]:
+    """What is worth saying of devices that were perhaps not meant so."""
+    found = []
+    for which in Role:
+        role = service.spec.role(which)
+        keys = devices(role).keys
+        if unstated(role):
+            words = f"{GPU}: {role.parallelism.devices} is added; on CPUs write spec.{which}.parallelism.device: none"
+            found.append(Fault(f"spec.{which}.resources", f"names no device, so {words}"))
+        if keys and service.spec.engine.image == Engine().image and not any(key.startswith(_NVIDIA) for key in keys):
+            words = f"the default is made for CUDA; write an image with vLLM for {keys[0]} ({which})"
+            found.append(Fault("spec.engine.image", words))
+    return found
 
 
 def _is_device(key: str) -> bool:

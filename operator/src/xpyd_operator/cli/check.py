@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from xpyd_operator.api import judging
+from xpyd_operator.api import devices, judging
 from xpyd_operator.api.base import GROUP
 from xpyd_operator.api.decode import decode_pool, decode_service
 from xpyd_operator.api.load import Document, LoadError, documents
@@ -99,7 +99,8 @@ def _check_one(name: str, document: Document, target: Target | None) -> Report:
         Place(document.line_of(fault.path), fault.path, f"not for {only}: {fault.message}") for only, fault in decoded.notes
     )
     service = decoded.service
-    notes += tuple(Place(document.line_of(fault.path), fault.path, fault.message) for fault in judging.notes(service))
+    said = [*judging.notes(service), *devices.notes(service)]
+    notes += tuple(Place(document.line_of(fault.path), fault.path, fault.message) for fault in said)
     shape = f"{_range(service.spec.prefill)}P{_range(service.spec.decode)}D"
     return Report(file=name, line=document.line, ok=True, kind=kind, name=service.name, summary=shape, notes=notes)
 
