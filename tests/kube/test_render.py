@@ -45,6 +45,13 @@ CORNERS: dict[str, dict[str, Any]] = {
         "router": {"apiKeySecret": SECRET},
         "decode": {"resources": {"limits": {"cpu": "1500m", "memory": "4Gi"}, "requests": {"cpu": 1}}},
     },
+    "devices": {
+        "prefill": {"parallelism": {"device": "amd.com/gpu", "tensor": 2}, "resources": {"limits": {"memory": "9Gi"}}},
+        "decode": {
+            "resources": {"limits": {"memory": "9Gi"}, "claims": [{"name": "gpu"}]},
+            "template": {"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]}},
+        },
+    },
     "template": {
         "decode": {
             "template": {
