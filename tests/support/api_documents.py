@@ -200,6 +200,21 @@ MALFORMED: dict[str, Bad] = {
         {"spec.decode.parallelism": {"device": "amd.com/gpu"}},
         kv={"transport": "nccl"},
     ),
+    "nccl on what a template names": bad(
+        "spec.decode.resources",
+        "not on nvidia.com/mig-3g.40gb",
+        {"spec.decode.template": {"spec": {"containers": [
+            {"name": "main", "resources": {"limits": {"nvidia.com/mig-3g.40gb": 1}}}]}}},
+        server=False,
+        kv={"transport": "nccl"},
+    ),
+    "nccl beside a template that names nothing": bad(
+        "spec.decode.resources",
+        "nccl needs GPUs",
+        {"spec.decode": {"resources": {}, "template": {}}},
+        server=False,
+        kv={"transport": "nccl"},
+    ),
     "nccl on CPUs": bad(
         "spec.decode.resources",
         "nccl needs GPUs",

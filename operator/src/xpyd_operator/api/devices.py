@@ -61,8 +61,8 @@ class Devices(msgspec.Struct, frozen=True):
     @property
     def nccl(self) -> bool:
         """Whether NCCL may run on them: NVIDIA's, and whole ones. What a claim brings is not known here."""
-        keys = self.keys
-        return self.claimed if not keys else any(key.startswith(_NVIDIA) and not key.startswith(_MIG) for key in keys)
+        whole = any(key.startswith(_NVIDIA) and not key.startswith(_MIG) for key in self.keys)
+        return self.claimed or whole
 
 
 def devices(role: RoleSpec) -> Devices:

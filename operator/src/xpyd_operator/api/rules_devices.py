@@ -12,6 +12,7 @@ from xpyd_operator.api.service import ServiceSpec
 _ROLES = ("spec.prefill", "spec.decode")
 _SIZES = ("parallelism.tensor", "parallelism.pipeline", "parallelism.data", "parallelism.executor")
 _STATED = ("parallelism", "parallelism.device", "resources", "resources.limits", "resources.requests", "resources.claims")
+_UNSEEN = "CEL does not see what a template names, and costs too much where it looks into keys"
 
 
 def _count(role: RoleSpec) -> Iterator[Finding]:
@@ -46,15 +47,30 @@ def _contradicted(role: RoleSpec) -> list[Finding]:
 
 
 def _nccl(spec: ServiceSpec) -> Iterator[Finding]:
-    if spec.kv.transport != "nccl":
-        return
-    for name, role in (("prefill", spec.prefill), ("decode", spec.decode)):
+    yield from (found for role, found in _without_nccl(spec) if _judged(role))
+
+
+def _nccl_unseen(spec: ServiceSpec) -> Iterator[Finding]:
+    yield from (found for role, found in _without_nccl(spec) if not _judged(role))
+
+
+def _without_nccl(spec: ServiceSpec) -> Iterator[tuple[RoleSpec, Finding]]:
+    for name, role in (("prefill", spec.prefill), ("decode", spec.decode)) if spec.kv.transport == "nccl" else ():
         found = devices.devices(role)
         if not found:
-            yield f"{name}.resources", f"transport nccl needs GPUs; add limits {GPU}, or write kv.transport: tcp"
+            reason = f"transport nccl needs GPUs; add limits {GPU}, or write kv.transport: tcp"
+            yield role, (f"{name}.resources", reason)
         elif not found.nccl:
             reason = f"transport nccl runs on whole NVIDIA GPUs, not on {', '.join(found.keys)}; write kv.transport: tcp"
-            yield f"{name}.resources", reason
+            yield role, (f"{name}.resources", reason)
+
+
+def _judged(role: RoleSpec) -> bool:
+    """Whether the API server knows the devices of a role."""
+    if role.parallelism.device is not None:
+        return True
+    named = devices.devices(role).named
+    return role.template is None and (not named or any(one.key.startswith(devices.VENDORS) for one in named))
 
 
 def _any(key: str, beginnings: tuple[str, ...]) -> str:
@@ -98,7 +114,7 @@ RULES: tuple[Rule, ...] = (
         reads=(*_SIZES, *_STATED, "template"),
         says="",
         wrong=_count_unseen,
-        no_twin="CEL does not see what a template names, and costs too much where it looks into keys",
+        no_twin=_UNSEEN,
     ),
     Rule(
         at=_ROLES,
@@ -116,5 +132,12 @@ RULES: tuple[Rule, ...] = (
         cel=f"""self.kv.transport != 'nccl' ||
             ({_nccl_cel("prefill")} && {_nccl_cel("decode")})""",
         wrong=_nccl,
+    ),
+    Rule(
+        at=("spec",),
+        reads=("kv.transport", *(f"{role}.{field}" for role in ("prefill", "decode") for field in (*_STATED, "template"))),
+        says="",
+        wrong=_nccl_unseen,
+        no_twin=_UNSEEN,
     ),
 )
