@@ -252,6 +252,13 @@ MALFORMED: dict[str, Bad] = {
         'resources.limits["amd.com/gpu"] names a device',
         {"spec.decode": {"parallelism": {"device": "none"}, "resources": {"limits": {"amd.com/gpu": 1}}}},
     ),
+    "no device and one that a template names": bad(
+        "spec.decode.parallelism.device",
+        'template.spec.containers[0].resources.limits["nvidia.com/gpu"] names a device',
+        {"spec.decode": {"parallelism": {"device": "none"}, "template": {"spec": {"containers": [
+            {"name": "main", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}}}},
+        server=False,
+    ),
     "no device and one that is claimed": bad(
         "spec.decode.parallelism.device",
         "resources.claims names a device",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from api_strategies import objects
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from xpyd_operator.api import rules_devices
 from xpyd_operator.api.checks import RULES, sections
 from xpyd_operator.api.crds import service_crd
 from xpyd_operator.api.decode import decode_service
@@ -71,6 +73,25 @@ def test_twins_agree_on_any_well_formed_document(spec: dict[str, Any], data: st.
     spec["engine"] = spec.get("engine", {}) | {"args": data.draw(st.lists(ARGUMENTS, max_size=2))}
     for rule, python, cel in verdicts(document() | {"spec": spec}):
         assert python == cel, rule
+
+
+def test_twins_agree_on_devices_wherever_they_are_named() -> None:
+    named: list[dict[str, Any]] = [{}, {"cpu": 1}, {"nvidia.com/gpu": 2}, {"amd.com/gpu": 1}, {"nvidia.com/mig-1g.5gb": 1}]
+    more = {"limits": [*named, {"rdma/ib": 1}, {"example.com/npu": 2}], "requests": named[:4],
+            "claims": [[], [{"name": "g"}]],
+            "device": [{}, {"device": "none"}, {"device": "nvidia.com/gpu"}, {"device": "amd.com/gpu"}],
+            "template": [{}, {"template": {}}]}
+    rules = [rule for rule in rules_devices.RULES if rule.cel]
+    for limits, requests, claims, device, template in itertools.product(*more.values()):
+        resources = {"limits": limits, "requests": requests, "claims": claims}
+        decode = {"resources": resources, "parallelism": device, **template}
+        obj = document({"spec.decode": decode}, kv={"transport": "nccl"})
+        service = well_formed(obj)
+        assert service is not None
+        role = section_of(obj, "spec.decode")
+        for rule in rules:
+            section, wire = (service.spec, section_of(obj, "spec")) if rule.at == ("spec",) else (service.spec.decode, role)
+            assert (not list(rule.wrong(section))) == holds(rule.cel, wire), (rule.says, obj["spec"]["decode"])
 
 
 def test_the_api_server_refuses_what_we_refuse() -> None:

@@ -71,9 +71,9 @@ def devices(role: RoleSpec) -> Devices:
     named = tuple(one for one in _named(role) if one.key == stated or (stated is None and _is_device(one.key)))
     if stated == NO_DEVICE:
         return Devices("", (), claimed=False)
+    if stated is not None:  # what is claimed beside it is something else
+        return Devices("" if named else stated, named, claimed=False)
     claimed = _claimed(role)
-    if stated is not None:
-        return Devices("" if named else stated, named, claimed=claimed)
     added = "" if named or claimed or role.resources == Resources() else GPU
     return Devices(added, named, claimed=claimed)
 
@@ -94,12 +94,12 @@ def counted(role: RoleSpec) -> Iterator[Named]:
     yield from mine or named
 
 
-def contradicted(role: RoleSpec) -> str:
-    """What names a device although ``parallelism.device`` is none; empty where nothing does."""
-    if role.parallelism.device != NO_DEVICE:
-        return ""
-    named = next((one.path for one in _named(role) if _is_device(one.key)), "")
-    return named or ("resources.claims" if _claimed(role) else "")
+def contradicted(role: RoleSpec) -> Iterator[Named]:
+    """What names a device although ``parallelism.device`` is none; claims have no key."""
+    if role.parallelism.device == NO_DEVICE:
+        yield from (one for one in _named(role) if _is_device(one.key))
+        if _claimed(role):
+            yield Named("resources.claims" if role.resources is not None and role.resources.claims else "template", "", None)
 
 
 def unstated(role: RoleSpec) -> bool:

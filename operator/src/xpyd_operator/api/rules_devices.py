@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from xpyd_operator.api import devices
 from xpyd_operator.api.roles import GPU, NO_DEVICE, RoleSpec
-from xpyd_operator.api.rule import Finding, Rule, when
+from xpyd_operator.api.rule import Finding, Rule
 from xpyd_operator.api.service import ServiceSpec
 
 _ROLES = ("spec.prefill", "spec.decode")
@@ -37,13 +37,20 @@ def _counts(role: RoleSpec) -> Iterator[tuple[devices.Named, Finding]]:
 
 def _seen(role: RoleSpec, one: devices.Named) -> bool:
     """Whether the API server knows it for a device."""
-    stated = role.parallelism.device is not None
-    return one.path.startswith("resources.") and (stated or one.key.startswith(devices.VENDORS))
+    known = one.key in ("", role.parallelism.device) or one.key.startswith(devices.VENDORS)
+    return one.path.startswith("resources.") and known
 
 
-def _contradicted(role: RoleSpec) -> list[Finding]:
-    named = devices.contradicted(role)
-    return when(bool(named), "parallelism.device", f"none, but {named} names a device; leave one of them out")
+def _contradicted(role: RoleSpec) -> Iterator[Finding]:
+    yield from (_none_but(one) for one in devices.contradicted(role) if _seen(role, one))
+
+
+def _contradicted_unseen(role: RoleSpec) -> Iterator[Finding]:
+    yield from (_none_but(one) for one in devices.contradicted(role) if not _seen(role, one))
+
+
+def _none_but(one: devices.Named) -> Finding:
+    return "parallelism.device", f"none, but {one.path} names a device; leave one of them out"
 
 
 def _nccl(spec: ServiceSpec) -> Iterator[Finding]:
@@ -124,6 +131,13 @@ RULES: tuple[Rule, ...] = (
             (!self.resources.limits.exists(k, {_VENDORS}) && !self.resources.requests.exists(k, {_VENDORS}) &&
             self.resources.claims.size() == 0)""",
         wrong=_contradicted,
+    ),
+    Rule(
+        at=_ROLES,
+        reads=(*_STATED, "template"),
+        says="",
+        wrong=_contradicted_unseen,
+        no_twin=_UNSEEN,
     ),
     Rule(
         at=("spec",),
