@@ -99,7 +99,8 @@ def contradicted(role: RoleSpec) -> Iterator[Named]:
     if role.parallelism.device == NO_DEVICE:
         yield from (one for one in _named(role) if _is_device(one.key))
         if _claimed(role):
-            yield Named("resources.claims" if role.resources is not None and role.resources.claims else "template", "", None)
+            own = role.resources is not None and role.resources.claims
+            yield Named("resources.claims" if own else "template", "", None)
 
 
 def unstated(role: RoleSpec) -> bool:
