@@ -430,3 +430,45 @@ async def test_an_empty_answer_is_one(framing: bytes) -> None:
     async with site(empty) as (f, _):
         answer = await f.post("/pooling", b"{}")
         assert (answer.status, answer.body, answer.complete, answer.headers["x-own"]) == (200, b"", True, "1")
+
+
+async def test_a_form_of_which_an_engine_took_a_part_is_not_sent_to_another() -> None:
+    async def takes_and_dies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(4)
+
+    async with site(takes_and_dies, takes_and_dies) as (f, engines):
+        reader, writer = await f.connect()
+        writer.write(form([b"abc"], **{"Content-Type": "multipart/form-data; boundary=x"}))
+        answer = await read_answer(reader)
+        assert (answer.status, answer.json["error"]["code"]) == (502, "engine_failed")
+        assert sum(len(engine.heads) for engine in engines) == 1
+        writer.transport.abort()
+
+
+async def test_a_form_that_no_engine_has_seen_goes_to_the_next_one() -> None:
+    async with site(keeps) as (f, [engine]):
+        for name in ("d1", "d2"):
+            f.dispatch.on_message(beat(name, Role.DECODE, "127.0.0.1:1", interval_s=60.0))
+        for _ in range(3):
+            reader, writer = await f.connect()
+            writer.write(b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
+                         b"Content-Type: multipart/form-data; boundary=x\r\n\r\nab")
+            assert (await read_answer(reader)).body == b"ab"
+            writer.transport.abort()
+        assert len(engine.heads) == 3
+
+
+async def test_a_connection_on_which_half_a_form_was_sent_is_no_pooled_one() -> None:
+    async def hasty(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 413 No\r\ncontent-length: 3\r\n\r\nbig")
+        await writer.drain()
+        await reader.read(-1)
+
+    async with site(hasty) as (f, [engine]):
+        reader, writer = await f.connect()
+        writer.write(form([b"abc"])[:-5])
+        assert (await read_answer(reader)).status == 413
+        await f.wait(lambda: not f.dispatch.pool.connections, "its connection to end")
+        writer.transport.abort()
+        assert (await f.post("/v1/embeddings", b"{}")).status == 413
+        assert len(engine.heads) == 2
