@@ -310,10 +310,10 @@ $(RIVALS)/.installed: $(STAMP) requirements/bench.txt
 	@touch $@
 
 .PHONY: bench-router
-bench-router: $(RIVALS)/.installed ## The router beside nginx, vllm-router and sglang-router, into bench/results (8 minutes)
+bench-router: $(RIVALS)/.installed ## The router beside nginx, vllm-router and sglang-router, into bench/results (8 minutes; BEFORE=… adds the xpyd of another Python)
 	@$(CC) -O2 -Wall -Wextra -Werror -o $(RIVALS)/engine bench/router/engine.c
 	@$(CC) -O2 -Wall -Wextra -Werror -o $(RIVALS)/load bench/router/load.c
-	@PYTHONPATH=tests/support $(BIN)/python bench/router --built $(RIVALS) --binaries $(RIVALS)/venv/bin --write
+	@PYTHONPATH=tests/support $(BIN)/python bench/router --built $(RIVALS) --binaries $(RIVALS)/venv/bin $(if $(BEFORE),--before '$(BEFORE)') --rounds $(or $(ROUNDS),7) --write
 
 .PHONY: bench-modes
 bench-modes: $(STAMP) ## put_async, put and get against each other with real engines, into bench/results (5 minutes)

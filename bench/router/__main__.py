@@ -134,15 +134,16 @@ class Rounds:
         return answers
 
 
-def bench(built: Path, binaries: Path, folder: Path, rounds: int, only: Sequence[str]) -> dict[str, Any]:
-    """All of it; the figures."""
+def bench(built: Path, binaries: Path, folder: Path, rounds: int, only: Sequence[str], *, before: str) -> dict[str, Any]:
+    """All of it; the figures. ``before``: the Python of another version of ours, empty where there is none."""
     field = Field(built, folder)
     with contextlib.ExitStack() as stack:
         group, engines = field.engines(STEP_US)
         stack.callback(group.kill)
         routers: list[Contender] = []
-        for name, settings in (("xpyd", {}), ("xpyd_error", {"failover": "error"})):
-            router, members, key = contenders.xpyd(name, folder, settings)
+        ours = [("xpyd", {}, sys.executable), ("xpyd_error", {"failover": "error"}, sys.executable)]
+        for name, settings, python in [*ours, ("xpyd_before", {}, before)] if before else ours:
+            router, members, key = contenders.xpyd(name, folder, settings, python)
             stack.callback(router.group.kill)
             stack.enter_context(Heart(members, key, engines))
             routers.append(router)
@@ -190,7 +191,7 @@ def beats() -> dict[str, Any]:
 def chart(results: dict[str, Any]) -> str:
     """The absolute figures as bars."""
     def group(prefix: str, suffix: str = "") -> list[Bar]:
-        names = ("xpyd", "xpyd_error", "nginx", "vllm_router", "sglang_router")
+        names = ("xpyd", "xpyd_error", "xpyd_before", "nginx", "vllm_router", "sglang_router")
         keys = [(name, f"{prefix}{name}{suffix}") for name in names]
         return [Bar(name, results[key], results[f"{key}_p25"], results[f"{key}_p75"])
                 for name, key in keys if key in results]
@@ -208,13 +209,14 @@ def main() -> None:
     parser.add_argument("--built", type=Path, required=True, help="folder with the programs engine and load")
     parser.add_argument("--binaries", type=Path, required=True, help="bin folder of the environment with the other routers")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--before", default="", help="the Python of an environment with another version of xpyd")
     parser.add_argument("--only", nargs="*", default=(), help="of the other routers; vllm_router is always needed")
     parser.add_argument("--write", action="store_true", help="write bench/results/router.json and .svg")
     args = parser.parse_args()
     began = time.monotonic()
     load = round(os.getloadavg()[0], 2)
     with tempfile.TemporaryDirectory(prefix="xpyd-bench-") as folder:
-        results = bench(args.built, args.binaries, Path(folder), args.rounds, args.only)
+        results = bench(args.built, args.binaries, Path(folder), args.rounds, args.only, before=args.before)
     about = contenders.versions(args.binaries)
     results |= about | {"rounds": args.rounds, "cpus": os.cpu_count() or 0, "load_before": load,
                         "took_s": round(time.monotonic() - began)}

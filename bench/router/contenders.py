@@ -2,6 +2,7 @@
 
     xpyd            shipped defaults with a client key: metrics, access log, heartbeats, failover ``continue``
     xpyd_error      the same with failover ``error``
+    xpyd_before     another version of ours, likewise, where an environment is named that has one (``--before``)
     nginx           pass-through of the client's request to decode alone, one worker, no access log
     vllm_router     its prefill/decode mode (``--vllm-pd-disaggregation``): prefill first, then decode
     sglang_router   its prefill/decode mode (``--pd-disaggregation``): both legs at once
@@ -135,8 +136,11 @@ def sglang_router(engines: Engines, folder: Path, binaries: Path) -> Contender:
     return _rust("sglang_router", command, engines, folder, bootstrap=["8998"])
 
 
-def xpyd(name: str, folder: Path, settings: Mapping[str, object]) -> tuple[Contender, int, keys.ServiceKey]:
-    """Our router, its members port and the service's key; it serves once somebody beats for the engines."""
+def xpyd(name: str, folder: Path, settings: Mapping[str, object],
+         python: str = sys.executable) -> tuple[Contender, int, keys.ServiceKey]:
+    """Our router, its members port and the service's key; it serves once somebody beats for the engines. ``python``: of the
+    environment that it is installed in.
+    """
     key = keys.mint()
     home = folder / name
     home.mkdir()
@@ -147,7 +151,7 @@ def xpyd(name: str, folder: Path, settings: Mapping[str, object]) -> tuple[Conte
               "router": {"host": "127.0.0.1", "port": port, "members_port": members, "model": MODEL,
                          "api_key_file": str(home / "clients"), **settings}}
     (home / "config.json").write_text(json.dumps(config))
-    group = Group([sys.executable, "-m", "xpyd_sidecar", "--config", str(home / "config.json")], log=home / "log")
+    group = Group([python, "-m", "xpyd_sidecar", "--config", str(home / "config.json")], log=home / "log")
     _wait_ready(group, port, "/health")
     return Contender(name, port, group), members, key
 

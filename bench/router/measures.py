@@ -81,6 +81,10 @@ def figures(cpu_ms: Mapping[int, Mapping[str, Sequence[float]]],
     out |= spread("continue_cpu_vs_error", [ratio for rounds in cpu_ms.values()
                                             for ratio in ratios(rounds["xpyd"], rounds["xpyd_error"])])
     more = {name: added(times, first_us["direct"]) for name, times in first_us.items() if name != "direct"}
+    if "xpyd_before" in more:
+        out |= spread("ttft_us_vs_xpyd_before", ratios(first_us["xpyd"], first_us["xpyd_before"]))
+        pairs = [pair for pair in zip(more["xpyd"], more["xpyd_before"], strict=True) if min(pair) > 0]
+        out |= spread("ttft_added_p50_vs_xpyd_before", [one / other for one, other in pairs])
     # Where the machine held up the clients that need no router, nothing was measured of what one adds.
     sound = [pair for pair in zip(more["xpyd"], more["vllm_router"], strict=True) if min(pair) > 0]
     out |= spread("ttft_added_p50_vs_vllm_router", [one / other for one, other in sound])
