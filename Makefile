@@ -206,12 +206,16 @@ campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server
 campaign-http: $(STAMP) ## HTTP fuzz of the router: 20 seeds, 20,000 connections, into bench/results (5 minutes)
 	@$(BIN)/pytest tests/campaigns/test_http.py --timeout 1800 -s
 
-.PHONY: campaign-router campaign-mixed
+.PHONY: campaign-router campaign-mixed campaign-sampled
 KILLS ?= 40
 ABORTS ?= 500
 campaign-router: $(STAMP) ## 1,000 kills and 10,000 leaving clients, into bench/results (40 minutes; KILLS=, ABORTS= of real engines)
 	@$(BIN)/python tests/campaigns/router.py --scripted
 	@$(BIN)/python tests/campaigns/router.py --real --kills $(KILLS) --aborts $(ABORTS)
+
+STREAMS ?= 2000
+campaign-sampled: $(STAMP) ## Sampled streams that are cut and go on: their distribution, on real engines, into bench/results (10 minutes; STREAMS=)
+	@$(BIN)/python tests/campaigns/sampled.py --streams $(STREAMS)
 
 MINUTES ?= 30
 campaign-mixed: $(STAMP) ## A mixed load on the router at half of what is possible, into bench/results (MINUTES=30)

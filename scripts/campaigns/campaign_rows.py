@@ -46,6 +46,10 @@ AT = "bench/results/"
 ROUTER = (*zero("wrong", "lost_tokens", "duplicated", "aborts_left_behind"), Goal("finished_share", ">=", 0.99),
           Goal("kills_scripted", ">=", 960), Goal("kills_real", ">=", 40), Goal("aborts_scripted", ">=", 9500),
           Goal("aborts_real", ">=", 500))
+SAMPLED = (*zero("real/rejected", "planted/none/rejected"), Goal("real/streams", ">=", 2000), Goal("real/worst_p", "shown"),
+           *(Goal(f"planted/{name}/rejected", "=", 1) for name in (
+               "sampled again from the last clean token", "temperature lost", "min_tokens not reduced",
+               "a penalty without its history")))
 MIXED = (*zero("failures"), Goal("rss_growth_kib", "<=", 4096), Goal("seconds", ">=", 1800))
 HTTP = (*zero("desync_hang_or_harm"), Goal("connections", ">=", 20_000))
 AWAY = (*zero("failed"), Goal("away_s", ">=", 1800))
@@ -74,6 +78,7 @@ ROWS: Final = (
     Row("campaign-service", 15, 60),
     Row("mutants", 10, 60),
     Row("campaign-fuzz", 15, 40),
+    Row("campaign-sampled", 10, 40, AT + "campaign_sampled.json", SAMPLED),
     Row("campaign-parallel", 10, 40),
     Row("campaign-unequal", 20, 75, AT + "campaign_parallel.json", UNEQUAL),
     Row("campaign-scenarios", 30, 120, AT + "campaign_scenarios.json", SCENARIOS),
