@@ -243,7 +243,7 @@ def params_of(leg: legs.Leg) -> Params:
 
 
 class FirstPair:
-    """The parameters of first legs of a straight course (``Straight.start``)."""
+    """The parameters of first legs of a straight course (``Exchange.started``)."""
 
     def __init__(self, left_s: float) -> None:
         left = round(left_s, 3)
