@@ -87,7 +87,7 @@ def _logits(before: int) -> dict[int, float]:
     firsts = {_BYTES + first[0]: draw.gauss(0, 1) for first in sorted(_FIRST)}
     shift = USUAL * math.log(_weight(singles) / _weight(firsts) / 2)  # so that a third of characters take several tokens
     chosen = {**singles, **{token: logit + shift for token, logit in firsts.items()}}
-    return {**chosen, END: USUAL * math.log(0.08 * _weight(chosen))}
+    return {**chosen, END: USUAL * math.log(0.2 * _weight(chosen))}
 
 
 def _weight(logits: dict[int, float]) -> float:
