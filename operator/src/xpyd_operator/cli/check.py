@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -15,8 +16,10 @@ from xpyd_operator.api.load import Document, LoadError, documents
 from xpyd_operator.api.recognize import Kind, recognize
 from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.rule import Target
+from xpyd_operator.api.service import DisaggService
 from xpyd_operator.cli.documents import files, read
 from xpyd_operator.errors import Fault, SpecError
+from xpyd_operator.render.unsupported import kube_refusals, local_refusals
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -95,14 +98,40 @@ def _check_one(name: str, document: Document, target: Target | None) -> Report:
         decoded = decode_service(document.value, target=target)
     except SpecError as error:
         return Report(file=name, line=document.line, ok=False, kind=kind, faults=tuple(_places(document, error.faults)))
-    notes = tuple(
-        Place(document.line_of(fault.path), fault.path, f"not for {only}: {fault.message}") for only, fault in decoded.notes
-    )
     service = decoded.service
+    refused, limited = _refused(service, target)
+    if refused:
+        return Report(file=name, line=document.line, ok=False, kind=kind, faults=tuple(_places(document, refused)))
+    notes = tuple(
+        Place(document.line_of(fault.path), fault.path, f"not for {only}: {fault.message}")
+        for only, fault in (*decoded.notes, *limited)
+    )
     said = [*judging.notes(service), *devices.notes(service)]
     notes += tuple(Place(document.line_of(fault.path), fault.path, fault.message) for fault in said)
     shape = f"{_range(service.spec.prefill)}P{_range(service.spec.decode)}D"
     return Report(file=name, line=document.line, ok=True, kind=kind, name=service.name, summary=shape, notes=notes)
+
+
+def _refused(service: DisaggService, target: Target | None) -> tuple[tuple[Fault, ...], tuple[tuple[str, Fault], ...]]:
+    """What the backends cannot do: faults, and notes that say where it is so.
+
+    Hosts differ: what only a host without GPUs refuses is a note. Without a target, only what both refuse is a fault.
+    """
+    kube = _as_faults(kube_refusals(service))
+    local = _as_faults(local_refusals(service, gpus=1))
+    bare = tuple(("a host without GPUs", one) for one in _as_faults(local_refusals(service, gpus=0)) if one not in local)
+    if target is Target.KUBERNETES:
+        return kube, ()
+    if target is Target.LOCAL:
+        return local, bare
+    both = tuple(one for one in kube if one in local)
+    only = [(str(Target.KUBERNETES), one) for one in kube if one not in both]
+    only += [(str(Target.LOCAL), one) for one in local if one not in both]
+    return both, tuple(only)
+
+
+def _as_faults(refusals: Iterable[tuple[str, str]]) -> tuple[Fault, ...]:
+    return tuple(Fault(path, reason) for path, reason in refusals)
 
 
 def _range(role: RoleSpec) -> str:

@@ -33,7 +33,7 @@ from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
 from xpyd_operator.render.pod import pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import NEVER, pods_difference
-from xpyd_operator.render.unsupported import check_kube
+from xpyd_operator.render.unsupported import kube_refusals
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
 logger = logging.getLogger(__name__)
@@ -63,11 +63,11 @@ def judge(body: Body) -> Judged:
     try:
         document = {key: part for key, part in body.items() if key != "status"}
         decoded = decode_service(document, strict=False, target=Target.KUBERNETES)
-        check_kube(decoded.service)
     except SpecError as error:
         return Judged(None, "Invalid", _listed([str(fault) for fault in error.faults]))
-    except Unsupported as error:
-        return Judged(None, "Unsupported", str(error))
+    refused = [f"{path}: {reason}" for path, reason in kube_refusals(decoded.service)]
+    if refused:
+        return Judged(None, "Unsupported", _listed(refused))
     return Judged(decoded.service, warnings=_listed([str(fault) for fault in decoded.warnings]))
 
 
