@@ -214,8 +214,9 @@ campaign-router: $(STAMP) ## 1,000 kills and 10,000 leaving clients, into bench/
 	@$(BIN)/python tests/campaigns/router.py --real --kills $(KILLS) --aborts $(ABORTS)
 
 STREAMS ?= 2000
-campaign-sampled: $(STAMP) ## Sampled streams that are cut and go on: their distribution, on real engines, into bench/results (10 minutes; STREAMS=)
-	@$(BIN)/python tests/campaigns/sampled.py --streams $(STREAMS)
+campaign-sampled: $(STAMP) ## The distribution of sampled streams that go on, and four planted errors, into bench/results (4 minutes; STREAMS= of real engines)
+	@$(BIN)/python tests/campaigns/sampled.py --scripted
+	@$(BIN)/python tests/campaigns/sampled.py --real --streams $(STREAMS)
 
 MINUTES ?= 30
 campaign-mixed: $(STAMP) ## A mixed load on the router at half of what is possible, into bench/results (MINUTES=30)

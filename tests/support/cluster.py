@@ -44,15 +44,13 @@ def start_sidecar(folder: Path, name: str, config: SidecarConfig) -> Group:
 class Instance:
     """An engine and the agent that speaks for it."""
 
-    def __init__(self, cluster: Cluster, ordinal: int, role: Role, *, data_parallel: int = 1, through: str = "",
-                 **engine: Any) -> None:
-        """``through``: the address by which the router reaches the engine, where that is not its own."""
+    def __init__(self, cluster: Cluster, ordinal: int, role: Role, *, data_parallel: int = 1, **engine: Any) -> None:
         self.name = InstanceName(f"{SERVICE}-e{ordinal}")
         self.role = role
         self._folder = cluster.folder
         self.engine = Engine(self.name, cluster.folder, service=SERVICE, key_file=cluster.key_file, **engine)
         address = HostPort(self.engine.address)
-        agent = AgentConfig(role=role, engine=address, advertise_http=HostPort(through) if through else address,
+        agent = AgentConfig(role=role, engine=address, advertise_http=address,
                             routers=(cluster.members_address, cluster.other_address), heartbeat_s=HEARTBEAT_S,
                             resolve_s=RESOLVE_S, drain_timeout_s=60.0, data_parallel=data_parallel)
         self._config = SidecarConfig(service=SERVICE, instance=self.name, key_file=str(cluster.key_file),

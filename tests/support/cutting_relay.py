@@ -1,48 +1,65 @@
-"""A relay between a router and an engine that cuts answers at given bytes; no engine is killed.
+"""A relay between a router and one engine that cuts streams at a byte, and leaves the engine alone.
 
-    relay = await CuttingRelay(engine.address).start()
-    relay.cut["r7"] = 120        the answer to the request of this id ends behind 120 bytes, once
-    relay.passed["r7"]           what came of it up to that place, or up to the place where it would have been cut
+    relay = await CuttingRelay(engine.port, choose).start()       the router is told of relay.port
+    choose(body) -> Cut(at, real=True)                            of the answer to this request; None: it is let through
 
-Connections are kept; requests on one of them follow each other, as the router sends them.
+Both connections of an answer that is cut are ended; the engine sees a client that has gone. Where a cut is not real nothing
+is done but to note what would have come before it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
 
-_ID = re.compile(rb"\r\nx-request-id: ([^\r]+)\r\n", re.IGNORECASE)
+MAX_HEAD = 1 << 20
+
+
+@dataclass
+class Cut:
+    """Of one answer."""
+
+    at: int
+    """Bytes of it, its head included, that are let through."""
+    real: bool
+    passed: bytearray = field(default_factory=bytearray)
+    """Those bytes."""
+
+    @property
+    def reached(self) -> bool:
+        """Whether the answer has so many bytes."""
+        return len(self.passed) == self.at
+
+    @property
+    def body(self) -> bytes:
+        """Those behind the head."""
+        return bytes(self.passed).partition(b"\r\n\r\n")[2]
+
+
+Choose = Callable[[dict[str, Any]], Cut | None]
 
 
 class CuttingRelay:
-    """Of one engine."""
+    """Listens on a free port of 127.0.0.1."""
 
-    def __init__(self, port: int) -> None:
-        self._port = port
+    def __init__(self, port: int, choose: Choose) -> None:
+        self._engine = port
+        self._choose = choose
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self.cut: dict[str, int] = {}
-        """Bytes of the answer, head included, by request id: it is cut behind them."""
-        self.looked: dict[str, int] = {}
-        """The same of answers that are not cut."""
-        self.passed: dict[str, bytes] = {}
-        """What was passed on until then."""
+        self.port = 0
+        self.cuts = 0
 
-    async def start(self, host: str = "127.0.0.1") -> CuttingRelay:
-        """Listen."""
-        self._server = await asyncio.start_server(self._serve, host, 0)
+    async def start(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MAX_HEAD)
+        self.port = self._server.sockets[0].getsockname()[1]
         return self
 
-    @property
-    def address(self) -> str:
-        """Where it listens."""
-        assert self._server is not None
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
     async def stop(self) -> None:
-        """Let go of everything."""
         if self._server is not None:
             self._server.close()
         for task in list(self._tasks):
@@ -53,48 +70,42 @@ class CuttingRelay:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        out: asyncio.StreamWriter | None = None
-        current = [""]
-        try:
-            back, out = await asyncio.open_connection("127.0.0.1", self._port)
-            pumps = {asyncio.create_task(self._requests(reader, out, current)),
-                     asyncio.create_task(self._answers(back, writer, current))}
-            _, left = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-            for pump in left:
-                pump.cancel()
-            await asyncio.gather(*pumps, return_exceptions=True)
-        except (ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            for each in (writer, out):
-                if each is not None:
-                    with contextlib.suppress(RuntimeError):  # the loop has ended
-                        each.transport.abort()
-            self._tasks.discard(task)
+        there: asyncio.StreamWriter | None = None
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            back, there = await asyncio.open_connection("127.0.0.1", self._engine, limit=MAX_HEAD)
+            now: list[Cut | None] = [None]
+            answers = asyncio.ensure_future(self._answers(back, writer, now))
+            asked = asyncio.ensure_future(self._requests(reader, there, now))
+            try:
+                await asyncio.wait({answers, asked}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in (answers, asked):
+                    one.cancel()
+                await asyncio.gather(answers, asked, return_exceptions=True)
+        for end in (writer, there):
+            if end is not None:
+                end.transport.abort()
+        self._tasks.discard(task)
 
-    async def _requests(self, reader: asyncio.StreamReader, out: asyncio.StreamWriter, current: list[str]) -> None:
-        while data := await reader.read(1 << 16):
-            found = _ID.search(data)
-            if found is not None:
-                current[0] = found[1].decode()
-            out.write(data)
-            await out.drain()
+    async def _requests(self, reader: asyncio.StreamReader, there: asyncio.StreamWriter, now: list[Cut | None]) -> None:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = head.lower().partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
+            body = await reader.readexactly(int(length or 0))
+            now[0] = self._choose(json.loads(body)) if body else None
+            there.write(head + body)
+            await there.drain()
 
-    async def _answers(self, back: asyncio.StreamReader, writer: asyncio.StreamWriter, current: list[str]) -> None:
-        name, seen = "", b""
+    async def _answers(self, back: asyncio.StreamReader, writer: asyncio.StreamWriter, now: list[Cut | None]) -> None:
         while data := await back.read(1 << 16):
-            if current[0] != name:
-                name, seen = current[0], b""
-            cuts = name in self.cut
-            limit = self.cut[name] if cuts else self.looked.get(name)
-            if limit is not None:
-                seen += data
-                if len(seen) > limit:
-                    self.passed.setdefault(name, seen[:limit])
-                    (self.cut if cuts else self.looked).pop(name, None)
-                    if cuts:
-                        writer.write(data[:len(data) - (len(seen) - limit)])
-                        await writer.drain()
-                        return
+            cut = now[0]
+            if cut is not None:
+                before = data[:cut.at - len(cut.passed)]
+                cut.passed += before
+                data = before if cut.real else data
             writer.write(data)
             await writer.drain()
+            if cut is not None and cut.real and cut.reached:
+                self.cuts += 1
+                await asyncio.sleep(0.01)  # what was let through arrives before the end does
+                return

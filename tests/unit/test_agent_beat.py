@@ -26,7 +26,7 @@ from xpyd_sidecar.agent.beat import (
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.fingerprint import digest
 from xpyd_sidecar.contract.ids import AgentId, Role, State
-from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
 
 IDLE = Load()
 BUSY = Load(running=1)
@@ -78,6 +78,20 @@ def test_a_ready_beat_carries_the_record() -> None:
     assert beat.control == ("127.0.0.1:4000",)
     assert beat.fingerprint == digest(FIELDS)
     assert (beat.model, beat.max_model_len, beat.interval_s) == ("tiny", 2048, 3.0)
+
+
+def test_a_beat_tells_what_the_engine_adds_to_requests() -> None:
+    told = Sampling((("top_k", 20.0),), ("logits_processors",), 50)
+    for sampling in (told, None):
+        look = msgspec.structs.replace(up(), look=msgspec.structs.replace(
+            up().look, records=(msgspec.structs.replace(record_of(), sampling=sampling),)))
+        machine = Machine(config_of())
+        machine.handle(look, 0.0)
+        machine.handle(look, 0.5)
+        beat = machine.heartbeat()
+        assert beat.sampling == sampling
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(beat), type=Heartbeat).sampling == sampling
+    assert Machine(config_of()).heartbeat().sampling is None
 
 
 def test_seq_grows_by_one() -> None:

@@ -11,7 +11,7 @@ from beats import beat, bye
 from rosters import D0, I0, losts, make, names, probes
 
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
-from xpyd_sidecar.contract.membership import Heartbeat, Load
+from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
 from xpyd_sidecar.routing import roster as ro
 from xpyd_sidecar.routing.roster import Changed, Leaving, Probe, Probed, Refused
 
@@ -189,6 +189,23 @@ def test_an_adapter_is_known_while_all_that_take_legs_serve_it() -> None:
     assert roster.models() == ["tiny"], "nobody takes legs, and one of them does not have it"
     roster.on_message(3.0, beat("d1", also=("terse",)))
     assert roster.models() == ["tiny", "terse"]
+
+
+def test_what_decode_engines_add_to_requests_is_the_same_object_until_it_changes() -> None:
+    roster, plain = make(), Sampling()
+    assert roster.told().alike is False
+    roster.on_message(0.0, beat("d0", sampling=plain))
+    told = roster.told()
+    assert told.alike
+    roster.on_message(0.0, beat("p0", Role.PREFILL))
+    roster.on_message(0.0, beat("d1", sampling=plain))
+    assert roster.told() is told, "nothing new of decode"
+    roster.on_message(1.0, beat("d1", seq=2, sampling=Sampling((("top_p", 0.9),))))
+    assert not roster.told().alike
+    roster.on_message(1.0, beat("d1", seq=3, sampling=Sampling((("top_p", 0.9),)), state=State.DRAINING))
+    assert roster.told() == told, "it takes no new legs"
+    roster.on_message(2.0, beat("d2"))
+    assert not roster.told().alike, "one does not tell"
 
 
 OLD, NEW = AgentId("0" * 19 + "1"), AgentId("0" * 19 + "2")

@@ -46,14 +46,14 @@ def test_every_field_of_vllms_requests_stands_in_a_table_or_stops_a_sampled_stre
     names = set(model.model_fields)
     assert len(names) > 40
     for name in names - set(EXACT) - REFUSED:
-        given = bodies.fields_of(json.dumps({name: {"x": 1}}).encode())
+        given = bodies.split(json.dumps({name: {"x": 1}}).encode())
         with_prompt = {**request_of(api).fields, **given}
         assert not goes_on_sampled(api, with_prompt, PLAIN), name
 
 
 def test_a_field_that_nobody_knows_needs_the_history() -> None:
-    assert not keeps_distribution(bodies.fields_of(b'{"prompt":"x","something_new":1}'))
-    assert keeps_distribution(bodies.fields_of(b'{"prompt":"x","something_new":null}'))
+    assert not keeps_distribution(bodies.split(b'{"prompt":"x","something_new":1}'))
+    assert keeps_distribution(bodies.split(b'{"prompt":"x","something_new":null}'))
     assert not goes_on(something_new=1)
 
 

@@ -88,8 +88,8 @@ class Splicer:
 
     @property
     def caught_up(self) -> bool:
-        """Whether nothing more comes that the client has."""
-        return (self._checked and self._seam is None and not any(self._texts.values())
+        """Whether nothing more comes that the client has, and something came that it had not."""
+        return (self._checked and not self._counts and self._seam is None and not any(self._texts.values())
                 and not any(self._ids.values()))
 
     def end(self) -> None:
