@@ -59,7 +59,8 @@ def vllm_config(tensor: int = 1, pipeline: int = 1, **model: Any) -> Any:
         model_config=SimpleNamespace(dtype="torch.float32", model="org/tiny", revision="r1", max_model_len=512,
                                      quantization=None, get_diff_sampling_param=lambda: {"top_k": 20},
                                      logits_processors=None, tokenizer_mode="auto", generation_config="auto",
-                                     override_generation_config={}, hf_config=SimpleNamespace(to_dict=lambda: hf, _commit_hash="c1")),
+                                     override_generation_config={},
+                                     hf_config=SimpleNamespace(to_dict=lambda: hf, _commit_hash="c1")),
         device_config=SimpleNamespace(device_type="cuda"), speculative_config=None,
         kv_transfer_config=SimpleNamespace(engine_id="e1"))
 
