@@ -112,13 +112,14 @@ def test_bytes_come_over_every_link(ways: Ways, direct: bool, cover: bool, reque
 def test_large_loads_with_little_room(ways: Ways, direct: bool) -> None:
     """Two chunks of staging, an arena of 16 slots, and far more bytes than both."""
     size = 1 << 20
-    with (PrefillRank(keep_bytes=128 << 20, block=size, ways=ways) as p,
-          DecodeRank(chunks=2, block=size, ways=ways, direct=direct) as d):
+    patience_s = 15.0  # so much takes its time where others have the processors
+    with (PrefillRank(keep_bytes=128 << 20, block=size, ways=ways, timeout_s=patience_s) as p,
+          DecodeRank(chunks=2, block=size, ways=ways, direct=direct, timeout_s=patience_s) as d):
         blocks = [bytes([n + 1]) * size for n in range(20)]
         for region in range(REGIONS):
             p.copy(key(), region, 0, blocks)
         d.load("r", key(), p, first=0, count=20)
-        d.wait(lambda: d.finished, 20)
+        d.wait(lambda: d.finished, 2 * patience_s)
         assert [one.outcome for one in d.finished] == [Outcome.OK]
         assert d.cache == {(region, 100 + n): blocks[n] for region in range(REGIONS) for n in range(20)}
 
