@@ -63,15 +63,24 @@ async def test_alone_it_ends_two_engines_however_often_its_client_asks(shape: st
         await f.wait_quiet()
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-async def test_prefill_engines_that_it_ends_count_as_well(path: str) -> None:
+PASSED: dict[str, dict[str, Any]] = {
+    "/v1/messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "why?"}]},
+    "/v1/responses": {"input": "why?"},
+    "/v1/embeddings": {"input": "why?"},
+    "/tokenize": {"prompt": "why?"},
+}
+
+
+@pytest.mark.parametrize(("path", "asked_for"), [
+    ("/v1/completions", {"prompt": "p"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "p"}]}),
+    *((path, PASSED[path]) for path in ("/v1/messages", "/v1/responses"))])
+async def test_prefill_engines_that_it_ends_count_as_well(path: str, asked_for: dict[str, Any]) -> None:
     async with fleet(4, 4) as f:
         killer = Killer(f.p)
         for engine in f.d:
             wait_for_kv(engine)
-        prompt = {"prompt": "p"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "p"}]}
         for _ in range(3):
-            answer = await f.post(path, {"model": "tiny", "user": "poison", **prompt})
+            answer = await f.post(path, {"model": "tiny", "user": "poison", **asked_for})
         assert (answer.status, code_of(answer)) == (502, "poison_request")
         assert len(killer.dead) == 2
         await f.wait_quiet()
@@ -96,14 +105,6 @@ async def test_one_that_ends_engines_with_its_last_token_is_found_though_its_cli
         await f.wait_quiet()
 
 
-PASSED: dict[str, dict[str, Any]] = {
-    "/v1/messages": {"max_tokens": 9, "messages": [{"role": "user", "content": "why?"}]},
-    "/v1/responses": {"input": "why?"},
-    "/v1/embeddings": {"input": "why?"},
-    "/tokenize": {"prompt": "why?"},
-}
-
-
 @pytest.mark.parametrize("path", PASSED)
 async def test_requests_that_pass_through_are_found_as_well(path: str) -> None:
     async with fleet(2, 8) as f:
@@ -115,19 +116,6 @@ async def test_requests_that_pass_through_are_found_as_well(path: str) -> None:
         assert (await f.post(path, {"model": "tiny", "user": "innocent", **PASSED[path], "seed": 1})).status == 200
         text = (await f.get("/metrics")).body.decode()
         assert f'xpyd_router_passed_requests_total{{outcome="poison",path="{path}"}} 3.0' in text
-        await f.wait_quiet()
-
-
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
-async def test_prefill_engines_that_a_dialect_ends_count_as_well(path: str) -> None:
-    async with fleet(4, 4) as f:
-        killer = Killer(f.p)
-        for engine in f.d:
-            wait_for_kv(engine)
-        for _ in range(3):
-            answer = await f.post(path, {"model": "tiny", "user": "poison", **PASSED[path]})
-        assert (answer.status, code_of(answer)) == (502, "poison_request")
-        assert len(killer.dead) == 2
         await f.wait_quiet()
 
 

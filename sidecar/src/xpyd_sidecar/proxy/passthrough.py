@@ -43,11 +43,11 @@ _NAME = 32
 
 
 class Passthrough:
-    """Of one request (``serving.Asks``)."""
+    """Of one request (``asks.Asks``)."""
 
-    __slots__ = ("_answer", "_form", "_hash", "_request", "_route", "_split", "api", "fields", "model", "prompt", "skips")
+    __slots__ = ("_answer", "_hash", "_request", "_route", "_split", "api", "fields", "model", "prompt", "skips")
     passed_on = HEADERS
-    position = course = None
+    course = None
     speaks = False
     opaque = True
 
@@ -58,7 +58,6 @@ class Passthrough:
         self._split = dialects.request(route.path, fields)
         self._answer: Answer | None = None
         """What is read of the latest answer, where it generates."""
-        self._form: Form | None = None
         self._hash: RequestHash | None = None
         self.fields: Mapping[str, Raw] = fields
         self.model = model or None
@@ -128,9 +127,7 @@ class Passthrough:
     def body(self, refuse: Callable[[Fault], None]) -> Form | None:
         """Who sends the body of the next leg while it comes. ``refuse`` is told of what is wrong with it."""
         upload = self._request.upload
-        if upload is not None:
-            self._form = Form(upload, refuse)
-        return self._form
+        return None if upload is None else Form(upload, refuse)
 
     def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:  # noqa: ARG002 (Asks' names)
         """What reads the answer of the next leg; None where it is wanted whole."""
@@ -152,10 +149,6 @@ class Passthrough:
 
     def refused(self) -> None:
         """An engine answered 4xx: nothing is asked otherwise for that."""
-
-    def tail(self) -> bytes | None:
-        """What is missing of the client's answer where no engine is needed: nobody knows."""
-        return None
 
     def held(self, target: Target) -> tuple[bytes, bytes]:
         """No leg waits for what another one answers."""
@@ -219,8 +212,8 @@ class Form:
 
 
 class Unpaired:
-    """Picks (``exchange.Picks``) without older engines as pairs: those find each other by request ids, and the ones of
-    these requests are the client's.
+    """Picks (``exchange_inputs.Picks``) without older engines as pairs: those find each other by request ids, and the
+    ones of these requests are the client's.
     """
 
     __slots__ = ("_picks", "prefill_for", "why_not")

@@ -244,7 +244,7 @@ class Poison:
 
 
 class Apart:
-    """The picks of a request (``exchange.Picks``) that keep it away from suspects if it is one."""
+    """The picks of a request (``exchange_inputs.Picks``) that keep it away from suspects if it is one."""
 
     __slots__ = ("_one", "_picks", "_poison")
 

@@ -183,7 +183,7 @@ class Picker:
 
 
 class Asked:
-    """The picks of one request (``exchange.Picks``)."""
+    """The picks of one request (``exchange_inputs.Picks``)."""
 
     __slots__ = ("_picker", "_stays", "prefix", "session")
 
