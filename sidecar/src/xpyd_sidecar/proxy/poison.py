@@ -6,7 +6,7 @@
     watch ──judged──▶ Ledger
 
 Belongs here: the requests of this process that are held, and on which instances suspects run. Does not belong here: the
-evidence (``routing.poison``), and what a request does when it goes on (``serving``, ``passed``).
+evidence (``routing.poison``), and what a request does when it goes on (``serving``).
 
 A router without deaths pays nothing: hashes are made of requests whose leg broke, and of others only while there is
 evidence (``watching``, ``alert``).

@@ -1,7 +1,7 @@
 """Who watches the instances: the roster, and what it instructs.
 
 Belongs here: the roster's events and instructions, probes. Does not belong here: the socket of heartbeats (``members``),
-requests (``dispatch``), how several processes share one roster (``owner``, ``worker``).
+requests (``context``), how several processes share one roster (``owner``, ``worker``).
 
 A router of one process has one ``Watch``. With several, the owner of the membership socket has it, ``told`` of every event
 that its roster took, and each worker has a replica of the roster.
