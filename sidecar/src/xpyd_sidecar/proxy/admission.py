@@ -29,7 +29,7 @@ from xpyd_sidecar.routing.faults import Fault, bad_request, unavailable, unknown
 from xpyd_sidecar.routing.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.routing.passed import Asked, checked
 from xpyd_sidecar.routing.paths import Body, Route
-from xpyd_sidecar.routing.pick import Pair
+from xpyd_sidecar.routing.target import Pair
 
 PRIORITY = b"x-vllm-priority"
 BYTES_PER_COST = 4096

@@ -19,8 +19,8 @@ from xpyd_sidecar.proxy.kept import FirstToken
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange_inputs import Course, Picks
 from xpyd_sidecar.routing.faults import Fault
-from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.request_hash import RequestHash
+from xpyd_sidecar.routing.target import Target
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.spans import Headers

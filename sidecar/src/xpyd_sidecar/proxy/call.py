@@ -15,8 +15,7 @@ from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.fast import Outlet
 from xpyd_sidecar.proxy.wire import Head
-from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.reason import Kind, Reason
 
 
 class Sink(Protocol):

@@ -27,8 +27,7 @@ from xpyd_sidecar.proxy import deadlines, rules
 from xpyd_sidecar.proxy.fast import Outlet
 from xpyd_sidecar.proxy.held_bodies import Held, HeldBodies
 from xpyd_sidecar.proxy.incoming import Bounds, Incoming
-from xpyd_sidecar.proxy.leg import descriptor_of
-from xpyd_sidecar.proxy.loop import adopt, release
+from xpyd_sidecar.proxy.loop import adopt, descriptor_of, release
 from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.routing.faults import Fault, unavailable

@@ -29,9 +29,10 @@ from xpyd_sidecar.routing.affinity import Affinity
 from xpyd_sidecar.routing.budget import RetryBudget
 from xpyd_sidecar.routing.concurrency import Limits as Rooms
 from xpyd_sidecar.routing.exchange_inputs import Limits
-from xpyd_sidecar.routing.pick import Picker, Target
+from xpyd_sidecar.routing.pick import Picker
 from xpyd_sidecar.routing.sampled import Terms
 from xpyd_sidecar.routing.shapes import Shapes
+from xpyd_sidecar.routing.target import Target
 
 
 class Context:
@@ -70,7 +71,7 @@ class Context:
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.observer = self._make_observer()
         self.observer.metrics.watch_budget(lambda: self.budget.left(self.loop.time()))
-        self.observer.metrics.watch_poison(self.poison)
+        self.observer.metrics.watch_poison(self.poison.counts)
         self.observer.watch_queue(self.line.__len__)
         self.observer.on_straight = self._whole
         if self.picker.holdings is not None:

@@ -18,8 +18,8 @@ from xpyd_sidecar.proxy.reply import Connection, HttpRequest, Reply
 from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.proxy.wire import before_length
 from xpyd_sidecar.routing import fields, prompt
-from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.shapes import FirstPair
+from xpyd_sidecar.routing.target import Target
 
 _ID = b"\r\nx-request-id: "
 

@@ -23,9 +23,8 @@ from xpyd_sidecar.proxy.call import Call
 from xpyd_sidecar.proxy.patience import Alarm
 from xpyd_sidecar.proxy.upstream import Pool
 from xpyd_sidecar.proxy.wire import request_bytes
-from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.pick import Target
-from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.reason import Kind, Reason
+from xpyd_sidecar.routing.target import Target
 
 logger = logging.getLogger(__name__)
 

@@ -13,9 +13,9 @@ from xpyd_sidecar.proxy.reports import Reports
 from xpyd_sidecar.proxy.watch import Watch
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing import roster as ro
-from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.straight_record import StraightRecord
+from xpyd_sidecar.routing.target import Target
 
 
 class Follower(Watch):

@@ -30,11 +30,12 @@ from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.p2p import PairedById
-from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
 from xpyd_sidecar.routing.sampled import Terms
+from xpyd_sidecar.routing.shapes import Shaped, shape_of
 from xpyd_sidecar.routing.splice import Splicer
+from xpyd_sidecar.routing.target import Target
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.spans import Headers
@@ -61,14 +62,15 @@ class Generation:
         """Why it goes without prefill; empty where it does not."""
         self._hash: RequestHash | None = None
         self._terms = terms
-        self._begun = terms() if request.shape is None else request.shape.terms
+        shape = shape_of(request)
+        self._begun = terms() if shape is None else shape.terms
         self._goes_on = config.failover != "error"
         self._asked: bodies.Request | None = None
         self._going: continuation.Going | None = None
         self._paired = PairedById()
         """Legs to older engines."""
         self.position: Position | None = (continuation.position_of(request, goes_on=self._goes_on, terms=self._begun)
-                                          if request.shape is None else request.shape.position())
+                                          if shape is None else shape.position())
         """What the client has of a stream that can go on elsewhere."""
         first = config.first_token
         self.speaks = first == "prefill" and continuation.speaks_first(request, self.position)
@@ -141,7 +143,7 @@ class Generation:
 
         ``speaks``: prefill's token goes to the client.
         """
-        params, target, shape = send.params, send.target, self._request.shape
+        params, target, request = send.params, send.target, self._request
         if target.p2p:
             if send.role is Role.DECODE:
                 return partial(self._behind_prefill, target)
@@ -151,8 +153,8 @@ class Generation:
             return self._paired.request_id, body
         if params is not None and speaks:
             return request_id, bodies.first_token_body(self._now, params)
-        if params is not None and shape is not None and self._going is None:
-            return request_id, shape.body(params, self._request.slots)
+        if params is not None and isinstance(request, Shaped) and request.shape is not None and self._going is None:
+            return request_id, request.shape.body(params, request.slots)
         return request_id, bodies.body_of(self._now, send.role, params)
 
     def _behind_prefill(self, target: Target, answer: bytes) -> Asked:

@@ -13,21 +13,12 @@ from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.proxy.call import Call
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.fast import Leg, Outlet
-from xpyd_sidecar.proxy.loop import adopt, release
+from xpyd_sidecar.proxy.loop import adopt, descriptor_of, release
 from xpyd_sidecar.proxy.wire import HeadReader, Malformed, WholeBody
-from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.reason import Kind, Reason
 
 MAX_ANSWER = 256 << 20
 """Bytes of an answer that is not streamed."""
-
-
-def descriptor_of(transport: asyncio.BaseTransport) -> int:
-    """The descriptor of a connection whose bytes may be written to it as they are, else -1."""
-    if transport.get_extra_info("sslcontext") is not None:
-        return -1
-    socket = transport.get_extra_info("socket")
-    return -1 if socket is None else int(socket.fileno())
 
 
 class Keeper(Protocol):

@@ -118,7 +118,7 @@ class Owner(Router):
         self._poison.held_elsewhere = lambda: sum(worker.held for worker in self._workers.values())
         self.context.poison = self._poison
         self.context.watch.on_verdict = self._poison.judged
-        self.context.observer.metrics.watch_poison(self._poison)
+        self.context.observer.metrics.watch_poison(self._poison.counts)
 
     def processes(self) -> dict[str, Vitals]:
         """All processes of the router, by the number of the worker."""

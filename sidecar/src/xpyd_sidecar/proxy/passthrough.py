@@ -29,8 +29,8 @@ from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.hidden import refuse_in_form
 from xpyd_sidecar.routing.paths import Body, Route
-from xpyd_sidecar.routing.pick import Pair, Target
 from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
+from xpyd_sidecar.routing.target import Pair, Target
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.spans import Headers

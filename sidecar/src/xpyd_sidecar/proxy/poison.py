@@ -25,9 +25,9 @@ from xpyd_sidecar.routing.deaths import Verdict
 from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.faults import Fault, poisonous, unavailable
 from xpyd_sidecar.routing.fields import Api
-from xpyd_sidecar.routing.pick import Pair, Target
 from xpyd_sidecar.routing.poison import Conviction, Ledger, Word
 from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
+from xpyd_sidecar.routing.target import Pair, Target
 
 if TYPE_CHECKING:
     import asyncio

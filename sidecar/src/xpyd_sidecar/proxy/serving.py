@@ -31,9 +31,9 @@ from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange import Exchange
 from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.faults import Fault
-from xpyd_sidecar.routing.pick import Pair
-from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.reason import Kind, Reason
 from xpyd_sidecar.routing.record import REFUSED, Record
+from xpyd_sidecar.routing.target import Pair
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.spans import Headers, Trace
@@ -133,7 +133,7 @@ class Serving:
         """Decode's answer, which was relayed, is whole."""
         assert call.head is not None
         failure = self._asks.failure()
-        leg = self._shut(call.tag, mv.Kind.ABORTED.value if failure else f"{call.head.status // 100}xx")
+        leg = self._shut(call.tag, Kind.ABORTED.value if failure else f"{call.head.status // 100}xx")
         if failure and leg is not None:
             self._broke(leg)
             self._context.watch.doubt(leg.send.target)
@@ -146,7 +146,7 @@ class Serving:
         assert call.head is not None
         status = call.head.status
         aborted = status < 300 and body.find(_ABORTED) >= 0
-        leg = self._shut(call.tag, mv.Kind.ABORTED.value if aborted else f"{status // 100}xx")
+        leg = self._shut(call.tag, Kind.ABORTED.value if aborted else f"{status // 100}xx")
         if 400 <= status < 500 and self._asks.course is not None:
             self._asks.course.refused()
         if leg is not None:
@@ -173,18 +173,18 @@ class Serving:
             if held.send.leg in self.legs:  # not cancelled meanwhile
                 self.legs.ask(held, *made(body))
 
-    def on_failed(self, call: Call, kind: mv.Kind, reason: Reason) -> None:
+    def on_failed(self, call: Call, kind: Kind, reason: Reason) -> None:
         """A leg failed."""
         leg = self._shut(call.tag, kind.value)
         if leg is not None:
             logger.warning("%s leg failed: %s", leg.send.role, reason.full, extra={
                 "transfer": self.record.transfer, "peer": leg.send.target.instance, "kind": kind.value,
                 "address": call.address})
-            if kind is not mv.Kind.LACKING and (kind is not mv.Kind.REFUSED or call.again):
+            if kind is not Kind.LACKING and (kind is not Kind.REFUSED or call.again):
                 self._broke(leg)
-            if kind is mv.Kind.REFUSED:
+            if kind is Kind.REFUSED:
                 self._context.watch.suspect(leg.send.target, reason.full)
-            elif kind is not mv.Kind.LACKING:
+            elif kind is not Kind.LACKING:
                 self._context.watch.doubt(leg.send.target)
         self._failed(mv.Failed(call.tag, kind, reason))
 
@@ -206,9 +206,9 @@ class Serving:
         """The roster says that this incarnation will never answer."""
         for leg in self.legs.to(instance, incarnation):
             leg.call.cancel()
-            self._shut(leg.send.leg, mv.Kind.LOST.value)
+            self._shut(leg.send.leg, Kind.LOST.value)
             self._broke(leg, lost=True)
-            self._failed(mv.Failed(leg.send.leg, mv.Kind.LOST, reason))
+            self._failed(mv.Failed(leg.send.leg, Kind.LOST, reason))
 
     def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
         """The incarnation ends soon. A body that was sent once cannot be sent elsewhere."""

@@ -19,12 +19,12 @@ from xpyd_sidecar.proxy.whole import Whole
 from xpyd_sidecar.proxy.wire import Head
 from xpyd_sidecar.routing import bodies
 from xpyd_sidecar.routing.exchange_inputs import Picks
-from xpyd_sidecar.routing.pick import Pair
 from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
 from xpyd_sidecar.routing.roster import Member
 from xpyd_sidecar.routing.shapes import Shape
 from xpyd_sidecar.routing.straight_record import StraightRecord
+from xpyd_sidecar.routing.target import Pair
 
 
 class StraightCourse(msgspec.Struct, eq=False):

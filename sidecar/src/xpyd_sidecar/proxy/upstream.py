@@ -21,8 +21,7 @@ from xpyd_sidecar.proxy.call import Call, Sink
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.leg import Connection
 from xpyd_sidecar.proxy.patience import within
-from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.reason import Kind, Reason
 
 CONNECT_S = 5.0
 LACKING_S = 0.25

@@ -21,8 +21,8 @@ from xpyd_sidecar.proxy.probe import probe
 from xpyd_sidecar.routing import deaths
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing import roster as ro
-from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.target import Target
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ and engine can never read two different values of one field. A body's outline is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -21,8 +21,6 @@ from xpyd_sidecar.routing.fields import FORCED, TABLE, Api, Leg, is_null
 from xpyd_sidecar.routing.hidden import refuse
 from xpyd_sidecar.routing.lax import truth, unmarked
 from xpyd_sidecar.routing.outline import MAX_DEPTH, MAX_NAMES, Outline, judged
-from xpyd_sidecar.routing.position import Position
-from xpyd_sidecar.routing.sampled import Terms
 
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
@@ -45,19 +43,6 @@ _encode = msgspec.json.Encoder().encode
 _TYPED: dict[type, Callable[[Raw], Any]] = {str: msgspec.json.Decoder(str | None).decode, bool: truth}
 
 
-class Prepared(Protocol):
-    """What is known beforehand of a request that is like others (``shapes.Shape``)."""
-
-    terms: Terms
-    """By which it was judged whether its streams go on elsewhere."""
-
-    def position(self) -> Position | None:
-        """Where a client that has nothing yet is; None where its stream cannot be followed."""
-
-    def body(self, leg: legs.Leg, slots: Sequence[bytes]) -> bytes:
-        """The body of a leg of a request with these values."""
-
-
 class Request(msgspec.Struct, frozen=True):
     """A client's request, split into fields that were never decoded."""
 
@@ -69,10 +54,6 @@ class Request(msgspec.Struct, frozen=True):
     """Not empty: the field that makes it skip prefill."""
     prompt_ids: Raw | None = None
     """Token ids (a JSON list) that stand for the rendered messages of a chat."""
-    shape: Prepared | None = None
-    """What is known of requests like this one, as a client sent it; not of what was derived from it."""
-    slots: tuple[bytes, ...] = ()
-    """Its own values, where it has a shape."""
 
     @property
     def prompt(self) -> Raw:
