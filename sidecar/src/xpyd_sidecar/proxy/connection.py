@@ -27,6 +27,7 @@ from xpyd_sidecar.proxy import deadlines, rules
 from xpyd_sidecar.proxy.fast import Outlet
 from xpyd_sidecar.proxy.held_bodies import Held, HeldBodies
 from xpyd_sidecar.proxy.incoming import Bounds, Incoming
+from xpyd_sidecar.proxy.known_heads import KnownHeads
 from xpyd_sidecar.proxy.loop import adopt, descriptor_of, release
 from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.upload import Upload
@@ -52,6 +53,7 @@ class ServerState(Protocol):
     bounds: Bounds
     streamed: frozenset[str]
     bodies: HeldBodies
+    heads: KnownHeads
     connections: set[Connection]
     date: bytes
     draining: bool
@@ -78,7 +80,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.outlet = Outlet()
         """What is written to a client that is gone goes nowhere."""
-        self._incoming = Incoming(server.bounds, server.streamed, self, server.bodies)
+        self._incoming = Incoming(server.bounds, server.streamed, self, server.bodies, server.heads)
         self._queue: deque[tuple[HttpRequest, Held, bool, bool] | Fault] = deque()
         self._queued_bytes = 0
         self._rest = b""
@@ -120,6 +122,12 @@ class Connection(asyncio.Protocol):
             return
         if not self._rest and not self._incoming.receiving:
             self._since = self.server.loop.time()
+            if not (self._busy or self._queue or self._scheduled or self._blocked_at):
+                request = self._incoming.known(data)
+                if request is not None:
+                    self._held = len(request.body)
+                    self._serve(request, close=False, old=False)
+                    return
         self._rest += data
         if not self._scheduled:
             self._turn()

@@ -17,6 +17,7 @@ from xpyd_sidecar.proxy import held_bodies
 from xpyd_sidecar.proxy.connection import Connection
 from xpyd_sidecar.proxy.held_bodies import HeldBodies
 from xpyd_sidecar.proxy.incoming import Bounds
+from xpyd_sidecar.proxy.known_heads import KnownHeads
 from xpyd_sidecar.proxy.reply import Application
 from xpyd_sidecar.proxy.tls import LOOK_S, Certificate
 from xpyd_sidecar.routing.faults import Fault
@@ -39,6 +40,7 @@ class Server:
         self.streamed = streamed
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.bodies = HeldBodies(self.loop.time, body_budget, bounds.body_bytes)
+        self.heads = KnownHeads()
         self.connections: set[Connection] = set()
         self.refusals: dict[str, int] = {}
         """How many were refused, by the code of the fault."""
