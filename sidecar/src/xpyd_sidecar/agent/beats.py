@@ -155,13 +155,13 @@ class Beats:
                 raise
             self._warn(view.address, f"router {view.address} is told nothing yet: {resources.words(error)}")
             return
-        self._links[view.address] = link
+        self._links[HostPort(view.address)] = link
         if self._newest:
             link.send(self._newest)
 
     def _other_key(self, link: _Link) -> None:
         logger.debug("router does not take this key, the other one is tried", extra={"router": link.view.address})
-        self._links.pop(link.view.address).close(linger_s=0.0)
+        self._links.pop(HostPort(link.view.address)).close(linger_s=0.0)
         self._begin(link.view, (link.which + 1) % len(self._keys))
 
     async def _resolve_name(self, name: HostPort) -> None:
