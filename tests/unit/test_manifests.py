@@ -126,7 +126,8 @@ def test_the_role_lets_it_watch_what_it_caches_and_has_no_wildcard() -> None:
 
 def test_the_only_secret_that_it_may_read_is_its_own() -> None:
     settings, _, _ = parse([], environment(operator_container(installed())))
-    rules = [(each["kind"], rule) for each in installed() if each["kind"] in ("ClusterRole", "Role") for rule in each["rules"]
+    roles = [each for each in installed() if each["kind"] in ("ClusterRole", "Role")]
+    rules = [(each["kind"], rule) for each in roles for rule in each["rules"]
              if "secrets" in rule["resources"] and "get" in rule["verbs"]]
     assert rules == [("Role", {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [settings.master_secret],
                                "verbs": ["get"]})]
