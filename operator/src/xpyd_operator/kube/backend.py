@@ -79,6 +79,7 @@ class KubeBackend:
                                     fleets=self._fleets, children=self._children)
         self._status = StatusWriter(shared.api, shared.cache)
         self._told = Told()
+        self._warned: tuple[str, ...] = ()
         self._named: list[str] = []
         """Objects of others whose names we need, as the last round knew them."""
         self._pods = Pods(shared.api, shared.cache, entry, self.holds)
@@ -243,7 +244,15 @@ class KubeBackend:
         for each in news(self.last, round_):
             words = f"{each.instance}: {each.message}" if each.instance is not None else each.message
             self._shared.events.say(entry, each.type, each.reason, words)
+        self._warn(entry)
         self.last = round_
+
+    def _warn(self, entry: Entry) -> None:
+        """Of a document: once, and again when the operator begins."""
+        if self._warned != self._blueprint.warnings:
+            for words in self._blueprint.warnings:
+                self._shared.events.say(entry, "Warning", "EngineWouldRefuse", words)
+        self._warned = self._blueprint.warnings
 
     def _refused(self, entry: Entry, error: XpydError) -> None:
         """Nothing was ever accepted while this process lives: say why. What runs goes on, so its Ready is left alone."""
