@@ -85,7 +85,7 @@ def _router(end: Connection, window_s: float) -> None:
         loop = asyncio.get_running_loop()
         router = Router(SidecarConfig(service=SERVICE, instance="r0", key_file="", run_dir="", router=RouterConfig(
             host="127.0.0.1", port=0, members_port=0)), keys.ServiceKey(bytes(32)))
-        take, taken = router.dispatch.on_message, 0
+        take, taken = router.context.watch.on_message, 0
 
         def counted(message: Up) -> int:
             nonlocal taken
@@ -105,7 +105,7 @@ def _router(end: Connection, window_s: float) -> None:
         while True:
             asked = await loop.run_in_executor(None, end.recv)
             if asked == "count":
-                end.send(len(router.dispatch.roster.members()))
+                end.send(len(router.context.roster.members()))
             else:
                 cpu, seconds, beats = await window(window_s)
                 end.send({"share": cpu / seconds, "us": 1e6 * cpu / max(1, beats), "beats": beats,

@@ -39,7 +39,7 @@ from xpyd_sidecar.contract.ids import (
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.proxy.farewell import Farewells
 from xpyd_sidecar.proxy.upstream import Pool
-from xpyd_sidecar.routing.pick import Target
+from xpyd_sidecar.routing.target import Target
 
 PEER_TIMEOUT_S = 4.0
 OUTPUT = 12

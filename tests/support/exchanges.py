@@ -25,8 +25,8 @@ from xpyd_sidecar.routing.moves import (
     Resume,
     Send,
 )
-from xpyd_sidecar.routing.pick import Pair, Target
 from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.target import Pair, Target
 
 
 def target(name: str) -> Target:

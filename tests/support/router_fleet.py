@@ -110,13 +110,13 @@ class RouterFleet:
         self.d = decodes
 
     @property
-    def dispatch(self) -> Any:
-        return self.router.dispatch
+    def context(self) -> Any:
+        return self.router.context
 
     def beat(self, engine: ScriptedEngine, **fields: Any) -> None:
         """A heartbeat of an engine, without the socket."""
         role = Role.PREFILL if engine in self.p else Role.DECODE
-        self.dispatch.on_message(beat(engine.name, role, engine.address, **fields))
+        self.context.watch.on_message(beat(engine.name, role, engine.address, **fields))
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.router.port, limit=1 << 26)
@@ -158,8 +158,8 @@ class RouterFleet:
 
     async def wait_quiet(self) -> None:
         """Nothing is open: no request, no leg, no call, no engine at work."""
-        await self.wait(lambda: not self.dispatch.servings and not self.dispatch.pool.calls
-                        and all(not m.in_flight for m in self.dispatch.roster.members())
+        await self.wait(lambda: not self.context.servings and not self.context.pool.calls
+                        and all(not m.in_flight for m in self.context.roster.members())
                         and not any(engine.open for engine in (*self.p, *self.d)), "a quiet router")
 
 

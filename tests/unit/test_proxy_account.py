@@ -52,13 +52,13 @@ COMPLETED = chunk({"type": "response.completed", "response": {"usage": USAGE}})
 
 
 def value(f: RouterFleet, name: str, **labels: str) -> float:
-    f.dispatch.observer.settle()
-    return f.dispatch.observer.metrics.registry.get_sample_value(name, labels) or 0.0
+    f.context.observer.settle()
+    return f.context.observer.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 async def last(f: RouterFleet) -> Record:
-    await f.wait(lambda: bool(f.dispatch.observer.recent), "a record")
-    return f.dispatch.observer.recent[-1]
+    await f.wait(lambda: bool(f.context.observer.recent), "a record")
+    return f.context.observer.recent[-1]
 
 
 async def test_a_stream_counts_as_generation_does() -> None:
@@ -74,13 +74,13 @@ async def test_a_stream_counts_as_generation_does() -> None:
         for role in ("prefill", "decode"):
             assert value(f, "xpyd_router_legs_total", role=role, result="2xx") == 1
         assert value(f, "xpyd_router_pair_handovers_total", prefill="e0", decode="e1") == 1
-        told = f.dispatch.observer.counting.told()
+        told = f.context.observer.counting.told()
         assert (told.arrivals, told.measured, told.prompt_tokens, told.output_tokens) == (1, 1, 42, 7)
         assert told.arrived_tokens == told.measured_size == record.prompt_size > 0
         assert told.handovers == 1
         events = [event.name for event in timeline.of(record, []).events]
         assert events.count("prefill leg") == events.count("decode leg") == 1
-        assert (record.attempt, record.retries, record.skips, f.dispatch.observer.metrics.in_flight) == (1, 0, "", 0)
+        assert (record.attempt, record.retries, record.skips, f.context.observer.metrics.in_flight) == (1, 0, "", 0)
 
 
 async def test_a_whole_answer_has_lengths_and_no_ttft() -> None:
@@ -148,7 +148,7 @@ async def test_failures_count_as_such(serve: Serve, outcome: str, passed: str) -
         assert record.detail
         assert value(f, "xpyd_router_requests_total", api="messages", outcome=outcome) == 1
         assert value(f, "xpyd_router_passed_requests_total", path="/v1/messages", outcome=passed) == 1
-        assert f.dispatch.observer.metrics.requests_failed == 1
+        assert f.context.observer.metrics.requests_failed == 1
 
 
 @pytest.mark.parametrize(("status", "outcome"), [(422, "client_error"), (500, "failed")])
@@ -167,10 +167,10 @@ async def test_a_client_that_goes_and_one_that_asks_for_another_model() -> None:
         _, writer = await f.connect()
         writer.write(request_bytes("/v1/messages", MESSAGE))
         await f.wait(lambda: bool(decode.legs), "its leg")
-        assert f.dispatch.observer.metrics.in_flight == 1
+        assert f.context.observer.metrics.in_flight == 1
         writer.transport.abort()
         assert (await last(f)).outcome == "client_gone"
-        assert f.dispatch.observer.metrics.in_flight == 0
+        assert f.context.observer.metrics.in_flight == 0
         assert (await f.post("/v1/messages", {**MESSAGE, "model": "other"})).status == 404
         assert value(f, "xpyd_router_requests_total", api="messages", outcome="refused") == 1
         assert value(f, "xpyd_router_passed_requests_total", path="/v1/messages", outcome="refused") == 1
@@ -180,7 +180,7 @@ async def test_nobody_to_serve_it() -> None:
     async with site((P, well)) as (f, _):
         assert (await f.post("/v1/messages", MESSAGE)).status == 503
         assert (await last(f)).outcome == "unavailable"
-        assert f.dispatch.observer.metrics.in_flight == 0
+        assert f.context.observer.metrics.in_flight == 0
 
 
 @pytest.mark.parametrize(("body", "by"), [
@@ -198,7 +198,7 @@ async def test_other_paths_are_no_generation() -> None:
     async with site((P, well), (D, message)) as (f, _):
         assert (await f.post("/v1/embeddings", {"input": "hi"})).status == 200
         assert value(f, "xpyd_router_passed_requests_total", path="/v1/embeddings", outcome="complete") == 1
-        assert (f.dispatch.observer.metrics.requests_total, f.dispatch.observer.counting.told().arrivals) == (0, 0)
+        assert (f.context.observer.metrics.requests_total, f.context.observer.counting.told().arrivals) == (0, 0)
 
 
 async def test_they_wait_in_the_queue_with_the_others() -> None:
@@ -214,15 +214,15 @@ async def test_they_wait_in_the_queue_with_the_others() -> None:
         await f.wait(lambda: bool(decode.legs), "the first")
         _, writer = await f.connect()
         writer.write(request_bytes("/v1/messages", MESSAGE))
-        await f.wait(lambda: len(f.dispatch.line) == 1, "the second waits")
+        await f.wait(lambda: len(f.context.line) == 1, "the second waits")
         full = await f.post("/v1/messages", MESSAGE)
         assert full.status in {429, 503}
         assert "retry-after" in full.headers
         writer.transport.abort()
-        await f.wait(lambda: not len(f.dispatch.line), "it left")
+        await f.wait(lambda: not len(f.context.line), "it left")
         assert value(f, "xpyd_router_requests_total", api="messages", outcome="client_gone") == 1
         third = asyncio.create_task(f.post("/v1/messages", MESSAGE))
-        await f.wait(lambda: len(f.dispatch.line) == 1, "the third waits")
+        await f.wait(lambda: len(f.context.line) == 1, "the third waits")
         assert len(decode.legs) == 1
         go.set()
         assert {(await first).status, (await third).status} == {200}

@@ -82,7 +82,7 @@ async def test_health_is_the_process_and_ready_says_why_not() -> None:
         await f.wait(lambda: "d0 draining" in f.router.paths.not_ready(), "a settled router")
         f.beat(f.d[0])
         assert (await f.get("/ready?x")).status == 200
-        f.dispatch.on_message(bye("d0"))
+        f.context.watch.on_message(bye("d0"))
         assert (await f.get("/ready")).status == 503
         assert (await f.get("/health")).status == 200
 
@@ -92,7 +92,7 @@ async def test_beside_an_engine_a_router_is_ready_without_members_once_it_has_li
         assert (await f.get("/ready")).status == 503
     async with fleet(0, 0, beside_engine=True) as f:
         await f.wait(lambda: f.router.paths.not_ready() == "", "a router that has listened")
-        assert not f.dispatch.roster.settled(f.dispatch.loop.time())
+        assert not f.context.roster.settled(f.context.loop.time())
         f.router.turn_away(True)
         answer = await f.get("/ready")
         assert (answer.status, answer.headers["connection"]) == (503, "close")
@@ -167,7 +167,7 @@ async def test_metrics_count_requests_legs_and_instances() -> None:
         for _ in range(4):
             await f.complete(stream=True)
         await f.complete(kv_transfer_params={"a": 1})
-        f.dispatch.on_message(beat("d2", state=State.STARTING))
+        f.context.watch.on_message(beat("d2", state=State.STARTING))
         await f.wait_quiet()
         seen = await metrics(f)
         outcomes = {(set(key[1:]) - {"completions"}).pop(): value for key, value in seen.items()

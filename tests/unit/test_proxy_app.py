@@ -16,7 +16,8 @@ from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError, OurFault
-from xpyd_sidecar.proxy.app import Router, run_router
+from xpyd_sidecar.proxy.app import Router
+from xpyd_sidecar.proxy.run import run_router
 
 LOOPS = ("router",)
 ADMIN = {"Authorization": f"Bearer {keys.admin_token(KEY)}"}
@@ -58,7 +59,7 @@ async def test_silent_instances_are_probed_and_the_dead_evicted() -> None:
         for engine in (*f.p, *f.d):
             f.beat(engine, interval_s=0.05)
         await f.d[0].stop()
-        await f.wait(lambda: [m.name for m in f.dispatch.roster.members()] == ["d1", "p0"], "the dead one's eviction")
+        await f.wait(lambda: [m.name for m in f.context.roster.members()] == ["d1", "p0"], "the dead one's eviction")
         assert (await f.complete(stream=True)).text == "t0 t1 t2 ", "silent, but alive: they still serve"
 
 

@@ -55,9 +55,9 @@ async def site(engine: Engine, prefills: int = 1, decodes: int = 1, *, like_it: 
             stack.callback(server.close)
             await f.d[number].stop()
             address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            f.dispatch.on_message(beat(f"d{number}", Role.DECODE, address, interval_s=60.0))
+            f.context.watch.on_message(beat(f"d{number}", Role.DECODE, address, interval_s=60.0))
         yield f
-        await f.wait(lambda: not f.dispatch.servings, "the end of all requests")
+        await f.wait(lambda: not f.context.servings, "the end of all requests")
 
 
 @pytest.mark.parametrize("comments", [False, True])
@@ -89,8 +89,8 @@ async def test_prefill_dies_while_decode_comments_and_decode_is_asked_alone(warm
         assert body.endswith(DONE)
         assert b'"error"' not in body
         assert (COMMENT in body) is comments
-        await f.wait(lambda: not f.dispatch.servings, "the end")
-        record = max(f.dispatch.observer.recent, key=lambda one: one.arrived)
+        await f.wait(lambda: not f.context.servings, "the end")
+        record = max(f.context.observer.recent, key=lambda one: one.arrived)
         assert (record.outcome, record.tokens, record.retries) == ("ok", 1, 1)
         waits = False
 
@@ -144,8 +144,8 @@ async def test_a_comment_reaches_the_client_before_any_token_and_is_no_first_tok
             assert rest.count(COMMENT) == 2
             assert b'"token_ids":null' in rest
             writer.close()
-            await f.wait(lambda: not f.dispatch.servings, "the end")
-            record = max(f.dispatch.observer.recent, key=lambda one: one.arrived)
+            await f.wait(lambda: not f.context.servings, "the end")
+            record = max(f.context.observer.recent, key=lambda one: one.arrived)
             assert record.outcome == "ok"
             assert record.first_at - record.arrived > 0.14
             decode = next(leg for leg in record.legs if leg.role is Role.DECODE)

@@ -9,8 +9,8 @@ import pytest
 from xpyd_sidecar.proxy.events import EventStream, only_comments
 from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.proxy.wire import chunk_of
-from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.position import Position
+from xpyd_sidecar.routing.reason import Kind
 from xpyd_sidecar.routing.ways import Way
 
 

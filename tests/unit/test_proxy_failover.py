@@ -78,13 +78,13 @@ async def failing(api: Api, *plays: Play, prefills: int = 1, decodes: int = 2,
     line, kills = line_of(api), Kills(*plays)
     async with fleet(prefills, decodes, MadeReplay(line), **settings) as f:
         records: list[Record] = []
-        closed = f.dispatch.closed
+        closed = f.context.observer.over
 
-        def keep(serving: Any, record: Record) -> None:
+        def keep(record: Record) -> None:
             records.append(record)
-            closed(serving, record)
+            closed(record)
 
-        f.dispatch.closed = keep
+        f.context.observer.over = keep
         for engine in f.d:
             kills.on(engine)
         yield f, line, kills, records
@@ -174,7 +174,7 @@ async def test_tries_without_progress_are_bounded() -> None:
     async with failing("completions", *[Play(close_after=4)] * 9, decodes=6) as (f, line, kills, _):
         answer = await f.post(PATHS["completions"], asked(line, presence_penalty=0.5))
         assert answer.events[-1]["error"]["code"] == "engine_failed"
-        assert len(kills.where) == f.dispatch.limits.stream_legs
+        assert len(kills.where) == f.context.limits.stream_legs
 
 
 @pytest.mark.parametrize("fields", [{"stop": ["\x00never\x00"]}, {"logprobs": 1},
@@ -306,7 +306,7 @@ async def test_on_no_prefill_reject_holds_for_the_second_half() -> None:
         task = asyncio.create_task(f.post(PATHS["completions"], asked(line)))
         await f.wait(lambda: bool(f.p[0].seen and f.p[0].seen[0].finished), "prefill")
         await f.p[0].stop()
-        f.dispatch.watch.suspect(f.dispatch.picker.pair(b"", alone=False).prefill, "gone")
+        f.context.watch.suspect(f.context.picker.pair(b"", alone=False).prefill, "gone")
         answer = await task
         assert answer.events[-1]["error"]["code"] == "unavailable"
         await f.wait_quiet()
@@ -356,7 +356,7 @@ async def test_a_stream_moves_before_a_drain_runs_out_of_time(way: str) -> None:
     async with failing("completions", Play(hold_after=(7, held))) as (f, line, kills, records):
         body = asked(line, **WAYS[way], **USAGE)
         task = asyncio.create_task(f.post(PATHS["completions"], body))
-        await f.wait(lambda: f.dispatch.observer.metrics.in_flight == 1 and bool(kills.where), "a decode leg")
+        await f.wait(lambda: f.context.observer.metrics.in_flight == 1 and bool(kills.where), "a decode leg")
         first = engine_of(f, kills.where[0])
         f.beat(first, state=State.DRAINING, seq=2)
         await asyncio.sleep(0.05)

@@ -47,7 +47,7 @@ async def older(prefills: int = 1, decodes: int = 1, *, wait: bool = True, engin
 
 
 def picked(f: RouterFleet) -> tuple[int, int]:
-    roster = f.dispatch.roster
+    roster = f.context.roster
     return len(roster.pickable(Role.PREFILL)), len(roster.pickable(Role.DECODE))
 
 
@@ -75,7 +75,7 @@ async def test_older_engines_join_and_pair_by_request_id() -> None:
         assert "max_completion_tokens" not in p.seen[0]
         assert "kv_transfer_params" not in p.seen[0]
         assert "kv_transfer_params" not in d.seen[0]
-        assert {m.fingerprint for m in f.dispatch.roster.members()} == {"p2p"}
+        assert {m.fingerprint for m in f.context.roster.members()} == {"p2p"}
         assert p.wire.stored == {}
 
 
@@ -151,7 +151,7 @@ async def test_decode_is_asked_when_prefill_has_answered_and_not_before() -> Non
         assert d.seen == []
         p.hold.set()
         assert (await asked).status == 200
-        await f.wait(lambda: not f.dispatch.pool.calls, "the calls to end")
+        await f.wait(lambda: not f.context.pool.calls, "the calls to end")
 
 
 async def test_a_prefill_that_fails_is_replaced_and_the_new_id_is_on_both_legs() -> None:
@@ -212,18 +212,18 @@ async def test_two_by_two_use_all_four_pairs() -> None:
 async def test_an_engine_whose_heart_beats_before_its_server_listens_gets_no_request() -> None:
     async with older(wait=False) as (f, _, _), plain(f.router.guests_port) as socket:
         await socket.send(msgspec.msgpack.encode({"type": "D", "http_address": "127.0.0.1:1", "zmq_address": "h:1"}))
-        await f.wait(lambda: len(f.dispatch.roster.members()) == 3, "it to be known")
+        await f.wait(lambda: len(f.context.roster.members()) == 3, "it to be known")
         await f.wait(lambda: picked(f) == (1, 1), "the others to be picked")
-        assert all(m.http != ("127.0.0.1:1",) for m in f.dispatch.roster.pickable(Role.DECODE))
+        assert all(m.http != ("127.0.0.1:1",) for m in f.context.roster.pickable(Role.DECODE))
 
 
 async def test_an_engine_that_only_lost_beats_is_kept_and_a_dead_one_is_not() -> None:
     async with older(decodes=2, missed_beats=1) as (f, _, ds):
-        for member in f.dispatch.roster.members():
+        for member in f.context.roster.members():
             member.interval_s = 0.1
         ds[0].silence()
         await ds[1].stop()
-        roster = f.dispatch.roster
+        roster = f.context.roster
         gone = f"p2p:{ds[1].address}"
         for member in roster.members():
             member.interval_s = 0.1
@@ -241,7 +241,7 @@ async def test_an_unknown_type_does_not_end_the_listener(raw: bytes, words: str,
     async with older(0, 0) as (f, _, _), plain(f.router.guests_port) as socket:
         await socket.send(raw)
         await socket.send(msgspec.msgpack.encode({"type": "D", "http_address": "127.0.0.1:1", "zmq_address": "h:1"}))
-        await f.wait(lambda: len(f.dispatch.roster.members()) == 1, "the next heartbeat")
+        await f.wait(lambda: len(f.context.roster.members()) == 1, "the next heartbeat")
         [line] = [r for r in caplog.records if "older engine refused" in r.message]
         assert words in line.getMessage()
         assert line.__dict__["peer"] == "127.0.0.1"
@@ -254,7 +254,7 @@ async def test_a_role_that_changed_is_taken_and_the_identity_may_come_back() -> 
                 await socket.send(msgspec.msgpack.encode(
                     {"type": kind, "http_address": "127.0.0.1:1", "zmq_address": "h:1"}))
                 role = Role.PREFILL if kind == "P" else Role.DECODE
-                await f.wait(lambda role=role: [m.role for m in f.dispatch.roster.members()] == [role],  # type: ignore[misc]
+                await f.wait(lambda role=role: [m.role for m in f.context.roster.members()] == [role],  # type: ignore[misc]
                              "the role")
 
 
@@ -280,12 +280,12 @@ async def test_agents_still_need_the_key_where_older_engines_are_served() -> Non
     async with older(0, 0) as (f, _, _), plain(f.router.members_port) as stranger:
         await stranger.send(msgspec.msgpack.encode({"type": "D", "http_address": "127.0.0.1:1", "zmq_address": "h:1"}))
         await asyncio.sleep(0.2)
-        assert f.dispatch.roster.members() == []
+        assert f.context.roster.members() == []
 
 
 async def test_a_port_that_is_taken_is_named() -> None:
     async with older(0, 0) as (f, _, _):
-        other = GuestListener(f.dispatch.service, lambda _: None, lambda _: None, list)
+        other = GuestListener(f.context.service, lambda _: None, lambda _: None, list)
         with pytest.raises(ConfigError, match=r"router\.compat: members_port"):
             other.listen("127.0.0.1", f.router.guests_port)
         other.close()
@@ -298,4 +298,4 @@ async def test_a_heartbeat_that_is_too_large_ends_its_connection_alone() -> None
             await asyncio.sleep(0.1)
         async with plain(f.router.guests_port) as socket:
             await socket.send(msgspec.msgpack.encode({"type": "D", "http_address": "127.0.0.1:1", "zmq_address": "h:1"}))
-            await f.wait(lambda: len(f.dispatch.roster.members()) == 1, "the other's heartbeat")
+            await f.wait(lambda: len(f.context.roster.members()) == 1, "the other's heartbeat")

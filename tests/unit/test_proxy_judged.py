@@ -147,7 +147,7 @@ async def test_a_refused_body_that_does_not_come_ends_the_connection_without_a_s
         writer.write(head("/v1/completions", JSON, 5))
         assert (await read_answer(reader)).status == 401
         [connection] = f.router.server.connections
-        now = f.dispatch.loop.time()
+        now = f.context.loop.time()
         connection.sweep(now + 29.0, now)
         connection.sweep(now + 31.0, now)
         assert await reader.read() == b""
@@ -174,7 +174,7 @@ async def test_refused_generation_is_counted_as_before(tmp_path: Path) -> None:
         for raw in (head("/v1/completions", JSON, 5), request_bytes("/v1/completions", {"prompt": "x"}),
                     head("/v1/completions", JSON, None)):
             assert (await f.raw(raw)).status == 401
-        assert f.dispatch.observer.metrics.requests_total == 3
+        assert f.context.observer.metrics.requests_total == 3
 
 
 async def ask(f: RouterFleet, host: str, path: str = "/v1/completions") -> Answer:

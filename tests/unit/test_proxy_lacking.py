@@ -40,7 +40,7 @@ class Lacking:
 
 def accused(f: RouterFleet) -> list[str]:
     """Instances that the router would not ask, and those that it doubts."""
-    return [member.name for member in f.dispatch.roster.members() if member.suspended or member.doubted]
+    return [member.name for member in f.context.roster.members() if member.suspended or member.doubted]
 
 
 WAYS: dict[str, dict[str, Any]] = {"continue": {}, "replay": {"presence_penalty": 0.5}}
@@ -68,7 +68,7 @@ async def test_the_one_request_is_told_to_come_again(road: str, number: int, mon
         assert not accused(f)
         assert not any(engine.seen for engine in (*f.p, *f.d))
         assert lacking.tries <= 2, "nobody else is asked: that would fail as well"
-        assert f.dispatch.budget.left(asyncio.get_running_loop().time()) == f.dispatch.budget.left(0.0), "no retry"
+        assert f.context.budget.left(asyncio.get_running_loop().time()) == f.context.budget.left(0.0), "no retry"
         lacking.files = True
         assert (await f.post(path, body)).status == 200
 
@@ -118,8 +118,8 @@ async def test_a_probe_that_cannot_be_made_is_no_probe(monkeypatch: pytest.Monke
     monkeypatch.setattr(watch, "PROBE_AGAIN_S", 0.05)
     async with fleet(1, 1) as f:
         lacking = Lacking(f, monkeypatch)
-        [member] = [one for one in f.dispatch.roster.members() if one.name == "d0"]
-        f.dispatch.watch.take(rep.Doubt(asyncio.get_running_loop().time(), member.name, member.incarnation))
+        [member] = [one for one in f.context.roster.members() if one.name == "d0"]
+        f.context.watch.take(rep.Doubt(asyncio.get_running_loop().time(), member.name, member.incarnation))
         await f.wait(lambda: lacking.tries >= 3, "several tries")
         assert not member.suspended
         assert member.unanswered == 0
@@ -130,8 +130,8 @@ async def test_a_probe_that_cannot_be_made_is_no_probe(monkeypatch: pytest.Monke
 
 async def test_idle_connections_give_way_to_those_that_are_needed() -> None:
     async with fleet(1, 3, policy="round_robin") as f:
-        f.dispatch.pool.most = 3
+        f.context.pool.most = 3
         for _ in range(9):
             assert (await f.complete()).status == 200
-        assert len(f.dispatch.pool.connections) <= 3
+        assert len(f.context.pool.connections) <= 3
         assert upstream.IDLE_MAX > 3

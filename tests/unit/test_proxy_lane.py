@@ -19,7 +19,7 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.proxy import connection, ids, incoming, lane, leg
 from xpyd_sidecar.proxy.admin import Paths
-from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.proxy.context import Context
 from xpyd_sidecar.proxy.lane import Lane
 from xpyd_sidecar.proxy.server import Server
 from xpyd_sidecar.proxy.wire import chunk_of
@@ -116,11 +116,12 @@ class World:
     def __init__(self, script: Script, *, lanes: bool) -> None:
         router = RouterConfig(host="127.0.0.1", port=0, members_port=0, model="tiny", failover=script.failover,  # type: ignore[arg-type]
                               policy="round_robin", access_log=False)
-        self.dispatch = dispatch = Dispatch(SidecarConfig(
+        self.context = context = Context(SidecarConfig(
             service=ServiceName("s"), instance=InstanceName("r"), key_file="", run_dir="", router=router))
-        self.clock = dispatch.loop = dispatch.pool.loop = dispatch.line._loop = dispatch.farewells._loop = Clock()  # type: ignore[assignment]
-        dispatch.straight = dispatch.straight and lanes
-        self.server = Server(Paths(dispatch, Keys(), "token"), incoming.Bounds(1 << 16, 1 << 20, 30.0))  # type: ignore[arg-type]
+        self.clock = context.loop = context.pool.loop = context.line._loop = context.farewells._loop = Clock()  # type: ignore[assignment]
+        paths = Paths(context, Keys(), "token")  # type: ignore[arg-type]
+        paths.entrance.open = paths.entrance.open and lanes
+        self.server = Server(paths, incoming.Bounds(1 << 16, 1 << 20, 30.0))
         self.server.loop, self.server.date = self.clock, b"now"  # type: ignore[assignment]
         self.engines: dict[leg.Connection, tuple[str, Paper]] = {}
         self.legs: list[tuple[leg.Connection, bytes]] = []
@@ -137,16 +138,16 @@ class World:
     def join(self, name: str) -> None:
         """An instance, and connections to it."""
         address = HostPort(f"127.0.0.1:{ord(name[0]) + int(name[1])}")
-        self.dispatch.on_message(Heartbeat(
+        self.context.watch.on_message(Heartbeat(
             v=1, service=ServiceName("s"), instance=InstanceName(name), seq=1,
             role=Role.PREFILL if name[0] == "p" else Role.DECODE, epoch=1, state=State.READY, incarnation=Incarnation("i"),
             http=(address,), control=(address,), model="tiny", max_model_len=4096, fingerprint=Fingerprint("f" * 32),
             interval_s=3.0))
         for _ in range(8):
-            made, paper = leg.Connection(self.dispatch.pool, address), Paper()
+            made, paper = leg.Connection(self.context.pool, address), Paper()
             made.connection_made(paper)  # type: ignore[arg-type]
             self.engines[made] = name, paper
-            self.dispatch.pool.release(made, address)
+            self.context.pool.release(made, address)
 
     def look(self) -> None:
         """Find the legs that were sent since."""
@@ -159,24 +160,24 @@ class World:
         """The client's next request."""
         self.client.data_received(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: mine\r\n"
                                   b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-        self.lanes += any(isinstance(one, Lane) for one in self.dispatch.servings)
+        self.lanes += any(isinstance(one, Lane) for one in self.context.servings)
 
     def told(self) -> dict[str, object]:
         """Everything that can be seen, without times."""
-        dispatch = self.dispatch
+        context = self.context
         records = [(r.request_id, r.transfer, r.api, r.stream, r.outcome, r.status, r.detail, r.first_at == r.first_at,
                     r.tokens, r.prompt_tokens, r.prompt_size, r.skips, r.attempt, r.retries, r.bytes, r.continued,
                     [(one.role, one.instance, one.attempt, one.first_at == one.first_at, one.ended == one.ended, one.result)
-                     for one in r.legs]) for r in dispatch.observer.recent]
+                     for one in r.legs]) for r in context.observer.recent]
         return {"client": self.paper.out, "client paper": [what for what in self.paper.done if what != "resume"],
                 "legs": [(self.engines[made][0], out) for made, out in self.legs], "records": records,
                 "engines": [(name, [what for what in paper.done if what != "resume"])
                             for name, paper in self.engines.values()],
-                "open": len(dispatch.servings), "in flight": [(m.name, m.in_flight) for m in dispatch.roster.members()],
-                "states": [(m.name, m.state) for m in dispatch.roster.members()],
-                "idle": {name: len(idle) for name, idle in dispatch.pool._idle.items() if idle},
-                "doubted": self.doubted, "farewells": len(dispatch.farewells),
-                "in all": dispatch.observer.metrics.in_flight}
+                "open": len(context.servings), "in flight": [(m.name, m.in_flight) for m in context.roster.members()],
+                "states": [(m.name, m.state) for m in context.roster.members()],
+                "idle": {name: len(idle) for name, idle in context.pool._idle.items() if idle},
+                "doubted": self.doubted, "farewells": len(context.farewells),
+                "in all": context.observer.metrics.in_flight}
 
 
 PREFILL_ANSWERS = (*["ok"] * 12, "500", "400", "abort", "close", "chunked", "odd", "more")
@@ -318,13 +319,13 @@ class Play:
         elif what in {"instance lost", "leaving"}:
             who = InstanceName(("p1", "d1", "d2", "p2")[size % 4]), Incarnation("i")
             if what == "instance lost":
-                world.dispatch.lost(*who, Reason("it was so"))
+                world.context.servings.lost(*who, Reason("it was so"))
             else:
-                world.dispatch.leaving(*who, "it was so")
+                world.context.servings.leaving(*who, "it was so")
         elif what in {"later", "wait"}:
             world.clock.now += 11.0 if what == "later" else 1.0
             now = world.clock.now
-            for serving in list(world.dispatch.servings):
+            for serving in list(world.context.servings):
                 serving.sweep(now, 0.0, 10.0)
         elif what == "drain":
             world.server.drain()
@@ -336,22 +337,22 @@ class Play:
         body = msgspec.json.encode({"model": "tiny", "messages": [{"role": "user", "content": "hello there"}],
                                     "max_tokens": 5, "temperature": 0, "stream": script.stream})
         for _ in range(2):
-            world.dispatch.shapes.parse("chat", body)
+            world.context.shapes.parse("chat", body)
         world.ask(body)
         await self.settled()
         for what, size in script.steps:
-            before = any(isinstance(one, Lane) for one in world.dispatch.servings)
+            before = any(isinstance(one, Lane) for one in world.context.servings)
             await self.step(what, size)
-            after = any(isinstance(one, Lane) for one in world.dispatch.servings)
-            world.unfolded += before and not after and bool(world.dispatch.servings)
+            after = any(isinstance(one, Lane) for one in world.context.servings)
+            world.unfolded += before and not after and bool(world.context.servings)
         seen = world.told()
-        world.dispatch.abort("the end")
+        world.context.abort("the end")
         await self.settled()
         final = world.told()
-        await world.dispatch.close()
+        await world.context.close()
         assert final["open"] == 0
         assert all(not count for _, count in final["in flight"])  # type: ignore[attr-defined]
-        assert not world.dispatch.pool.calls
+        assert not world.context.pool.calls
         assert not any(made._lane or made._call for made in world.engines)
         return {"seen": seen, "final": final}
 
@@ -362,8 +363,8 @@ async def outcome(script: Script, monkeypatch: pytest.MonkeyPatch, *, lanes: boo
     monkeypatch.setattr(ids, "fresh", lambda: f"{next(numbers):032x}")
     monkeypatch.setattr(secrets, "randbits", lambda _: 7)
     world = World(script, lanes=lanes)
-    monkeypatch.setattr(world.dispatch, "suspect", lambda target, _: world.doubted.append(target.instance))
-    monkeypatch.setattr(world.dispatch, "doubt", lambda target: world.doubted.append(target.instance))
+    monkeypatch.setattr(world.context.watch, "suspect", lambda target, _: world.doubted.append(target.instance))
+    monkeypatch.setattr(world.context.watch, "doubt", lambda target: world.doubted.append(target.instance))
     return await Play(world, script).run(), world
 
 

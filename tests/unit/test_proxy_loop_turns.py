@@ -17,7 +17,7 @@ import pytest
 from loop_peers import Heard, all_of, connected, shut
 
 from xpyd_sidecar.proxy import fast, loop
-from xpyd_sidecar.proxy.leg import descriptor_of
+from xpyd_sidecar.proxy.loop import descriptor_of
 
 LOOPS = ("asyncio", "uvloop", "router")
 

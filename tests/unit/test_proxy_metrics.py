@@ -194,7 +194,7 @@ def test_what_the_system_knows_of_each_process_is_labelled_and_not_mixed() -> No
 
 async def test_a_router_shows_its_connections_and_how_late_its_loop_is() -> None:
     async with fleet(heartbeat_s=0.1) as f:
-        metrics: Metrics = f.dispatch.observer.metrics
+        metrics: Metrics = f.context.observer.metrics
         held = [await f.connect() for _ in range(3)]
         await f.wait(lambda: value(metrics, "xpyd_router_connections", worker="0") == 3, "the connections")
         held[0][1].write(b"GET / HTTP/9.9\r\nhost: x\r\n\r\n")
@@ -211,8 +211,8 @@ async def test_a_router_shows_its_connections_and_how_late_its_loop_is() -> None
 
 async def test_the_documentation_names_every_metric_with_its_labels() -> None:
     async with fleet() as f:
-        f.dispatch.passed("/v1/embeddings", "complete")
-        metrics: Metrics = f.dispatch.observer.metrics
+        f.context.observer.passed("/v1/embeddings", "complete")
+        metrics: Metrics = f.context.observer.metrics
         close(metrics, record(P1, D1))
         close(metrics, record(D1, skips="short"))
         metrics.message("taken")

@@ -22,13 +22,13 @@ GET = request_bytes("/metrics", method="GET")
 def counted(f: RouterFleet) -> list[float]:
     """When the page was made."""
     made: list[float] = []
-    text = f.dispatch.observer.metrics.text
+    text = f.context.observer.metrics.text
 
     def count() -> bytes:
         made.append(asyncio.get_running_loop().time())
         return text()
 
-    f.dispatch.observer.metrics.text = count
+    f.context.observer.metrics.text = count
     return made
 
 
@@ -90,7 +90,7 @@ class Worker:
 
     def __init__(self, f: RouterFleet) -> None:
         self.link = Link()
-        self.paths = WorkerPaths(f.dispatch, ClientKeys(None), "admin")
+        self.paths = WorkerPaths(f.context, ClientKeys(None), "admin")
         self.paths.link = self.link  # type: ignore[assignment]
 
     def get(self, path: str = "/metrics", method: str = "GET") -> tuple[Caught, Handler | None]:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 from beats import SERVICE, beat
@@ -33,7 +35,7 @@ def observed() -> ob.Observer:
     roster = Roster(SERVICE, started=0.0, settle_s=0.0, missed_beats=3)
     roster.on_message(1.0, beat("p1", Role.PREFILL))
     roster.on_message(1.0, beat("d1", load=Load(running=2, kv_usage=0.5)))
-    return ob.Observer(roster)
+    return ob.Observer(roster, asyncio.AbstractEventLoop())
 
 
 def fleet(of: ob.Observer) -> Fleet:

@@ -60,11 +60,11 @@ async def site(*serves: Serve, buffer: int = 0, **settings: Any) -> AsyncIterato
             server = await asyncio.start_server(engine._one, sock=listening, limit=1 << 16)
             stack.callback(server.close)
             address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            f.dispatch.on_message(beat(engine.name, Role.DECODE, address, interval_s=60.0))
+            f.context.watch.on_message(beat(engine.name, Role.DECODE, address, interval_s=60.0))
             engines.append(engine)
         try:
             yield f, engines
-            assert all(not m.in_flight for m in f.dispatch.roster.members()), "a leg was left open"
+            assert all(not m.in_flight for m in f.context.roster.members()), "a leg was left open"
         finally:
             for task in [task for engine in engines for task in engine.tasks]:
                 task.cancel()
@@ -149,7 +149,7 @@ async def test_null_and_false_are_no_wish_and_another_model_is_404() -> None:
 
 async def test_an_engine_that_refuses_or_breaks_before_it_answers_is_replaced() -> None:
     async with site(dead, dead, echo) as (f, engines):
-        f.dispatch.on_message(beat("d3", Role.DECODE, "127.0.0.1:1", interval_s=60.0))
+        f.context.watch.on_message(beat("d3", Role.DECODE, "127.0.0.1:1", interval_s=60.0))
         for number in range(6):
             answer = await f.post("/tokenize", {"prompt": str(number)})
             assert answer.status in {200, 502}  # three instances at most see one request
@@ -260,8 +260,8 @@ async def test_a_slow_engine_holds_the_client_back_and_a_slow_client_the_engine(
         await f.wait(lambda: bool(f.router.server.connections), "the connection")
         [connection] = f.router.server.connections
         await f.wait(lambda: blocked(connection), "an upload that is held back")
-        await f.wait(lambda: bool(f.dispatch.pool.connections), "a way to the engine")
-        [engine] = f.dispatch.pool.connections
+        await f.wait(lambda: bool(f.context.pool.connections), "a way to the engine")
+        [engine] = f.context.pool.connections
         assert engine._transport is not None
         tunnel = engine._transport
         looks: list[bool] = []
@@ -346,7 +346,7 @@ async def test_a_client_that_goes_aborts_the_engines_work() -> None:
         writer.transport.abort()
         async with asyncio.timeout(30):
             await gone.wait()
-        assert not f.dispatch.servings
+        assert not f.context.servings
 
 
 async def test_a_pipelined_upload_waits_for_its_turn_and_is_bounded() -> None:
@@ -387,12 +387,12 @@ async def test_passed_requests_count_among_those_in_flight_and_end_with_the_rout
 
     async with site(forever, max_in_flight=1, drain_timeout_s=0.2) as (f, _):
         first = asyncio.create_task(f.post("/tokenize", b"{}"))
-        await f.wait(lambda: len(f.dispatch.servings) == 1, "the first")
+        await f.wait(lambda: len(f.context.servings) == 1, "the first")
         assert (await f.post("/tokenize", b"{}")).status == 503
         await f.router.stop()
         answer = await first
         assert (answer.status, json.loads(answer.body)["error"]["message"]) == (503, "the router stopped")
-        assert not f.dispatch.servings
+        assert not f.context.servings
 
 
 async def keeps(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -448,7 +448,7 @@ async def test_a_form_of_which_an_engine_took_a_part_is_not_sent_to_another() ->
 async def test_a_form_that_no_engine_has_seen_goes_to_the_next_one() -> None:
     async with site(keeps) as (f, [engine]):
         for name in ("d1", "d2"):
-            f.dispatch.on_message(beat(name, Role.DECODE, "127.0.0.1:1", interval_s=60.0))
+            f.context.watch.on_message(beat(name, Role.DECODE, "127.0.0.1:1", interval_s=60.0))
         for _ in range(3):
             reader, writer = await f.connect()
             writer.write(b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
@@ -468,7 +468,7 @@ async def test_a_connection_on_which_half_a_form_was_sent_is_no_pooled_one() -> 
         reader, writer = await f.connect()
         writer.write(form([b"abc"])[:-5])
         assert (await read_answer(reader)).status == 413
-        await f.wait(lambda: not f.dispatch.pool.connections, "its connection to end")
+        await f.wait(lambda: not f.context.pool.connections, "its connection to end")
         writer.transport.abort()
         assert (await f.post("/v1/embeddings", b"{}")).status == 413
         assert len(engine.heads) == 2

@@ -87,7 +87,7 @@ async def test_a_prompt_that_prefill_refuses_is_decodes_to_judge() -> None:
         answer = await f.post("/v1/messages", MESSAGE)
         assert (answer.status, answer.json) == (422, {"why": "d"})
         assert len(one.legs) + len(other.legs) == 1, "another would refuse it as well"
-        [record] = f.dispatch.observer.recent
+        [record] = f.context.observer.recent
         assert (record.outcome, record.skips) == ("client_error", "refused")
 
 
@@ -107,7 +107,7 @@ async def test_what_a_prefill_engine_says_of_itself_makes_another_one_do_it(stat
     async with site((P, refuse), (P, refuse), (D, alone)) as (f, [one, other, _]):
         assert (await f.post("/v1/messages", MESSAGE)).status == 200
         assert len(one.legs) == len(other.legs) == 1
-        [record] = f.dispatch.observer.recent
+        [record] = f.context.observer.recent
         assert (record.outcome, record.skips) == ("ok", "")
 
 
@@ -180,8 +180,8 @@ async def test_a_prefill_that_answers_late_is_counted_where_decode_was_done_befo
     async with site((P, late), (D, well)) as (f, _):
         assert (await f.post("/v1/messages", {**MESSAGE, "stream": True})).body == EVENT
         go.set()
-        await f.wait(lambda: bool(f.dispatch.observer.recent), "a record")
-        [record] = f.dispatch.observer.recent
+        await f.wait(lambda: bool(f.context.observer.recent), "a record")
+        [record] = f.context.observer.recent
         assert {leg.role: leg.result for leg in record.legs} == {P: "2xx", D: "2xx"}
 
 
@@ -195,7 +195,7 @@ async def test_retries_have_the_budget_of_all_requests() -> None:
             engine.healthy = True
         assert (await f.post("/v1/messages", MESSAGE)).body == EVENT
         assert sum(len(engine.legs) for engine in engines if engine.role is P) == 2
-        while f.dispatch.budget.may_retry(f.dispatch.loop.time()):
+        while f.context.budget.may_retry(f.context.loop.time()):
             pass
         for _ in range(4):
             assert (await f.post("/v1/messages", MESSAGE)).body == EVENT
@@ -219,6 +219,6 @@ async def test_a_prefill_that_began_anew_meanwhile_is_not_waited_for() -> None:
     async with site((P, silent), (D, head_only)) as (f, [prefill, decode]):
         asking = asyncio.create_task(f.post("/v1/messages", MESSAGE))
         await f.wait(lambda: bool(prefill.legs and decode.legs), "both legs")
-        f.dispatch.on_message(beat("e0", P, "127.0.0.1:1", incarnation=Incarnation("i-again"), interval_s=60.0))
+        f.context.watch.on_message(beat("e0", P, "127.0.0.1:1", incarnation=Incarnation("i-again"), interval_s=60.0))
         assert (await asking).body == EVENT
         assert len(decode.legs) == 2

@@ -176,7 +176,7 @@ async def test_a_request_that_prefill_refuses_is_served_by_decode_alone_and_coun
         refused = [seen for engine in f.p for seen in engine.seen][3 * warm:]
         assert len(refused) == 1, "another prefill would refuse it as well"
         await f.wait_quiet()
-        [record] = [one for one in f.dispatch.observer.recent if one.skips]
+        [record] = [one for one in f.context.observer.recent if one.skips]
         assert (record.outcome, record.skips, record.retries) == ("ok", "refused", 1)
         assert [leg.result for leg in record.legs] == ["4xx", "cancelled", "2xx"]
         text = (await f.get("/metrics")).body.decode()
@@ -208,7 +208,7 @@ async def test_a_restarted_engine_loses_its_legs_at_once() -> None:
 
 
 async def test_a_silent_engine_that_refuses_connections_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xpyd_sidecar.proxy.dispatch.STALL_S", 0.1)
+    monkeypatch.setattr("xpyd_sidecar.proxy.in_flight.STALL_S", 0.1)
     async with fleet(1, 1) as f:
         held = asyncio.Event()
         f.d[0].plays.append(Play(hold_after=(1, held)))

@@ -47,13 +47,13 @@ async def drawing(cuts: Cuts, *, told: Sampling | None = PLAIN, decodes: int = 2
     async with fleet(1, decodes, ToyReplay(9), **settings) as f:
         relays = [await CuttingRelay(engine.port, cuts).start() for engine in f.d]
         records: list[Record] = []
-        closed = f.dispatch.closed
+        closed = f.context.observer.over
 
-        def keep(serving: Any, record: Record) -> None:
+        def keep(record: Record) -> None:
             records.append(record)
-            closed(serving, record)
+            closed(record)
 
-        f.dispatch.closed = keep
+        f.context.observer.over = keep
         try:
             for number, relay in enumerate(relays):
                 tell(f, f.d[number].name, relay.port, 2, told)
@@ -65,7 +65,7 @@ async def drawing(cuts: Cuts, *, told: Sampling | None = PLAIN, decodes: int = 2
 
 
 def tell(f: RouterFleet, name: str, port: int, seq: int, told: Sampling | None) -> None:
-    f.dispatch.on_message(beat(name, http=f"127.0.0.1:{port}", interval_s=60.0, seq=seq, sampling=told))
+    f.context.watch.on_message(beat(name, http=f"127.0.0.1:{port}", interval_s=60.0, seq=seq, sampling=told))
 
 
 def text_of(answer: Answer) -> str:
@@ -177,7 +177,7 @@ async def test_shapes_are_judged_anew_when_engines_tell_something_else() -> None
         for number in range(3):
             await f.post("/v1/completions", {**FIELDS, "user": f"{number}"})
         for engine in f.d:
-            port = int(f.dispatch.roster.known(engine.name).http[0].rpartition(":")[2])
+            port = int(f.context.roster.known(engine.name).http[0].rpartition(":")[2])
             tell(f, engine.name, port, 3, Sampling((("frequency_penalty", 0.5),)))
         cuts.cut("u", 3000)
         answer = await f.post("/v1/completions", {**FIELDS, "min_tokens": MAX_TOKENS, "user": "u"})

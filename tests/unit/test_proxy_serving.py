@@ -51,10 +51,10 @@ async def test_chat_and_whole_answers(stream: bool) -> None:
         else:
             assert answer.json["choices"][0]["message"]["content"] == FULL
             await f.wait_quiet()
-            [record] = f.dispatch.observer.recent
+            [record] = f.context.observer.recent
             assert (record.prompt_tokens, record.tokens) == (1, 1), "as its usage has it"
-            f.dispatch.observer.settle()
-            assert f.dispatch.observer.counting.told().measured == 1
+            f.context.observer.settle()
+            assert f.context.observer.counting.told().measured == 1
         assert (await f.complete()).json["choices"][0]["text"] == FULL
         assert f.p[0].seen[0].path == "/v1/chat/completions"
         await f.wait_quiet()
@@ -166,7 +166,7 @@ async def test_a_deadline_that_was_far_away_at_first_is_kept(monkeypatch: pytest
         f.d[0].plays.append(Play(hold=asyncio.Event()))
         task = asyncio.ensure_future(f.complete(stream=True))
         await f.wait(lambda: bool(f.d[0].seen), "decode asked")
-        [open_] = f.dispatch.servings
+        [open_] = f.context.servings
         assert open_._reminder._alarm is None
         answer = await task
         assert (answer.status, answer.json["error"]["code"]) == (504, "engine_timeout")
@@ -292,7 +292,7 @@ async def _one_of_many(f: RouterFleet, i: int) -> Any:
 async def test_a_bug_costs_one_request_and_leaves_nothing_open(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async with fleet() as f:
         f.d[0].default = Play(chunks=9, delay=0.02)
-        broken, name = (f.dispatch, "leg_opened") if where == "before" else (Reply, "begin")
+        broken, name = (f.context, "leg_opened") if where == "before" else (Reply, "begin")
 
         def bug(*_: object) -> None:
             raise RuntimeError("a bug")

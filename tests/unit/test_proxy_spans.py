@@ -25,8 +25,8 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 async def sent(r: Receiver, f: RouterFleet) -> list[Span]:
     """Every span, once the router has closed its tracing."""
     await f.wait_quiet()
-    assert f.dispatch.tracing is not None
-    await f.dispatch.tracing.close()
+    assert f.context.tracing is not None
+    await f.context.tracing.close()
     return r.spans
 
 
@@ -80,7 +80,7 @@ async def test_generation_in_a_dialect_that_passes_has_spans_too() -> None:
     with receiver() as r:
         async with site((Role.PREFILL, well), (Role.DECODE, well), otlp_endpoint=r.endpoint) as (f, [prefill, decode]):
             await f.post("/v1/messages", MESSAGE, headers={"traceparent": f"00-{TRACE}-{PARENT}-01"})
-            await f.wait(lambda: bool(f.dispatch.observer.recent), "its end")
+            await f.wait(lambda: bool(f.context.observer.recent), "its end")
             found = {span.name: span for span in await sent(r, f)}
         assert found.keys() == {"messages", "prefill", "decode"}
         assert found["messages"].parent_span_id.hex() == PARENT
@@ -134,13 +134,13 @@ async def test_every_attempt_has_its_span_and_failures_say_why() -> None:
 
 async def test_without_an_endpoint_the_clients_context_is_passed_as_it_is() -> None:
     async with fleet() as f:
-        assert f.dispatch.tracing is None
+        assert f.context.tracing is None
         await f.post("/v1/completions", {"model": "tiny", "prompt": "hi"}, headers={"traceparent": "anything"})
         assert told(f.d[0]) == ["anything"]
 
 
 def test_without_an_endpoint_nothing_of_opentelemetry_is_imported() -> None:
-    code = "import sys, xpyd_sidecar.proxy.app; print(any(name.startswith('opentelemetry') for name in sys.modules))"
+    code = "import sys, xpyd_sidecar.proxy.run; print(any(name.startswith('opentelemetry') for name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "False"
 
@@ -165,7 +165,7 @@ async def test_a_collector_in_trouble_delays_no_request_and_no_end(trouble: str,
                 assert (await f.complete(stream=True)).status == 200
                 assert loop.time() - at < 2.5, "less than the collector takes"
             at = loop.time()
-            await f.dispatch.tracing.close()
+            await f.context.tracing.close()
             assert loop.time() - at < 2.0
 
 
@@ -179,7 +179,7 @@ async def test_the_queue_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             for _ in range(30):
                 await f.complete()
             await f.wait_quiet()
-            await f.dispatch.tracing.close()
+            await f.context.tracing.close()
         assert len(r.spans) <= 48, "what waited beyond the bound was dropped"
 
 

@@ -91,7 +91,7 @@ async def test_a_request_is_told_with_what_its_engines_have_noted() -> None:
         async with fleet(1, 2) as f:
             known(f, controls)
             assert (await f.complete(stream=True)).status == 200
-            await f.wait(lambda: bool(f.dispatch.observer.recent), "a request that is over")
+            await f.wait(lambda: bool(f.context.observer.recent), "a request that is over")
             found = msgspec.json.decode((await trace(f)).body, type=Traces)
             [line] = found.found
             rows = {event.row for event in line.events}
@@ -114,7 +114,7 @@ async def test_silent_and_older_engines_are_named_and_the_rest_is_told(monkeypat
         async with fleet(1, 1) as f:
             known(f, controls)
             await f.complete(stream=True)
-            await f.wait(lambda: bool(f.dispatch.observer.recent), "a request that is over")
+            await f.wait(lambda: bool(f.context.observer.recent), "a request that is over")
             one, two = await asyncio.gather(trace(f), trace(f))
             assert sorted((one.status, two.status)) == [200, 503], "one question at a time"
             found = msgspec.json.decode((one if one.status == 200 else two).body, type=Traces)

@@ -9,10 +9,11 @@ from scripted_engine import Play, ScriptedEngine
 
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.proxy import upstream as up
+from xpyd_sidecar.proxy.call import Call
 from xpyd_sidecar.proxy.events import EventStream
-from xpyd_sidecar.proxy.upstream import Call, Pool, request_bytes
-from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.proxy.upstream import Pool
+from xpyd_sidecar.proxy.wire import request_bytes
+from xpyd_sidecar.routing.reason import Kind, Reason
 
 LOOPS = ("asyncio", "uvloop", "router")
 

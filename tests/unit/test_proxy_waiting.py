@@ -28,13 +28,13 @@ class Busy:
     async def send(self, prompt: str, *, waits: bool = True, **options: Any) -> asyncio.Task[Answer]:
         """A request; returns once it waits (or is being served)."""
         fields = options.pop("fields", {})
-        before = len(self.f.dispatch.line)
+        before = len(self.f.context.line)
         task = asyncio.create_task(self.f.post("/v1/completions", {"prompt": prompt, **fields}, **options))
         self.tasks.append(task)
         if waits:
-            await self.f.wait(lambda: len(self.f.dispatch.line) == before + 1, f"{prompt} to wait")
+            await self.f.wait(lambda: len(self.f.context.line) == before + 1, f"{prompt} to wait")
         else:
-            await self.f.wait(lambda: bool(self.f.dispatch.servings), f"{prompt} to be served")
+            await self.f.wait(lambda: bool(self.f.context.servings), f"{prompt} to be served")
         return task
 
     async def release(self) -> list[str]:
@@ -135,10 +135,10 @@ async def test_a_client_that_goes_away_leaves_the_queue_at_once(caplog: pytest.L
     async with busy() as one:
         _, writer = await one.f.connect()
         writer.write(request_bytes("/v1/completions", {"prompt": "gone"}, headers={"X-Request-Id": "gone"}))
-        await one.f.wait(lambda: len(one.f.dispatch.line) == 1, "it to wait")
+        await one.f.wait(lambda: len(one.f.context.line) == 1, "it to wait")
         await one.send("stays")
         writer.transport.abort()
-        await one.f.wait(lambda: len(one.f.dispatch.line) == 1, "it to leave", 10.0)
+        await one.f.wait(lambda: len(one.f.context.line) == 1, "it to leave", 10.0)
         assert await one.release() == ["first", "stays"]
     lines = {record.__dict__["request"]: record.getMessage() for record in caplog.records
              if record.name == "xpyd_sidecar.access"}  # an exporter of another test may speak, too
@@ -151,7 +151,7 @@ async def test_room_is_used_where_it_becomes_free() -> None:
         for engine, hold in zip(f.d, holds, strict=True):
             engine.plays.append(Play(hold=hold))
         tasks = [asyncio.create_task(f.complete()) for _ in range(3)]
-        await f.wait(lambda: len(f.dispatch.line) == 1, "the third to wait")
+        await f.wait(lambda: len(f.context.line) == 1, "the third to wait")
         await f.wait(lambda: [len(engine.seen) for engine in f.d] == [1, 1], "one on each")
         holds[1].set()
         await f.wait(lambda: len(f.d[1].seen) == 2, "the third on the free one")
@@ -161,10 +161,10 @@ async def test_room_is_used_where_it_becomes_free() -> None:
 
 async def test_a_new_instance_takes_what_waits() -> None:
     async with fleet(0, 2, max_per_instance=1) as f:
-        f.dispatch.on_message(_gone(f, 1))
+        f.context.watch.on_message(_gone(f, 1))
         f.d[0].plays.append(Play(hold=(held := asyncio.Event())))
         tasks = [asyncio.create_task(f.complete()) for _ in range(2)]
-        await f.wait(lambda: len(f.dispatch.line) == 1, "one to wait")
+        await f.wait(lambda: len(f.context.line) == 1, "one to wait")
         f.beat(f.d[1], interval_s=60.0)
         assert (await asyncio.wait_for(tasks[1], 3.0)).status == 200
         held.set()
@@ -183,7 +183,7 @@ def _gone(f: RouterFleet, index: int) -> Any:
 async def test_when_the_last_instance_goes_those_who_wait_hear_of_it() -> None:
     async with busy() as one:
         task = await one.send("waits")
-        one.f.dispatch.on_message(_gone(one.f, 0))
+        one.f.context.watch.on_message(_gone(one.f, 0))
         answer = await asyncio.wait_for(task, 3.0)
         assert (answer.status, answer.json["error"]["message"]) == (503, "no decode instance is known")
 
@@ -214,15 +214,15 @@ async def test_limits_follow_from_beats_and_go_again() -> None:
 
         async def beat(running: int, waiting: int) -> None:
             f.beat(f.d[0], interval_s=60.0, load=Load(running=running, waiting=waiting))
-            f.dispatch.sweep()
+            f.context.sweep()
             await asyncio.sleep(0.01)
 
         for _ in range(3):
             await beat(2, 28)
         tasks.append(asyncio.create_task(f.complete()))
-        await f.wait(lambda: len(f.dispatch.line) == 1, "one more to wait")
-        member = f.dispatch.roster.pickable(Role.DECODE)[0]
-        assert f.dispatch.rooms.of(member) < 30
+        await f.wait(lambda: len(f.context.line) == 1, "one more to wait")
+        member = f.context.roster.pickable(Role.DECODE)[0]
+        assert f.context.rooms.of(member) < 30
         for _ in range(6):
             await beat(30, 0)
         await f.wait(lambda: len(f.d[0].seen) == 31, "it to be served")

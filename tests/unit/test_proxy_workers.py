@@ -39,7 +39,7 @@ async def test_workers_share_the_port_the_roster_and_the_counts() -> None:
     async with several() as f:
         for _ in range(40):
             assert (await f.ok(stream=True)).text == "t0 t1 t2 "
-        await f.wait(lambda: f.dispatch.observer.metrics.requests_total == 40, "all records")
+        await f.wait(lambda: f.context.observer.metrics.requests_total == 40, "all records")
         fleet = await f.fleet()
         assert (fleet.requests_total, fleet.requests_failed, fleet.in_flight) == (40, 0, 0)
         assert [i.instance for i in fleet.instances] == ["d0", "d1", "p0"]
@@ -61,7 +61,7 @@ async def test_each_process_is_shown_in_the_metrics_by_its_number() -> None:
         held = [await f.connect() for _ in range(6)]
 
         def shown(name: str) -> dict[str, float]:
-            families = text_string_to_metric_families(f.dispatch.observer.metrics.text().decode())
+            families = text_string_to_metric_families(f.context.observer.metrics.text().decode())
             return {s.labels["worker"]: s.value for m in families for s in m.samples if s.name == name}
 
         await f.wait(lambda: sum(shown("xpyd_router_connections").values()) == 6, "what every worker said")
@@ -94,7 +94,7 @@ async def test_kill_9_of_a_worker_in_the_middle_of_load_costs_its_own_requests_a
         whole = [r for r in results if isinstance(r, Answer) and r.status == 200 and r.complete]
         assert 20 <= len(whole) < 60, "the victim's requests break, all others end"
         assert all(answer.text == "".join(f"t{i} " for i in range(20)) for answer in whole)
-        await f.wait(lambda: all(not m.in_flight for m in f.dispatch.roster.members()), "no legs")
+        await f.wait(lambda: all(not m.in_flight for m in f.context.roster.members()), "no legs")
         await f.wait(lambda: not any(engine.open for engine in (*f.p, *f.d)), "engines that heard of it")
         await f.wait(lambda: victim not in f.pids, "a new worker")
         await f.wait_known()
@@ -113,7 +113,7 @@ async def test_what_one_worker_finds_out_all_know() -> None:
         f.d[0].health = 500
         answers = [await f.complete() for _ in range(10)]
         assert [a.status for a in answers] == [200] * 10, "a refused connection sends the request elsewhere"
-        await f.wait(lambda: bool(f.dispatch.roster._members["d0"].suspended), "the verdict")
+        await f.wait(lambda: bool(f.context.roster._members["d0"].suspended), "the verdict")
         await f.wait_known()
         before = f.d[0].connections
         for _ in range(20):
@@ -121,13 +121,13 @@ async def test_what_one_worker_finds_out_all_know() -> None:
         assert f.d[0].connections == before
         f.d[0].health = 200
         await f.d[0].start()
-        await f.wait(lambda: not f.dispatch.roster._members["d0"].suspended, "a good probe")
+        await f.wait(lambda: not f.context.roster._members["d0"].suspended, "a good probe")
         await f.wait_known()
         for _ in range(20):
             await f.ok()
         assert f.d[0].connections > before
-        f.dispatch.on_message(bye("d0"))
-        f.dispatch.on_message(bye("d1"))
+        f.context.watch.on_message(bye("d0"))
+        f.context.watch.on_message(bye("d1"))
         await f.wait_known()
         assert (await f.complete(model="other")).status in {404, 503}
 
@@ -139,22 +139,22 @@ async def test_an_ack_tells_the_sum_and_never_none_before_all_workers_know_of_th
         tasks = [asyncio.create_task(f.complete()) for _ in range(12)]
         await f.wait(lambda: len(f.d[0].seen) == 12, "load")
         draining = beat("d0", http=f.d[0].address, state=State.DRAINING, interval_s=60.0)
-        await f.wait(lambda: f.dispatch.on_message(draining) == 12, "the sum")
+        await f.wait(lambda: f.context.watch.on_message(draining) == 12, "the sum")
         hold.set()
         await asyncio.gather(*tasks)
-        await f.wait(lambda: f.dispatch.on_message(draining) == 0, "no legs")
+        await f.wait(lambda: f.context.watch.on_message(draining) == 0, "no legs")
         f.beat(f.d[0], interval_s=60.0)
         await f.wait_known()
         for worker in f.router._workers.values():
             os.kill(worker.process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
         try:
-            assert f.dispatch.on_message(draining) == 1, "some worker may still pick it"
+            assert f.context.watch.on_message(draining) == 1, "some worker may still pick it"
             await asyncio.sleep(0.2)
-            assert f.dispatch.on_message(draining) == 1
+            assert f.context.watch.on_message(draining) == 1
         finally:
             for pid in f.pids:
                 os.kill(pid, signal.SIGCONT)
-        await f.wait(lambda: f.dispatch.on_message(draining) == 0, "workers that know")
+        await f.wait(lambda: f.context.watch.on_message(draining) == 0, "workers that know")
 
 
 async def test_a_worker_that_does_not_read_is_caught_up_and_one_that_is_silent_is_replaced(
@@ -164,13 +164,13 @@ async def test_a_worker_that_does_not_read_is_caught_up_and_one_that_is_silent_i
         slow = f.router._workers[1]
         os.kill(slow.process.pid, signal.SIGSTOP)  # type: ignore[union-attr]
         for number in range(4000):
-            f.dispatch.on_message(beat(f"x{number % 500}", http=f"127.0.0.1:{number % 500 + 1}", state=State.STARTING,
+            f.context.watch.on_message(beat(f"x{number % 500}", http=f"127.0.0.1:{number % 500 + 1}", state=State.STARTING,
                                        model=f"m{number}", interval_s=60.0))
             if number % 250 == 249:
                 await asyncio.sleep(0)
         assert slow.behind
         for number in range(500):
-            f.dispatch.on_message(bye(f"x{number}"))
+            f.context.watch.on_message(bye(f"x{number}"))
         os.kill(slow.process.pid, signal.SIGCONT)  # type: ignore[union-attr]
         await f.wait_known()
         models: set[tuple[str, ...]] = set()
@@ -181,7 +181,7 @@ async def test_a_worker_that_does_not_read_is_caught_up_and_one_that_is_silent_i
         os.kill(pid, signal.SIGSTOP)
 
         def long_silent() -> bool:
-            slow.heard_at = f.dispatch.loop.time() - ow.SILENT_S - 1.0  # what it said before it stopped may still come
+            slow.heard_at = f.context.loop.time() - ow.SILENT_S - 1.0  # what it said before it stopped may still come
             return gone(pid)
 
         await f.wait(long_silent, "its end")
@@ -193,7 +193,7 @@ async def test_a_worker_that_does_not_read_is_caught_up_and_one_that_is_silent_i
 async def test_an_owner_that_stood_still_itself_kills_no_worker() -> None:
     """What they said meanwhile lies unread."""
     async with several(0, 1, workers=2) as f:
-        pids, now = f.pids, f.dispatch.loop.time()
+        pids, now = f.pids, f.context.loop.time()
         for worker in f.router._workers.values():
             worker.heard_at = now - 2 * ow.SILENT_S
         f.router.awake = now
@@ -264,7 +264,7 @@ async def test_passed_requests_and_pipelining_work_through_workers() -> None:
         async with asyncio.timeout(30):
             while counted not in (await f.get("/metrics")).body:
                 pass
-        assert f.dispatch.observer.metrics.requests_total == 0, "no generation"
+        assert f.context.observer.metrics.requests_total == 0, "no generation"
 
 
 async def test_generation_in_a_dialect_is_counted_by_the_owner() -> None:
@@ -273,16 +273,16 @@ async def test_generation_in_a_dialect_is_counted_by_the_owner() -> None:
         f.d[0].default = Play(hold=hold)
         body = {"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "hi" * 50}]}
         tasks = [asyncio.create_task(f.raw(request_bytes("/v1/messages", body))) for _ in range(6)]
-        await f.wait(lambda: f.dispatch.observer.metrics.in_flight == 6, "all are served")
-        await f.wait(lambda: [m.in_flight for m in f.dispatch.roster.members()] == [6, 0], "all legs of prefill have ended")
+        await f.wait(lambda: f.context.observer.metrics.in_flight == 6, "all are served")
+        await f.wait(lambda: [m.in_flight for m in f.context.roster.members()] == [6, 0], "all legs of prefill have ended")
         hold.set()
         answers = await asyncio.gather(*tasks)
         assert {answer.status for answer in answers if isinstance(answer, Answer)} == {200}
-        await f.wait(lambda: f.dispatch.observer.metrics.requests_total == 6, "all records")
+        await f.wait(lambda: f.context.observer.metrics.requests_total == 6, "all records")
         told = await f.fleet()
         assert (told.totals.arrivals, told.totals.handovers, told.in_flight) == (6, 6, 0)
         assert [(pair.prefill, pair.decode) for pair in told.pairs] in ([], [("p0", "d0")]), "the second may still run"
-        counted = [(record.api, record.outcome) for record in f.dispatch.observer.recent]
+        counted = [(record.api, record.outcome) for record in f.context.observer.recent]
         assert counted == [("messages", "ok")] * 6
 
 

@@ -22,8 +22,8 @@ from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing import bodies
 from xpyd_sidecar.routing.continuation import Going, first_request, go_on, position_of, speaks_first
 from xpyd_sidecar.routing.fields import Api
-from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.position import Position
+from xpyd_sidecar.routing.reason import Kind
 from xpyd_sidecar.routing.splice import Splicer
 from xpyd_sidecar.routing.ways import Way
 

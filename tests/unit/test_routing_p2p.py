@@ -14,8 +14,9 @@ from xpyd_sidecar.routing import bodies, policies
 from xpyd_sidecar.routing import p2p as rp
 from xpyd_sidecar.routing.member import Changed, Lost, Probe, Probed, Refused
 from xpyd_sidecar.routing.p2p import Guests, PairedById
-from xpyd_sidecar.routing.pick import Picker, Target
+from xpyd_sidecar.routing.pick import Picker
 from xpyd_sidecar.routing.roster import Roster
+from xpyd_sidecar.routing.target import Target
 
 SERVICE = ServiceName("s")
 

@@ -9,8 +9,9 @@ from beats import SERVICE, beat
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, InstanceName, Role, State
 from xpyd_sidecar.routing import policies
-from xpyd_sidecar.routing.pick import Pair, Picker
+from xpyd_sidecar.routing.pick import Picker
 from xpyd_sidecar.routing.roster import Member, Roster
+from xpyd_sidecar.routing.target import Pair
 
 RAW = msgspec.Raw(b"")
 A, B = Fingerprint("a" * 32), Fingerprint("b" * 32)

@@ -71,7 +71,7 @@ def test_what_is_kept_of_a_shape_is_what_the_tables_say_of_each_of_its_requests(
             continue
         assert (found.api, found.fields, found.model, found.stream, found.skips, found.prompt_ids) == (
             expected.api, expected.fields, expected.model, expected.stream, expected.skips, None)
-        if found.shape is None:
+        if shapes.shape_of(found) is None:
             continue
         shaped += 1
         position = continuation.position_of(expected, goes_on=goes_on)
@@ -92,14 +92,15 @@ def test_what_is_kept_of_a_shape_is_what_the_tables_say_of_each_of_its_requests(
 
 def test_a_shape_is_known_from_the_third_request_on_and_they_are_bounded() -> None:
     known = Shapes(goes_on=True)
-    seen = [known.parse("completions", b'{"prompt":"%d","max_tokens":%d}' % (n, n)).shape for n in range(4)]
+    seen = [shapes.shape_of(known.parse("completions", b'{"prompt":"%d","max_tokens":%d}' % (n, n))) for n in range(4)]
     assert [one is not None for one in seen] == [False, False, True, True]
     assert seen[2] is seen[3]
     for number in range(3 * MAX_SHAPES):
         known.parse("completions", b'{"prompt":"a","top_k":%d}' % number)
         assert len(known._known) <= MAX_SHAPES
     for _ in range(3):
-        assert known.parse("completions", b'{"prompt":"a","stop":"%b"}' % (b"s" * shapes.MAX_BYTES)).shape is None
+        long = b'{"prompt":"a","stop":"%b"}' % (b"s" * shapes.MAX_BYTES)
+        assert shapes.shape_of(known.parse("completions", long)) is None
     for _ in range(3):
         assert known.parse("chat", b'{"prompt":"a","max_tokens":1}').model is None
 

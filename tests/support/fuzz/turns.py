@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from xpyd_sidecar.proxy import fast, loop
 from xpyd_sidecar.proxy.events import EventStream
-from xpyd_sidecar.proxy.leg import descriptor_of
+from xpyd_sidecar.proxy.loop import descriptor_of
 
 MODULES = ("xpyd_sidecar.proxy._loop", "xpyd_sidecar.proxy._fast")
 LIMIT_S = 5.0

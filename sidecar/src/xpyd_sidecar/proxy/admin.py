@@ -23,11 +23,12 @@ import msgspec
 from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
+from xpyd_sidecar.proxy.admission import admit
 from xpyd_sidecar.proxy.auth import ClientKeys, Keys, known, require
+from xpyd_sidecar.proxy.context import Context
 from xpyd_sidecar.proxy.cors import Cors, is_preflight
 from xpyd_sidecar.proxy.dashboard import Dashboard
-from xpyd_sidecar.proxy.dispatch import Dispatch
-from xpyd_sidecar.proxy.entering import enter
+from xpyd_sidecar.proxy.entering import Entrance
 from xpyd_sidecar.proxy.heads import Hosts, Media
 from xpyd_sidecar.proxy.metrics import CONTENT_TYPE
 from xpyd_sidecar.proxy.reply import NO_CONTENT, Connection, Handler, HttpRequest, Reply
@@ -48,11 +49,13 @@ GENERATION = {route.path: route.api for route in paths.TABLE if route.api is not
 class Paths:
     """The application behind the server."""
 
-    def __init__(self, dispatch: Dispatch, client_keys: ClientKeys, admin_token: str) -> None:
-        self._dispatch = dispatch
+    def __init__(self, context: Context, client_keys: ClientKeys, admin_token: str) -> None:
+        self._context = context
+        self.entrance = Entrance(context)
+        """Of the straight course."""
         self._client_keys = client_keys
         self._admin = Keys((admin_token.encode(),))
-        config = dispatch.config
+        config = context.config
         self._hosts = Hosts(config.host, config.hosts)
         self._media = Media()
         self._cors = Cors(config.cors_origins) if config.cors_origins else None
@@ -67,7 +70,7 @@ class Paths:
             "/fleet": self._fleet, timeline.PATH: self._trace, "/v1/models": self._models,
         }
         if config.dashboard:
-            self._get |= Dashboard(dispatch, self._admin, client_keys).paths
+            self._get |= Dashboard(context, self._admin, client_keys).paths
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Judge a request by its head: whether its body is wanted. Raises Fault."""
@@ -107,12 +110,13 @@ class Paths:
                 reply.whole(NO_CONTENT, self._cors.preflight(request.headers), b"")
                 return None
             if route is not None:
-                return self._dispatch.open(route, request, reply)
+                return admit(self._context, route, request, reply)
         except Fault as fault:
             if request.upload is not None and not request.upload.done:
                 reply.last()  # the rest of its body will not be read
             if route is not None:
-                self._dispatch.refused(route, request, fault)
+                self._context.observer.unserved(route, request.request_id, fault.outcome, fault.status,
+                                                  fault.message)
             raise
         return self.own(request, reply)
 
@@ -127,7 +131,7 @@ class Paths:
             return None
         if self._cors is not None and b"origin" in request.headers:
             return None
-        return enter(self._dispatch, client, api, request)
+        return self.entrance.enter(client, api, request)
 
     def _knows(self, headers: dict[bytes, bytes]) -> bool:
         keys = self._client_keys.keys
@@ -161,11 +165,11 @@ class Paths:
         only a restart counts: agents that knew this router must have had the time to come back. Clients come once the
         operator saw ``settled``. Whether anybody decodes is left out: a 503 says more than a connection refused.
         """
-        dispatch = self._dispatch
-        if dispatch.draining:
+        context = self._context
+        if context.draining:
             return "the router is stopping"
-        now, roster = dispatch.loop.time(), dispatch.roster
-        beside = dispatch.config.beside_engine
+        now, roster = context.loop.time(), context.roster
+        beside = context.config.beside_engine
         if not (roster.listened(now) if beside else roster.settled(now)):
             return "the roster is not settled: agents may not have found this router yet"
         if not beside and not roster.pickable(Role.DECODE):
@@ -180,17 +184,17 @@ class Paths:
             reply.whole(200, _TEXT, b"ready\n")
 
     def _metrics(self, _: HttpRequest, reply: Reply) -> None:
-        loop = self._dispatch.loop
+        loop = self._context.loop
         if loop.time() >= self._metrics_until:
-            self._metrics_page = self._dispatch.observer.metrics.text()
+            self._metrics_page = self._context.observer.metrics.text()
             self._metrics_until = loop.time() + RENDERED_S
         reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics_page)
 
     def _fleet(self, request: HttpRequest, reply: Reply) -> None:
         require(request.headers, self._admin)
-        dispatch = self._dispatch
-        fleet = dispatch.observer.fleet(dispatch.service, dispatch.name, dispatch.loop.time(), dispatch.started,
-                                        draining=dispatch.draining)
+        context = self._context
+        fleet = context.observer.fleet(context.service, context.name, context.loop.time(), context.started,
+                                        draining=context.draining)
         reply.whole(200, _JSON, msgspec.json.encode(fleet))
 
     def _trace(self, request: HttpRequest, reply: Reply) -> Handler:
@@ -201,18 +205,18 @@ class Paths:
 
     def _models(self, request: HttpRequest, reply: Reply) -> None:
         self._check_client(request.headers)
-        data = [self._card(model) for model in self._dispatch.models()]
+        data = [self._card(model) for model in self._context.models()]
         reply.whole(200, _JSON, msgspec.json.encode({"object": "list", "data": data}))
 
     def _model(self, request: HttpRequest, reply: Reply) -> None:
         self._check_client(request.headers)
-        model, served = request.path.removeprefix("/v1/models/"), self._dispatch.models()
+        model, served = request.path.removeprefix("/v1/models/"), self._context.models()
         if model not in served:
             raise unknown_model(model, served)
         reply.whole(200, _JSON, msgspec.json.encode(self._card(model)))
 
     def _card(self, model: str) -> dict[str, object]:
-        members = self._dispatch.roster.members()
+        members = self._context.roster.members()
         lengths = {m.max_model_len for m in members if m.max_model_len and (m.model == model or model in m.also)}
         parents = {m.model for m in members if model in m.also}
         return {"id": model, "object": "model", "created": self._created, "owned_by": "xpyd", "root": model,

@@ -10,25 +10,26 @@ requests (``waiting``, ``routing.queue``), the course of one (``serving``), and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Raw
 
+from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.contract.launch import RouterConfig
-from xpyd_sidecar.proxy import auth
+from xpyd_sidecar.proxy import auth, ids
 from xpyd_sidecar.proxy.asks import Asks
+from xpyd_sidecar.proxy.context import Context
 from xpyd_sidecar.proxy.generation import Generation
 from xpyd_sidecar.proxy.passthrough import Passthrough
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.proxy.serving import Serving
 from xpyd_sidecar.routing import prompt
+from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.faults import Fault, bad_request, unavailable, unknown_model
 from xpyd_sidecar.routing.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.routing.passed import Asked, checked
 from xpyd_sidecar.routing.paths import Body, Route
-
-if TYPE_CHECKING:
-    from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.routing.target import Pair
 
 PRIORITY = b"x-vllm-priority"
 BYTES_PER_COST = 4096
@@ -38,24 +39,45 @@ SHORT, CACHED = "short", "cached"
 """Why a request skips prefill, beside the names of fields (``Record.skips``)."""
 
 
-def admit(dispatch: Dispatch, route: Route, request: HttpRequest, reply: Reply) -> Handler:
+def admit(context: Context, route: Route, request: HttpRequest, reply: Reply) -> Handler:
     """Serve a request, at once or when there is room.
 
     Raises:
         Fault: it is refused, before anything was sent.
     """
     asks: Asks = _passed(route, request) if route.api is None else Generation(
-        dispatch.shapes.parse(route.api, request.body), dispatch.config, dispatch.terms)
-    if not dispatch.serves(asks.model):
+        context.shapes.parse(route.api, request.body), context.config, context.terms)
+    if not context.serves(asks.model):
         assert asks.model is not None
-        raise unknown_model(asks.model, dispatch.models())
-    if dispatch.poison.alert:
-        dispatch.poison.refuse(asks.request_hash())
+        raise unknown_model(asks.model, context.models())
+    if context.poison.alert:
+        context.poison.refuse(asks.request_hash())
     if asks.api:
-        return dispatch.line.enter(Entry(dispatch, route, request, reply, asks))
-    if len(dispatch.servings) >= dispatch.config.max_in_flight:
-        raise unavailable(f"{dispatch.config.max_in_flight} requests are being served, which is the limit")
-    return dispatch.serve(request, reply, asks, dispatch.picker.asked(b""), 0.0)
+        return context.line.enter(Entry(context, route, request, reply, asks))
+    if len(context.servings) >= context.config.max_in_flight:
+        raise unavailable(f"{context.config.max_in_flight} requests are being served, which is the limit")
+    return serve(context, request, reply, asks, picks=context.picker.asked(b""))
+
+
+def serve(context: Context, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Picks, queued_s: float = 0.0,
+          picked: Pair | None = None) -> Serving:
+    """Begin to serve a request that waited for so long. ``picked``: the first of its picks, where it was made."""
+    now, headers = context.loop.time(), request.headers
+    passed_on = [(name, headers[name]) for name in asks.passed_on if name in headers]
+    serving = Serving(context, reply, asks, TransferId(ids.fresh()), passed_on, picks=picks, began=now)
+    record, trace = serving.record, None
+    record.queued_s = queued_s
+    record.arrived -= queued_s
+    record.arrived_unix -= queued_s
+    context.servings.add(serving)
+    if record.api:
+        if context.tracing is not None:
+            trace = context.tracing.begin(headers, record)
+        record.prompt_size = prompt.tokens(asks.prompt)
+        context.observer.opened(record.prompt_size)
+    context.budget.on_request(now)
+    serving.start(picked, trace)
+    return serving
 
 
 def _passed(route: Route, request: HttpRequest) -> Passthrough:
@@ -75,43 +97,46 @@ def _passed(route: Route, request: HttpRequest) -> Passthrough:
 class Entry:
     """A request that generates, while it is not served yet (``waiting.Request``)."""
 
-    def __init__(self, dispatch: Dispatch, route: Route, request: HttpRequest, reply: Reply, asks: Asks) -> None:
+    def __init__(self, context: Context, route: Route, request: HttpRequest, reply: Reply, asks: Asks) -> None:
         """Raises Fault: 400, the priority is no whole number."""
-        self._dispatch = dispatch
+        self._context = context
         self._route = route
         self._request = request
         self._reply = reply
         self._asks = asks
-        self.key = key_of(request.headers, dispatch.config)
+        self.key = key_of(request.headers, context.config)
         self.priority = priority_of(request.headers, asks.fields)
         self.cost = 1 + len(asks.prompt) / BYTES_PER_COST
         asks.skips = asks.skips or self._short()
 
     def room(self) -> bool:
         """Whether it could be served now."""
-        return self._dispatch.room(alone=self._asks.alone)
+        return self._context.room(alone=self._asks.alone)
 
     def begin(self, queued_s: float) -> Handler:
         """Serve it."""
-        dispatch, request, asks = self._dispatch, self._request, self._asks
-        session = request.headers.get(dispatch.affinity_header, b"") if dispatch.affinity_header else b""
-        picks = dispatch.picker.asked(asks.prompt, prompt.key_of(session) if session else 0)
-        if not asks.skips and dispatch.config.skip_prefill_cached and picks.cached():
+        context, request, asks = self._context, self._request, self._asks
+        session = request.headers.get(context.affinity_header, b"") if context.affinity_header else b""
+        picks = context.picker.asked(asks.prompt, prompt.key_of(session) if session else 0)
+        if not asks.skips and context.config.skip_prefill_cached and picks.cached():
             asks.skips = CACHED
-        return dispatch.serve(request, self._reply, asks, picks, queued_s)
+        return serve(context, request, self._reply, asks, picks=picks, queued_s=queued_s)
 
     def refuse(self, fault: Fault) -> None:
         """It was not served."""
         self._reply.fault(fault)
-        self._dispatch.refused(self._route, self._request, fault)
+        self._unserved(fault.outcome, fault.status, fault.message)
 
     def left(self) -> None:
         """Its client went away while it waited."""
-        self._dispatch.unserved(self._route, self._request, "client_gone", 0, LEFT)
+        self._unserved("client_gone", 0, LEFT)
+
+    def _unserved(self, outcome: str, status: int, detail: str) -> None:
+        self._context.observer.unserved(self._route, self._request.request_id, outcome, status, detail)
 
     def _short(self) -> str:
-        dispatch, below = self._dispatch, self._dispatch.config.skip_prefill_below
-        skips = below and prompt.tokens(self._asks.prompt) < below and dispatch.picker.some_prefill_themselves()
+        context, below = self._context, self._context.config.skip_prefill_below
+        skips = below and prompt.tokens(self._asks.prompt) < below and context.picker.some_prefill_themselves()
         return SHORT if skips else ""
 
 

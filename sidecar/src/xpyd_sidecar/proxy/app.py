@@ -1,10 +1,9 @@
-"""The router as one coroutine: start, run until told to stop, drain, end."""
+"""All parts of a router of one process: made, started, drained and ended together."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import math
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from collections.abc import Callable
 import msgspec
 
 from xpyd_sidecar import resources
-from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
@@ -20,7 +18,7 @@ from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.proxy import fast, loop
 from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.auth import ClientKeys
-from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.proxy.context import Context
 from xpyd_sidecar.proxy.guests import PORT_AFTER_MEMBERS, GuestListener
 from xpyd_sidecar.proxy.incoming import Bounds
 from xpyd_sidecar.proxy.members import Members
@@ -54,16 +52,16 @@ class Router:
         self._config = config.router
         self._key = key
         self._client_keys = ClientKeys(self._config.api_key_file)
-        self.dispatch = self._make_dispatch(config)
+        self.context = self._make_context(config)
         self.paths = self._make_paths(self._client_keys, keys.admin_token(key))
-        self.tracer = self.paths.tracer = Tracer(self.dispatch, key)
+        self.tracer = self.paths.tracer = Tracer(self.context, key)
         bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds, STREAMED, body_budget=self._config.body_budget_bytes)
         self.server.most = room.connections
-        self.dispatch.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
-        self.members = Members(config.instance, self.dispatch.on_message, self.dispatch.observer.metrics.message)
-        self.guests = GuestListener(config.service, self.dispatch.on_message, self.dispatch.observer.metrics.message,
-                                    self.dispatch.roster.members) if self._config.compat == "p2p" else None
+        self.context.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
+        self.members = Members(config.instance, self.context.watch.on_message, self.context.observer.metrics.message)
+        self.guests = GuestListener(config.service, self.context.watch.on_message, self.context.observer.metrics.message,
+                                    self.context.roster.members) if self._config.compat == "p2p" else None
         self._certificate: Certificate | None = None
         if self._config.tls_cert_file is not None and self._config.tls_key_file is not None:
             self._certificate = Certificate(self._config.tls_cert_file, self._config.tls_key_file)
@@ -74,7 +72,7 @@ class Router:
         """When this process last came back from standing still."""
         self._sweeper: asyncio.Task[None] | None = None
         self._vitals = Vitals()
-        self.dispatch.observer.metrics.watch_processes(self.processes)
+        self.context.observer.metrics.watch_processes(self.processes)
 
     def vitals(self) -> Vitals:
         """What this process knows of itself, now."""
@@ -87,11 +85,11 @@ class Router:
         """All processes of the router, by the number of the worker."""
         return {"0": self.vitals()}
 
-    def _make_dispatch(self, config: SidecarConfig) -> Dispatch:
-        return Dispatch(config)
+    def _make_context(self, config: SidecarConfig) -> Context:
+        return Context(config)
 
     def _make_paths(self, client_keys: ClientKeys, admin_token: str) -> Paths:
-        return Paths(self.dispatch, client_keys, admin_token)
+        return Paths(self.context, client_keys, admin_token)
 
     async def start(self) -> None:
         """Listen on all ports.
@@ -129,23 +127,23 @@ class Router:
 
         While the engine beside drains: the pod goes, and connections that clients keep would find it gone.
         """
-        self.dispatch.draining = self.server.turned_away = away
+        self.context.draining = self.server.turned_away = away
 
     async def stop(self) -> None:
         """Drain: no longer ready, no new connections after ``listen_on_s``, own requests end within ``drain_timeout_s``."""
-        self.dispatch.draining = True
+        self.context.draining = True
         self.server.drain()
         await asyncio.sleep(self._config.listen_on_s)
         self.server.stop_listening()
         with contextlib.suppress(TimeoutError):
             async with within(self._config.drain_timeout_s):
-                while self.dispatch.servings or self.server.connections:
+                while self.context.servings or self.server.connections:
                     await asyncio.sleep(0.02)
                     self.server.leave()
-        if self.dispatch.servings:
+        if self.context.servings:
             logger.warning("cut off requests that outlived the drain", extra={
-                "requests": len(self.dispatch.servings)})
-            self.dispatch.abort("the router stopped")
+                "requests": len(self.context.servings)})
+            self.context.abort("the router stopped")
             await asyncio.sleep(0.05)  # for the error events to leave
         await self.end()
 
@@ -156,16 +154,16 @@ class Router:
             await asyncio.gather(self._sweeper, return_exceptions=True)
             self._sweeper = None
         self.server.abort()
-        self.dispatch.abort("the router stopped")
+        self.context.abort("the router stopped")
         await self.tracer.close()
-        await self.dispatch.close()
+        await self.context.close()
         self.members.close()
         if self.guests is not None:
             self.guests.close()
 
     async def _sweep(self) -> None:
         loop, gap = asyncio.get_running_loop(), min(SWEEP_S, self._config.heartbeat_s / 2)
-        turns: list[Callable[[], object]] = [lambda: self.dispatch.sweep(self.awake), lambda: self.server.sweep(self.awake),
+        turns: list[Callable[[], object]] = [lambda: self.context.sweep(self.awake), lambda: self.server.sweep(self.awake),
                                              self.members.look, self._client_keys.look, self._turn]
         if self.guests is not None:
             turns.append(self.guests.look)
@@ -177,7 +175,7 @@ class Router:
                 if now - due > STANDSTILL_S:
                     self.awake = now
                     logger.warning("this process stood still", extra={"seconds": round(now - due, 1)})
-                self.dispatch.watch.tick()  # the roster must know of it before anything else it hears
+                self.context.watch.tick()  # the roster must know of it before anything else it hears
                 await asyncio.sleep(GRACE_S)
             for turn in turns:
                 try:
@@ -187,36 +185,3 @@ class Router:
 
     def _turn(self) -> None:
         """What else there is to do every second."""
-
-
-async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event, draining: Draining | None = None) -> None:
-    """Run a router until ``stop`` is set, then drain it. ``draining`` is that of the agent in the same process.
-
-    Raises:
-        ConfigError: a setting is wrong, or a port is taken.
-    """
-    router = _several(config, key) if config.router is not None and config.router.workers > 1 else Router(config, key)
-    await router.start()
-    if draining is not None:
-        draining.listen(router.turn_away)
-    # Objects made at start live for ever: the collector need not look at them again and again.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLD)
-    stopping, failing = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(router.wait_failed())
-    try:
-        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
-        if failing.done():
-            failing.result()
-    except BaseException:
-        await router.end()
-        raise
-    finally:
-        stopping.cancel()
-        failing.cancel()
-    await router.stop()
-
-
-def _several(config: SidecarConfig, key: ServiceKey) -> Router:
-    from xpyd_sidecar.proxy.owner import Owner  # noqa: PLC0415 (it is a Router, and most routers are one process)
-    return Owner(config, key)

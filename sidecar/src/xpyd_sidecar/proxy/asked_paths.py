@@ -8,7 +8,7 @@ from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.proxy import link as li
 from xpyd_sidecar.proxy.admin import RENDERED_S, Paths
 from xpyd_sidecar.proxy.auth import ClientKeys
-from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.proxy.context import Context
 from xpyd_sidecar.proxy.patience import Alarm
 from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
 from xpyd_sidecar.routing import faults
@@ -51,9 +51,9 @@ class WorkerPaths(Paths):
 
     link: li.Link[li.Down]
 
-    def __init__(self, dispatch: Dispatch, client_keys: ClientKeys, admin_token: str) -> None:
-        super().__init__(dispatch, client_keys, admin_token)
-        self._loop = dispatch.loop
+    def __init__(self, context: Context, client_keys: ClientKeys, admin_token: str) -> None:
+        super().__init__(context, client_keys, admin_token)
+        self._loop = context.loop
         self._asked: dict[int, _Question] = {}
         self._number = 0
         self._metrics_asked = 0

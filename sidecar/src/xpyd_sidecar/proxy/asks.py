@@ -13,17 +13,36 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.proxy.call import Sender
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.kept import FirstToken
-from xpyd_sidecar.proxy.upstream import Sender
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange_inputs import Course, Picks
 from xpyd_sidecar.routing.faults import Fault
-from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.request_hash import RequestHash
+from xpyd_sidecar.routing.target import Target
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.spans import Headers
+
+
+Asked = tuple[bytes, bytes]
+"""The request id and the body of a leg."""
+Later = Callable[[bytes], Asked]
+"""The same of a leg that is asked when prefill has answered: of its answer."""
+
+
+class GoesOn(Course, Protocol):
+    """An answer that may go on elsewhere, for who carries that out."""
+
+    def refused(self) -> None:
+        """An engine answered 4xx."""
+
+    def resume(self) -> tuple[str, int]:
+        """It goes on elsewhere: in which way, and how many tokens the client has."""
+
+    def spoken(self, token: FirstToken, streams: Iterable[EventStream | None]) -> None:
+        """Prefill's token goes to the client; ``streams`` read the other legs."""
 
 
 class Asks(Protocol):
@@ -81,7 +100,7 @@ class Asks(Protocol):
         """Names of the client's headers that engines read."""
 
     @property
-    def course(self) -> Course | None:
+    def course(self) -> GoesOn | None:
         """What the client has of an answer that may go on elsewhere; None where it cannot."""
 
     def request_hash(self) -> RequestHash:
@@ -90,14 +109,8 @@ class Asks(Protocol):
     def picks(self, selection: Picks) -> Picks:
         """Who may serve it, of those that may serve its prompt."""
 
-    def leg(self, send: mv.Send, request_id: bytes, *, speaks: bool) -> tuple[bytes, bytes] | None:
-        """The request id and the body of a leg; None: ``held`` has them, when ``prefilled`` was called."""
-
-    def prefilled(self, body: bytes) -> None:
-        """Prefill has answered so."""
-
-    def held(self, target: Target) -> tuple[bytes, bytes]:
-        """The request id and the body of a leg that needed prefill's answer."""
+    def leg(self, send: mv.Send, request_id: bytes, *, speaks: bool) -> Asked | Later:
+        """The request id and the body of a leg; or what makes them of prefill's answer, where they need it."""
 
     def message(self, target: Target, headers: Headers, body: bytes) -> bytes:
         """The whole HTTP request of a leg; its head alone, where ``body`` has a sender."""
@@ -107,15 +120,6 @@ class Asks(Protocol):
 
     def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:
         """What reads the answer of the next leg; None where it is wanted whole."""
-
-    def refused(self) -> None:
-        """An engine answered 4xx."""
-
-    def resume(self) -> tuple[str, int]:
-        """The answer goes on elsewhere: in which way, and how many tokens the client has."""
-
-    def spoken(self, token: FirstToken, streams: Iterable[EventStream | None]) -> None:
-        """Prefill's token goes to the client; ``streams`` read the other legs."""
 
     def failure(self) -> str:
         """What an engine says in an answer, which is whole, of its failure; empty where it says none."""

@@ -21,20 +21,16 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from xpyd_sidecar.proxy import deadlines, rules
 from xpyd_sidecar.proxy.fast import Outlet
-from xpyd_sidecar.proxy.held_bodies import Held
-from xpyd_sidecar.proxy.incoming import Incoming
-from xpyd_sidecar.proxy.leg import descriptor_of
-from xpyd_sidecar.proxy.loop import adopt, release
-from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.proxy.held_bodies import Held, HeldBodies
+from xpyd_sidecar.proxy.incoming import Bounds, Incoming
+from xpyd_sidecar.proxy.loop import adopt, descriptor_of, release
+from xpyd_sidecar.proxy.reply import Application, Handler, HttpRequest, Reply
 from xpyd_sidecar.proxy.upload import Upload
 from xpyd_sidecar.routing.faults import Fault, unavailable
-
-if TYPE_CHECKING:
-    from xpyd_sidecar.proxy.server import Server
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +44,28 @@ SLICE = 16 << 10
 HIGH_WATER = 256 << 10
 
 
+class ServerState(Protocol):
+    """What the connections of one server share (``server.Server``)."""
+
+    application: Application
+    loop: asyncio.AbstractEventLoop
+    bounds: Bounds
+    streamed: frozenset[str]
+    bodies: HeldBodies
+    connections: set[Connection]
+    date: bytes
+    draining: bool
+    leaving: bool
+    turned_away: bool
+
+    @property
+    def full(self) -> bool:
+        """Whether there are more connections than allowed."""
+
+    def refused(self, fault: Fault) -> None:
+        """A connection was refused before there was a whole request."""
+
+
 class Connection(asyncio.Protocol):
     """One client connection."""
 
@@ -55,7 +73,7 @@ class Connection(asyncio.Protocol):
                  "_paused", "_queue", "_queued_bytes", "_rest", "_scheduled", "_served", "_since", "_transport", "outlet",
                  "server")
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ServerState) -> None:
         self.server = server
         self._transport: asyncio.Transport | None = None
         self.outlet = Outlet()

@@ -26,7 +26,7 @@ from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.history import COLUMNS, Row
 
 if TYPE_CHECKING:
-    from xpyd_sidecar.proxy.dispatch import Dispatch
+    from xpyd_sidecar.proxy.context import Context
 
 SINCE = b"xpyd-since"
 _KINDS = {"html": b"text/html; charset=utf-8", "css": b"text/css; charset=utf-8", "js": b"text/javascript; charset=utf-8"}
@@ -54,8 +54,8 @@ class Data(msgspec.Struct, frozen=True):
 class Dashboard:
     """The paths of the dashboard."""
 
-    def __init__(self, dispatch: Dispatch, admin: Keys, client_keys: ClientKeys) -> None:
-        self._dispatch = dispatch
+    def __init__(self, context: Context, admin: Keys, client_keys: ClientKeys) -> None:
+        self._context = context
         self._admin = admin
         self._client_keys = client_keys
         kinds = "its admin token or a client key" if client_keys.keys else "its admin token"
@@ -75,10 +75,10 @@ class Dashboard:
         since = request.headers.get(SINCE, b"0")
         if not since.isdigit() or len(since) > 12:
             raise Fault(400, f"{SINCE.decode()} is not a number of seconds", code="bad_since")
-        dispatch = self._dispatch
-        fleet = dispatch.observer.fleet(dispatch.service, dispatch.name, dispatch.loop.time(), dispatch.started,
-                                        draining=dispatch.draining)
-        data = Data(round(time(), 3), COLUMNS, dispatch.observer.history.since(int(since)), fleet)
+        context = self._context
+        fleet = context.observer.fleet(context.service, context.name, context.loop.time(), context.started,
+                                        draining=context.draining)
+        data = Data(round(time(), 3), COLUMNS, context.observer.history.since(int(since)), fleet)
         reply.whole(200, [(b"content-type", b"application/json"), (b"cache-control", b"no-store"), *_GUARD],
                     msgspec.json.encode(data))
 

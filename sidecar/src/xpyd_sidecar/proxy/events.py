@@ -24,8 +24,7 @@ import msgspec
 
 from xpyd_sidecar.proxy.fast import PLAIN, Scanner
 from xpyd_sidecar.proxy.wire import Chunks, Head, Malformed, chunk_of
-from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.reason import Kind, Reason
 
 MAX_EVENT = 32 << 20
 """Bytes of one event."""

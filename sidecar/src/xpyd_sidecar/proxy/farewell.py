@@ -19,11 +19,12 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.contract import legs
+from xpyd_sidecar.proxy.call import Call
 from xpyd_sidecar.proxy.patience import Alarm
-from xpyd_sidecar.proxy.upstream import Call, Pool, request_bytes
-from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.pick import Target
-from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.proxy.upstream import Pool
+from xpyd_sidecar.proxy.wire import request_bytes
+from xpyd_sidecar.routing.reason import Kind, Reason
+from xpyd_sidecar.routing.target import Target
 
 logger = logging.getLogger(__name__)
 

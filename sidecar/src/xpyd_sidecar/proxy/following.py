@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.proxy import link as li
-from xpyd_sidecar.proxy.dispatch import Dispatch
+from xpyd_sidecar.proxy.context import Context
+from xpyd_sidecar.proxy.observer import Observer
 from xpyd_sidecar.proxy.poison_sharing import WorkerPoison
 from xpyd_sidecar.proxy.reports import Reports
 from xpyd_sidecar.proxy.watch import Watch
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing import roster as ro
-from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.straight_record import StraightRecord
+from xpyd_sidecar.routing.target import Target
 
 
 class Follower(Watch):
@@ -34,33 +37,19 @@ class Follower(Watch):
         """Time is the owner's."""
 
 
-class WorkerDispatch(Dispatch):
-    """Requests of one worker."""
+class WorkerObserver(Observer):
+    """Tells the owner, too, what happens."""
 
-    def __init__(self, config: SidecarConfig, link: li.Link[li.Down], started: float) -> None:
-        super().__init__(config)
-        assert config.router is not None
-        router = config.router
-        self.started = started
-        self.reports = Reports(self.loop, link)
-        self.reports.levels = self._levels
-        follower = Follower(self.roster, self.lost, self.observer)
-        follower.link = link
-        self.watch = follower
-        self.shared = self.poison = WorkerPoison(self.loop, self.roster, link.send)
-        self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
+    reports: Reports
 
-    def _levels(self) -> tuple[int, int, float, int]:
-        return self.observer.metrics.in_flight, len(self.line), self.budget.left(self.loop.time()), len(self.poison)
-
-    def opened(self, tokens: int, now: float) -> None:
+    def opened(self, tokens: int) -> None:
         """A request is being served."""
         self.reports.opened(tokens)
-        super().opened(tokens, now)
+        super().opened(tokens)
 
-    def unserved_generation(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
-        """A generation request ended before it was served."""
-        super().unserved_generation(api, request_id, outcome, status, detail)
+    def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
+        """A request that would have generated was not served."""
+        super().refused(api, request_id, outcome, status, detail)
         self.reports.refused(li.Refusal(api, request_id, outcome, status, detail))
 
     def passed(self, path: str, outcome: str) -> None:
@@ -74,10 +63,34 @@ class WorkerDispatch(Dispatch):
         self.reports.closed(record)
 
     def ended_straight(self, records: list[StraightRecord]) -> None:
-        """The same of several that went their straight course."""
+        """What is known of several that went their straight course."""
         super().ended_straight(records)
         for record in records:
             self.reports.closed(record.record())
+
+
+class WorkerContext(Context):
+    """What the requests of one worker share."""
+
+    def __init__(self, config: SidecarConfig, link: li.Link[li.Down], started: float) -> None:
+        self.reports = Reports(asyncio.get_running_loop(), link)
+        self.reports.levels = self._levels
+        super().__init__(config)
+        router = self.config
+        self.started = started
+        follower = Follower(self.roster, self.servings.lost, self.observer)
+        follower.link = link
+        self.watch = follower
+        self.shared = self.poison = WorkerPoison(self.loop, self.roster, link.send)
+        self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
+
+    def _make_observer(self) -> Observer:
+        observer = WorkerObserver(self.roster, self.loop, access_log=self.config.access_log)
+        observer.reports = self.reports
+        return observer
+
+    def _levels(self) -> tuple[int, int, float, int]:
+        return self.observer.metrics.in_flight, len(self.line), self.budget.left(self.loop.time()), len(self.poison)
 
     def leg_opened(self, target: Target) -> ro.Member | None:
         """Count a leg."""

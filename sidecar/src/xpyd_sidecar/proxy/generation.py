@@ -1,6 +1,6 @@
 """What the legs of a completion or a chat ask their engines, and what reads decode's stream.
 
-    Serving ──leg──▶ (request id, body), or later where the leg needs prefill's answer ──held──▶ (request id, body)
+    Serving ──leg──▶ (request id, body), or what makes them of prefill's answer
             ──reader──▶ what reads decode's answer, by what the client has of it (``position``)
 
 Belongs here: which of the ways of asking a leg gets, and how that changes when a stream goes on elsewhere. Does not belong
@@ -11,6 +11,7 @@ requests whose answers pass through (``passthrough``).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -18,21 +19,23 @@ from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import RouterConfig
+from xpyd_sidecar.proxy.asks import Asked, GoesOn, Later
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.kept import FirstToken
 from xpyd_sidecar.proxy.noted import NotedStream
 from xpyd_sidecar.proxy.streams import spliced, stream_of
-from xpyd_sidecar.proxy.upstream import request_bytes
+from xpyd_sidecar.proxy.wire import request_bytes
 from xpyd_sidecar.routing import bodies, continuation
 from xpyd_sidecar.routing import moves as mv
-from xpyd_sidecar.routing.exchange_inputs import Course, Picks
+from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.p2p import PairedById
-from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
 from xpyd_sidecar.routing.sampled import Terms
+from xpyd_sidecar.routing.shapes import Shaped, shape_of
 from xpyd_sidecar.routing.splice import Splicer
+from xpyd_sidecar.routing.target import Target
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.spans import Headers
@@ -44,7 +47,7 @@ HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
 
 
 class Generation:
-    """What one completion or chat asks (``asks.Asks``), and how far its client's stream is (``exchange_inputs.Course``)."""
+    """What one completion or chat asks (``asks.Asks``), and how far its client's stream is (``asks.GoesOn``)."""
 
     __slots__ = ("_asked", "_begun", "_goes_on", "_going", "_hash", "_paired", "_request", "_terms", "position", "skips",
                  "speaks")
@@ -59,14 +62,15 @@ class Generation:
         """Why it goes without prefill; empty where it does not."""
         self._hash: RequestHash | None = None
         self._terms = terms
-        self._begun = terms() if request.shape is None else request.shape.terms
+        shape = shape_of(request)
+        self._begun = terms() if shape is None else shape.terms
         self._goes_on = config.failover != "error"
         self._asked: bodies.Request | None = None
         self._going: continuation.Going | None = None
         self._paired = PairedById()
         """Legs to older engines."""
         self.position: Position | None = (continuation.position_of(request, goes_on=self._goes_on, terms=self._begun)
-                                          if request.shape is None else request.shape.position())
+                                          if shape is None else shape.position())
         """What the client has of a stream that can go on elsewhere."""
         first = config.first_token
         self.speaks = first == "prefill" and continuation.speaks_first(request, self.position)
@@ -103,7 +107,7 @@ class Generation:
         return self._request.model
 
     @property
-    def course(self) -> Course | None:
+    def course(self) -> GoesOn | None:
         """What its exchange wants to know of a stream that may go on elsewhere; None where it cannot."""
         return None if self.position is None else self
 
@@ -134,31 +138,28 @@ class Generation:
             self._asked = continuation.first_request(self._request, self.position)
         return self._asked
 
-    def leg(self, send: mv.Send, request_id: bytes, *, speaks: bool) -> tuple[bytes, bytes] | None:
-        """The request id and the body of a leg; None: ``held`` has them, when ``prefilled`` was called.
+    def leg(self, send: mv.Send, request_id: bytes, *, speaks: bool) -> Asked | Later:
+        """The request id and the body of a leg; or what makes them of prefill's answer.
 
         ``speaks``: prefill's token goes to the client.
         """
-        params, target, shape = send.params, send.target, self._request.shape
+        params, target, request = send.params, send.target, self._request
         if target.p2p:
             if send.role is Role.DECODE:
-                return None
+                return partial(self._behind_prefill, target)
             assert params is not None
             assert params.peer is not None
             body = self._paired.prefill(self._now, target, params.peer.control, uuid4().hex)
             return self._paired.request_id, body
         if params is not None and speaks:
             return request_id, bodies.first_token_body(self._now, params)
-        if params is not None and shape is not None and self._going is None:
-            return request_id, shape.body(params, self._request.slots)
+        if params is not None and isinstance(request, Shaped) and request.shape is not None and self._going is None:
+            return request_id, request.shape.body(params, request.slots)
         return request_id, bodies.body_of(self._now, send.role, params)
 
-    def prefilled(self, body: bytes) -> None:
-        """An older prefill engine has answered."""
-        self._paired.answered(body)
-
-    def held(self, target: Target) -> tuple[bytes, bytes]:
-        """The request id and the body of the leg to an older decode engine."""
+    def _behind_prefill(self, target: Target, answer: bytes) -> Asked:
+        """Of the leg to an older decode engine, when an older prefill engine has answered."""
+        self._paired.answered(answer)
         return self._paired.request_id, self._paired.decode(self._now, target)
 
     def message(self, target: Target, headers: Headers, body: bytes) -> bytes:

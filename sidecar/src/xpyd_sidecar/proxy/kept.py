@@ -10,8 +10,8 @@ import msgspec
 from xpyd_sidecar.proxy.events import ABORT, EventStream, size_of
 from xpyd_sidecar.proxy.fast import CAREFUL
 from xpyd_sidecar.proxy.noted import NO_IDS, TOKEN_IDS, decode
-from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.position import FOLD_BYTES, Event, Position, split_prompt
+from xpyd_sidecar.routing.reason import Kind
 
 _NO_CHOICES = b'"choices":[]'
 """Of an event that tells the usage."""

@@ -3,44 +3,29 @@
     entered ─▶ both legs sent ──▶ prefill answered 200 ──▶ decode's stream begins ──▶ … ──▶ ends ──▶ record
                 └────────────────────┴───────────────────────┴── whatever else ──▶ ``unfold``: a ``Serving`` goes on
 
-Belongs here: nearly every request, for which one object holds what a ``Serving``, its legs, calls and reply would. Does not
-belong here: decisions. Whatever is not on this way (a failure, a slow engine, a client that goes, an instance that leaves)
-makes the ``Serving`` that has seen all of it, which then hears of it as if it had been there from the start. A test holds
-every course of a lane against that of a ``Serving``.
+Belongs here: nearly every request, for which one object (``straight_course``) holds what a ``Serving``, its legs, calls and
+reply would. Does not belong here: decisions. Whatever is not on this way (a failure, a slow engine, a client that goes, an
+instance that leaves) makes the ``Serving`` that has seen all of it, which then hears of it as if it had been there from the
+start. A test holds every course of a lane against that of a ``Serving``.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from functools import lru_cache
 from time import perf_counter
-from typing import TYPE_CHECKING
 
-import msgspec
-
-from xpyd_sidecar.contract.ids import TransferId
-from xpyd_sidecar.proxy.events import ABORT, END, EventStream, only_comments
+from xpyd_sidecar.proxy.events import ABORT, END, only_comments
 from xpyd_sidecar.proxy.fast import Scanner
 from xpyd_sidecar.proxy.leg import Connection
 from xpyd_sidecar.proxy.noted import NotedStream
-from xpyd_sidecar.proxy.reply import Connection as Client
+from xpyd_sidecar.proxy.serving import Serving
+from xpyd_sidecar.proxy.straight_course import StraightCourse
 from xpyd_sidecar.proxy.streams import stream_of
 from xpyd_sidecar.proxy.unfolding import serving_of
-from xpyd_sidecar.proxy.whole import Whole, take
+from xpyd_sidecar.proxy.whole import take
 from xpyd_sidecar.proxy.wire import MAX_KNOWN, Head, Malformed, parse_head
-from xpyd_sidecar.routing.exchange_inputs import Picks
-from xpyd_sidecar.routing.pick import Pair
-from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.reason import Reason
-from xpyd_sidecar.routing.roster import Member
-from xpyd_sidecar.routing.shapes import Shape
-from xpyd_sidecar.routing.straight_record import StraightRecord
-
-if TYPE_CHECKING:
-    from xpyd_sidecar.proxy.dispatch import Dispatch
-    from xpyd_sidecar.proxy.serving import Serving
-    from xpyd_sidecar.routing import bodies
 
 logger = logging.getLogger(__name__)
 
@@ -60,57 +45,9 @@ _EMPTY = b"\r\n\r\n"
 assert YOUNG_S < NO_DEADLINE_S
 
 
-class Lane(msgspec.Struct, eq=False):
+class Lane(StraightCourse, eq=False):
     """One request (``reply.Handler``), from both legs sent to its last byte, or to another course."""
 
-    dispatch: Dispatch
-    client: Client
-    shape: Shape
-    slots: list[bytes]
-    fields: dict[str, msgspec.Raw]
-    """As the client sent them; those of the shape's slots among them."""
-    picks: Picks
-    pair: Pair
-    transfer: TransferId
-    request_id: str
-    began: float
-    """On the event loop's clock, as the other ``_at``."""
-    arrived: float
-    """On the clock of records, as the other ``_s``."""
-    arrived_unix: float
-    prompt_size: int
-    asked: tuple[bytes, bytes]
-    """What was sent to prefill and to decode."""
-    members: tuple[Member | None, Member | None]
-    opened_s: float
-    prefill: Connection | None
-    """None: it has answered."""
-    decode: Connection | None
-    pending: bytes = b""
-    """Of prefill's answer."""
-    prefilled_at: float = math.nan
-    prefilled_s: float = math.nan
-    begun_at: float = math.nan
-    begun_s: float = math.nan
-    head: Head | None = None
-    """Of decode's answer."""
-    taken: tuple[tuple[Whole, bytes], ...] = ()
-    """What was taken of decode's answer without reading it, and the reads."""
-    name: str = ""
-    """Of the answer, by its first event, as the next one."""
-    created: int = 0
-    prompt_tokens: int = 0
-    """Of the prompt, as decode says; 0: it has not."""
-    log: bytearray = bytearray()
-    """As ``Position.log``."""
-    stream: EventStream | None = None
-    """What reads decode's answer where it was not, and what the client has of it then."""
-    position: Position | None = None
-    sent: int = 0
-    """Bytes of the body, framing included, without those that were relayed."""
-    close: bool = False
-    """The client's connection ends with this answer; known once it has begun."""
-    ended_s: float = math.nan
     serving: Serving | None = None
     """Who goes on."""
 
@@ -141,13 +78,13 @@ class Lane(msgspec.Struct, eq=False):
         if missing < 0 or data.find(ABORT, at) >= 0:
             self.unfold()
             return data
-        dispatch = self.dispatch
-        self.prefilled_at, self.prefilled_s = dispatch.loop.time(), perf_counter()
+        context = self.context
+        self.prefilled_at, self.prefilled_s = context.loop.time(), perf_counter()
         self.prefill = None
         connection.take_back()
         member = self.members[0]
         if member is not None:
-            dispatch.leg_closed(member)
+            context.leg_closed(member)
         return None
 
     def _on_decode(self, connection: Connection, data: bytes) -> bytes | None:
@@ -240,7 +177,7 @@ class Lane(msgspec.Struct, eq=False):
     def _begin(self, out: bytes) -> bytes:
         client, head = self.client, self.head
         assert head is not None
-        self.begun_at, self.begun_s = self.dispatch.loop.time(), perf_counter()
+        self.begun_at, self.begun_s = self.context.loop.time(), perf_counter()
         client.outlet.relayed = 0
         self.sent = len(out)
         self.close = client.draining
@@ -249,13 +186,13 @@ class Lane(msgspec.Struct, eq=False):
                          b"\r\ndate: ", client.date, b"\r\n\r\n", out))
 
     def _end(self, connection: Connection, out: bytes) -> None:
-        dispatch, client = self.dispatch, self.client
+        context, client = self.context, self.client
         self.ended_s = perf_counter()
         self.decode = None
         connection.take_back()
         member = self.members[1]
         if member is not None:
-            dispatch.leg_closed(member)
+            context.leg_closed(member)
         if self.begun_at == self.begun_at:
             self.sent += len(out)
         else:
@@ -263,26 +200,8 @@ class Lane(msgspec.Struct, eq=False):
         client.outlet.write(out + _END)
         self.sent += client.outlet.relayed
         client.finished(close=self.close)
-        dispatch.lane_ended(self)
-
-    @property
-    def request(self) -> bodies.Request:
-        """What was asked, as other courses need it."""
-        return self.shape.request(self.fields, self.slots)
-
-    def record(self) -> StraightRecord:
-        """What is known of it, once it has ended."""
-        position, pair = self.position, self.pair
-        tokens = prompt_tokens = -1
-        if position is not None:
-            tokens, prompt_tokens = position.tokens, position.prompt_tokens
-        elif self.prompt_tokens:
-            tokens, prompt_tokens = self.log.count(b"\t"), self.prompt_tokens
-        assert pair.prefill is not None
-        return StraightRecord(
-            self.request_id, self.transfer, self.shape.api, pair.prefill.instance, pair.decode.instance, self.arrived,
-            self.arrived_unix, self.opened_s, self.prefilled_s, self.begun_s, self.ended_s, tokens, prompt_tokens,
-            self.prompt_size, self.sent)
+        context.closed(self)
+        context.observer.straight_over(self)
 
     # ---- another course
 
@@ -293,9 +212,9 @@ class Lane(msgspec.Struct, eq=False):
                 self.read_on()
             self.serving = serving_of(self)
             self.client.hand_over(self, self.serving)
-            dispatch, prefill = self.dispatch, self.prefill
-            dispatch.servings.discard(self)
-            dispatch.servings.add(self.serving)
+            servings, prefill = self.context.servings, self.prefill
+            servings.discard(self)
+            servings.add(self.serving)
             self.prefill = self.decode = None
             if self.pending and prefill is not None:
                 prefill.received(self.pending)

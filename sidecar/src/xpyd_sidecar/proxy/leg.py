@@ -7,30 +7,41 @@ reusing connections (``upstream``), what an answer means.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from xpyd_sidecar.contract.ids import HostPort
+from xpyd_sidecar.proxy.call import Call
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.fast import Leg, Outlet
-from xpyd_sidecar.proxy.loop import adopt, release
+from xpyd_sidecar.proxy.loop import adopt, descriptor_of, release
 from xpyd_sidecar.proxy.wire import HeadReader, Malformed, WholeBody
-from xpyd_sidecar.routing.moves import Kind
-from xpyd_sidecar.routing.reason import Reason
-
-if TYPE_CHECKING:
-    from xpyd_sidecar.proxy.lane import Lane
-    from xpyd_sidecar.proxy.upstream import Call, Pool
+from xpyd_sidecar.routing.reason import Kind, Reason
 
 MAX_ANSWER = 256 << 20
 """Bytes of an answer that is not streamed."""
 
 
-def descriptor_of(transport: asyncio.BaseTransport) -> int:
-    """The descriptor of a connection whose bytes may be written to it as they are, else -1."""
-    if transport.get_extra_info("sslcontext") is not None:
-        return -1
-    socket = transport.get_extra_info("socket")
-    return -1 if socket is None else int(socket.fileno())
+class Keeper(Protocol):
+    """Who keeps connections while nobody uses them (``upstream.Pool``)."""
+
+    loop: asyncio.AbstractEventLoop
+    connections: set[Connection]
+
+    def release(self, connection: Connection, address: HostPort) -> None:
+        """Its answer is complete."""
+
+    def forget(self, connection: Connection, address: HostPort) -> None:
+        """It is closed."""
+
+
+class Borrower(Protocol):
+    """Whose answer comes on a connection, where that needs no call (``lane.Lane``)."""
+
+    def heard(self, connection: Connection, data: bytes) -> bytes | None:
+        """Bytes came; what is returned is for the call that the connection was handed to meanwhile."""
+
+    def unfold(self) -> object:
+        """The connection is gone: ``hand_over`` its answer to a call, now."""
 
 
 class Connection(Leg, asyncio.Protocol):
@@ -39,7 +50,7 @@ class Connection(Leg, asyncio.Protocol):
     __slots__ = ("_address", "_body", "_call", "_heads", "_lane", "_outlet", "_paused", "_pool", "_seen",
                  "_stream", "_time", "_transport", "idle_since", "open", "reused")
 
-    def __init__(self, pool: Pool, address: HostPort) -> None:
+    def __init__(self, pool: Keeper, address: HostPort) -> None:
         self._pool = pool
         self._time = pool.loop.time
         self._address = address
@@ -49,7 +60,7 @@ class Connection(Leg, asyncio.Protocol):
         self._outlet = Outlet()
         self.last_at = 0.0
         self._call: Call | None = None
-        self._lane: Lane | None = None
+        self._lane: Borrower | None = None
         """Whose answer it is, where that needs no call."""
         self._heads = HeadReader()
         self._stream: EventStream | None = None
@@ -77,7 +88,7 @@ class Connection(Leg, asyncio.Protocol):
         self._seen = False
         self._outlet.write(request)
 
-    def lend(self, lane: Lane, request: bytes) -> None:
+    def lend(self, lane: Borrower, request: bytes) -> None:
         """Send a request; its answer goes to the lane, until ``take_back`` or ``hand_over``."""
         self._lane = lane
         self._seen = False

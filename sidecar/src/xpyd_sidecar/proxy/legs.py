@@ -16,14 +16,14 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role
 from xpyd_sidecar.proxy.asks import Asks
+from xpyd_sidecar.proxy.call import Call, Sink
+from xpyd_sidecar.proxy.context import Context
 from xpyd_sidecar.proxy.events import EventStream
-from xpyd_sidecar.proxy.upstream import Call, Sink
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.record import LegRecord, Record
 from xpyd_sidecar.routing.roster import Member
 
 if TYPE_CHECKING:
-    from xpyd_sidecar.proxy.dispatch import Dispatch
     from xpyd_sidecar.proxy.spans import Headers, Trace
 
 TRACE_HEADERS = (b"traceparent", b"tracestate")
@@ -51,10 +51,10 @@ class Leg:
 class Legs:
     """Those of one request, by number."""
 
-    __slots__ = ("_asks", "_dispatch", "_open", "_passed", "_record", "trace")
+    __slots__ = ("_asks", "_context", "_open", "_passed", "_record", "trace")
 
-    def __init__(self, dispatch: Dispatch, record: Record, asks: Asks, passed: Headers) -> None:
-        self._dispatch = dispatch
+    def __init__(self, context: Context, record: Record, asks: Asks, passed: Headers) -> None:
+        self._context = context
         self._record = record
         self._asks = asks
         self._passed = passed
@@ -89,11 +89,11 @@ class Legs:
     def hold(self, send: mv.Send, sink: Sink, reader: EventStream | None) -> Leg:
         """Open a leg that is yet to be asked; it is a load of its member from now on. ``reader``: see ``Asks.reader``."""
         target = send.target
-        member = self._dispatch.leg_opened(target)
+        member = self._context.leg_opened(target)
         attempt = 0 if send.params is None else send.params.attempt
         record = LegRecord(send.role, target.instance, attempt, perf_counter())
         self._record.legs.append(record)
-        call = self._dispatch.pool.hold(target.http, sink, events=reader, tag=send.leg)
+        call = self._context.pool.hold(target.http, sink, events=reader, tag=send.leg)
         leg = self._open[send.leg] = Leg(send, call, member, record)
         return leg
 
@@ -108,7 +108,7 @@ class Legs:
         if target.dp_rank is not None:
             headers.append((b"x-data-parallel-rank", b"%d" % target.dp_rank))
         headers = traced(headers, self.trace, leg.record)
-        self._dispatch.pool.send(leg.call, self._asks.message(target, headers, body))
+        self._context.pool.send(leg.call, self._asks.message(target, headers, body))
 
     def shut(self, number: int, result: str) -> Leg | None:
         """A leg has ended so; None where it had before."""
@@ -116,8 +116,8 @@ class Legs:
         if leg is not None:
             leg.record.ended, leg.record.result = perf_counter(), result
             if leg.member is not None:
-                self._dispatch.leg_closed(leg.member)
-            self._dispatch.poison.leg_closed()
+                self._context.leg_closed(leg.member)
+            self._context.poison.leg_closed()
         return leg
 
     def cancel(self, leg: Leg) -> None:
@@ -131,4 +131,4 @@ class Legs:
         send = leg.send
         if send.role is Role.DECODE and send.params is not None and not send.target.p2p:
             attempt = Attempt(max(one.attempt for one in self._record.legs))
-            self._dispatch.farewells.say(send.target, msgspec.structs.replace(send.params, attempt=attempt))
+            self._context.farewells.say(send.target, msgspec.structs.replace(send.params, attempt=attempt))

@@ -121,6 +121,14 @@ class Loop(asyncio.SelectorEventLoop):
             self.release(protocol)
 
 
+def descriptor_of(transport: asyncio.BaseTransport) -> int:
+    """The descriptor of a connection whose bytes may be written to it as they are, else -1."""
+    if transport.get_extra_info("sslcontext") is not None:
+        return -1
+    socket = transport.get_extra_info("socket")
+    return -1 if socket is None else int(socket.fileno())
+
+
 def adopt(loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol, transport: asyncio.Transport, fd: int) -> None:
     """Have the loop read for a protocol, where it can. ``fd``: -1 where bytes are encrypted."""
     if fd >= 0 and isinstance(loop, Loop):

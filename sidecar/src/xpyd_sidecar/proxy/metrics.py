@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -25,9 +24,6 @@ from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.roster import Member
 from xpyd_sidecar.routing.straight_record import Batch
 from xpyd_sidecar.routing.summary import Summary, failed
-
-if TYPE_CHECKING:
-    from xpyd_sidecar.proxy.poison import Poison
 
 TTFT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
 TPOT = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
@@ -100,9 +96,9 @@ class Metrics:
         """Whom to ask what each process knows of itself, by the number of the worker."""
         self._processes.vitals = vitals
 
-    def watch_poison(self, poison: Poison) -> None:
+    def watch_poison(self, counts: Callable[[], tuple[int, int, int, int]]) -> None:
         """Whom to ask of requests that end engines."""
-        self._poison.watch(poison)
+        self._poison.counts = counts
 
     def passed(self, path: str, outcome: str) -> None:
         """A request whose answer passes through ended so. ``path``: of the router's table."""
@@ -262,15 +258,11 @@ class _Poisons(Collector):
     """Requests that end engines, read when asked."""
 
     def __init__(self) -> None:
-        self._poison: Poison | None = None
-
-    def watch(self, poison: Poison) -> None:
-        """Whom to ask."""
-        self._poison = poison
+        self.counts: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
+        """Deaths so far, suspects, refused requests, held ones."""
 
     def collect(self) -> Iterable[Metric]:
-        poison = self._poison
-        deaths, suspects, refused, held = (0, 0, 0, 0) if poison is None else poison.counts()
+        deaths, suspects, refused, held = self.counts()
         gauges = (("xpyd_router_poison_suspects", "Requests that several dead engines had in common", suspects),
                   ("xpyd_router_poison_refused", "Requests that are refused now because engines died of them", refused),
                   ("xpyd_router_poison_held", "Requests held until it is known whether engines die of them", held))

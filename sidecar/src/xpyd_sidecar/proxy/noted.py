@@ -14,8 +14,8 @@ from xpyd_sidecar.proxy import whole
 from xpyd_sidecar.proxy.events import ABORT, DONE, END, ERROR, EventStream, size_of
 from xpyd_sidecar.proxy.fast import COMPILED, NOTED
 from xpyd_sidecar.proxy.wire import chunk_of
-from xpyd_sidecar.routing.moves import Kind
 from xpyd_sidecar.routing.position import Event, Position, split_prompt
+from xpyd_sidecar.routing.reason import Kind
 from xpyd_sidecar.routing.splice import Differs, Ignored, Splicer
 from xpyd_sidecar.routing.ways import Way
 

@@ -96,7 +96,7 @@ class Owner(Router):
     def __init__(self, config: SidecarConfig, key: ServiceKey) -> None:
         super().__init__(config, key)
         self._whole_config = config
-        self._loop = self.dispatch.loop
+        self._loop = self.context.loop
         self._count = self._config.workers
         self._workers: dict[int, _Worker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -110,15 +110,15 @@ class Owner(Router):
         self._deaths: deque[float] = deque()
         self._changed = asyncio.Event()
         self.failed: asyncio.Future[None] = self._loop.create_future()
-        self.dispatch.observer.watch_queue(lambda: sum(worker.queued for worker in self._workers.values()))
-        self.dispatch.observer.metrics.watch_budget(lambda: sum(worker.retries_left for worker in self._workers.values()))
-        self.dispatch.watch.told = self._told
-        self.dispatch.watch.on_lost = self._lost
-        self._poison = OwnerPoison(self._loop, self.dispatch.roster, self._tell, self._give_turn)
+        self.context.observer.watch_queue(lambda: sum(worker.queued for worker in self._workers.values()))
+        self.context.observer.metrics.watch_budget(lambda: sum(worker.retries_left for worker in self._workers.values()))
+        self.context.watch.told = self._told
+        self.context.watch.on_lost = self._lost
+        self._poison = OwnerPoison(self._loop, self.context.roster, self._tell, self._give_turn)
         self._poison.held_elsewhere = lambda: sum(worker.held for worker in self._workers.values())
-        self.dispatch.poison = self._poison
-        self.dispatch.watch.on_verdict = self._poison.judged
-        self.dispatch.observer.metrics.watch_poison(self._poison)
+        self.context.poison = self._poison
+        self.context.watch.on_verdict = self._poison.judged
+        self.context.observer.metrics.watch_poison(self._poison.counts)
 
     def processes(self) -> dict[str, Vitals]:
         """All processes of the router, by the number of the worker."""
@@ -167,8 +167,8 @@ class Owner(Router):
         whole = self._whole_config.router  # not what this process's files allow: workers have files of their own
         assert whole is not None
         config = msgspec.structs.replace(self._whole_config, agent=None, router=share(whole, self._count))
-        link.send(li.Begin(config, number, self._config.host, self.port, self.dispatch.started, self._index,
-                           self._beginning.events(self.dispatch.roster), self._away))
+        link.send(li.Begin(config, number, self._config.host, self.port, self.context.started, self._index,
+                           self._beginning.events(self.context.roster), self._away))
         link.send(self._poison.evidence())
         if self._stopping:
             link.send(li.Stop())
@@ -226,7 +226,7 @@ class Owner(Router):
 
     async def stop(self) -> None:
         """Let every worker drain, then end."""
-        self._stopping = self.dispatch.draining = True
+        self._stopping = self.context.draining = True
         self._tell(li.Stop())
         if self._reserved is not None:
             self._reserved.close()
@@ -279,7 +279,7 @@ class Owner(Router):
 
     def _told(self, event: rep.Event) -> None:
         """The roster took an event."""
-        roster = self.dispatch.roster
+        roster = self.context.roster
         gone: list[InstanceName] = []
         if isinstance(event, rep.Tick | rep.ProbeEnded):
             names = {member.name for member in roster.members()}
@@ -312,12 +312,12 @@ class Owner(Router):
             worker.link.send(turn)
 
     def _recount(self) -> None:
-        for member in self.dispatch.roster.members():
+        for member in self.context.roster.members():
             member.in_flight = self._legs.of((member.name, member.incarnation))
         self._level()
 
     def _level(self) -> None:
-        self.dispatch.observer.metrics.in_flight = sum(worker.in_flight for worker in self._workers.values())
+        self.context.observer.metrics.in_flight = sum(worker.in_flight for worker in self._workers.values())
 
     # ---- from the workers
 
@@ -331,7 +331,7 @@ class Owner(Router):
             case Vitals():
                 worker.vitals = message
             case li.Verdict(event=event):
-                self.dispatch.watch.take(event)
+                self.context.watch.take(event)
             case li.Ask():
                 self._on_ask(worker, message)
             case li.Broke() | li.EndedWell() | li.WantsTurn():
@@ -343,7 +343,7 @@ class Owner(Router):
                 self._fail(ConfigError(reason))
 
     def _on_report(self, worker: _Worker, report: li.Report) -> None:
-        observer, roster = self.dispatch.observer, self.dispatch.roster
+        observer, roster = self.context.observer, self.context.roster
         for key in self._legs.report(worker.number, report.applied, report.legs):
             member = roster.find(*key)
             if member is not None:
@@ -355,7 +355,7 @@ class Owner(Router):
         for refusal in report.refused:
             observer.refused(refusal.api, refusal.request_id, refusal.outcome, refusal.status, refusal.detail)
         for path, outcome in report.passed:
-            self.dispatch.passed(path, outcome)
+            observer.passed(path, outcome)
         worker.in_flight, worker.queued, worker.retries_left = report.in_flight, report.queued, report.retries_left
         worker.held = report.held
         self._level()
@@ -381,10 +381,10 @@ class Owner(Router):
             if worker.behind and link.backlog < READ_AGAIN:
                 self._flush()
                 worker.behind = False
-                link.send(li.CatchUp(self._index, self._beginning.events(self.dispatch.roster)))
+                link.send(li.CatchUp(self._index, self._beginning.events(self.context.roster)))
                 link.send(self._poison.evidence())
             if now - max(worker.heard_at, self.awake) > SILENT_S:
                 logger.error("a worker gives no sign of life: killing it", extra={"worker": worker.number})
                 worker.heard_at = math.inf
                 process.kill()
-        self._legs.keep({(member.name, member.incarnation) for member in self.dispatch.roster.members()})
+        self._legs.keep({(member.name, member.incarnation) for member in self.context.roster.members()})

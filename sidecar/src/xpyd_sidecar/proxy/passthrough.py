@@ -10,18 +10,18 @@ from it (``routing.exchange``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.proxy.call import Call
 from xpyd_sidecar.proxy.events import EventStream
 from xpyd_sidecar.proxy.opaque import OpaqueAnswer
 from xpyd_sidecar.proxy.reply import HttpRequest
 from xpyd_sidecar.proxy.upload import Upload
-from xpyd_sidecar.proxy.upstream import Call, before_length
-from xpyd_sidecar.proxy.wire import chunk_of, lines_of
+from xpyd_sidecar.proxy.wire import before_length, chunk_of, lines_of
 from xpyd_sidecar.routing import dialects
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.answers import Answer
@@ -29,8 +29,8 @@ from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.hidden import refuse_in_form
 from xpyd_sidecar.routing.paths import Body, Route
-from xpyd_sidecar.routing.pick import Pair, Target
 from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
+from xpyd_sidecar.routing.target import Pair, Target
 
 if TYPE_CHECKING:
     from xpyd_sidecar.proxy.spans import Headers
@@ -146,24 +146,6 @@ class Passthrough:
     def lengths(self) -> tuple[int, int] | None:
         """``(prompt tokens, generated tokens)`` of what was relayed; None where nothing was read of it."""
         return None if self._answer is None else (self._answer.prompt_tokens, self._answer.tokens)
-
-    def refused(self) -> None:
-        """An engine answered 4xx: nothing is asked otherwise for that."""
-
-    def held(self, target: Target) -> tuple[bytes, bytes]:
-        """No leg waits for what another one answers."""
-        raise NotImplementedError
-
-    def prefilled(self, body: bytes) -> None:
-        """Prefill's answer says nothing."""
-
-    def resume(self) -> tuple[str, int]:
-        """No answer goes on elsewhere."""
-        raise NotImplementedError
-
-    def spoken(self, token: EventStream, streams: Iterable[EventStream | None]) -> None:
-        """Prefill's token is nobody's."""
-        raise NotImplementedError
 
 
 class Form:

@@ -6,7 +6,7 @@
     watch ──judged──▶ Ledger
 
 Belongs here: the requests of this process that are held, and on which instances suspects run. Does not belong here: the
-evidence (``routing.poison``), and what a request does when it goes on (``serving``, ``passed``).
+evidence (``routing.poison``), and what a request does when it goes on (``serving``).
 
 A router without deaths pays nothing: hashes are made of requests whose leg broke, and of others only while there is
 evidence (``watching``, ``alert``).
@@ -25,9 +25,9 @@ from xpyd_sidecar.routing.deaths import Verdict
 from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.faults import Fault, poisonous, unavailable
 from xpyd_sidecar.routing.fields import Api
-from xpyd_sidecar.routing.pick import Pair, Target
 from xpyd_sidecar.routing.poison import Conviction, Ledger, Word
 from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
+from xpyd_sidecar.routing.target import Pair, Target
 
 if TYPE_CHECKING:
     import asyncio

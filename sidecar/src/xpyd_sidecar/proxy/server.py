@@ -37,7 +37,7 @@ class Server:
         self.application = application
         self.bounds = bounds
         self.streamed = streamed
-        self.loop = asyncio.get_running_loop()
+        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.bodies = HeldBodies(self.loop.time, body_budget, bounds.body_bytes)
         self.connections: set[Connection] = set()
         self.refusals: dict[str, int] = {}

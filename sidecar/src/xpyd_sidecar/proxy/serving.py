@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
-from xpyd_sidecar.proxy.asks import Asks
+from xpyd_sidecar.proxy.asks import Asks, Later
+from xpyd_sidecar.proxy.call import Call
+from xpyd_sidecar.proxy.context import Context
 from xpyd_sidecar.proxy.kept import FirstToken
 from xpyd_sidecar.proxy.legs import Leg, Legs
 from xpyd_sidecar.proxy.patience import Reminder
 from xpyd_sidecar.proxy.poison import Apart
 from xpyd_sidecar.proxy.reply import Reply
-from xpyd_sidecar.proxy.upstream import Call
 from xpyd_sidecar.proxy.wire import chunk_of
 from xpyd_sidecar.routing import answers
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange import Exchange
 from xpyd_sidecar.routing.exchange_inputs import Picks
 from xpyd_sidecar.routing.faults import Fault
-from xpyd_sidecar.routing.pick import Pair
-from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.reason import Kind, Reason
 from xpyd_sidecar.routing.record import REFUSED, Record
+from xpyd_sidecar.routing.target import Pair
 
 if TYPE_CHECKING:
-    from xpyd_sidecar.proxy.dispatch import Dispatch
     from xpyd_sidecar.proxy.spans import Headers, Trace
 
 logger = logging.getLogger(__name__)
@@ -51,27 +51,27 @@ and say nothing more; it refuses connections, and so fails the probe."""
 class Serving:
     """One request, from what is asked to its last byte."""
 
-    __slots__ = ("_answer", "_asks", "_began", "_dispatch", "_first", "_gone", "_held", "_loop", "_paused", "_reminder",
+    __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_held", "_loop", "_paused", "_reminder",
                  "_reply", "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash")
 
-    def __init__(self, dispatch: Dispatch, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *, picks: Picks,
+    def __init__(self, context: Context, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *, picks: Picks,
                  began: float) -> None:
         """``passed``: headers of the client that engines read. ``picks``: who may serve its prompt. ``began``: when, on the
         event loop's clock.
         """
-        self._dispatch = dispatch
-        self._loop = dispatch.loop
+        self._context = context
+        self._loop = context.loop
         self._reply = reply
         self._asks = asks
         self._began = began
         self.record = Record(reply.request_id, transfer, asks.api, asks.stream, path=asks.path, skips=asks.skips,
                              arrived=perf_counter(), arrived_unix=time())
-        self.legs = Legs(dispatch, self.record, asks, passed)
-        self._held: Leg | None = None
-        """Decode's leg to an older engine while prefill's is open."""
-        limits = msgspec.structs.replace(dispatch.limits, decode_legs=1, error_retries=0) if asks.once else dispatch.limits
-        self.exchange = Exchange(transfer, Apart(asks.picks(picks), dispatch.poison, self), limits, alone=asks.alone,
-                                  now=began, course=asks.course, budget=dispatch.budget)
+        self.legs = Legs(context, self.record, asks, passed)
+        self._held: tuple[Leg, Later] | None = None
+        """Decode's leg to an older engine while prefill's is open, and what makes its request."""
+        limits = msgspec.structs.replace(context.limits, decode_legs=1, error_retries=0) if asks.once else context.limits
+        self.exchange = Exchange(transfer, Apart(asks.picks(picks), context.poison, self), limits, alone=asks.alone,
+                                  now=began, course=asks.course, budget=context.budget)
         self.relaying: Call | None = None
         self._first = b""
         self._answer: tuple[Call, bytes] | None = None
@@ -85,7 +85,7 @@ class Serving:
     def start(self, pair: Pair | None = None, trace: Trace | None = None) -> None:
         """Send to a pair that was picked, or pick one. ``trace``: where spans are made."""
         self.legs.trace = trace
-        poison, exchange = self._dispatch.poison, self.exchange
+        poison, exchange = self._context.poison, self.exchange
         if poison.alert and poison.comes(self):
             self._withheld = [lambda: self._do(exchange.start(self._began))]
             self._reminder.at(exchange.deadline, self._on_time)
@@ -133,10 +133,10 @@ class Serving:
         """Decode's answer, which was relayed, is whole."""
         assert call.head is not None
         failure = self._asks.failure()
-        leg = self._shut(call.tag, mv.Kind.ABORTED.value if failure else f"{call.head.status // 100}xx")
+        leg = self._shut(call.tag, Kind.ABORTED.value if failure else f"{call.head.status // 100}xx")
         if failure and leg is not None:
             self._broke(leg)
-            self._dispatch.doubt(leg.send.target)
+            self._context.watch.doubt(leg.send.target)
         if call.rest:
             self._reply.hold(call.rest)
         self._on(mv.Ended(call.tag, failure))
@@ -146,9 +146,9 @@ class Serving:
         assert call.head is not None
         status = call.head.status
         aborted = status < 300 and body.find(_ABORTED) >= 0
-        leg = self._shut(call.tag, mv.Kind.ABORTED.value if aborted else f"{status // 100}xx")
-        if 400 <= status < 500:
-            self._asks.refused()
+        leg = self._shut(call.tag, Kind.ABORTED.value if aborted else f"{status // 100}xx")
+        if 400 <= status < 500 and self._asks.course is not None:
+            self._asks.course.refused()
         if leg is not None:
             leg.record.first_at = leg.record.ended
             if status >= 400 and leg.send.role is Role.PREFILL:
@@ -157,7 +157,7 @@ class Serving:
                     "detail": body[:_SHOWN].decode("utf-8", "replace")})
             if status >= 500 or aborted:
                 self._broke(leg)
-                self._dispatch.doubt(leg.send.target)
+                self._context.watch.doubt(leg.send.target)
             if status >= 400:
                 self.legs.farewell(leg)
         self._unless_withheld(partial(self._answered, call, body, leg, aborted=aborted), bad=status >= 400 or aborted)
@@ -169,22 +169,23 @@ class Serving:
         self._on(mv.Answered(call.tag, status, aborted))
         self._answer = None
         if self._held is not None and leg is not None and leg.send.role is Role.PREFILL and status < 300 and not aborted:
-            self._asks.prefilled(body)
-            self._send_held()
+            (held, made), self._held = self._held, None
+            if held.send.leg in self.legs:  # not cancelled meanwhile
+                self.legs.ask(held, *made(body))
 
-    def on_failed(self, call: Call, kind: mv.Kind, reason: Reason) -> None:
+    def on_failed(self, call: Call, kind: Kind, reason: Reason) -> None:
         """A leg failed."""
         leg = self._shut(call.tag, kind.value)
         if leg is not None:
             logger.warning("%s leg failed: %s", leg.send.role, reason.full, extra={
                 "transfer": self.record.transfer, "peer": leg.send.target.instance, "kind": kind.value,
                 "address": call.address})
-            if kind is not mv.Kind.LACKING and (kind is not mv.Kind.REFUSED or call.again):
+            if kind is not Kind.LACKING and (kind is not Kind.REFUSED or call.again):
                 self._broke(leg)
-            if kind is mv.Kind.REFUSED:
-                self._dispatch.suspect(leg.send.target, reason.full)
-            elif kind is not mv.Kind.LACKING:
-                self._dispatch.doubt(leg.send.target)
+            if kind is Kind.REFUSED:
+                self._context.watch.suspect(leg.send.target, reason.full)
+            elif kind is not Kind.LACKING:
+                self._context.watch.doubt(leg.send.target)
         self._failed(mv.Failed(call.tag, kind, reason))
 
     def _failed(self, event: mv.Failed) -> None:
@@ -205,9 +206,9 @@ class Serving:
         """The roster says that this incarnation will never answer."""
         for leg in self.legs.to(instance, incarnation):
             leg.call.cancel()
-            self._shut(leg.send.leg, mv.Kind.LOST.value)
+            self._shut(leg.send.leg, Kind.LOST.value)
             self._broke(leg, lost=True)
-            self._failed(mv.Failed(leg.send.leg, mv.Kind.LOST, reason))
+            self._failed(mv.Failed(leg.send.leg, Kind.LOST, reason))
 
     def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
         """The incarnation ends soon. A body that was sent once cannot be sent elsewhere."""
@@ -226,7 +227,7 @@ class Serving:
         for leg in self.legs:
             bound = min(stall_s, STREAM_STALL_S) if leg.call is self.relaying else stall_s
             if now - max(leg.call.last_at, awake) > bound:
-                self._dispatch.doubt(leg.send.target)
+                self._context.watch.doubt(leg.send.target)
 
     def abort(self, reason: str) -> None:
         """The router stops before this request could end: cut it off."""
@@ -246,7 +247,7 @@ class Serving:
         self._on(mv.Condemned(fault))
 
     def _broke(self, leg: Leg, *, lost: bool = False) -> None:
-        if self._dispatch.poison.broke(self, leg.send.target, lost=lost) and self._withheld is None:
+        if self._context.poison.broke(self, leg.send.target, lost=lost) and self._withheld is None:
             self._withheld = []
 
     # ---- instructions
@@ -272,7 +273,7 @@ class Serving:
         fault = Fault(500, "the router failed; its log says why", kind="internal_error", code="internal")
         if not self._gone and not self._reply.done:
             self._end_badly(fault)
-        if self in self._dispatch.servings:
+        if self in self._context.servings:
             self._closed(mv.Over("failed", fault.message))
 
     def _send(self, send: mv.Send) -> None:
@@ -283,15 +284,10 @@ class Serving:
         leg.call.patient = self._reply.started
         leg.call.body = asks.body(self.condemn)
         asked = asks.leg(send, self._reply.request_id.encode(), speaks=speaks)
-        if asked is None:
-            self._held = leg
-        else:
+        if isinstance(asked, tuple):
             self.legs.ask(leg, *asked)
-
-    def _send_held(self) -> None:
-        leg, self._held = self._held, None
-        if leg is not None and leg.send.leg in self.legs:  # not cancelled meanwhile
-            self.legs.ask(leg, *self._asks.held(leg.send.target))
+        else:
+            self._held = leg, asked
 
     def _take_back(self, instruction: mv.Cancel) -> None:
         leg = self._shut(instruction.leg, "cancelled")
@@ -299,7 +295,9 @@ class Serving:
             self.legs.cancel(leg)
 
     def _resume(self, _: mv.Resume) -> None:
-        way, tokens = self._asks.resume()
+        course = self._asks.course
+        assert course is not None, "an answer goes on that cannot"
+        way, tokens = course.resume()
         logger.info("a stream goes on elsewhere", extra={"transfer": self.record.transfer, "way": way, "tokens": tokens})
 
     def _relay(self, instruction: mv.Relay) -> None:
@@ -307,7 +305,8 @@ class Serving:
         head = call.head
         assert head is not None
         if isinstance(call.events, FirstToken):
-            self._asks.spoken(call.events, (leg.call.events for leg in self.legs))
+            assert self._asks.course is not None
+            self._asks.course.spoken(call.events, (leg.call.events for leg in self.legs))
         else:
             self.relaying = call
             call.relay_to(reply.write, reply.outlet)
@@ -370,7 +369,7 @@ class Serving:
 
     def _on_time(self) -> None:
         # While it is held no engine may be asked, so of its deadlines the request's own is the only one.
-        if self._withheld is None or self._loop.time() >= self._began + self._dispatch.limits.request_s:
+        if self._withheld is None or self._loop.time() >= self._began + self._context.limits.request_s:
             self._on(mv.Tick())
 
     def _closed(self, over: mv.Over) -> None:
@@ -384,9 +383,10 @@ class Serving:
             record.prompt_tokens, record.tokens = relayed
         record.last_at, record.bytes = perf_counter(), self._reply.sent
         self._withheld = None
-        if self._dispatch.poison.watching:
-            self._dispatch.poison.closed(self, whole=record.whole)
-        self._dispatch.closed(self, record)
+        if self._context.poison.watching:
+            self._context.poison.closed(self, whole=record.whole)
+        self._context.closed(self)
+        self._context.observer.over(record)
         if self.legs.trace is not None:
             self.legs.trace.end()
 

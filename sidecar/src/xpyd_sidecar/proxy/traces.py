@@ -28,7 +28,7 @@ from xpyd_sidecar.routing.record import Record
 from xpyd_sidecar.routing.timeline import Heard
 
 if TYPE_CHECKING:
-    from xpyd_sidecar.proxy.dispatch import Dispatch
+    from xpyd_sidecar.proxy.context import Context
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +86,8 @@ class Answering:
 class Tracer:
     """Answers ``/trace``; who may ask is the caller's business."""
 
-    def __init__(self, dispatch: Dispatch, key: ServiceKey) -> None:
-        self._dispatch = dispatch
+    def __init__(self, context: Context, key: ServiceKey) -> None:
+        self._context = context
         self._key = key
         self._task: asyncio.Task[None] | None = None
 
@@ -100,13 +100,13 @@ class Tracer:
         asked = question(request.headers.get(HEADER.encode(), b""))
         if self._task is not None and not self._task.done():
             raise unavailable("another trace is being made")
-        recent = self._dispatch.observer.recent
+        recent = self._context.observer.recent
         records, transfers = chosen(asked, recent)
         if asked.which == "id" and not transfers:
             raise Fault(404, f"no request {asked.word} among the last {len(recent)} of this router", kind="NotFoundError",
                         code="unknown_request")
         answering = Answering(reply)
-        self._task = self._dispatch.loop.create_task(self._answer(answering, records, transfers))
+        self._task = self._context.loop.create_task(self._answer(answering, records, transfers))
         return answering
 
     async def close(self) -> None:
@@ -116,9 +116,9 @@ class Tracer:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _answer(self, answering: Answering, records: Sequence[Record], transfers: tuple[TransferId, ...]) -> None:
-        dispatch = self._dispatch
+        context = self._context
         went = {leg.instance for record in records for leg in record.legs}
-        engines = [(address, member.name) for member in dispatch.roster.members() for address in member.control
+        engines = [(address, member.name) for member in context.roster.members() for address in member.control
                    if member.name in went or len(records) < len(transfers)][:ENGINES_MAX]
         gone = went - {name for _, name in engines}
         try:
@@ -126,7 +126,7 @@ class Tracer:
             silent |= dict.fromkeys(gone, "it is gone")
             lines = [timeline.of(record, heard) for record in records]
             lines += [line for line in self._unrouted(records, transfers, heard) if line is not None]
-            answer = Traces(dispatch.service, dispatch.name, len(dispatch.observer.recent), tuple(lines),
+            answer = Traces(context.service, context.name, len(context.observer.recent), tuple(lines),
                             tuple(Clock(one.told.instance, round(one.within_s, 6)) for one in heard), silent)
         except Exception:
             logger.exception("a trace could not be made")

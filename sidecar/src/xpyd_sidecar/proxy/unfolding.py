@@ -9,29 +9,27 @@ from __future__ import annotations
 import math
 from operator import itemgetter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.proxy.call import Call
 from xpyd_sidecar.proxy.generation import Generation
 from xpyd_sidecar.proxy.legs import Leg
 from xpyd_sidecar.proxy.reply import Reply
 from xpyd_sidecar.proxy.serving import Serving
+from xpyd_sidecar.proxy.straight_course import StraightCourse
 from xpyd_sidecar.proxy.streams import stream_of
-from xpyd_sidecar.proxy.upstream import Call
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.record import LegRecord
 
-if TYPE_CHECKING:
-    from xpyd_sidecar.proxy.lane import Lane
 
-
-def serving_of(lane: Lane) -> Serving:
+def serving_of(lane: StraightCourse) -> Serving:
     """One that has seen all that the lane has; its calls have the lane's connections."""
-    dispatch, asks = lane.dispatch, Generation(lane.request, lane.dispatch.config, lane.dispatch.terms)
+    context, asks = lane.context, Generation(lane.request, lane.context.config, lane.context.terms)
     reply = Reply(lane.client, lane.request_id, close=False, old=False, head_only=False)
     if lane.head is not None:
         asks.position = lane.position
-    serving = Serving(dispatch, reply, asks, lane.transfer, [], picks=lane.picks, began=lane.began)
+    serving = Serving(context, reply, asks, lane.transfer, [], picks=lane.picks, began=lane.began)
     record, exchange, began = serving.record, serving.exchange, not math.isnan(lane.begun_at)
     record.arrived, record.arrived_unix, record.prompt_size = lane.arrived, lane.arrived_unix, lane.prompt_size
     first: list[Any] = exchange.started(lane.pair, lane.began)
@@ -52,7 +50,7 @@ def serving_of(lane: Lane) -> Serving:
             leg.ended, leg.result = (perf_counter() if decodes else lane.prefilled_s), "2xx"
             continue
         events = (lane.stream or stream_of(asks.position, framed=True)) if decodes else None
-        call = Call(dispatch.pool, send.target.http, request, serving, events=events, tag=send.leg)
+        call = Call(context.pool, send.target.http, request, serving, events=events, tag=send.leg)
         call.taken_over(connection, lane.began)
         connection.hand_over(call, lane.stream if decodes else None)
         serving.legs.take(Leg(send, call, member, leg))

@@ -1,7 +1,7 @@
 """Requests before they are served: at once where there is room, else in the queue until there is.
 
 Belongs here: the I/O around ``routing.queue``: timers, clients that go away, answers to those that get no place. Does not
-belong here: who is next (``queue``), whether there is room (``dispatch``, ``routing.concurrency``).
+belong here: who is next (``queue``), whether there is room (``context``, ``routing.concurrency``).
 """
 
 from __future__ import annotations

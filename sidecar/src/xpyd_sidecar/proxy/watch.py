@@ -1,7 +1,7 @@
 """Who watches the instances: the roster, and what it instructs.
 
 Belongs here: the roster's events and instructions, probes. Does not belong here: the socket of heartbeats (``members``),
-requests (``dispatch``), how several processes share one roster (``owner``, ``worker``).
+requests (``context``), how several processes share one roster (``owner``, ``worker``).
 
 A router of one process has one ``Watch``. With several, the owner of the membership socket has it, ``told`` of every event
 that its roster took, and each worker has a replica of the roster.
@@ -21,8 +21,8 @@ from xpyd_sidecar.proxy.probe import probe
 from xpyd_sidecar.routing import deaths
 from xpyd_sidecar.routing import replica as rep
 from xpyd_sidecar.routing import roster as ro
-from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.target import Target
 
 logger = logging.getLogger(__name__)
 

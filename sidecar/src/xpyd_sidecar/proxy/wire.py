@@ -11,6 +11,8 @@ from functools import lru_cache
 
 import msgspec
 
+from xpyd_sidecar.contract.ids import HostPort
+
 MAX_HEAD = 64 << 10
 MAX_CHUNK = 32 << 20
 """Bytes of one chunk."""
@@ -288,3 +290,17 @@ class WholeBody:
 def chunk_of(payload: bytes) -> bytes:
     """``payload`` as one chunk; the last chunk where it is empty."""
     return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+@lru_cache(maxsize=1024)
+def before_length(path: bytes, address: HostPort) -> bytes:  # remembered: of engines and paths there are few
+    """The head of a POST, up to the number of its body's bytes."""
+    return b"POST %b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\ncontent-length: " % (path, address.encode())
+
+
+def request_bytes(method: bytes, path: bytes, address: HostPort, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
+    """A whole HTTP/1.1 request."""
+    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    if method == b"POST":
+        return b"%b%d\r\n%b\r\n%b" % (before_length(path, address), len(body), lines, body)
+    return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n%b" % (method, path, address.encode(), lines, body)

@@ -1,6 +1,6 @@
 """``python -m xpyd_sidecar.proxy.worker FD [tls]``: one of several processes that serve clients for one router.
 
-    owner ══ Unix socket FD ══ worker: Server (SO_REUSEPORT), Dispatch, a replica of the roster
+    owner ══ Unix socket FD ══ worker: Server (SO_REUSEPORT), Context, a replica of the roster
 
 Belongs here: the process, and what a worker does otherwise than a router of one. Its roster follows the owner's
 (``following``); what its requests find out goes to the owner; so do records of requests (``reports``), from which the owner
@@ -31,8 +31,8 @@ from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.app import GC_THRESHOLD, Router
 from xpyd_sidecar.proxy.asked_paths import WorkerPaths
 from xpyd_sidecar.proxy.auth import ClientKeys
-from xpyd_sidecar.proxy.dispatch import Dispatch
-from xpyd_sidecar.proxy.following import WorkerDispatch
+from xpyd_sidecar.proxy.context import Context
+from xpyd_sidecar.proxy.following import WorkerContext
 from xpyd_sidecar.proxy.loop import run
 from xpyd_sidecar.proxy.patience import within
 from xpyd_sidecar.proxy.reports import Reports
@@ -52,18 +52,18 @@ class Worker(Router):
         # Nobody but the owner knows the service's key, and it alone checks what is secured with it.
         super().__init__(begin.config, ServiceKey(secrets.token_bytes(32)))
 
-    def _make_dispatch(self, config: SidecarConfig) -> Dispatch:
-        self.worker = WorkerDispatch(config, self._link, self._begin.started)
+    def _make_context(self, config: SidecarConfig) -> Context:
+        self.worker = WorkerContext(config, self._link, self._begin.started)
         return self.worker
 
     def _make_paths(self, client_keys: ClientKeys, admin_token: str) -> Paths:
-        paths = WorkerPaths(self.dispatch, client_keys, admin_token)
+        paths = WorkerPaths(self.context, client_keys, admin_token)
         paths.link = self._link
         self._asking = paths
         return paths
 
     async def _open(self) -> None:
-        rep.catch_up(self.dispatch.roster, self._begin.events)
+        rep.catch_up(self.context.roster, self._begin.events)
         self.worker.reports.applied = self._begin.index
         self.turn_away(self._begin.away)
         self.port = await self.server.listen(self._begin.host, self._begin.port, self._certificate, shared=True)
@@ -73,22 +73,23 @@ class Worker(Router):
 
     def on_message(self, message: li.Down, stop: asyncio.Event) -> None:
         """The owner says something."""
-        roster, reports = self.dispatch.roster, self.worker.reports
+        roster, reports = self.context.roster, self.worker.reports
         match message:
             case li.Told(index=index, event=event, gone=gone):
                 if event is not None:
                     rep.follow(roster, event)
                 for name in gone:
-                    rep.forget(roster, self.dispatch.loop.time(), name)
+                    rep.forget(roster, self.context.loop.time(), name)
                 reports.applied = index
                 self.worker.line.moved()
                 beat = event.message if isinstance(event, rep.Message) else None
                 if isinstance(beat, Heartbeat) and beat.state is State.DRAINING:
                     reports.soon()  # the drain waits for this worker to know of it
                     if beat.leaving:
-                        self.dispatch.leaving(beat.instance, beat.incarnation, f"{beat.instance} drains and ends soon")
+                        self.context.servings.leaving(beat.instance, beat.incarnation,
+                                                      f"{beat.instance} drains and ends soon")
             case li.LostAt(instance=instance, incarnation=incarnation, reason=reason):
-                self.dispatch.lost(instance, incarnation, reason)
+                self.context.servings.lost(instance, incarnation, reason)
             case li.CatchUp(index=index, events=events):
                 rep.catch_up(roster, events)
                 reports.applied = index
@@ -161,7 +162,7 @@ async def _run(fd: int) -> int:
         await worker.end()
         return 1
     alive.cancel()
-    worker.worker.settle()
+    worker.worker.observer.tell()
     worker.worker.reports.flush()
     link.close()
     with contextlib.suppress(TimeoutError):

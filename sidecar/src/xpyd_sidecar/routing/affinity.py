@@ -1,7 +1,7 @@
 """Session affinity: requests that belong together go to the same instances.
 
 Belongs here: the choice by a session's key, laid over any policy. Does not belong here: where the key comes from
-(``proxy.dispatch`` reads the header that the configuration names).
+(``proxy.context`` reads the header that the configuration names).
 """
 
 from __future__ import annotations

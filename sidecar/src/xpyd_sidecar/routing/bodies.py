@@ -8,7 +8,7 @@ and engine can never read two different values of one field. A body's outline is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Raw
@@ -21,9 +21,6 @@ from xpyd_sidecar.routing.fields import FORCED, TABLE, Api, Leg, is_null
 from xpyd_sidecar.routing.hidden import refuse
 from xpyd_sidecar.routing.lax import truth, unmarked
 from xpyd_sidecar.routing.outline import MAX_DEPTH, MAX_NAMES, Outline, judged
-
-if TYPE_CHECKING:
-    from xpyd_sidecar.routing.shapes import Shape
 
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
@@ -57,10 +54,6 @@ class Request(msgspec.Struct, frozen=True):
     """Not empty: the field that makes it skip prefill."""
     prompt_ids: Raw | None = None
     """Token ids (a JSON list) that stand for the rendered messages of a chat."""
-    shape: Shape | None = None
-    """What is known of requests like this one, as a client sent it; not of what was derived from it."""
-    slots: tuple[bytes, ...] = ()
-    """Its own values, where it has a shape."""
 
     @property
     def prompt(self) -> Raw:

@@ -40,8 +40,8 @@ from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.routing import moves as mv
 from xpyd_sidecar.routing.exchange_inputs import Boundless, Budget, Course, Limits, Picks
 from xpyd_sidecar.routing.faults import Fault, refuses_request, unavailable, upstream
-from xpyd_sidecar.routing.pick import Pair, Target
-from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.routing.reason import GONE, Kind, Reason
+from xpyd_sidecar.routing.target import Pair, Target
 
 MAX_REFUSALS = 8
 """Refused connections of one request that do not count as legs: those engines never saw it."""
@@ -162,9 +162,9 @@ class Exchange:
             case mv.Answered(status=status, aborted=False) if not self._begun:
                 return self._decode_erred(leg, status, now)
             case mv.Answered(status=status, aborted=False):
-                return self._decode_failed(leg, mv.Kind.BROKEN, Reason(f"it answered {status} instead of going on"), now)
+                return self._decode_failed(leg, Kind.BROKEN, Reason(f"it answered {status} instead of going on"), now)
             case mv.Answered():
-                return self._decode_failed(leg, mv.Kind.ABORTED, Reason("the engine aborted the request"), now)
+                return self._decode_failed(leg, Kind.ABORTED, Reason("the engine aborted the request"), now)
             case mv.Failed(kind=kind, reason=reason):
                 return self._decode_failed(leg, kind, reason, now)
             case _:
@@ -187,7 +187,7 @@ class Exchange:
         # The engine lives and says no. Elsewhere once; otherwise its own words are the best answer.
         self._decode = None
         self._bad_decodes.add(leg.target.instance)
-        if self._errors_retried < self._limits.error_retries and self._may_retry(mv.Kind.ABORTED, now):
+        if self._errors_retried < self._limits.error_retries and self._may_retry(Kind.ABORTED, now):
             self._errors_retried += 1
             again = self._send_pair_elsewhere(now)
             if again is not None:
@@ -195,7 +195,7 @@ class Exchange:
         words = f"decode instance {leg.target.instance} answered {status}"
         return self._answer("failed", [mv.Pass(leg.leg)], detail=words) + self._cancel_all()
 
-    def _decode_failed(self, leg: _Open, kind: mv.Kind, reason: Reason, now: float) -> list[mv.Instruction]:
+    def _decode_failed(self, leg: _Open, kind: Kind, reason: Reason, now: float) -> list[mv.Instruction]:
         self._decode = None
         self._bad_decodes.add(leg.target.instance)
         why = reason.of(f"decode instance {leg.target.instance}")
@@ -204,26 +204,26 @@ class Exchange:
             tail = self._course.tail() if self._course is not None else None
             if tail is not None:
                 return self._answer("ok", [mv.Complete(tail)]) + self._cancel_all()
-            if self._course is None or kind is mv.Kind.DIFFERS or not self._course.goes_on:
+            if self._course is None or kind is Kind.DIFFERS or not self._course.goes_on:
                 return self._cut_off("broken", upstream(why.said), why.full) + self._cancel_all()
-        if kind is mv.Kind.LACKING:
+        if kind is Kind.LACKING:
             return self._cut_off("broken" if self._begun else "unavailable", unavailable(reason.said)) + self._cancel_all()
-        if kind is mv.Kind.REFUSED and self._refusals < MAX_REFUSALS:
+        if kind is Kind.REFUSED and self._refusals < MAX_REFUSALS:
             self._refusals += 1
             self._decode_tries -= 1  # it never saw the leg
         last = leg.target.instance if self._begun or self._refusals else None
         again = self._send_pair_elsewhere(now, last) if self._may_retry(kind, now) else None
         if again is not None:
             return again
-        fault = unavailable(why.said) if kind is mv.Kind.REFUSED else upstream(why.said)
+        fault = unavailable(why.said) if kind is Kind.REFUSED else upstream(why.said)
         return self._cut_off("broken" if self._begun else "failed", fault, why.full) + self._cancel_all()
 
-    def _may_retry(self, kind: mv.Kind, now: float) -> bool:
+    def _may_retry(self, kind: Kind, now: float) -> bool:
         # The budget is for engines that live and fail. One death costs each of its requests one retry, however many there
         # are, and so does the first break of a stream: the front end of a dead engine may live on and say so.
         if self._decode_tries >= (self._limits.stream_legs if self._begun else self._limits.decode_legs):
             return False
-        return kind in mv.GONE or (self._begun and self._decode_tries == 1) or self._budget.may_retry(now)
+        return kind in GONE or (self._begun and self._decode_tries == 1) or self._budget.may_retry(now)
 
     def _send_pair_elsewhere(self, now: float, last: InstanceName | None = None) -> list[mv.Instruction] | None:
         # Prefill's KV went to the decode instance that failed: its leg is of no use any more.
@@ -276,11 +276,11 @@ class Exchange:
             case mv.Answered(status=status):
                 return self._prefill_failed(leg, Reason(f"prefill instance {leg.target.instance} answered {status}"), now)
             case mv.Failed(kind=kind, reason=reason):
-                if kind is mv.Kind.LACKING and not (self._begun or self._answered):
+                if kind is Kind.LACKING and not (self._begun or self._answered):
                     self._prefill = None
                     return self._cut_off("unavailable", unavailable(reason.said)) + self._cancel_all()
                 why = reason.of(f"prefill instance {leg.target.instance}")
-                return self._prefill_failed(leg, why, now, gone=kind in mv.GONE)
+                return self._prefill_failed(leg, why, now, gone=kind in GONE)
             case _:
                 return []
 

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 import msgspec
 
 from xpyd_sidecar.contract.ids import InstanceName, Role
-from xpyd_sidecar.routing.pick import Pair, Target
+from xpyd_sidecar.routing.target import Pair, Target
 
 
 class Limits(msgspec.Struct, frozen=True):

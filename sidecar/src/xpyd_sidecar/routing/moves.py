@@ -5,37 +5,13 @@ Belongs here: plain values. Does not belong here: what follows from an event (``
 
 from __future__ import annotations
 
-from enum import Enum
-
 import msgspec
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.routing.faults import Fault
-from xpyd_sidecar.routing.pick import Target
-from xpyd_sidecar.routing.reason import Reason
-
-
-class Kind(Enum):
-    """How a leg failed."""
-
-    REFUSED = "refused"
-    """No connection; the engine never saw the leg."""
-    LOST = "lost"
-    """The connection broke, or ended before the answer was whole."""
-    ABORTED = "aborted"
-    """The engine said that it gave up: an error event, or finish reason ``abort``."""
-    BROKEN = "broken"
-    """The answer is not what HTTP or server-sent events allow."""
-    LACKING = "lacking"
-    """It was not tried: this process has no file, port or memory for a connection. Says nothing of the instance."""
-    DIFFERS = "differs"
-    """A stream that was to go on did not say again what the client has: it is another answer."""
-
-
-GONE = frozenset({Kind.REFUSED, Kind.LOST})
-"""The instance is not there any more, as far as a leg can tell."""
-
+from xpyd_sidecar.routing.reason import Kind, Reason
+from xpyd_sidecar.routing.target import Target
 
 # ---- events
 

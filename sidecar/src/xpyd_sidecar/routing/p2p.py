@@ -23,7 +23,7 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, Servi
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Heartbeat
 from xpyd_sidecar.routing.bodies import Request, one_token
 from xpyd_sidecar.routing.member import Member, Refused
-from xpyd_sidecar.routing.pick import Target
+from xpyd_sidecar.routing.target import Target
 
 MAX_GUESTS = 256
 """Nobody proves who he is on the plain port, so a stranger could fill the roster: only so far."""

@@ -11,40 +11,19 @@ from typing import Protocol
 
 import msgspec
 
-from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role
+from xpyd_sidecar.contract.ids import Fingerprint, HostPort, InstanceName, Role
 from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.routing.holdings import Holdings
 from xpyd_sidecar.routing.load import Mean, score
 from xpyd_sidecar.routing.policies import Policy, Query
 from xpyd_sidecar.routing.prompt import Prefix
 from xpyd_sidecar.routing.roster import Member, Roster
+from xpyd_sidecar.routing.target import Pair, Target
 
 CACHED_BOUND = 2.0
 """A prompt goes to decode alone for what is cached there only while that has less than this times the mean."""
 CACHED_ALWAYS = 4
 """So many requests are never too many for that."""
-
-
-class Target(msgspec.Struct, frozen=True):
-    """Where a leg goes."""
-
-    instance: InstanceName
-    incarnation: Incarnation
-    fingerprint: Fingerprint
-    http: HostPort
-    control: HostPort
-    """KV control address of the chosen DP rank; empty where the instance has none."""
-    dp_rank: int | None = None
-    """Set where one HTTP server stands before several ranks: it is told by a header."""
-    p2p: str = ""
-    """Set for an older engine: its address in request ids, by which it pairs."""
-
-
-class Pair(msgspec.Struct, frozen=True):
-    """What a request gets."""
-
-    decode: Target
-    prefill: Target | None
 
 
 class Room(Protocol):

@@ -25,9 +25,9 @@ from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceNa
 from xpyd_sidecar.routing import bodies, continuation
 from xpyd_sidecar.routing.faults import Fault
 from xpyd_sidecar.routing.fields import Api
-from xpyd_sidecar.routing.pick import Target
 from xpyd_sidecar.routing.position import Position
 from xpyd_sidecar.routing.sampled import EXACT_ALONE, Terms
+from xpyd_sidecar.routing.target import Target
 from xpyd_sidecar.routing.ways import Way, has_parts
 
 MAX_SHAPES = 256
@@ -115,9 +115,9 @@ class Shape:
         self._asked = continuation.first_request(request, position)
         self._templates: tuple[Template, Template] | None = None
 
-    def request(self, fields: dict[str, Raw], slots: Sequence[bytes]) -> bodies.Request:
+    def request(self, fields: dict[str, Raw], slots: Sequence[bytes]) -> Shaped:
         """A request of this shape. ``fields``: as its client sent them."""
-        return bodies.Request(self.api, fields, self.model, self.stream, self.skips, None, self, tuple(slots))
+        return Shaped(self.api, fields, self.model, self.stream, self.skips, None, self, tuple(slots))
 
     def position(self) -> Position | None:
         """As ``continuation.position_of``."""
@@ -136,6 +136,20 @@ class Shape:
             self._templates = (Template(self._asked, self._names, Role.PREFILL),
                                Template(self._asked, self._names, Role.DECODE))
         return self._templates
+
+
+class Shaped(bodies.Request, frozen=True):
+    """A request that is like others."""
+
+    shape: Shape | None = None
+    """What is known of all of them, as a client sent it; not of what was derived from it."""
+    slots: tuple[bytes, ...] = ()
+    """Its own values."""
+
+
+def shape_of(request: bodies.Request) -> Shape | None:
+    """The shape of a request; None where it is not known."""
+    return request.shape if isinstance(request, Shaped) else None
 
 
 class Shapes:
