@@ -413,3 +413,12 @@ def test_the_fingerprint_says_under_which_key_it_is() -> None:
         marked.handle(up(), now)
     assert marked.heartbeat().fingerprint == f"{digest(FIELDS)}-1a2b3c4d"
     assert ready().heartbeat().fingerprint == digest(FIELDS)
+
+
+def test_what_a_person_should_see_to_goes_with_every_beat() -> None:
+    machine = ready()
+    assert machine.heartbeat().trouble == ""
+    machine.trouble = "on ext4"
+    beat = machine.heartbeat()
+    assert (beat.trouble, beat.state) == ("on ext4", State.READY), "it serves all the same"
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(beat), type=Heartbeat) == beat

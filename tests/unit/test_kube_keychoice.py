@@ -49,6 +49,8 @@ class Cluster:
         self.floor: dict[str, dict[Role, int]] = {}
         self.mixed: list[set[str]] = []
         """Which services had pods with several keys, round by round."""
+        self.trouble = ""
+        """What every agent says."""
         self.restart()
 
     def restart(self, of: Master | None = None) -> None:
@@ -158,7 +160,7 @@ class Routers:
             return Told()
         newest = self._cluster.backends[self._name]._keys.newest.pod.secret
         old = any(each.key != newest for each in asked)
-        known = tuple(_heard(each) for each in engines if old or each.key == newest)
+        known = tuple(_heard(each, self._cluster.trouble) for each in engines if old or each.key == newest)
         fleet = Fleet(ServiceName(self._name), "r", 1.0, settled=True, instances=known)
         return Told(fleet, frozenset(each.name for each in asked))
 
@@ -166,11 +168,11 @@ class Routers:
         """Nothing is open."""
 
 
-def _heard(fact: Facts) -> FleetInstance:
+def _heard(fact: Facts, trouble: str) -> FleetInstance:
     return FleetInstance(
         instance=InstanceName(fact.name), incarnation=Incarnation("a"), role=fact.role or Role.DECODE, epoch=1,
         state=State.READY, fingerprint=Fingerprint(f"f-{fact.key}"), http=(HostPort("h:1"),), control=(), model="m",
-        load=Load(), drained=False, in_flight=0, beat_age_s=1.0)
+        load=Load(), drained=False, in_flight=0, beat_age_s=1.0, trouble=trouble)
 
 
 @pytest.fixture
@@ -330,6 +332,7 @@ async def test_a_lost_master_is_named_and_nothing_is_replaced(cluster: Cluster) 
     assert cluster.uids() == before
     assert cluster.condition("Degraded")["reason"] == cluster.condition("Stalled")["reason"] == "MasterLost"
     assert cluster.condition("Ready")["status"] == "True", "it goes on serving"
+    assert cluster.condition("Valid")["observedGeneration"] == 1
     assert ("Secret", "xpyd-system", "xpyd-master") not in cluster.api.objects
     cluster.api.put("Secret", saved)
     await cluster.rounds(4)
@@ -395,3 +398,33 @@ async def test_a_secret_of_that_name_that_is_somebody_elses_is_mounted_under_the
     body = cluster.api.objects["Pod", "team-a", "qwen-e0"]
     volume, = (each["secret"] for each in body["spec"]["volumes"] if each["name"] == "key")
     assert volume["items"][0]["path"] == file_name(key(1, "uid-of-qwen"))
+
+
+async def test_what_agents_warn_of_is_in_the_condition_and_replaces_nothing(cluster: Cluster) -> None:
+    store_master(cluster.api, 1)
+    await made(cluster)
+    before = cluster.uids()
+    cluster.trouble = "kv.sharedMemory.hostPath is on ext4"
+    await cluster.rounds(3)
+    found = cluster.condition("Degraded")
+    assert (found["status"], found["reason"]) == ("True", "AgentWarns")
+    assert "qwen-e0, qwen-e1, qwen-e2: kv.sharedMemory.hostPath is on ext4" in found["message"]
+    assert (cluster.uids(), cluster.condition("Ready")["status"]) == (before, "True")
+
+
+async def test_a_service_with_a_folder_that_is_refused_by_now_goes_on(cluster: Cluster) -> None:
+    """It was accepted by the version before; a person sees what is against it, and its pods stay."""
+    store_master(cluster.api, 1)
+    kv: dict[str, Any] = {"kv": {"transport": "shm", "sharedMemory": {"hostPath": "/var/kv"}}}
+    await cluster.running_of_before(**kv)
+    before = cluster.uids()
+    body = cluster.api.objects[OWNER_KIND, "team-a", "qwen"]
+    accepted = {"type": "Valid", "status": "True", "reason": "Valid", "message": "", "observedGeneration": 1,
+                "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    cluster.cache.seen(OWNER_KIND, cluster.api.put(OWNER_KIND, body | {"status": {"conditions": [accepted]}}))
+    cluster.restart()
+    await cluster.rounds(3)
+    assert cluster.uids() == before
+    valid = cluster.condition("Valid")
+    assert (valid["status"], valid["reason"]) == ("True", "AcceptedBefore")
+    assert "spec.kv.sharedMemory.hostPath: /var/kv belongs to the node's system" in valid["message"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 import aiohttp
 import msgspec
 
-from xpyd_operator.api.status import Condition, ServiceStatus
+from xpyd_operator.api.status import ServiceStatus
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.backoff import Holds
@@ -29,15 +29,16 @@ from xpyd_operator.kube.observe import Facts, Told, facts, front, instances
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.pods import Pods
 from xpyd_operator.kube.settings import OperatorSettings
-from xpyd_operator.kube.status import pool_status, service_status, stalled
+from xpyd_operator.kube.status import pool_status, service_status
 from xpyd_operator.kube.status_writer import StatusWriter, read
 from xpyd_operator.kube.switches import Switches
+from xpyd_operator.kube.troubles import keyless, refused, troubles
 from xpyd_operator.kube.turns import Turns
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.news import news
-from xpyd_operator.plan.observed import Observed, Problem
+from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
 from xpyd_operator.render.pod import engine_pod
@@ -145,7 +146,7 @@ class KubeBackend:
             found,
             front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else ""),
             fleet_known=self._told.fleet is not None,
-            problems=self._troubles(),
+            problems=troubles(self._named, self._blueprint.valid, self._told.fleet, self._shared.master.trouble),
         )
 
     @property
@@ -153,20 +154,6 @@ class KubeBackend:
         """Something is on its way that no watch tells of: look again soon."""
         waits = self._shared.clock() < self._waits_until
         return self._fleets.hurried or self._switching or waits or self._named != self._children.taken
-
-    def _troubles(self) -> tuple[Problem, ...]:
-        """What is wrong with the service as a whole."""
-        found = [
-            Problem("NameTaken", f"{taken} is somebody else's; rename or delete it, since this service needs the name")
-            for taken in self._named
-        ]
-        valid = self._blueprint.valid
-        if valid.status == "False":
-            found.append(Problem(valid.reason, valid.message))
-        lacking = self._shared.master.trouble
-        if lacking is not None:
-            found.append(Problem(lacking.reason, str(lacking)))
-        return tuple(found)
 
     def _key_of(self, pod: Facts) -> ServiceKey | None:
         return self._keys.of(pod.key)
@@ -255,32 +242,17 @@ class KubeBackend:
         self._warned = self._blueprint.warnings
 
     def _refused(self, entry: Entry, error: XpydError) -> None:
-        """Nothing was ever accepted while this process lives: say why. What runs goes on, so its Ready is left alone."""
+        """Nothing was ever accepted while this process lives."""
         valid = self._blueprint.valid
-        before = read(entry.body, ServiceStatus)
-        there = {each.type for each in before.conditions}
-        if valid.status != "False":
-            if "Valid" in there:
-                return  # it could not be told at present, and will be
-            valid = Condition(type="Valid", status="Unknown", reason="NotReached", message=str(error))
-        conditions = [each for each in before.conditions if each.type not in ("Valid", "Stalled")]
-        if "Ready" not in there:
-            conditions.append(Condition(type="Ready", status="False", reason=valid.reason, message=valid.message))
-        status = msgspec.structs.replace(before, conditions=(*conditions, valid, *stalled(conditions, valid)))
-        self._status.put(entry, status, entry.body["metadata"].get("generation"), now_text())
+        if (status := refused(read(entry.body, ServiceStatus), valid, error)) is not None:
+            self._status.put(entry, status, entry.body["metadata"].get("generation"), now_text())
         if valid.status == "False":
             self._shared.events.say(entry, "Warning", valid.reason, valid.message)
 
     def _keyless(self, entry: Entry, error: KeyTrouble) -> None:
-        """Nothing can be done for it, as the key of its pods is not known. They go on, so its Ready is left alone."""
+        """It stays a status of the document that was acted on last."""
         before = read(entry.body, ServiceStatus)
-        found = [each for each in before.conditions if each.type not in ("Degraded", "Stalled")]
-        if not any(each.type == "Ready" for each in found):
-            found.append(Condition(type="Ready", status="False", reason=error.reason, message=str(error)))
-        found += [Condition(type=name, status="True", reason=error.reason, message=bounded(str(error)))
-                  for name in ("Degraded", "Stalled")]
-        status = msgspec.structs.replace(before, conditions=tuple(found))
-        self._status.put(entry, status, entry.body["metadata"].get("generation"), now_text())
+        self._status.put(entry, keyless(before, error), before.observed_generation, now_text())
         self._shared.events.say(entry, "Warning", error.reason, str(error))
 
     def forget(self) -> None:

@@ -117,7 +117,7 @@ class Master:
 
     def _body(self, generations: Mapping[int, bytes]) -> dict[str, Any]:
         return {
-            "apiVersion": "v1", "kind": "Secret", "type": "Opaque",
+            "apiVersion": "v1", "kind": "Secret",
             "metadata": {"name": self._name, "namespace": self._namespace, "labels": {MANAGED_BY: APPLICATION}},
             "stringData": {str(number): master.hex() for number, master in generations.items()},
         }

@@ -20,7 +20,7 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 
 COMMAND: Final = ["python3", "-m", "xpyd_sidecar"]
 _INSTANCE_VAR: Final = f"$({launch.ENV_INSTANCE})"
-_OF_KEYS: Final = frozenset({"previous_key_file", "key_mark"})
+_WHERE_GIVEN: Final = frozenset({"previous_key_file", "key_mark", "shared_folder"})
 """Left out where they say nothing."""
 _RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 _INSTALL_RESOURCES: Final = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
@@ -48,6 +48,8 @@ def sidecar_container(
     container = _container(service, labels.SIDECAR, settings, clients=own_router)
     container |= {"command": _command(_sidecar_config(service, role, name, settings, key)), "restartPolicy": "Always"}
     container["volumeMounts"].append(at.mount("assignment", at.ASSIGNMENT_DIR, read_only=True))
+    if service.spec.kv.shared_memory is not None:
+        container["volumeMounts"].append(at.mount("kv", at.KV_SHARED, read_only=True))
     container["env"] = [_field(launch.ENV_HOST, "status.podIP"), {"name": launch.ENV_RUN_DIR, "value": at.RUN}]
     if own_router:
         container |= _router_probes(service)
@@ -99,6 +101,7 @@ def _sidecar_config(
         agent_section(service, role, engine, HostPort(""), (members_address(service, settings),)),
         assignment_file=f"{at.ASSIGNMENT_DIR}/{at.ASSIGNMENT_FILE}",
         listen=join_host_port("0.0.0.0", at.AGENT_PORT),
+        shared_folder=at.KV_SHARED if service.spec.kv.shared_memory is not None else None,
         previous_key_file=key.before_path,
         key_mark=key.id if key.derived else "",
     )
@@ -132,7 +135,7 @@ def _command(config: SidecarConfig, instance: str = "") -> list[str]:
     if instance:
         plain["instance"] = instance
     if plain["agent"] is not None:
-        plain["agent"] = {name: value for name, value in plain["agent"].items() if value or name not in _OF_KEYS}
+        plain["agent"] = {name: value for name, value in plain["agent"].items() if value or name not in _WHERE_GIVEN}
         plain["agent"]["advertise_http"] = f"{HOST_VAR}:{at.ENGINE_PORT}"
     return [*COMMAND, "--config-json", msgspec.json.encode(plain, order="sorted").decode()]
 

@@ -95,6 +95,8 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the agent takes a new role over the network, from who has the agents' token; None: by its unix socket alone."""
     data_parallel: int = 1
     """How many DP ranks (engine records) the engine has."""
+    shared_folder: str | None = None
+    """The folder in memory that engines of a node share (``kv.sharedMemory``); None: there is none."""
     previous_key_file: str | None = None
     """The key that the service had before, for routers that still have it; an empty file or None: none."""
     key_mark: str = ""
