@@ -28,7 +28,6 @@ from xpyd_operator.local.paths import ServiceFolder, make_private
 from xpyd_operator.local.router import LocalRouter
 from xpyd_operator.local.store import Settings, StopRequest
 from xpyd_operator.local.view import Snapshot, Viewer
-from xpyd_operator.render.unsupported import check_local
 
 SUPERVISOR_S = 60.0
 """For the supervisor to start: an interpreter and its imports, on a host that may be busy loading models."""
@@ -60,8 +59,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """See the epilog."""
-    service = load_service(args.file, Target.LOCAL)
-    check_local(service, gpus.count())
+    service = load_service(args.file, Target.LOCAL, gpus=gpus.count())
     _check_model(service)
     if args.timeout is not None and not args.timeout > 0:
         raise LocalError(f"--timeout {args.timeout:g}: write seconds above 0")
