@@ -26,10 +26,8 @@ def path(tmp_path: Path) -> Iterator[Path]:
 
 
 def fails(logger: str, words: str, error: Exception, cause: Exception | None = None) -> None:
-    try:
-        raise error from cause
-    except Exception:
-        logging.getLogger(logger).exception(words)
+    error.__cause__ = cause
+    logging.getLogger(logger).error(words, exc_info=error)
 
 
 def test_the_first_process_that_fails_is_the_cause(path: Path) -> None:

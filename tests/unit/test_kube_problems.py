@@ -110,8 +110,8 @@ CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
     "first crash": (pod(container(state={"terminated": ended(1, message=LOG)})), "CrashLoop", False, ("once",)),
     "starts again": (pod(container(restarts=1, last=ended(1, message=LOG))), "CrashLoop", False, ("CUDA out of luck",)),
     "told of by another process": (
-        pod(container(restarts=1, last=ended(1, message=f"    raise e\nValueError: no such cache\n{TOLD}"))), "CrashLoop", False,
-        ("exit code 1: ValueError: no such cache;",)),
+        pod(container(restarts=1, last=ended(1, message=f"    raise e\nValueError: no such cache\n{TOLD}"))),
+        "CrashLoop", False, ("exit code 1: ValueError: no such cache;",)),
     "what the engine left": (
         pod(container(restarts=1, last=ended(1, message="torch.OutOfMemoryError: CUDA out of memory"))), "CrashLoop", False,
         ("exit code 1: torch.OutOfMemoryError: CUDA out of memory;",)),

@@ -19,7 +19,7 @@ FATAL: Final = {
     "vllm.v1.engine.core": ("EngineCore failed to start", "EngineCore encountered a fatal error"),
     "vllm.v1.executor.multiproc_executor": ("WorkerProc failed to start",),
 }
-"""What vLLM logs, with the exception, before a process of an engine ends; by logger. A test looks for them in its source."""
+"""What vLLM logs, with the exception, before a process of an engine ends; by logger."""
 LONGEST: Final = 1000
 
 
