@@ -22,6 +22,8 @@ from xpyd_operator.errors import Fault
 _RIGHT = {
     "size": "write bytes as a number and a unit, e.g. 2Gi or 500M",
     "share": "write bytes (2Gi, 500M) or a share of the device's memory (10%)",
+    "count": "write a number of instances, or a share of those wanted, from 0% to 999%",
+    "part": "write a number of instances, or a share of those wanted, from 0% to 100%",
     "quantity": "write a Kubernetes quantity, e.g. 2, 500m or 16Gi",
     "duration": "write a number and a unit (ms, s, m, h), e.g. 30s or 1h30m",
     "source": f"write {source.FORMS}",
@@ -207,7 +209,7 @@ class Walk:
         options = [option for option in kind.types if not isinstance(option, mi.NoneType)]
         if len(options) == 1:
             return self._any(options[0], data, path, extra)
-        for option in options:  # the one union that structs use: a quantity, a number or text
+        for option in options:  # the one union that structs use: a number or text
             if isinstance(option, mi.IntType) and isinstance(data, int) and not isinstance(data, bool):
                 return self._int(option, data, path)
             if isinstance(option, mi.StrType) and isinstance(data, str):
