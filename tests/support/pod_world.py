@@ -7,26 +7,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from xpyd_operator.plan import backoff
+from xpyd_operator.api.operation import Rollout
+from xpyd_operator.plan import backoff, counts
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Plan, Remove, Switch
 from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
 from xpyd_operator.plan.observed import Front, Instance, Observed, Phase, Problem
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role, ServiceName
 
+ONE_BY_ONE = Rollout()
 ROLES = (Role.PREFILL, Role.DECODE)
 
 
-def wish(prefill: int, decode: int, revision: str = "r1", decode_revision: str = "", **more: object) -> Desired:
+def wish(
+    prefill: int, decode: int, revision: str = "r1", decode_revision: str = "", *, rollout: Rollout = ONE_BY_ONE,
+    **more: object,
+) -> Desired:
     """What is wanted of pods; ``decode_revision`` where the roles differ."""
     settings: dict[str, object] = {"max_sidecars": 8, "keep_terminating": False, **more}
     return Desired(
         service=ServiceName("qwen"),
-        prefill=RoleTarget(prefill, Revision(revision)),
-        decode=RoleTarget(decode, Revision(decode_revision or revision)),
+        prefill=bounded(RoleTarget(prefill, Revision(revision)), rollout),
+        decode=bounded(RoleTarget(decode, Revision(decode_revision or revision)), rollout),
         router=None,
         **settings,  # type: ignore[arg-type]
     )
+
+
+def bounded(target: RoleTarget, rollout: Rollout) -> RoleTarget:
+    """The same with the bounds that a document sets."""
+    return counts.target(target.replicas, target.revision, rollout)
 
 
 @dataclass

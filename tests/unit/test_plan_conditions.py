@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from pod_world import PodWorld, wish
 
+from xpyd_operator.api.operation import Rollout
 from xpyd_operator.api.status import Condition
 from xpyd_operator.plan.conditions import LONGEST, bounded
 from xpyd_operator.plan.desired import Desired
@@ -141,7 +142,7 @@ def test_a_thousand_instances_take_milliseconds() -> None:
     problem = Problem("Unschedulable", "0/9 nodes are available")
     many = [pod(n, Role.PREFILL if n < 250 else Role.DECODE, load=n % 7, roster=250 <= n < 258) for n in range(900)]
     late = [pod(n, Role.DECODE, Phase.STARTING, problem=problem) for n in range(900, 1000)]
-    observed, want = seen(*many, *late), wish(250, 750, "r2", max_surge=100)
+    observed, want = seen(*many, *late), wish(250, 750, "r2", rollout=Rollout(max_surge=100))
     think(want, observed, 0.0)
     took = []
     for _ in range(5):

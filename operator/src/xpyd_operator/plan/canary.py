@@ -64,6 +64,11 @@ class RoleView(msgspec.Struct, frozen=True):
         return sum(instance.ready for instance in self.fresh)
 
     @property
+    def full(self) -> bool:
+        """None of the wanted revision is there, and no place for one."""
+        return not self.fresh and len(self.stale) >= self.wanted + self.target.max_surge
+
+    @property
     def fresh_fails(self) -> bool:
         """The wanted revision crashes and none of it serves: what is old is worth keeping."""
         return bool(self.fresh) and not self.fresh_ready and any(instance.crashes >= 1 for instance in self.fresh)

@@ -42,7 +42,7 @@ def switches(
         return [], ""
     for index, (mine, other) in enumerate((views, views[::-1])):
         able = [one for one in victims(mine.fresh) if one.ready and one.can_switch and not one.switching]
-        count = min(mine.ready - mine.wanted, _deficit(desired, other, now), _room(desired, other))
+        count = min(mine.ready - mine.wanted, _deficit(desired, other, now), _room(other))
         chosen = able[: max(0, count)]
         if not chosen:
             continue
@@ -51,7 +51,7 @@ def switches(
             last = routers.last_router(observed, {instance.name for instance in chosen})
         chosen = [instance for instance in chosen if instance.name != last]
         leaving: tuple[list[Instance], list[Instance]] = ([], chosen) if index else (chosen, [])
-        stay = balance.kept(*views, leaving, desired.max_surge)
+        stay = balance.kept(*views, leaving)
         why = f"{mine.role} has {mine.ready} of {mine.wanted}, {other.role} {other.fresh_ready} of {other.wanted}"
         return [Switch(one.name, other.role, one.epoch + 1, why) for one in chosen if one.name not in stay], last
     return [], ""
@@ -97,5 +97,5 @@ def _young(instance: Instance, now: float, window_s: float) -> bool:
     return instance.phase is Phase.STARTING and not instance.was_ready and 0 <= now - instance.since < window_s
 
 
-def _room(desired: Desired, other: RoleView) -> int:
-    return other.wanted + desired.max_surge - len(other.everything)
+def _room(other: RoleView) -> int:
+    return other.wanted + other.target.max_surge - len(other.everything)

@@ -53,12 +53,13 @@ def children(service: DisaggService, counts: Mapping[Role, int], settings: KubeS
         found += [pods_policy(service, settings), clients_policy(service)]
     for role in Role:
         selector = labels.selector(service, role=role)
-        found.append(budget(service, labels.role_name(service.name, role), selector, counts[role]))
+        missing = service.spec.rollout.unavailable(counts[role])
+        found.append(budget(service, labels.role_name(service.name, role), selector, counts[role], missing))
     if service.spec.router.placement == "Deployment":
         name = labels.router_name(service.name)
         selector = labels.selector(service, component=labels.ROUTERS)
         found.append(router_deployment(service, settings))
-        found.append(budget(service, name, selector, service.spec.router.replicas_or_default))
+        found.append(budget(service, name, selector, service.spec.router.replicas_or_default, 1))
     return tuple(_marked(one) for one in found)
 
 
