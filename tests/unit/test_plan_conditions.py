@@ -85,6 +85,34 @@ def test_what_passes_by_itself_or_leaves_is_not_degraded() -> None:
     assert said(wish(1, 2), seen(P, passing, leaving))["Degraded"].status == "False"
 
 
+QUEUED = Problem("Queued", "pod waits to be admitted", lasting=False)
+
+
+def test_what_waits_to_be_admitted_is_queued_and_not_degraded() -> None:
+    waiting = [pod(n, Role.DECODE, Phase.STARTING, problem=QUEUED) for n in (1, 2)]
+    out = said(wish(1, 2, max_sidecars=0), seen(P, *waiting))
+    assert (out["Ready"].status, out["Ready"].reason) == ("False", "Queued")
+    assert out["Ready"].message == "0 of 2 decode instances ready; queued: qwen-e1, qwen-e2"
+    assert (out["Progressing"].status, out["Progressing"].reason) == ("True", "Queued")
+    assert out["Progressing"].message == "queued: qwen-e1, qwen-e2"
+    assert (out["Degraded"].status, out["Degraded"].reason) == ("False", "Healthy")
+
+
+def test_beside_what_is_queued_others_are_told() -> None:
+    waiting = pod(2, Role.DECODE, Phase.STARTING, problem=QUEUED)
+    serving = said(wish(1, 2, max_sidecars=0), seen(P, ROUTING, waiting))
+    assert (serving["Ready"].status, serving["Ready"].reason) == ("True", "Serving")
+    assert serving["Ready"].message == "1 of 2 decode instances ready; queued: qwen-e2"
+    starting = said(wish(1, 2, max_sidecars=0), seen(P, pod(1, Role.DECODE, Phase.STARTING), waiting))
+    assert (starting["Ready"].reason, starting["Progressing"].reason) == ("Starting", "Changing")
+    pull = pod(1, Role.DECODE, Phase.STARTING, problem=Problem("ImagePull", "no such image"))
+    stuck = said(wish(1, 2, max_sidecars=0), seen(P, pull, waiting))
+    assert (stuck["Progressing"].status, stuck["Progressing"].reason) == ("False", "Stuck")
+    assert stuck["Degraded"].reason == "ImagePull"
+    leaving = pod(2, Role.DECODE, Phase.STOPPING, problem=QUEUED)
+    assert "queued" not in said(wish(1, 2, max_sidecars=0), seen(P, ROUTING, leaving))["Ready"].message
+
+
 def test_a_lost_node_a_crash_loop_and_a_refused_template_are_degraded() -> None:
     lost = pod(2, Role.DECODE, Phase.LOST, problem=Problem("NodeLost", "node n1 is away"))
     assert said(wish(1, 1), seen(P, D, lost))["Degraded"].message == "qwen-e2: node n1 is away"

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from xpyd_operator.plan.backoff import LOOPING
-from xpyd_operator.plan.observed import Problem
+from xpyd_operator.plan.observed import QUEUED, Problem
 from xpyd_operator.render.labels import MAIN, SIDECAR
 
 Body = dict[str, Any]
@@ -24,6 +24,7 @@ STUCK_CREATING_S = 900.0
 """And later than this a person must look: kubelet says only in Events that a volume or Secret is missing."""
 WORDS_MAX = 500
 
+_QUEUE = "kueue.x-k8s.io/queue-name"
 _PULL = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError"}
 _NEVER_PULL = {"InvalidImageName", "ErrImageNeverPull"}
 _CREATE = {"CreateContainerError", "RunContainerError", "PostStartHookError"}
@@ -39,7 +40,7 @@ def problem(pod: Body, now: float) -> Problem | None:
         return _over(name, status)
     placing = condition(status, "PodScheduled")
     if placing is not None and placing.get("status") == "False":
-        return _not_placed(name, placing, now)
+        return _not_placed(pod, placing, now)
     for each in status.get("initContainerStatuses") or ():
         if each["name"] != SIDECAR and (found := _init(name, each)):
             return found
@@ -90,12 +91,17 @@ def _over(name: str, status: Body) -> Problem:
     return Problem("Evicted" if said == "Evicted" else "Failed", f"pod {name} has ended ({why}) and will be replaced")
 
 
-def _not_placed(name: str, placing: Body, now: float) -> Problem:
+def _not_placed(pod: Body, placing: Body, now: float) -> Problem:
+    name = pod["metadata"]["name"]
     reason = placing.get("reason") or "Unschedulable"
     since = unix(placing.get("lastTransitionTime"))
     words = last_line(placing.get("message"))
     if reason == "SchedulingGated":
-        return Problem(reason, f"pod {name} is held by a scheduling gate: {words or 'see spec.schedulingGates'}")
+        gates = ", ".join(gate["name"] for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
+        line = (pod["metadata"].get("labels") or {}).get(_QUEUE)
+        queue = f", queue {line}" if line else ""
+        advice = "it goes on when whoever set the gate takes it away"
+        return Problem(QUEUED, f"pod {name} waits to be admitted (gate {gates or 'unknown'}{queue}); {advice}", lasting=False)
     advice = "add nodes or devices, or ask for fewer (resources, replicas)"
     return Problem("Unschedulable", f"no node takes pod {name}: {words}; {advice}", lasting=now - since >= PLACING_S)
 

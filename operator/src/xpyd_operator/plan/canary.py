@@ -85,7 +85,7 @@ def hopeless(instance: Instance) -> bool:
     """It will not serve soon by itself, nor another in its place."""
     if instance.problem is not None and instance.problem.reason in NEVER_AGAIN:
         return False
-    return instance.crashes >= LOOPING or (instance.problem is not None and instance.problem.lasting)
+    return instance.crashes >= LOOPING or instance.queued or (instance.problem is not None and instance.problem.lasting)
 
 
 def view(role: Role, target: RoleTarget, instances: tuple[Instance, ...]) -> RoleView:
