@@ -101,7 +101,8 @@ def _not_placed(pod: Body, placing: Body, now: float) -> Problem:
         line = (pod["metadata"].get("labels") or {}).get(_QUEUE)
         queue = f", queue {line}" if line else ""
         advice = "it goes on when whoever set the gate takes it away"
-        return Problem(QUEUED, f"pod {name} waits to be admitted (gate {gates or 'unknown'}{queue}); {advice}", lasting=False)
+        words = f"pod {name} waits to be admitted (gate {gates or 'unknown'}{queue}); {advice}"
+        return Problem(QUEUED, words, lasting=False)
     advice = "add nodes or devices, or ask for fewer (resources, replicas)"
     return Problem("Unschedulable", f"no node takes pod {name}: {words}; {advice}", lasting=now - since >= PLACING_S)
 
