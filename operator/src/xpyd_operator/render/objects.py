@@ -155,7 +155,7 @@ def router_deployment(service: DisaggService, settings: KubeSettings) -> dict[st
                     "enableServiceLinks": False,
                     "automountServiceAccountToken": False,
                     "terminationGracePeriodSeconds": grace_s(service),
-                    "securityContext": at.POD_SECURITY,
+                    "securityContext": at.pod_security(settings),
                     "topologySpreadConstraints": at.spread(selector),
                     "containers": [router_container(service, settings)],
                     "volumes": [
