@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from service_in_cluster import Images, ServiceInCluster
-from test_service import ASK
+from service_in_cluster import ASK, Images, ServiceInCluster
 from testcluster.full import FullCluster
 
 pytestmark = pytest.mark.timeout(900)

@@ -1,14 +1,17 @@
 """A rollout of a fleet: batches of both roles at once, as fast as the surge allows, and budgets that fit.
 
     XPYD_FLEET=96P144D XPYD_FLEET_START_S=60 …      another size, and another time that an engine takes to start
+    XPYD_FLEET_RESULTS=FILE …                       what it took, into a file (`make campaign-fleet`)
 """
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
 import time
+from pathlib import Path
 
 import pytest
 from kube_team import Team
@@ -18,6 +21,7 @@ from node_agent import Script, by_image, image_of
 PREFILL, DECODE = map(int, re.findall(r"\d+", os.environ.get("XPYD_FLEET", "8P12D")))
 START_S = float(os.environ.get("XPYD_FLEET_START_S", "8"))
 DRAIN_S = START_S / 8
+RESULTS = os.environ.get("XPYD_FLEET_RESULTS", "")
 SHAPE = f"{PREFILL}P{DECODE}D"
 ROLLOUT = {"maxSurge": "25%" if PREFILL < 50 else "10%"}
 pytestmark = pytest.mark.timeout(1200 + 100 * START_S)
@@ -25,6 +29,17 @@ pytestmark = pytest.mark.timeout(1200 + 100 * START_S)
 
 def surge(count: int) -> int:
     return math.ceil(count * int(ROLLOUT["maxSurge"].removesuffix("%")) / 100)
+
+
+def note(name: str, figures: dict[str, float]) -> None:
+    """Into the file of the campaign, where there is one."""
+    if not RESULTS:
+        return
+    file = Path(RESULTS)
+    found = json.loads(file.read_text()) if file.exists() else {}
+    same = {"fleet": SHAPE, "start_s": START_S, "drain_s": DRAIN_S, "max_surge": ROLLOUT["maxSurge"]}
+    rolls = found.get("rolls", {}) if same.items() <= found.items() else {}
+    file.write_text(json.dumps({**same, "rolls": {**rolls, name: figures}}, indent=2) + "\n")
 
 
 @pytest.mark.parametrize("same", [True, False], ids=["same KV", "other KV"])
@@ -49,6 +64,9 @@ async def test_a_fleet_rolls_in_batches_of_both_roles_at_once(team: Team, same: 
     assert {image_of(pod) for pod in team.pods()} == {"engine:2"}
     assert not dog.pairless
     print(f"{SHAPE} rolled in {took_s:.1f} s, at most {most_s:.1f} s")
+    note("same KV" if same else "other KV", {
+        "seconds": round(took_s, 1), "most_s": round(most_s, 1), "share": round(took_s / most_s, 2),
+        "faults": len(dog.faults)})
     assert took_s <= most_s
     dog.end()
 
