@@ -86,6 +86,7 @@ CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
     "unschedulable for a moment": (unplaced(5), "Unschedulable", False, ("qwen-e1",)),
     "gated": (gated(5, "kueue.x-k8s.io/admission", queue="team-a"), "Queued", False,
               ("qwen-e1 waits to be admitted", "gate kueue.x-k8s.io/admission, queue team-a")),
+    "just admitted": (gated(3600), None, None, ()),
     "gated for a day": (gated(86_400, "example.com/quota", "example.com/licence"), "Queued", False,
                         ("(gate example.com/quota, example.com/licence)",)),
     "image pull": (stuck("ImagePullBackOff", 'Back-off pulling image "vllm:1": not found'), "ImagePull",

@@ -7,6 +7,7 @@ comes after it only follows from it: placed on a node → init containers → im
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,9 +39,14 @@ def problem(pod: Body, now: float) -> Problem | None:
     status: Body = pod.get("status") or {}
     if status.get("phase") in ("Failed", "Succeeded"):
         return _over(name, status)
+    gates = (pod.get("spec") or {}).get("schedulingGates") or ()
+    if gates:
+        return _queued(name, gates, pod["metadata"].get("labels") or {})
     placing = condition(status, "PodScheduled")
+    if placing is not None and placing.get("reason") == "SchedulingGated":
+        return None  # its gates have just gone: the scheduler has not looked yet
     if placing is not None and placing.get("status") == "False":
-        return _not_placed(pod, placing, now)
+        return _not_placed(name, placing, now)
     for each in status.get("initContainerStatuses") or ():
         if each["name"] != SIDECAR and (found := _init(name, each)):
             return found
@@ -91,18 +97,17 @@ def _over(name: str, status: Body) -> Problem:
     return Problem("Evicted" if said == "Evicted" else "Failed", f"pod {name} has ended ({why}) and will be replaced")
 
 
-def _not_placed(pod: Body, placing: Body, now: float) -> Problem:
-    name = pod["metadata"]["name"]
-    reason = placing.get("reason") or "Unschedulable"
+def _queued(name: str, gates: Sequence[Body], labels: Body) -> Problem:
+    """Nobody looks for a node before the gates are gone. Kueue's label names the queue."""
+    queue = f", queue {labels[_QUEUE]}" if labels.get(_QUEUE) else ""
+    which = ", ".join(gate["name"] for gate in gates)
+    advice = "it goes on when whoever set the gate takes it away"
+    return Problem(QUEUED, f"pod {name} waits to be admitted (gate {which}{queue}); {advice}", lasting=False)
+
+
+def _not_placed(name: str, placing: Body, now: float) -> Problem:
     since = unix(placing.get("lastTransitionTime"))
     words = last_line(placing.get("message"))
-    if reason == "SchedulingGated":
-        gates = ", ".join(gate["name"] for gate in (pod.get("spec") or {}).get("schedulingGates") or ())
-        line = (pod["metadata"].get("labels") or {}).get(_QUEUE)
-        queue = f", queue {line}" if line else ""
-        advice = "it goes on when whoever set the gate takes it away"
-        words = f"pod {name} waits to be admitted (gate {gates or 'unknown'}{queue}); {advice}"
-        return Problem(QUEUED, words, lasting=False)
     advice = "add nodes or devices, or ask for fewer (resources, replicas)"
     return Problem("Unschedulable", f"no node takes pod {name}: {words}; {advice}", lasting=now - since >= PLACING_S)
 
