@@ -10,7 +10,8 @@ import json
 from collections.abc import Hashable
 from typing import Any
 
-from xpyd_sidecar.routing import outline, shapes
+from xpyd_sidecar.router.api import outline
+from xpyd_sidecar.router.serving import shapes
 
 MODULES: tuple[str, ...] = ()
 """Nothing of it is compiled: outcomes alone lead on."""
