@@ -19,7 +19,7 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.observing import history as hi
 from xpyd_sidecar.router.observing import summary
-from xpyd_sidecar.router.observing.observer import Observer
+from xpyd_sidecar.router.observing.observer import RouterObserver
 from xpyd_sidecar.router.observing.record import Record
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "observer.json"
@@ -55,7 +55,7 @@ def measured() -> dict[str, float]:
         roster.on_message(1.0, beat(f"p{number}", Role.PREFILL))
     for number in range(DECODES):
         roster.on_message(1.0, beat(f"d{number}"))
-    observer = Observer(roster)
+    observer = RouterObserver(roster)
     records = [made(number) for number in range(REQUESTS)]
     each = iter(records * (2 * ROUNDS))
 

@@ -10,7 +10,7 @@ from beats import SERVICE, beat
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, InstanceName, Role, State
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.picker import Picker
-from xpyd_sidecar.router.fleet.roster import Member, Roster
+from xpyd_sidecar.router.fleet.roster import FleetMember, Roster
 from xpyd_sidecar.router.fleet.target import Pair
 
 RAW = msgspec.Raw(b"")
@@ -105,10 +105,10 @@ class Doors:
     def __init__(self, *full: str) -> None:
         self.full = set(full)
 
-    def free(self, candidates: Sequence[Member]) -> Sequence[Member]:
+    def free(self, candidates: Sequence[FleetMember]) -> Sequence[FleetMember]:
         return [m for m in candidates if m.name not in self.full] or candidates
 
-    def room(self, candidates: Iterable[Member]) -> bool:
+    def room(self, candidates: Iterable[FleetMember]) -> bool:
         return any(m.name not in self.full for m in candidates)
 
 

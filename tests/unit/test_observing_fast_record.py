@@ -18,7 +18,7 @@ from xpyd_sidecar.router.observing import summary
 from xpyd_sidecar.router.observing.access_log import access, line_of, tell_straight
 from xpyd_sidecar.router.observing.fast_record import Batch, StraightRecord
 from xpyd_sidecar.router.observing.history import MAX_PAIRS, History
-from xpyd_sidecar.router.observing.metrics import Metrics
+from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.totals import Counting
 
 
@@ -35,7 +35,7 @@ def made_up(dice: random.Random, instances: int) -> StraightRecord:
         dice.randrange(5000), dice.randrange(100_000))
 
 
-def told(metrics: Metrics, history: History, counting: Counting) -> dict[str, object]:
+def told(metrics: RouterMetrics, history: History, counting: Counting) -> dict[str, object]:
     """What there is to see of them; sums of seconds to nine digits, since they may be added in another order."""
     shown = metrics.text().decode()
     text = re.sub(r" (\d+\.\d+(?:e-\d+)?)$", lambda match: f" {float(match[1]):.9g}", shown, flags=re.MULTILINE)
@@ -51,7 +51,7 @@ def told(metrics: Metrics, history: History, counting: Counting) -> dict[str, ob
 def test_a_batch_is_counted_as_each_of_its_requests(instances: int) -> None:
     dice = random.Random(instances)
     those = [made_up(dice, instances) for _ in range(800)]
-    one, many = [(Metrics(lambda: ()), History(1e9), Counting(0.0)) for _ in range(2)]
+    one, many = [(RouterMetrics(lambda: ()), History(1e9), Counting(0.0)) for _ in range(2)]
     for api in ("chat", "completions"):
         of = [each for each in those if each.api == api]
         for each in of:

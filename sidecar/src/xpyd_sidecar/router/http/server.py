@@ -13,11 +13,11 @@ from email.utils import formatdate
 
 from xpyd_sidecar.accepting import Acceptor, bind
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http import held_bodies
-from xpyd_sidecar.router.http.connection import Connection
+from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.held_bodies import HeldBodies
-from xpyd_sidecar.router.http.incoming import Bounds
+from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.reply import Application
 from xpyd_sidecar.router.http.tls import LOOK_S, Certificate
 
@@ -31,7 +31,7 @@ REFUSED = 64
 class Server:
     """Listens, and keeps its connections."""
 
-    def __init__(self, application: Application, bounds: Bounds, streamed: frozenset[str] = frozenset(), *,
+    def __init__(self, application: Application, bounds: RequestBounds, streamed: frozenset[str] = frozenset(), *,
                  body_budget: int = held_bodies.DEFAULT) -> None:
         """``body_budget``: bytes of the bodies of all requests."""
         self.application = application
@@ -39,7 +39,7 @@ class Server:
         self.streamed = streamed
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.bodies = HeldBodies(self.loop.time, body_budget, bounds.body_bytes)
-        self.connections: set[Connection] = set()
+        self.connections: set[ClientConnection] = set()
         self.refusals: dict[str, int] = {}
         """How many were refused, by the code of the fault."""
         self.draining = False
@@ -65,7 +65,7 @@ class Server:
         except OSError as error:
             raise ConfigError(f"router.port: cannot listen on {host}:{port}: {error.strerror or error}") from None
         self._certificate = certificate
-        self._acceptor = Acceptor(sockets, lambda: Connection(self), self._crowded,
+        self._acceptor = Acceptor(sockets, lambda: ClientConnection(self), self._crowded,
                                   certificate.context if certificate is not None else None)
         return self._acceptor.port
 
@@ -87,7 +87,7 @@ class Server:
     def _crowded(self, opening: int) -> bool:
         return len(self.connections) + opening >= self.most + REFUSED
 
-    def refused(self, fault: Fault) -> None:
+    def refused(self, fault: HttpFault) -> None:
         """A connection was refused before there was a whole request."""
         code = fault.code or str(fault.status)
         self.refusals[code] = self.refusals.get(code, 0) + 1

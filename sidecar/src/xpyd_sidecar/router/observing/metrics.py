@@ -18,11 +18,11 @@ from prometheus_client.registry import Collector
 
 from xpyd_sidecar import __version__
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.fleet.roster import FleetMember
 from xpyd_sidecar.router.observing.fast_record import Batch
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.observing.summary import Summary, failed
-from xpyd_sidecar.router.observing.tally import Counts, Times, buckets_of
+from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes, buckets_of
 from xpyd_sidecar.router.observing.vitals import LAGS, Vitals
 
 TTFT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
@@ -35,10 +35,10 @@ OTHER = "other"
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-class Metrics:
+class RouterMetrics:
     """The metrics of one router."""
 
-    def __init__(self, members: Callable[[], Iterable[Member]], settle: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, members: Callable[[], Iterable[FleetMember]], settle: Callable[[], None] = lambda: None) -> None:
         self.registry = registry = CollectorRegistry()
         self._pairs = _Pairs(members)
         self.in_flight = 0
@@ -46,30 +46,32 @@ class Metrics:
         self._settle = settle
         self.requests_total = 0
         self.requests_failed = 0
-        self._requests = Counts(registry, "xpyd_router_requests", "Generation requests by outcome", ("api", "outcome"))
-        self._legs = Counts(registry, "xpyd_router_legs", "Legs sent to engines by how they ended", ("role", "result"))
-        self._probes = Counts(registry, "xpyd_router_probes", "Health probes of engines by result", ("result",))
-        self._changes = Counts(registry, "xpyd_router_roster_changes", "Changes of the roster by kind", ("change",))
-        self._beats = Counts(registry, "xpyd_router_membership_messages", "Heartbeats and goodbyes by result",
+        self._requests = TallyCounts(registry, "xpyd_router_requests", "Generation requests by outcome", ("api", "outcome"))
+        self._legs = TallyCounts(registry, "xpyd_router_legs", "Legs sent to engines by how they ended", ("role", "result"))
+        self._probes = TallyCounts(registry, "xpyd_router_probes", "Health probes of engines by result", ("result",))
+        self._changes = TallyCounts(registry, "xpyd_router_roster_changes", "Changes of the roster by kind", ("change",))
+        self._beats = TallyCounts(registry, "xpyd_router_membership_messages", "Heartbeats and goodbyes by result",
                              ("result",))
-        self._retries = Counts(registry, "xpyd_router_retries", "Legs sent beyond the first pair of a request")
-        self._skips = Counts(registry, "xpyd_router_skipped_prefill",
+        self._retries = TallyCounts(registry, "xpyd_router_retries", "Legs sent beyond the first pair of a request")
+        self._skips = TallyCounts(registry, "xpyd_router_skipped_prefill",
                              "Requests sent to decode alone, by the field or the rule that made it so", ("by",))
-        self._passed = Counts(registry, "xpyd_router_passed_requests",
+        self._passed = TallyCounts(registry, "xpyd_router_passed_requests",
                               "Requests passed to one decode instance, by path and outcome", ("path", "outcome"))
-        self._continued = Counts(registry, "xpyd_router_continued", "Streams that went on with another decode instance")
-        self._tokens = Counts(registry, "xpyd_router_tokens", "Generated tokens relayed to clients, counted by their ids")
-        self._bytes = Counts(registry, "xpyd_router_relayed_bytes", "Bytes of answers to generation requests")
-        self._ttft = Times(registry, "xpyd_router_ttft_seconds",
+        self._continued = TallyCounts(registry, "xpyd_router_continued",
+                                      "Streams that went on with another decode instance")
+        self._tokens = TallyCounts(registry, "xpyd_router_tokens",
+                                   "Generated tokens relayed to clients, counted by their ids")
+        self._bytes = TallyCounts(registry, "xpyd_router_relayed_bytes", "Bytes of answers to generation requests")
+        self._ttft = TallyTimes(registry, "xpyd_router_ttft_seconds",
                            "From a request's arrival to the first event of its stream", TTFT, ("api",))
-        self._tpot = Times(registry, "xpyd_router_tpot_seconds", "(end - first token) / (tokens - 1) of whole streams",
+        self._tpot = TallyTimes(registry, "xpyd_router_tpot_seconds", "(end - first token) / (tokens - 1) of whole streams",
                            TPOT, ("api",))
-        self._seconds = Times(registry, "xpyd_router_request_seconds",
+        self._seconds = TallyTimes(registry, "xpyd_router_request_seconds",
                               "From a request's arrival to the end of its answer", SECONDS, ("api",))
-        self._queue = Times(registry, "xpyd_router_queue_seconds", "How long a request waited for a place", WAITS)
-        self._handover = Times(registry, "xpyd_router_handover_seconds",
+        self._queue = TallyTimes(registry, "xpyd_router_queue_seconds", "How long a request waited for a place", WAITS)
+        self._handover = TallyTimes(registry, "xpyd_router_handover_seconds",
                                "From the end of the prefill leg to decode's first event", WAITS)
-        self._leg_seconds = Times(registry, "xpyd_router_leg_seconds", "From a leg's request to its end", SECONDS,
+        self._leg_seconds = TallyTimes(registry, "xpyd_router_leg_seconds", "From a leg's request to its end", SECONDS,
                                   ("role",))
         Gauge("xpyd_router_in_flight", "Generation requests being served", registry=registry).set_function(
             lambda: self.in_flight)
@@ -188,7 +190,7 @@ class _Pairs(Collector):
     are gone are shown once more and then forgotten.
     """
 
-    def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
+    def __init__(self, members: Callable[[], Iterable[FleetMember]]) -> None:
         self._members = members
         self._counts: dict[tuple[str, str], list[float]] = {}
 
@@ -274,7 +276,7 @@ class _Poisons(Collector):
 class _Instances(Collector):
     """Instances by state, and open legs and load per instance, read when asked."""
 
-    def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
+    def __init__(self, members: Callable[[], Iterable[FleetMember]]) -> None:
         self._members = members
 
     def collect(self) -> Iterable[Metric]:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.request_hash import RequestHash
-from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.exchange_inputs import Course, Picks
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
-from xpyd_sidecar.router.upstream.call import Sender
+from xpyd_sidecar.router.upstream.call import BodySender
 
 if TYPE_CHECKING:
     from xpyd_sidecar.router.observing.spans import Headers
@@ -109,13 +109,13 @@ class Asks(Protocol):
     def picks(self, selection: Picks) -> Picks:
         """Who may serve it, of those that may serve its prompt."""
 
-    def leg(self, send: mv.Send, request_id: bytes, *, speaks: bool) -> Asked | Later:
+    def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked | Later:
         """The request id and the body of a leg; or what makes them of prefill's answer, where they need it."""
 
-    def message(self, target: Target, headers: Headers, body: bytes) -> bytes:
+    def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:
         """The whole HTTP request of a leg; its head alone, where ``body`` has a sender."""
 
-    def body(self, refuse: Callable[[Fault], None]) -> Sender | None:
+    def body(self, refuse: Callable[[HttpFault], None]) -> BodySender | None:
         """Who sends the body of the next leg while it comes; None: it is in the message. ``refuse`` hears what is wrong."""
 
     def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:
