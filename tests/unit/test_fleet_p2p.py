@@ -142,19 +142,19 @@ def test_older_engines_pair_among_themselves_and_never_serve_alone() -> None:
     picker = Picker(roster, policies.make("round_robin", {}, 0))
     prompt = msgspec.Raw(b'"hi"')
     member(roster, guests, "d:1", Role.DECODE)
-    assert picker.pair(prompt, alone=False) is None
+    assert picker.asked(prompt).pair(alone=False) is None
     assert "serve nothing without a prefill instance" in picker.why_not(Role.DECODE)
     member(roster, guests, "p:1", Role.PREFILL)
-    pair = picker.pair(prompt, alone=False)
+    pair = picker.asked(prompt).pair(alone=False)
     assert pair is not None
     assert pair.prefill is not None
     assert (pair.prefill.p2p, pair.decode.p2p) == ("z-p:1", "z-d:1")
-    assert picker.pair(prompt, alone=True) is None
+    assert picker.asked(prompt).pair(alone=True) is None
     roster.on_message(0.2, beat("d0", service=SERVICE))
-    alone = picker.pair(prompt, alone=True)
+    alone = picker.asked(prompt).pair(alone=True)
     assert alone is not None
     assert (alone.decode.instance, alone.decode.p2p, alone.prefill) == ("d0", "", None)
-    again = picker.pair(prompt, alone=False)
+    again = picker.asked(prompt).pair(alone=False)
     assert again is not None
     assert again.prefill is not None
     assert {again.prefill.p2p, again.decode.p2p} == {"z-p:1", "z-d:1"}, "an agent's engine is no partner of theirs"

@@ -24,7 +24,8 @@ from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
 from xpyd_sidecar.router.http.auth import ClientKeys
 from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.patience import GRACE_S, late, within
-from xpyd_sidecar.router.http.server import MAX_CONNECTIONS, Server
+from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server_state import MAX_CONNECTIONS
 from xpyd_sidecar.router.http.tls import Certificate
 from xpyd_sidecar.router.observing.vitals import Vitals
 from xpyd_sidecar.router.relay import fast, loop

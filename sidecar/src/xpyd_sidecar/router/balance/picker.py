@@ -78,15 +78,9 @@ class Picker:
         """The picks of one request. ``session``: key of what it belongs to, 0: nothing."""
         return Selection(self, prompt, session)
 
-    def pair(self, prompt: bytes, *, alone: bool, not_prefill: Collection[InstanceName] = (),
-             not_decode: Collection[InstanceName] = ()) -> Pair | None:
-        """As ``Selection.pair``, of a request that belongs to nothing."""
-        return Selection(self, prompt, 0).pair(alone=alone, not_prefill=not_prefill, not_decode=not_decode)
-
-    def prefill_for(self, prompt: bytes, decode: EngineTarget,
-                    not_prefill: Collection[InstanceName] = ()) -> EngineTarget | None:
-        """As ``Selection.prefill_for``."""
-        return Selection(self, prompt, 0).prefill_for(decode, not_prefill)
+    def unpaired(self, prompt: bytes, session: int = 0) -> Unpaired:
+        """The same of a request whose id is its client's: older engines pair by ids of the router."""
+        return Unpaired(self, prompt, session)
 
     def some_prefill_themselves(self) -> bool:
         """Whether a decode instance is there that can do without prefill."""
@@ -217,6 +211,18 @@ class Selection:
     def why_not(self, role: Role) -> str:
         """Why nobody of a role can be picked."""
         return self._picker.why_not(role)
+
+
+class Unpaired(Selection):
+    """The picks of a request that no pair of older engines can serve."""
+
+    __slots__ = ()
+
+    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
+             not_decode: Collection[InstanceName] = ()) -> Pair | None:
+        """Decode and prefill; decode alone where it is an older engine."""
+        pair = super().pair(alone=alone, not_prefill=not_prefill, not_decode=not_decode)
+        return Pair(pair.decode, None) if pair is not None and pair.decode.p2p else pair
 
 
 def _but(candidates: tuple[FleetMember, ...], names: Collection[InstanceName]) -> tuple[FleetMember, ...]:

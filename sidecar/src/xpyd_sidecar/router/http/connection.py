@@ -21,13 +21,14 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from typing import Protocol, cast
+from typing import cast
 
 from xpyd_sidecar.router.api.faults import HttpFault, unavailable
 from xpyd_sidecar.router.http import deadlines, rules
-from xpyd_sidecar.router.http.held_bodies import Held, HeldBodies
-from xpyd_sidecar.router.http.incoming import IncomingRequests, RequestBounds
-from xpyd_sidecar.router.http.reply import Application, HttpRequest, Reply, RequestHandler
+from xpyd_sidecar.router.http.held_bodies import Held
+from xpyd_sidecar.router.http.incoming import IncomingRequests
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
+from xpyd_sidecar.router.http.server_state import ServerState
 from xpyd_sidecar.router.http.upload import Upload
 from xpyd_sidecar.router.relay.fast import Outlet
 from xpyd_sidecar.router.relay.loop import adopt, descriptor_of, release
@@ -42,28 +43,6 @@ ANSWERS = 8
 SLICE = 16 << 10
 """Bytes of a read that are parsed at a time, so that the requests of one read are not all made before any is answered."""
 HIGH_WATER = 256 << 10
-
-
-class ServerState(Protocol):
-    """What the connections of one server share (``server.Server``)."""
-
-    application: Application
-    loop: asyncio.AbstractEventLoop
-    bounds: RequestBounds
-    streamed: frozenset[str]
-    bodies: HeldBodies
-    connections: set[ClientConnection]
-    date: bytes
-    draining: bool
-    leaving: bool
-    turned_away: bool
-
-    @property
-    def full(self) -> bool:
-        """Whether there are more connections than allowed."""
-
-    def refused(self, fault: HttpFault) -> None:
-        """A connection was refused before there was a whole request."""
 
 
 class ClientConnection(asyncio.Protocol):

@@ -57,7 +57,7 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
         return context.line.enter(AdmittedRequest(context, route, request, reply, asks))
     if len(context.servings) >= context.config.max_in_flight:
         raise unavailable(f"{context.config.max_in_flight} requests are being served, which is the limit")
-    return serve(context, request, reply, asks, picks=context.picker.asked(b""))
+    return serve(context, request, reply, asks, picks=context.picker.unpaired(b""))
 
 
 def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Picks, queued_s: float = 0.0,
@@ -118,7 +118,8 @@ class AdmittedRequest:
         """Serve it."""
         context, request, asks = self._context, self._request, self._asks
         session = request.headers.get(context.affinity_header, b"") if context.affinity_header else b""
-        picks = context.picker.asked(asks.prompt, prompt.key_of(session) if session else 0)
+        asked = context.picker.unpaired if asks.path else context.picker.asked
+        picks = asked(asks.prompt, prompt.key_of(session) if session else 0)
         if not asks.skips and context.config.skip_prefill_cached and picks.cached():
             asks.skips = CACHED
         return serve(context, request, self._reply, asks, picks=picks, queued_s=queued_s)

@@ -28,7 +28,6 @@ from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.asks import Asked, GoesOn, Later
-from xpyd_sidecar.router.serving.exchange_inputs import Picks
 from xpyd_sidecar.router.serving.shapes import Shaped, shape_of
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.events import EventStream
@@ -50,17 +49,18 @@ HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
 class Generation:
     """What one completion or chat asks (``asks.Asks``), and how far its client's stream is (``asks.GoesOn``)."""
 
-    __slots__ = ("_asked", "_begun", "_goes_on", "_going", "_hash", "_paired", "_request", "_terms", "position", "skips",
-                 "speaks")
-    passed_on = HEADERS
+    __slots__ = ("_asked", "_begun", "_goes_on", "_going", "_hash", "_paired", "_request", "_terms", "api", "fields",
+                 "model", "position", "prompt", "skips", "speaks", "stream")
+    passed_on: tuple[bytes, ...] = HEADERS
     path = ""
     once = unread = opaque = False
 
     def __init__(self, request: bodies.GenerationRequest, config: RouterConfig, terms: Callable[[], SamplingTerms]) -> None:
         """``terms``: on which streams go on now; by those of a request's beginning it is known what engines added to it."""
         self._request = request
-        self.skips = request.skips
-        """Why it goes without prefill; empty where it does not."""
+        self.api: str = request.api
+        self.model, self.stream, self.skips, self.prompt = request.model, request.stream, request.skips, request.prompt
+        self.fields: Mapping[str, Raw] = request.fields
         self._hash: RequestHash | None = None
         self._terms = terms
         shape = shape_of(request)
@@ -78,34 +78,9 @@ class Generation:
         """The client gets prefill's token."""
 
     @property
-    def api(self) -> str:
-        """The name of its API in metrics and logs."""
-        return self._request.api
-
-    @property
-    def stream(self) -> bool:
-        """Whether its answer is to come in events."""
-        return self._request.stream
-
-    @property
     def alone(self) -> bool:
         """Whether it goes without prefill."""
         return bool(self.skips)
-
-    @property
-    def fields(self) -> Mapping[str, Raw]:
-        """What the client asked."""
-        return self._request.fields
-
-    @property
-    def prompt(self) -> Raw:
-        """The prompt, as the client wrote it."""
-        return self._request.prompt
-
-    @property
-    def model(self) -> str | None:
-        """The model that was asked for."""
-        return self._request.model
 
     @property
     def course(self) -> GoesOn | None:
@@ -117,10 +92,6 @@ class Generation:
         if self._hash is None:
             self._hash = hash_of(self._request.api, self._request.fields)
         return self._hash
-
-    def picks(self, selection: Picks) -> Picks:
-        """Who may serve it."""
-        return selection
 
     @property
     def goes_on(self) -> bool:

@@ -10,23 +10,22 @@ from it (``serving.exchange``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
-from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api import dialects
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import refuse_in_form
 from xpyd_sidecar.router.api.paths import BodyKind, Route
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
-from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
+from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.upload import Upload
 from xpyd_sidecar.router.http.wire import before_length, chunk_of, lines_of
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.exchange_inputs import Picks
 from xpyd_sidecar.router.stream.answers import AnswerReader
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.opaque import OpaqueAnswer
@@ -45,8 +44,9 @@ _NAME = 32
 class Passthrough:
     """Of one request (``asks.Asks``)."""
 
-    __slots__ = ("_answer", "_hash", "_request", "_route", "_split", "api", "fields", "model", "prompt", "skips")
-    passed_on = HEADERS
+    __slots__ = ("_answer", "_hash", "_request", "_route", "_split", "api", "fields", "model", "once",
+                 "path", "prompt", "skips", "stream")
+    passed_on: tuple[bytes, ...] = HEADERS
     course = None
     speaks = False
     opaque = True
@@ -61,29 +61,16 @@ class Passthrough:
         self._hash: RequestHash | None = None
         self.fields: Mapping[str, Raw] = fields
         self.model = model or None
+        self.path, self.once = route.path, request.upload is not None
         split = self._split
+        self.stream = split is not None and split.stream
         self.api, self.skips, self.prompt = ("", "", Raw(b"")) if split is None else (
             split.dialect.name, split.alone, split.prompt)
-
-    @property
-    def path(self) -> str:
-        """Its path, in the router's table."""
-        return self._route.path
-
-    @property
-    def stream(self) -> bool:
-        """Whether its answer is known to come in events."""
-        return self._split is not None and self._split.stream
 
     @property
     def alone(self) -> bool:
         """Whether it goes without prefill."""
         return self._split is None or bool(self.skips)
-
-    @property
-    def once(self) -> bool:
-        """Whether its body can be sent to one engine alone."""
-        return self._request.upload is not None
 
     @property
     def unread(self) -> bool:
@@ -97,10 +84,6 @@ class Passthrough:
             json = self._route.body is BodyKind.JSON
             self._hash = hash_of(self.path, self.fields if json else {"": Raw(self._request.request_id.encode())})
         return self._hash
-
-    def picks(self, selection: Picks) -> Picks:
-        """Who may serve it."""
-        return Unpaired(selection)
 
     # ---- what engines are asked
 
@@ -191,22 +174,3 @@ class FormBody:
         """It is wrong, or will not be whole."""
         self._call = None
         self._refuse(fault)
-
-
-class Unpaired:
-    """Picks (``exchange_inputs.Picks``) without older engines as pairs: those find each other by request ids, and the
-    ones of these requests are the client's.
-    """
-
-    __slots__ = ("_picks", "prefill_for", "why_not")
-
-    def __init__(self, picks: Picks) -> None:
-        self._picks = picks
-        self.prefill_for = picks.prefill_for
-        self.why_not = picks.why_not
-
-    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
-             not_decode: Collection[InstanceName] = ()) -> Pair | None:
-        """Decode and prefill; decode alone where it is an older engine."""
-        pair = self._picks.pair(alone=alone, not_prefill=not_prefill, not_decode=not_decode)
-        return Pair(pair.decode, None) if pair is not None and pair.decode.p2p else pair

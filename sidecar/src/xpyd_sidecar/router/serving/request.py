@@ -70,7 +70,7 @@ class Serving:
         self._held: tuple[OpenAttempt, Later] | None = None
         """Decode's leg to an older engine while prefill's is open, and what makes its request."""
         limits = msgspec.structs.replace(context.limits, decode_legs=1, error_retries=0) if asks.once else context.limits
-        self.exchange = Exchange(transfer, KeptApart(asks.picks(picks), context.poison, self), limits, alone=asks.alone,
+        self.exchange = Exchange(transfer, KeptApart(picks, context.poison, self), limits, alone=asks.alone,
                                   now=began, course=asks.course, budget=context.budget)
         self.relaying: UpstreamCall | None = None
         self._first = b""
