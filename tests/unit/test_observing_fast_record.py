@@ -14,9 +14,9 @@ import pytest
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import InstanceName, TransferId
-from xpyd_sidecar.router.observing import summary
 from xpyd_sidecar.router.observing.access_log import access, line_of, tell_straight
-from xpyd_sidecar.router.observing.fast_record import Batch, StraightRecord
+from xpyd_sidecar.router.observing.batch import Batch, of_records, of_straight
+from xpyd_sidecar.router.observing.fast_record import StraightRecord
 from xpyd_sidecar.router.observing.history import MAX_PAIRS, History
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.totals import Counting
@@ -47,6 +47,12 @@ def told(metrics: RouterMetrics, history: History, counting: Counting) -> dict[s
             "total": (metrics.requests_total, metrics.requests_failed)}
 
 
+def count(batch: Batch, metrics: RouterMetrics, history: History, counting: Counting) -> None:
+    metrics.closed(batch)
+    history.closed(batch)
+    counting.closed(batch)
+
+
 @pytest.mark.parametrize("instances", [2, 3 * int(MAX_PAIRS ** 0.5)])
 def test_a_batch_is_counted_as_each_of_its_requests(instances: int) -> None:
     dice = random.Random(instances)
@@ -55,16 +61,8 @@ def test_a_batch_is_counted_as_each_of_its_requests(instances: int) -> None:
     for api in ("chat", "completions"):
         of = [each for each in those if each.api == api]
         for each in of:
-            record = each.record()
-            meaning = summary.of(record)
-            one[0].ended(record.outcome)
-            one[0].closed(record, meaning)
-            one[1].closed(0.0, record, meaning)
-            one[2].closed(record, meaning)
-        batch = Batch("chat" if api == "chat" else "completions", of)
-        many[0].closed_straight(batch)
-        many[1].closed_straight(batch)
-        many[2].closed_straight(batch)
+            count(of_records(api, [each.record()]), *one)
+        count(of_straight(api, of), *many)
     alone, together = told(*one), told(*many)
     for what, value in alone.items():
         assert together[what] == value, what

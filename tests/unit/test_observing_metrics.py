@@ -17,7 +17,7 @@ from router_fleet import fleet
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.observing import metrics as me
-from xpyd_sidecar.router.observing import summary
+from xpyd_sidecar.router.observing.batch import of_records
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.observing.vitals import Vitals
@@ -26,8 +26,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/observability.md"
 
 
 def close(metrics: RouterMetrics, of: Record) -> None:
-    metrics.ended(of.outcome)
-    metrics.closed(of, summary.of(of))
+    metrics.closed(of_records(of.api, [of]))
 
 
 def value(metrics: RouterMetrics, name: str, **labels: str) -> float:

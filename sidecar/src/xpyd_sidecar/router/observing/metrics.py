@@ -17,11 +17,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from xpyd_sidecar import __version__
-from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.fleet.roster import FleetMember
-from xpyd_sidecar.router.observing.fast_record import Batch
-from xpyd_sidecar.router.observing.record import Record
-from xpyd_sidecar.router.observing.summary import Summary, failed
+from xpyd_sidecar.router.observing.batch import Batch
+from xpyd_sidecar.router.observing.summary import failed
 from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes, buckets_of
 from xpyd_sidecar.router.observing.vitals import LAGS, Vitals
 
@@ -106,64 +104,35 @@ class RouterMetrics:
         """A request whose answer passes through ended so. ``path``: of the router's table."""
         self._passed.add((path, outcome))
 
-    def ended(self, outcome: str) -> None:
-        """How it ended; what there is to know of it comes to ``closed``."""
-        self.requests_total += 1
-        if failed(outcome):
-            self.requests_failed += 1
-
-    def closed(self, record: Record, told: Summary) -> None:
-        """A request that ended."""
-        api = (record.api,)
-        self._seconds.add(told.seconds, api)
-        self._queue.add(record.queued_s)
-        if told.ttft is not None:
-            self._ttft.add(told.ttft, api)
-        if told.tpot is not None:
-            self._tpot.add(told.tpot, api)
-        for leg in record.legs:
-            role = leg.role.value
-            self._legs.add((role, leg.result))
-            self._leg_seconds.add(leg.ended - leg.opened, (role,))
-        for handover in told.handovers:
-            self._handover.add(handover.seconds)
-            self._pairs.add(handover.prefill, handover.decode, handover.seconds)
-        if record.retries:
-            self._retries.add(by=record.retries)
-        if record.skips:
-            self._skips.add((record.skips,))
-        if record.continued:
-            self._continued.add(by=record.continued)
-        if record.tokens > 0:
-            self._tokens.add(by=record.tokens)
-        self._bytes.add(by=record.bytes)
-        self._requests.add((record.api, record.outcome))
-
-    def closed_straight(self, batch: Batch) -> None:
-        """Requests that ended straightly: as ``ended`` and ``closed`` of each."""
-        self.requests_total += len(batch)
+    def closed(self, batch: Batch) -> None:
+        """Requests that ended."""
         api = (batch.api,)
         self._seconds.add_all(batch.seconds, api)
-        self._queue.add_all([0.0] * len(batch))
+        self._queue.add_all(batch.queue)
+        self._queue.add_all([0.0] * (len(batch) - len(batch.queue)))
         self._ttft.add_all(batch.ttft, api)
         self._tpot.add_all(batch.tpot, api)
-        for role, durations in ((Role.PREFILL.value, batch.prefill), (Role.DECODE.value, batch.decode)):
-            self._legs.add((role, "2xx"), len(batch))
+        for (role, result), durations in batch.legs.items():
+            self._legs.add((role, result), len(durations))
             self._leg_seconds.add_all(durations, (role,))
         self._handover.add_all(batch.handover)
         for (prefill, decode), handovers in batch.pairs.items():
             self._pairs.add(prefill, decode, sum(handovers), len(handovers))
-        if batch.tokens:
-            self._tokens.add(by=batch.tokens)
-        self._bytes.add(by=batch.bytes)
-        self._requests.add((batch.api, "ok"), len(batch))
+        for counts, number in ((self._retries, batch.retries), (self._continued, batch.continued),
+                               (self._tokens, batch.tokens), (self._bytes, batch.bytes)):
+            if number:
+                counts.add(by=number)
+        for field in batch.skips:
+            self._skips.add((field,))
+        for outcome, count in batch.outcomes.items():
+            self.counted(batch.api, outcome, count)
 
-    def counted(self, api: str, outcome: str) -> None:
-        """A request that was never served."""
-        self._requests.add((api, outcome))
-        self.requests_total += 1
+    def counted(self, api: str, outcome: str, count: int = 1) -> None:
+        """Requests that ended so."""
+        self._requests.add((api, outcome), count)
+        self.requests_total += count
         if failed(outcome):
-            self.requests_failed += 1
+            self.requests_failed += count
 
     def message(self, result: str) -> None:
         """A membership message: taken, refused, or undecodable."""

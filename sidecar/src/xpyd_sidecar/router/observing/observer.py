@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import starmap
 from time import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,14 +23,13 @@ from xpyd_sidecar.contract.fleet import Fleet, Rates
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, ServiceName
 from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.paths import Route, RouteKind, api_of
 from xpyd_sidecar.router.api.request_hash import RequestHash
 from xpyd_sidecar.router.fleet import roster as ro
+from xpyd_sidecar.router.observing import batch
 from xpyd_sidecar.router.observing import history as hi
-from xpyd_sidecar.router.observing import summary
 from xpyd_sidecar.router.observing.access_log import access, line_of, passed_outcome, tell_straight
-from xpyd_sidecar.router.observing.fast_record import Batch, StraightRecord
+from xpyd_sidecar.router.observing.fast_record import StraightRecord
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.observing.totals import Counting
@@ -197,21 +197,17 @@ class RouterObserver:
             self.history.opened(len(opened))
             self.counting.opened(sum(opened), len(opened))
         records, self._unsettled = self._unsettled, []
-        straight: dict[Api, list[StraightRecord]] = {}
+        straight: dict[str, list[StraightRecord]] = {}
+        others: dict[str, list[Record]] = {}
         for record in records:
             if isinstance(record, StraightRecord):
                 straight.setdefault(record.api, []).append(record)
-                continue
-            self.metrics.ended(record.outcome)
-            told = summary.of(record)
-            self.metrics.closed(record, told)
-            self.counting.closed(record, told)
-            self.history.closed(record.arrived_unix + record.last_at - record.arrived, record, told)
-        for api, those in straight.items():
-            batch = Batch(api, those)
-            self.metrics.closed_straight(batch)
-            self.counting.closed_straight(batch)
-            self.history.closed_straight(batch)
+            else:
+                others.setdefault(record.api, []).append(record)
+        for done in (*starmap(batch.of_straight, straight.items()), *starmap(batch.of_records, others.items())):
+            self.metrics.closed(done)
+            self.counting.closed(done)
+            self.history.closed(done)
 
     # ---- instances (watch.Notes)
 
