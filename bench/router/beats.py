@@ -80,10 +80,10 @@ def _router(end: Connection, window_s: float) -> None:
         from xpyd_sidecar.contract import keys  # noqa: PLC0415
         from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig  # noqa: PLC0415
         from xpyd_sidecar.contract.membership import Up  # noqa: PLC0415
-        from xpyd_sidecar.router.app import Router  # noqa: PLC0415
+        from xpyd_sidecar.router.app import RouterProcess  # noqa: PLC0415
 
         loop = asyncio.get_running_loop()
-        router = Router(SidecarConfig(service=SERVICE, instance="r0", key_file="", run_dir="", router=RouterConfig(
+        router = RouterProcess(SidecarConfig(service=SERVICE, instance="r0", key_file="", run_dir="", router=RouterConfig(
             host="127.0.0.1", port=0, members_port=0)), keys.ServiceKey(bytes(32)))
         take, taken = router.context.watch.on_message, 0
 

@@ -33,7 +33,7 @@ from xpyd_sidecar.router.http import connection, incoming
 from xpyd_sidecar.router.http.server import Server
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.relay import loop
-from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.upstream import engine_connection
 
 KEY = "k" * 32
@@ -114,15 +114,15 @@ class Router:
                               failover="error" if error else "continue")
         config = SidecarConfig(service=ServiceName("bench"), instance=InstanceName("r"), key_file="", run_dir="",
                                router=router)
-        self.context = Context(config)
+        self.context = RequestContext(config)
         paths = Paths(self.context, Keys(), "token")  # type: ignore[arg-type]
-        server = Server(paths, incoming.Bounds(64 << 10, 64 << 20, 30.0))
-        self.legs: dict[engine_connection.Connection, Paper] = {}
-        self.clients: list[tuple[connection.Connection, Paper]] = []
+        server = Server(paths, incoming.RequestBounds(64 << 10, 64 << 20, 30.0))
+        self.legs: dict[engine_connection.EngineConnection, Paper] = {}
+        self.clients: list[tuple[connection.ClientConnection, Paper]] = []
         for port, role in ((1, Role.PREFILL), (2, Role.DECODE), (3, Role.DECODE)):
             self._join(HostPort(f"127.0.0.1:{port}"), role)
         for _ in range(STREAMS):
-            made, paper = connection.Connection(server), Paper()
+            made, paper = connection.ClientConnection(server), Paper()
             made.connection_made(paper)  # type: ignore[arg-type]
             self.clients.append((made, paper))
 
@@ -132,7 +132,7 @@ class Router:
             state=State.READY, incarnation=Incarnation(f"i{address[-1]}"), http=(address,), control=(address,), model=MODEL,
             max_model_len=32768, fingerprint=Fingerprint("f" * 32), interval_s=3.0))
         for _ in range(STREAMS + 4):
-            made, paper = engine_connection.Connection(self.context.pool, address), Paper()
+            made, paper = engine_connection.EngineConnection(self.context.pool, address), Paper()
             made.connection_made(paper)  # type: ignore[arg-type]
             self.legs[made] = paper
             self.context.pool.release(made, address)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import CONTENT, REFUSED
 from xpyd_sidecar.router.api.passthrough_bodies import checked
 
@@ -81,7 +81,7 @@ def test_every_place_of_every_request_is_known_and_refused(requests: list[type[B
             value: Any = {"xpyd": 1}
             for place in reversed(places):
                 value = {place: value}
-            with pytest.raises(Fault) as caught:
+            with pytest.raises(HttpFault) as caught:
                 checked("/inference/v1/generate", json.dumps(value).encode())
             assert (caught.value.code, caught.value.param) == ("refused_field", ".".join(places))
 

@@ -22,7 +22,7 @@ from scripted_engine import ScriptedEngine
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
-from xpyd_sidecar.router.app import Router
+from xpyd_sidecar.router.app import RouterProcess
 
 KEY = keys.ServiceKey(bytes(range(32)))
 HOSTS = ("router", "a", "bench", "h", "r", "x")
@@ -104,7 +104,7 @@ def request_bytes(path: str, body: Any = None, *, method: str = "POST", headers:
 class RouterFleet:
     """A router and its engines."""
 
-    def __init__(self, router: Router, prefills: list[ScriptedEngine], decodes: list[ScriptedEngine]) -> None:
+    def __init__(self, router: RouterProcess, prefills: list[ScriptedEngine], decodes: list[ScriptedEngine]) -> None:
         self.router = router
         self.p = prefills
         self.d = decodes
@@ -173,7 +173,7 @@ async def fleet(prefills: int = 1, decodes: int = 1, replay: Replay | None = Non
                             "drain_timeout_s": 1.0, "hosts": HOSTS}
     config = SidecarConfig(service=SERVICE, instance=InstanceName("r0"), key_file="", run_dir="",
                            router=RouterConfig(**(made | settings)))
-    router = Router(config, KEY)
+    router = RouterProcess(config, KEY)
     try:
         await router.start()
         made_fleet = RouterFleet(router, ps, ds)

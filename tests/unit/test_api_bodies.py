@@ -9,7 +9,7 @@ from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.bodies import body_of, decode_body, parse, prefill_body
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.fields import Api
 
 PEER = legs.Peer(InstanceName("d0"), Incarnation("i"), HostPort("h:1"))
@@ -24,8 +24,8 @@ def prefill(api: Api, **fields: Any) -> dict[str, Any]:
     return body
 
 
-def fault_of(api: Api, body: bytes) -> Fault:
-    with pytest.raises(Fault) as caught:
+def fault_of(api: Api, body: bytes) -> HttpFault:
+    with pytest.raises(HttpFault) as caught:
         parse(api, body)
     return caught.value
 

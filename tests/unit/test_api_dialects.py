@@ -17,7 +17,7 @@ PUSH = legs.Leg(1, Role.PREFILL, TransferId("0" * 32), Attempt(2), 3.0, PEER)
 WAIT = legs.Leg(1, Role.DECODE, TransferId("0" * 32), Attempt(1), 3.0)
 
 
-def split(path: str, body: dict[str, Any]) -> dialects.Request | None:
+def split(path: str, body: dict[str, Any]) -> dialects.DialectRequest | None:
     return dialects.request(path, checked(path, json.dumps(body).encode()).fields)
 
 

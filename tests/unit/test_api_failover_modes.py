@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from xpyd_sidecar.router.api import bodies, failover_modes, fields
-from xpyd_sidecar.router.api.failover_modes import Way, one_choice, way_of
+from xpyd_sidecar.router.api.failover_modes import FailoverMode, one_choice, way_of
 from xpyd_sidecar.router.api.fields import Api
 
 REPLAYED = {"structured_outputs", "repetition_detection", "thinking_token_budget", "suffix", "prompt_embeds", "vllm_xargs",
@@ -16,7 +16,7 @@ REPLAYED = {"structured_outputs", "repetition_detection", "thinking_token_budget
 REFUSED = {"kv_transfer_params", "ec_transfer_params"}
 
 
-def way(api: Api = "completions", **given: Any) -> Way:
+def way(api: Api = "completions", **given: Any) -> FailoverMode:
     prompt: dict[str, Any] = {"prompt": "x"} if api == "completions" else {"messages": [{"role": "user", "content": "x"}]}
     request = bodies.parse(api, json.dumps({"temperature": 0, **prompt, **given}).encode())
     return way_of(api, request.fields)
@@ -37,7 +37,7 @@ def test_every_field_that_the_router_knows_is_decided() -> None:
     {"response_format": {"type": "text"}}, {"response_format": None}, {"structured_outputs": None}, {"prompt": [1, 2, 3]},
     {"truncate_prompt_tokens": 4}, {"bad_words": []}])
 def test_what_depends_on_the_tokens_before_it_goes_on_from_them(given: dict[str, Any]) -> None:
-    assert way(**given) is Way.CONTINUE
+    assert way(**given) is FailoverMode.CONTINUE
 
 
 @pytest.mark.parametrize("given", [
@@ -48,28 +48,31 @@ def test_what_depends_on_the_tokens_before_it_goes_on_from_them(given: dict[str,
     {"prompt": [[1], [2]]}, {"use_beam_search": True}, {"something_new": 1}, {"spaces_between_special_tokens": False},
     {"best_of": 3}, {"response_format": 5}, {"frequency_penalty": "x"}])
 def test_what_has_a_state_or_a_seed_is_run_again(given: dict[str, Any]) -> None:
-    assert way(**given) is Way.REPLAY
+    assert way(**given) is FailoverMode.REPLAY
 
 
 @pytest.mark.parametrize("given", [{"temperature": 0.5}, {"temperature": None}, {"temperature": 1, "seed": None},
                                    {"temperature": 0.7, "structured_outputs": {"regex": "a"}}])
 def test_what_is_drawn_at_random_has_no_second_run(given: dict[str, Any]) -> None:
-    assert way(**given) is Way.ERROR
+    assert way(**given) is FailoverMode.ERROR
 
 
 def test_without_temperature_it_is_drawn_at_random() -> None:
-    assert way_of("completions", bodies.parse("completions", b'{"prompt":"x"}').fields) is Way.ERROR
+    assert way_of("completions", bodies.parse("completions", b'{"prompt":"x"}').fields) is FailoverMode.ERROR
 
 
 @pytest.mark.parametrize(("given", "expected"), [
-    ({"reasoning_effort": "low", "max_completion_tokens": 7, "logprobs": True, "top_logprobs": 2}, Way.CONTINUE),
-    ({"tools": [{"type": "function"}]}, Way.REPLAY), ({"tools": [{"type": "function"}], "tool_choice": "auto"}, Way.REPLAY),
-    ({"tools": [{"type": "function"}], "tool_choice": "none"}, Way.CONTINUE), ({"tools": []}, Way.CONTINUE),
-    ({"include_reasoning": False}, Way.REPLAY), ({"include_reasoning": True}, Way.CONTINUE),
-    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, Way.CONTINUE),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]}, Way.REPLAY),
-    ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}, Way.REPLAY)])
-def test_chats(given: dict[str, Any], expected: Way) -> None:
+    ({"reasoning_effort": "low", "max_completion_tokens": 7, "logprobs": True, "top_logprobs": 2}, FailoverMode.CONTINUE),
+    ({"tools": [{"type": "function"}]}, FailoverMode.REPLAY),
+    ({"tools": [{"type": "function"}], "tool_choice": "auto"}, FailoverMode.REPLAY),
+    ({"tools": [{"type": "function"}], "tool_choice": "none"}, FailoverMode.CONTINUE),
+    ({"tools": []}, FailoverMode.CONTINUE),
+    ({"include_reasoning": False}, FailoverMode.REPLAY), ({"include_reasoning": True}, FailoverMode.CONTINUE),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]}, FailoverMode.CONTINUE),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}]},
+     FailoverMode.REPLAY),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]}, FailoverMode.REPLAY)])
+def test_chats(given: dict[str, Any], expected: FailoverMode) -> None:
     assert way("chat", **given) is expected
 
 

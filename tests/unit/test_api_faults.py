@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from xpyd_sidecar.router.api.faults import Fault, bad_request, unavailable, unknown_model, upstream
+from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, unknown_model, upstream
 
 
 def test_errors_have_openais_form() -> None:
@@ -21,6 +21,6 @@ def test_an_event_is_the_same_error() -> None:
 
 def test_headers_say_when_to_come_again_what_is_allowed_and_who_may() -> None:
     assert (b"retry-after", b"3") in unavailable("full", 3).headers()
-    assert (b"allow", b"GET") in Fault(405, "no", allow="GET").headers()
-    assert (b"www-authenticate", b"Bearer") in Fault(401, "who").headers()
+    assert (b"allow", b"GET") in HttpFault(405, "no", allow="GET").headers()
+    assert (b"www-authenticate", b"Bearer") in HttpFault(401, "who").headers()
     assert bad_request("x").headers() == [(b"content-type", b"application/json")]

@@ -4,15 +4,15 @@ import msgspec
 import pytest
 
 from xpyd_sidecar.contract import legs
-from xpyd_sidecar.router.api.fields import FORCED, TABLE, Api, Leg, is_null
+from xpyd_sidecar.router.api.fields import FORCED, TABLE, Api, OnPrefill, is_null
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
 def test_every_set_value_is_json_and_what_is_always_set_is_one_token_unstreamed_and_greedy(api: Api) -> None:
     for name, rule in TABLE[api].items():
-        if rule.leg is Leg.SET and rule.value:
+        if rule.leg is OnPrefill.SET and rule.value:
             msgspec.json.decode(rule.value)
-        assert not (rule.always and rule.leg is not Leg.SET), name
+        assert not (rule.always and rule.leg is not OnPrefill.SET), name
     assert {name: bytes(raw) for name, raw in FORCED[api].items()} == {"max_tokens": b"1", "stream": b"false",
                                                                        "temperature": b"0"}
 
@@ -23,7 +23,7 @@ def test_every_set_value_is_json_and_what_is_always_set_is_one_token_unstreamed_
                                   "mm_processor_kwargs", "media_io_kwargs", "response_format", "truncate_prompt_tokens",
                                   "truncation_side", "cache_salt", "model", "priority", "vllm_xargs"])
 def test_what_changes_the_prompt_or_its_kv_is_kept(name: str) -> None:
-    assert TABLE["chat"][name].leg is Leg.KEEP
+    assert TABLE["chat"][name].leg is OnPrefill.KEEP
 
 
 def test_only_the_routers_own_fields_are_refused() -> None:

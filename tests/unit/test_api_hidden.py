@@ -8,7 +8,7 @@ import pytest
 
 from xpyd_sidecar.router.api import hidden
 from xpyd_sidecar.router.api.bodies import parse
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.passthrough_bodies import checked
 
 DEEP = '{"a":' * 60 + '{"kv_transfer_params":1}' + "}" * 60
@@ -37,7 +37,7 @@ SMUGGLED = [
 def test_what_only_the_router_may_send_is_refused_wherever_it_hides(body: str, param: str) -> None:
     for read in (lambda: parse("completions", body.encode()), lambda: parse("chat", body.encode()),
                  lambda: checked("/inference/v1/generate", body.encode())):
-        with pytest.raises(Fault) as caught:
+        with pytest.raises(HttpFault) as caught:
             read()
         assert (caught.value.status, caught.value.code, caught.value.param) == (400, "refused_field", param)
 
@@ -65,7 +65,7 @@ def test_a_field_said_twice_reaches_engines_once() -> None:
 
 def test_what_is_too_long_to_be_searched_is_refused() -> None:
     long = b'{"x": ["%b", "_transfer_params"]}' % (b"a" * hidden.MAX_SEARCHED)
-    with pytest.raises(Fault) as caught:
+    with pytest.raises(HttpFault) as caught:
         checked("/pooling", long)
     assert (caught.value.status, caught.value.param) == (400, "x")
     assert checked("/pooling", long.replace(b"_transfer_params", b"_transfer_parameters_")).model is None
@@ -114,7 +114,7 @@ def test_no_form_hides_the_names_from_the_router_that_an_engine_reads(kind: byte
     try:
         hidden.refuse_form_type(kind)
         hidden.refuse_in_form(body)
-    except Fault as fault:
+    except HttpFault as fault:
         refused = fault.status in {400, 415}
     assert refused or "vllm_xargs" not in _names(kind, body)
 

@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from xpyd_sidecar.router.api import dialects
 from xpyd_sidecar.router.api.bodies import parse
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.lax import is_true, truth, unmarked, whole
 from xpyd_sidecar.router.api.passthrough_bodies import checked
 from xpyd_sidecar.router.serving.shapes import Shapes, looked, shape_of
@@ -61,7 +61,7 @@ def test_what_streams_is_the_same_for_every_reader(raw: str) -> None:
         expected = bool(pydantic(bool | None, raw))
     except ValueError:
         for read in (lambda: parse("completions", body), lambda: shapes.parse("completions", body)):
-            with pytest.raises(Fault) as caught:
+            with pytest.raises(HttpFault) as caught:
                 read()
             assert (caught.value.status, caught.value.param) == (400, "stream")
         return
@@ -88,6 +88,6 @@ def test_one_byte_order_mark_is_no_fault_and_two_are() -> None:
     assert found is not None
     assert found[0] == looked(body, 1000)[0]  # type: ignore[index]
     for read in (lambda raw: parse("chat", raw), lambda raw: checked("/pooling", raw)):
-        with pytest.raises(Fault) as caught:
+        with pytest.raises(HttpFault) as caught:
             read(b"\xef\xbb\xbf" + marked)
         assert caught.value.code == "invalid_json"

@@ -11,7 +11,7 @@ import pytest
 from router_fleet import fleet
 
 from xpyd_sidecar.router.api import bodies, dialects, outline, passthrough_bodies
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.outline import MAX_DEPTH, MAX_NAMES, Outline
 from xpyd_sidecar.router.serving import shapes
 from xpyd_sidecar.router.stream import continuation
@@ -40,8 +40,8 @@ def grown(act: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def refused(act: Callable[[], object]) -> Fault:
-    with pytest.raises(Fault) as caught:
+def refused(act: Callable[[], object]) -> HttpFault:
+    with pytest.raises(HttpFault) as caught:
         act()
     return caught.value
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from xpyd_sidecar.router.api import paths
-from xpyd_sidecar.router.api.paths import Body, Way
+from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
 
 _VERBS = {"get", "post", "put", "delete", "patch", "head", "options", "websocket", "api_route", "add_api_route", "mount",
           "add_route", "add_websocket_route", "Mount", "Route", "APIRoute", "WebSocketRoute",
@@ -58,16 +58,16 @@ def test_every_row_of_the_table_is_a_path_of_vllm_or_the_routers_own() -> None:
     fastapi = {"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
     for route in paths.TABLE:
         shape = "/".join("{}" if part.startswith("{") else part for part in route.path.split("/"))
-        assert shape in shapes or route.way is Way.OWN or route.path in fastapi, route.path
+        assert shape in shapes or route.way is RouteKind.OWN or route.path in fastapi, route.path
 
 
 def test_rows_are_whole() -> None:
     assert len({route.path for route in paths.TABLE}) == len(paths.TABLE)
     for route in paths.TABLE:
         assert route.methods
-        assert (route.api is not None) == (route.way is Way.DISAGGREGATED)
-        assert bool(route.reason) == (route.way is Way.REFUSED)
-        assert route.way is Way.PASSED or route.body is Body.NONE
+        assert (route.api is not None) == (route.way is RouteKind.DISAGGREGATED)
+        assert bool(route.reason) == (route.way is RouteKind.REFUSED)
+        assert route.way is RouteKind.PASSED or route.body is BodyKind.NONE
 
 
 @pytest.mark.parametrize(("path", "row"), [

@@ -9,24 +9,24 @@ import pytest
 
 from xpyd_sidecar.contract.membership import Sampling
 from xpyd_sidecar.router.api import bodies, failover_modes, fields
-from xpyd_sidecar.router.api.failover_modes import Way, goes_on_sampled, way_of
+from xpyd_sidecar.router.api.failover_modes import FailoverMode, goes_on_sampled, way_of
 from xpyd_sidecar.router.api.fields import Api
-from xpyd_sidecar.router.api.sampled import EXACT, EXACT_ALONE, HISTORY, UNTOLD, Terms, keeps_distribution, told_of
+from xpyd_sidecar.router.api.sampled import EXACT, EXACT_ALONE, HISTORY, UNTOLD, SamplingTerms, keeps_distribution, told_of
 from xpyd_sidecar.router.stream.continuation import go_on, may_go_on, position_of, speaks_first
 from xpyd_sidecar.router.stream.position import Position
 
 PLAIN = told_of([Sampling()])
-TERMS = Terms(True, PLAIN)
+TERMS = SamplingTerms(True, PLAIN)
 REFUSED = {"kv_transfer_params", "ec_transfer_params"}
 
 
-def request_of(api: Api = "completions", **given: Any) -> bodies.Request:
+def request_of(api: Api = "completions", **given: Any) -> bodies.GenerationRequest:
     prompt: dict[str, Any] = {"prompt": "x"} if api == "completions" else {"messages": [{"role": "user", "content": "x"}]}
     return bodies.parse(api, json.dumps({"stream": True, **prompt, **given}).encode())
 
 
 def goes_on(api: Api = "completions", told: Any = PLAIN, **given: Any) -> bool:
-    position = position_of(request_of(api, **given), goes_on=True, terms=Terms(True, told))
+    position = position_of(request_of(api, **given), goes_on=True, terms=SamplingTerms(True, told))
     return position is not None and position.sampled
 
 
@@ -88,14 +88,14 @@ def test_chats() -> None:
 
 
 def test_a_seeded_or_greedy_stream_is_none_of_these() -> None:
-    for given, way in (({"seed": 3}, Way.REPLAY), ({"temperature": 0}, Way.CONTINUE)):
+    for given, way in (({"seed": 3}, FailoverMode.REPLAY), ({"temperature": 0}, FailoverMode.CONTINUE)):
         position = position_of(request_of(**given), goes_on=True, terms=TERMS)
         assert position is not None
         assert (position.way, position.sampled, position.lasts) == (way, False, True)
 
 
 def test_by_the_rule_exact_nothing_sampled_goes_on() -> None:
-    position = position_of(request_of(), goes_on=True, terms=Terms(False, PLAIN))
+    position = position_of(request_of(), goes_on=True, terms=SamplingTerms(False, PLAIN))
     assert position is not None, "its tokens are counted"
     assert not position.lasts
     assert not position.goes_on
@@ -118,9 +118,10 @@ def test_from_engines_that_tell_nothing_or_other_things_nothing_sampled_goes_on(
 def test_what_engines_add_counts_as_if_it_stood_in_the_request(added: Sampling) -> None:
     told = told_of([added, added])
     assert not goes_on(told=told)
-    assert way_of("completions", request_of(temperature=0).fields, told) is Way.REPLAY, "a greedy stream is run again"
-    assert way_of("completions", request_of(temperature=0).fields, told_of([None, added])) is Way.REPLAY
-    assert way_of("completions", request_of(temperature=0).fields, PLAIN) is Way.CONTINUE
+    again = way_of("completions", request_of(temperature=0).fields, told)
+    assert again is FailoverMode.REPLAY, "a greedy stream is run again"
+    assert way_of("completions", request_of(temperature=0).fields, told_of([None, added])) is FailoverMode.REPLAY
+    assert way_of("completions", request_of(temperature=0).fields, PLAIN) is FailoverMode.CONTINUE
 
 
 def test_a_field_of_the_request_counts_before_what_engines_add() -> None:
@@ -128,9 +129,10 @@ def test_a_field_of_the_request_counts_before_what_engines_add() -> None:
     assert goes_on(told=told, presence_penalty=0, temperature=0.5)
     assert not goes_on(told=told, presence_penalty=None, temperature=0.5)
     greedy = told_of([Sampling((("temperature", 0.0),))])
-    assert way_of("completions", request_of().fields, greedy) is Way.CONTINUE, "greedy without saying so"
-    assert way_of("completions", request_of(temperature=1).fields, greedy) is Way.ERROR
-    assert way_of("completions", request_of().fields, told_of([Sampling((("temperature", 0.0),)), None])) is Way.ERROR
+    assert way_of("completions", request_of().fields, greedy) is FailoverMode.CONTINUE, "greedy without saying so"
+    assert way_of("completions", request_of(temperature=1).fields, greedy) is FailoverMode.ERROR
+    unlike = told_of([Sampling((("temperature", 0.0),)), None])
+    assert way_of("completions", request_of().fields, unlike) is FailoverMode.ERROR
 
 
 def test_prefills_token_is_shown_early_for_greedy_requests_alone() -> None:
@@ -142,7 +144,7 @@ def test_prefills_token_is_shown_early_for_greedy_requests_alone() -> None:
 # ---- what is asked
 
 
-def position_with(request: bodies.Request, *tokens: tuple[str, str], terms: Terms = TERMS) -> Position:
+def position_with(request: bodies.GenerationRequest, *tokens: tuple[str, str], terms: SamplingTerms = TERMS) -> Position:
     position = position_of(request, goes_on=True, terms=terms)
     assert position is not None
     position.prompt = b"7,8"
@@ -151,7 +153,7 @@ def position_with(request: bodies.Request, *tokens: tuple[str, str], terms: Term
     return position
 
 
-def asked(request: bodies.Request, position: Position, told: Any = PLAIN) -> dict[str, Any]:
+def asked(request: bodies.GenerationRequest, position: Position, told: Any = PLAIN) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(bodies.decode_body(go_on(request, position, told).request, None))
     return found
 
@@ -175,7 +177,7 @@ def test_it_goes_on_from_all_ids_and_with_less_to_come() -> None:
 def test_limits_of_engines_are_not_counted_anew(given: dict[str, Any], added: Sampling, wanted: int | None) -> None:
     told = told_of([added])
     request = request_of(**given)
-    position = position_with(request, ("a", "1"), ("b", "2"), terms=Terms(True, told))
+    position = position_with(request, ("a", "1"), ("b", "2"), terms=SamplingTerms(True, told))
     assert asked(request, position, told)["max_tokens"] == wanted
 
 
@@ -190,8 +192,9 @@ def test_where_a_sampled_stream_ends_with_an_error() -> None:
     request = request_of(max_tokens=3, prompt="a prompt of some length")
     here = position_with(request, ("a", "1"))
     assert may_go_on(request, here, TERMS, TERMS)
-    assert not may_go_on(request, here, TERMS, Terms(True, told_of([Sampling((("top_k", 5.0),))]))), "another engine came"
-    assert not may_go_on(request, here, TERMS, Terms(True, UNTOLD))
+    other = SamplingTerms(True, told_of([Sampling((("top_k", 5.0),))]))
+    assert not may_go_on(request, here, TERMS, other), "another engine came"
+    assert not may_go_on(request, here, TERMS, SamplingTerms(True, UNTOLD))
     assert not may_go_on(request, position_with(request, ("a", "1"), ("b", "2"), ("c", "3")), TERMS, TERMS), "none is left"
     here.forgets = True
     assert not may_go_on(request, here, TERMS, TERMS), "ids are of no use"
@@ -207,7 +210,7 @@ def test_a_greedy_stream_is_run_again_where_engines_now_add_what_needs_the_histo
     position = position_with(request, ("a", "1"), terms=EXACT_ALONE)
     assert may_go_on(request, position, EXACT_ALONE, TERMS)
     assert not position.replays
-    assert may_go_on(request, position, EXACT_ALONE, Terms(True, told_of([Sampling((("presence_penalty", 1.0),))])))
+    assert may_go_on(request, position, EXACT_ALONE, SamplingTerms(True, told_of([Sampling((("presence_penalty", 1.0),))])))
     assert position.replays
 
 

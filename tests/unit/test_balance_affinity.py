@@ -9,18 +9,18 @@ from members import member
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api.prompt import key_of
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.affinity import ALWAYS, Affinity
+from xpyd_sidecar.router.balance.affinity import ALWAYS, SessionAffinity
 from xpyd_sidecar.router.balance.policies import Query
-from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.fleet.roster import FleetMember
 
 FLEET = tuple(member(f"e{number}") for number in range(8))
 
 
-def made(seed: int = 1) -> Affinity:
-    return Affinity(policies.make("random", {}, seed))
+def made(seed: int = 1) -> SessionAffinity:
+    return SessionAffinity(policies.make("random", {}, seed))
 
 
-def chosen(affinity: Affinity, session: str, fleet: tuple[Member, ...] = FLEET) -> Member:
+def chosen(affinity: SessionAffinity, session: str, fleet: tuple[FleetMember, ...] = FLEET) -> FleetMember:
     key = key_of(session.encode()) if session else 0
     return fleet[affinity.choose(Query(Role.DECODE, fleet, session=key))]
 

@@ -11,7 +11,7 @@ from members import member
 
 from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.router.balance.concurrency import LEAST, SLACK, WAIT_S, Limits
+from xpyd_sidecar.router.balance.concurrency import LEAST, SLACK, WAIT_S, ConcurrencyLimits
 
 BEAT_S = 3.0
 
@@ -26,7 +26,7 @@ class Engine(msgspec.Struct):
     """They send the next request as soon as the last one is over."""
 
 
-def run(engine: Engine, limits: Limits, seconds: float = 120.0, *, routers: int = 1) -> tuple[int, float, int]:
+def run(engine: Engine, limits: ConcurrencyLimits, seconds: float = 120.0, *, routers: int = 1) -> tuple[int, float, int]:
     """Requests that ended, the last limit, and the most that waited in the engine in the last half."""
     one = member("e0", Role.PREFILL)
     running: list[int] = []
@@ -73,29 +73,29 @@ ENGINES = {
 @pytest.mark.parametrize("routers", [1, 3])
 def test_a_limit_costs_no_throughput(name: str, routers: int) -> None:
     engine = ENGINES[name]
-    without, _, _ = run(engine, Limits(fixed=10**6), routers=routers)
-    with_limits, _, _ = run(engine, Limits(), routers=routers)
+    without, _, _ = run(engine, ConcurrencyLimits(fixed=10**6), routers=routers)
+    with_limits, _, _ = run(engine, ConcurrencyLimits(), routers=routers)
     assert with_limits >= 0.99 * without, (with_limits, without)
 
 
 @pytest.mark.parametrize("name", ["decode that keeps up", "prefill of short prompts, all in one step"])
 def test_an_engine_that_keeps_up_gets_no_limit(name: str) -> None:
-    assert run(ENGINES[name], Limits())[1] == math.inf
+    assert run(ENGINES[name], ConcurrencyLimits())[1] == math.inf
 
 
 @pytest.mark.parametrize("name", ["prefill of long prompts", "one at a time", "very slow", "decode with hundreds of seats"])
 def test_what_an_overloaded_engine_cannot_begin_stays_in_the_router(name: str) -> None:
     engine = ENGINES[name]
     seconds = 1200.0 if engine.step_s > 0.1 else 120.0
-    done, limit, most = run(engine, Limits(), seconds)
+    done, limit, most = run(engine, ConcurrencyLimits(), seconds)
     rate = done / seconds
     assert limit < math.inf
     assert most <= max(LEAST, SLACK + engine.seats * 0.1, 1.6 * rate * WAIT_S + SLACK), (most, limit, rate)
-    assert run(engine, Limits(fixed=10**6), seconds)[2] > most
+    assert run(engine, ConcurrencyLimits(fixed=10**6), seconds)[2] > most
 
 
 def test_a_limit_goes_when_the_queue_has_gone() -> None:
-    limits, one = Limits(), member("e0", Role.PREFILL)
+    limits, one = ConcurrencyLimits(), member("e0", Role.PREFILL)
     limits.look(0.0, [one])
 
     def beat(at: float, running: int, waiting: int, in_flight: int) -> bool:
@@ -118,7 +118,7 @@ def test_a_limit_goes_when_the_queue_has_gone() -> None:
 
 
 def test_decodes_that_wait_for_their_kv_are_no_queue() -> None:
-    limits, one = Limits(), member("e0", Role.DECODE)
+    limits, one = ConcurrencyLimits(), member("e0", Role.DECODE)
     for at in range(1, 6):
         one.load, one.in_flight = Load(running=5, waiting=90, transfers=88), 95
         one.in_flight_at_beat, one.beat_at = 95, float(at)
@@ -127,7 +127,7 @@ def test_decodes_that_wait_for_their_kv_are_no_queue() -> None:
 
 
 def test_a_restarted_or_lost_instance_has_no_limit_and_leaves_nothing_behind() -> None:
-    limits, one = Limits(), member("e0", Role.PREFILL)
+    limits, one = ConcurrencyLimits(), member("e0", Role.PREFILL)
     for at in range(1, 5):
         one.load, one.in_flight_at_beat, one.beat_at = Load(running=2, waiting=50), 52, float(at)
         limits.look(float(at), [one])
@@ -141,7 +141,7 @@ def test_a_restarted_or_lost_instance_has_no_limit_and_leaves_nothing_behind() -
 
 
 def test_a_fixed_limit_is_that_of_each_instance() -> None:
-    limits = Limits(fixed=2)
+    limits = ConcurrencyLimits(fixed=2)
     full, free = member("a", in_flight=2), member("b", in_flight=1)
     assert limits.free((full, free)) == [free]
     assert limits.room([full, free])
@@ -152,7 +152,7 @@ def test_a_fixed_limit_is_that_of_each_instance() -> None:
 
 def test_a_beat_of_an_unused_instance_counts_as_any_other() -> None:
     """The short way for instances that this router has never sent anything notes what the long one would."""
-    limits = Limits()
+    limits = ConcurrencyLimits()
     one = member("d0", running=3, waiting=9)
     for at in range(6):
         one.beat_at = float(at)

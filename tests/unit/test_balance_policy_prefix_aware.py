@@ -9,29 +9,29 @@ import pytest
 from members import member
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.api.prompt import Prefix
+from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.load import score
 from xpyd_sidecar.router.balance.policies import Policy, Query
 from xpyd_sidecar.router.balance.prefix_index import Holdings
-from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.fleet.roster import FleetMember
 
 
-def fleet(count: int = 8) -> tuple[Member, ...]:
+def fleet(count: int = 8) -> tuple[FleetMember, ...]:
     return tuple(member(f"e{number}") for number in range(count))
 
 
 class Router:
     """A policy with what it knows, over instances of its own view."""
 
-    def __init__(self, instances: tuple[Member, ...], seed: int = 1, **options: object) -> None:
+    def __init__(self, instances: tuple[FleetMember, ...], seed: int = 1, **options: object) -> None:
         self.fleet = instances
         self.policy: Policy = policies.make("prefix_aware", options, seed)
         self.holdings = Holdings()
 
-    def send(self, text: str) -> Member:
+    def send(self, text: str) -> FleetMember:
         """Choose, and believe from now on that it is there."""
-        prefix = Prefix(text.encode())
+        prefix = PromptPrefix(text.encode())
         chosen = self.fleet[self.policy.choose(Query(Role.PREFILL, self.fleet, 1, prefix, self.holdings))]
         self.holdings.add(chosen, prefix)
         return chosen
@@ -120,7 +120,7 @@ def test_a_prefix_that_everybody_asks_for_spreads_and_no_further_than_it_must() 
 
 def test_without_account_kept_the_hash_decides() -> None:
     instances = fleet()
-    query = Query(Role.PREFILL, instances, 1, Prefix(text("x").encode()))
+    query = Query(Role.PREFILL, instances, 1, PromptPrefix(text("x").encode()))
     chosen = {policies.make("prefix_aware", {}, seed).choose(query) for seed in range(5)}
     assert len(chosen) == 1
 

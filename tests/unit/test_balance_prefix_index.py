@@ -9,16 +9,16 @@ import pytest
 from members import member
 
 from xpyd_sidecar.contract.ids import Incarnation
-from xpyd_sidecar.router.api.prompt import Prefix
+from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance.prefix_index import MOST_INSTANCES, MOST_NODES, Holdings
-from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.fleet.roster import FleetMember
 
 FLEET = tuple(member(f"e{number}") for number in range(5))
 
 
-def prompt(*parts: str) -> Prefix:
+def prompt(*parts: str) -> PromptPrefix:
     """Each part is 1,024 bytes."""
-    return Prefix("".join(part.ljust(1024, ".") for part in parts).encode())
+    return PromptPrefix("".join(part.ljust(1024, ".") for part in parts).encode())
 
 
 def test_who_holds_the_longest_prefix_comes_first() -> None:
@@ -85,14 +85,14 @@ def test_a_million_distinct_prompts_take_bounded_memory() -> None:
     held, fleet = Holdings(), tuple(member(f"e{number}") for number in range(8))
     most = 0
     for number in range(1_000_000):
-        held.add(fleet[number % 8], Prefix(b"%09d" % number * 10))
+        held.add(fleet[number % 8], PromptPrefix(b"%09d" % number * 10))
         if not number % 1000:
             most = max(most, len(held))
     assert MOST_NODES / 2 < most <= MOST_NODES
     size = sum(getsizeof(nodes) + sum(getsizeof(key) + getsizeof(bits) for key, bits in nodes.items())
                for nodes in (held._young, held._old))
     assert size < 12 << 20
-    assert held.longest(fleet, Prefix(b"%09d" % 999_999 * 10)), "what came last is there"
+    assert held.longest(fleet, PromptPrefix(b"%09d" % 999_999 * 10)), "what came last is there"
 
 
 def test_what_is_used_stays() -> None:
@@ -112,7 +112,7 @@ def test_instances_that_come_and_go_are_bounded_too() -> None:
 
 
 def test_how_many_prefixes_an_instance_holds_is_counted_and_forgotten_with_them() -> None:
-    def count(each: Member) -> int:
+    def count(each: FleetMember) -> int:
         return held.count(each.name, each.incarnation)
 
     one, other = FLEET[1], FLEET[2]

@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from xpyd_sidecar.router.balance.queue import PRIORITIES, Full, Queue, Rate, Ticket
+from xpyd_sidecar.router.balance.queue import PRIORITIES, FairQueue, Full, Rate, Ticket
 
 TIMEOUT_S = 30.0
 
 
-def queue(size: int = 64, *, shared: bool = True) -> Queue:
+def queue(size: int = 64, *, shared: bool = True) -> FairQueue:
     """``shared``: another key was seen before."""
-    made = Queue(size, TIMEOUT_S)
+    made = FairQueue(size, TIMEOUT_S)
     for key in ("", "another")[: 1 + shared]:
         made.note(key)
     return made
 
 
-def drain(waiting: Queue, now: float) -> list[Ticket]:
+def drain(waiting: FairQueue, now: float) -> list[Ticket]:
     out = []
     while (ticket := waiting.take(now)) is not None:
         out.append(ticket)
@@ -107,7 +107,7 @@ def test_who_is_alone_may_have_every_place_until_somebody_else_comes() -> None:
 
 def test_a_queue_of_size_0_refuses_at_once() -> None:
     with pytest.raises(Full, match="the instances are busy"):
-        Queue(0, TIMEOUT_S).put(0.0, "a")
+        FairQueue(0, TIMEOUT_S).put(0.0, "a")
 
 
 def test_retry_after_follows_the_rate_at_which_it_drains() -> None:
@@ -195,7 +195,7 @@ def test_nobody_starves_who_asks_for_less_than_his_share(seed: int, keys: int, o
 def test_within_a_key_the_worst_priority_waits_half_of_the_timeout_longer_at_most(seed: int) -> None:
     """A stream of the best priority at 90 % of the capacity, and now and then one of the worst."""
     draw = random.Random(seed)
-    service_s, waiting = 0.05, Queue(1000, TIMEOUT_S)
+    service_s, waiting = 0.05, FairQueue(1000, TIMEOUT_S)
     now = free_at = 0.0
     worst: list[float] = []
     for _ in range(4000):
@@ -218,7 +218,7 @@ class Random(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting = Queue(12, 10.0)
+        self.waiting = FairQueue(12, 10.0)
         self.waiting.note("a")
         self.waiting.note("b")
         self.model: list[Ticket] = []

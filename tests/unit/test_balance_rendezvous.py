@@ -10,12 +10,12 @@ from members import member
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api.prompt import key_of
 from xpyd_sidecar.router.balance.rendezvous import Rendezvous
-from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.fleet.roster import FleetMember
 
 KEYS = [key_of(str(number).encode()) for number in range(20_000)]
 
 
-def fleet(count: int) -> tuple[Member, ...]:
+def fleet(count: int) -> tuple[FleetMember, ...]:
     return tuple(member(f"qwen-e{number}") for number in range(count))
 
 

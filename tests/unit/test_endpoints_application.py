@@ -57,7 +57,7 @@ async def test_wrong_paths_and_methods(method: str, path: str, status: int) -> N
 
 
 async def test_a_path_of_vllm_that_is_not_served_is_404_with_the_reason_and_no_client_asks_again() -> None:
-    refused = [route for route in paths.TABLE if route.way is paths.Way.REFUSED]
+    refused = [route for route in paths.TABLE if route.way is paths.RouteKind.REFUSED]
     assert {"/v1/realtime", "/v1/responses/{id}", "/v1/responses/{id}/cancel", "/load"} <= {one.path for one in refused}
     async with fleet() as f:
         for route in refused:

@@ -18,7 +18,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.fleet import heartbeat_listener as me
 from xpyd_sidecar.router.fleet import pump
 from xpyd_sidecar.router.fleet.heartbeat_listener import Members
-from xpyd_sidecar.router.fleet.roster import Refused, Roster
+from xpyd_sidecar.router.fleet.roster import BeatRefused, Roster
 
 LOOPS = ("router",)
 KEY = keys.ServiceKey(bytes(32))
@@ -31,7 +31,7 @@ class Taken:
 
     def take(self, message: Up) -> None:
         if message.v != 1:
-            raise Refused(f"version {message.v} is not understood here")
+            raise BeatRefused(f"version {message.v} is not understood here")
         self.messages.append(message)
 
     def count(self, result: str) -> None:

@@ -14,10 +14,10 @@ from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.fleet import p2p as rp
-from xpyd_sidecar.router.fleet.member import Changed, Lost, Probe, Probed, Refused
+from xpyd_sidecar.router.fleet.member import BeatRefused, Changed, InstanceLost, Probed, ProbeInstance
 from xpyd_sidecar.router.fleet.p2p import Guests, PairedById
 from xpyd_sidecar.router.fleet.roster import Roster
-from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.fleet.target import EngineTarget
 
 SERVICE = ServiceName("s")
 
@@ -35,7 +35,7 @@ def test_an_older_engine_is_picked_after_its_first_good_health_check() -> None:
     roster, guests = made()
     out = roster.on_message(0.0, guests.heartbeat(said()))
     name = InstanceName("p2p:h:1")
-    assert [type(each) for each in out] == [Changed, Probe]
+    assert [type(each) for each in out] == [Changed, ProbeInstance]
     assert roster.pickable(Role.DECODE) == ()
     roster.on_probe(0.1, name, Incarnation("h:2"), Probed.DEAD, "refused")
     roster.on_message(3.0, guests.heartbeat(said()))
@@ -67,7 +67,7 @@ def test_the_dead_are_pruned_without_beats_of_their_role() -> None:
         roster.on_message(0.0, guests.heartbeat(said(f"p:{index + 1}", role=Role.PREFILL)))
         roster.on_probe(0.1, InstanceName(f"p2p:p:{index + 1}"), Incarnation("h:2"), Probed.HEALTHY, "")
     roster.on_message(9.0, guests.heartbeat(said("p:1", role=Role.PREFILL)))
-    probed = [each.instance for each in roster.on_tick(9.5) if isinstance(each, Probe)]
+    probed = [each.instance for each in roster.on_tick(9.5) if isinstance(each, ProbeInstance)]
     assert probed == ["p2p:p:2", "p2p:p:3"]
     for name in probed:
         roster.on_probe(9.6, name, Incarnation("h:2"), Probed.DEAD, "refused")
@@ -80,7 +80,7 @@ def test_a_changed_role_is_a_new_epoch_and_a_changed_address_a_new_incarnation()
     roster.on_message(1.0, guests.heartbeat(said(role=Role.PREFILL)))
     assert (roster.members()[0].role, roster.members()[0].epoch) == (Role.PREFILL, 2)
     out = roster.on_message(2.0, guests.heartbeat(said(zmq="h:3", role=Role.PREFILL)))
-    assert [each.incarnation for each in out if isinstance(each, Lost)] == ["h:2"]
+    assert [each.incarnation for each in out if isinstance(each, InstanceLost)] == ["h:2"]
     assert roster.members()[0].suspended
 
 
@@ -89,7 +89,7 @@ def test_strangers_cannot_fill_the_roster_and_those_who_left_make_room(monkeypat
     roster, guests = made()
     for index in (1, 2):
         roster.on_message(0.0, guests.heartbeat(said(f"h:{index}")))
-    with pytest.raises(Refused, match=r"2 engines .* are known"):
+    with pytest.raises(BeatRefused, match=r"2 engines .* are known"):
         guests.heartbeat(said("h:3"))
     roster.on_message(0.0, guests.heartbeat(said("h:2")))
     roster.on_tick(9.1)
@@ -98,8 +98,8 @@ def test_strangers_cannot_fill_the_roster_and_those_who_left_make_room(monkeypat
     assert [m.name for m in roster.members()] == ["p2p:h:2", "p2p:h:3"]
 
 
-def target(fingerprint: str = "p2p", address: str = "10.0.0.1:2") -> Target:
-    return Target(InstanceName("p2p:h:1"), Incarnation("i"), p2p.Fingerprint(fingerprint), HostPort("h:1"),
+def target(fingerprint: str = "p2p", address: str = "10.0.0.1:2") -> EngineTarget:
+    return EngineTarget(InstanceName("p2p:h:1"), Incarnation("i"), p2p.Fingerprint(fingerprint), HostPort("h:1"),
                   HostPort(address), p2p=address)
 
 
@@ -142,19 +142,19 @@ def test_older_engines_pair_among_themselves_and_never_serve_alone() -> None:
     picker = Picker(roster, policies.make("round_robin", {}, 0))
     prompt = msgspec.Raw(b'"hi"')
     member(roster, guests, "d:1", Role.DECODE)
-    assert picker.pair(prompt, alone=False) is None
+    assert picker.asked(prompt).pair(alone=False) is None
     assert "serve nothing without a prefill instance" in picker.why_not(Role.DECODE)
     member(roster, guests, "p:1", Role.PREFILL)
-    pair = picker.pair(prompt, alone=False)
+    pair = picker.asked(prompt).pair(alone=False)
     assert pair is not None
     assert pair.prefill is not None
     assert (pair.prefill.p2p, pair.decode.p2p) == ("z-p:1", "z-d:1")
-    assert picker.pair(prompt, alone=True) is None
+    assert picker.asked(prompt).pair(alone=True) is None
     roster.on_message(0.2, beat("d0", service=SERVICE))
-    alone = picker.pair(prompt, alone=True)
+    alone = picker.asked(prompt).pair(alone=True)
     assert alone is not None
     assert (alone.decode.instance, alone.decode.p2p, alone.prefill) == ("d0", "", None)
-    again = picker.pair(prompt, alone=False)
+    again = picker.asked(prompt).pair(alone=False)
     assert again is not None
     assert again.prefill is not None
     assert {again.prefill.p2p, again.decode.p2p} == {"z-p:1", "z-d:1"}, "an agent's engine is no partner of theirs"

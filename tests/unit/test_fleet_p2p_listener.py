@@ -22,7 +22,7 @@ from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.fleet.p2p_listener import GuestListener
-from xpyd_sidecar.router.workers.owner import Owner
+from xpyd_sidecar.router.workers.owner import OwnerRouter
 
 LOOPS = ("router",)
 
@@ -115,7 +115,7 @@ async def test_a_router_of_several_processes_serves_them_too() -> None:
     p, d = OlderEngine("P", wire), OlderEngine("D", wire)
     config = SidecarConfig(service=SERVICE, instance=InstanceName("r0"), key_file="", run_dir="", router=RouterConfig(
         host="127.0.0.1", port=free_port(), members_port=0, compat="p2p", workers=2, heartbeat_s=0.2, resolve_s=0.0))
-    owner = Owner(config, KEY)
+    owner = OwnerRouter(config, KEY)
     try:
         await owner.start()
         for each in (p, d):

@@ -8,7 +8,7 @@ from beats import SERVICE, beat
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye
 from xpyd_sidecar.router.fleet import replica as rep
-from xpyd_sidecar.router.fleet.roster import Probed, Refused, Roster
+from xpyd_sidecar.router.fleet.roster import BeatRefused, Probed, Roster
 
 _KINDS = (State.STARTING, State.READY, State.DRAINING)
 
@@ -35,7 +35,7 @@ def random_event(rng: random.Random, at: float) -> rep.Event:
         case _:
             if rng.random() < 0.3:
                 return rep.Message(at, Goodbye(WIRE_VERSION, SERVICE, name, incarnation))
-            return rep.Tick(at) if rng.random() < 0.7 else rep.Doubt(at, name, incarnation)
+            return rep.RosterTick(at) if rng.random() < 0.7 else rep.Doubt(at, name, incarnation)
 
 
 def test_replicas_that_get_the_same_events_over_a_wire_are_equal() -> None:
@@ -48,7 +48,7 @@ def test_replicas_that_get_the_same_events_over_a_wire_are_equal() -> None:
             event = random_event(rng, at)
             try:
                 rep.apply(ours, event)
-            except Refused:
+            except BeatRefused:
                 continue  # the owner tells only of what was taken
             rep.apply(theirs, decode(msgspec.msgpack.encode(event)))
             assert seen(ours) == seen(theirs)
@@ -64,7 +64,7 @@ def test_a_replica_that_missed_events_catches_up() -> None:
             event = random_event(rng, at)
             try:
                 rep.apply(ours, event)
-            except Refused:
+            except BeatRefused:
                 continue
             beginning.note(event)
             here = {str(member.name) for member in ours.members()}
@@ -97,7 +97,7 @@ def test_a_beginning_makes_an_equal_roster_at_any_time() -> None:
             event = random_event(rng, at)
             try:
                 rep.apply(ours, event)
-            except Refused:
+            except BeatRefused:
                 continue
             beginning.note(event)
         fresh = roster()

@@ -13,7 +13,7 @@ from rosters import D0, I0, losts, make, names, probes
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.roster import Changed, Leaving, Probe, Probed, Refused
+from xpyd_sidecar.router.fleet.roster import BeatRefused, Changed, InstanceLeaves, Probed, ProbeInstance
 
 
 def test_a_ready_beat_makes_an_instance_pickable_for_its_role() -> None:
@@ -60,7 +60,7 @@ def test_a_probe_of_the_old_incarnation_does_not_keep_the_new_one_from_being_pro
     assert len(probes(roster.on_doubt(1.1, D0, I0))) == 1
     new = Incarnation("new")
     roster.on_message(1.2, beat("d0", incarnation=new))
-    assert probes(roster.on_refused(1.3, D0, new, "refused")) == [Probe(D0, new, HostPort("127.0.0.1:1"))]
+    assert probes(roster.on_refused(1.3, D0, new, "refused")) == [ProbeInstance(D0, new, HostPort("127.0.0.1:1"))]
 
 
 def test_a_probe_that_nobody_reports_on_is_made_again() -> None:
@@ -82,9 +82,9 @@ def test_an_engine_that_vanishes_behind_a_living_agent_loses_its_legs() -> None:
 def test_the_higher_epoch_wins_and_a_role_changes_only_with_one() -> None:
     roster = make()
     roster.on_message(1.0, beat("e0", epoch=2))
-    with pytest.raises(Refused, match="epoch 1 is older than 2"):
+    with pytest.raises(BeatRefused, match="epoch 1 is older than 2"):
         roster.on_message(2.0, beat("e0", Role.PREFILL, epoch=1))
-    with pytest.raises(Refused, match="without a new epoch"):
+    with pytest.raises(BeatRefused, match="without a new epoch"):
         roster.on_message(2.0, beat("e0", Role.PREFILL, epoch=2))
     assert names(roster) == ["e0"]
     roster.on_message(3.0, beat("e0", Role.PREFILL, epoch=3))
@@ -97,7 +97,7 @@ def test_the_higher_epoch_wins_and_a_role_changes_only_with_one() -> None:
     (beat("d0", service=ServiceName("other")), "serves 'test', not 'other'"),
 ])
 def test_foreign_messages_are_refused_with_a_reason(message: Heartbeat, words: str) -> None:
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(BeatRefused, match=words):
         make().on_message(1.0, message)
 
 
@@ -106,7 +106,7 @@ def test_the_roster_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     roster = make()
     roster.on_message(1.0, beat("d0"))
     roster.on_message(1.0, beat("d1"))
-    with pytest.raises(Refused, match="full"):
+    with pytest.raises(BeatRefused, match="full"):
         roster.on_message(1.0, beat("d2"))
     roster.on_message(2.0, beat("d1"))
 
@@ -129,7 +129,7 @@ def test_goodbye_stops_picking_at_once_but_its_legs_run_on() -> None:
 def test_a_late_goodbye_of_an_old_incarnation_does_not_remove_the_new_one() -> None:
     roster = make()
     roster.on_message(0.0, beat("d0", incarnation=Incarnation("new")))
-    with pytest.raises(Refused, match="replaced"):
+    with pytest.raises(BeatRefused, match="replaced"):
         roster.on_message(1.0, bye("d0"))
     assert names(roster) == ["d0"]
 
@@ -219,18 +219,19 @@ def test_of_two_agents_with_one_name_the_one_that_began_later_is_heard_by_every_
         roster, lost = make(), 0
         for turn in range(10):
             for each in order:
-                with contextlib.suppress(Refused):
+                with contextlib.suppress(BeatRefused):
                     lost += len(losts(roster.on_message(3.0 * turn, msgspec.structs.replace(each, seq=turn))))
         assert roster.members()[0].incarnation == other
         assert lost <= 1
-        with pytest.raises(Refused, match=f"two agents speak as 'd0': {OLD} .*incarnation one.*{NEW} .*incarnation other"):
+        words = f"two agents speak as 'd0': {OLD} .*incarnation one.*{NEW} .*incarnation other"
+        with pytest.raises(BeatRefused, match=words):
             roster.on_message(28.0, beats[0])
 
 
 def test_the_other_agent_is_heard_once_the_later_one_is_silent_or_gone() -> None:
     roster = make()
     roster.on_message(0.0, beat("d0", agent=NEW, incarnation=Incarnation("new")))
-    with pytest.raises(Refused):
+    with pytest.raises(BeatRefused):
         roster.on_message(9.0, beat("d0", agent=OLD))
     roster.on_message(9.1, beat("d0", agent=OLD))
     assert roster.members()[0].incarnation == I0
@@ -246,7 +247,7 @@ def test_an_agent_that_comes_back_beside_its_engine_costs_no_leg() -> None:
     out = roster.on_message(1.0, beat("d0", agent=NEW, seq=1))
     assert losts(out) == []
     assert names(roster) == ["d0"]
-    with pytest.raises(Refused, match="goodbye of agent"):
+    with pytest.raises(BeatRefused, match="goodbye of agent"):
         roster.on_message(1.1, bye("d0", agent=OLD))
     assert names(roster) == ["d0"]
 
@@ -254,7 +255,7 @@ def test_an_agent_that_comes_back_beside_its_engine_costs_no_leg() -> None:
 def test_a_beat_that_was_overtaken_changes_nothing() -> None:
     roster = make()
     roster.on_message(0.0, beat("d0", agent=OLD, seq=5, state=State.DRAINING))
-    with pytest.raises(Refused, match="late: beat 4 came after beat 5"):
+    with pytest.raises(BeatRefused, match="late: beat 4 came after beat 5"):
         roster.on_message(0.1, beat("d0", agent=OLD, seq=4))
     roster.on_message(0.2, beat("d0", agent=OLD, seq=5, state=State.DRAINING))
     assert names(roster) == []
@@ -278,12 +279,12 @@ def test_agents_that_do_not_say_who_they_are_replace_each_other_as_before() -> N
 def test_a_beat_that_cannot_be_used_is_refused_with_its_field_and_changes_nothing(fields: dict[str, Any],
                                                                                    words: str) -> None:
     roster = make()
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(BeatRefused, match=words):
         roster.on_message(0.0, beat("d0", **fields))
     assert roster.members() == []
     roster.on_message(0.0, beat("d0"))
     if "http" in fields:
-        with pytest.raises(Refused, match=words):
+        with pytest.raises(BeatRefused, match=words):
             roster.on_message(1.0, beat("d0", **fields))
         assert names(roster) == ["d0"]
         assert roster.members()[0].beat_at == 0.0
@@ -342,7 +343,7 @@ def test_after_a_switch_was_heard_nothing_is_picked_for_the_old_role_and_its_leg
     assert changed.kind == "role"
     assert (names(roster), names(roster, Role.PREFILL)) == (["d1"], ["d0"])
     assert member.in_flight == 1
-    with pytest.raises(Refused, match="epoch 1 is older than 2"):
+    with pytest.raises(BeatRefused, match="epoch 1 is older than 2"):
         roster.on_message(3.0, beat("d0", seq=3))
     assert names(roster, Role.PREFILL) == ["d0"], "an agent that knows nothing of the switch changes nothing"
     roster.leg_closed(member)
@@ -353,7 +354,7 @@ def test_each_beat_of_who_leaves_says_that_streams_should_move() -> None:
     roster = make()
     roster.on_message(1.0, beat("d0"))
     draining = {"state": State.DRAINING, "seq": 2}
-    assert not any(isinstance(i, Leaving) for i in roster.on_message(2.0, beat("d0", **draining)))
+    assert not any(isinstance(i, InstanceLeaves) for i in roster.on_message(2.0, beat("d0", **draining)))
     for seq in (3, 4):
         out = roster.on_message(3.0, beat("d0", **(draining | {"seq": seq, "leaving": True})))
-        assert out == [Leaving(D0, I0, "d0 drains and ends soon")]
+        assert out == [InstanceLeaves(D0, I0, "d0 drains and ends soon")]

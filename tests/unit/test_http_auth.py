@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http import auth
 from xpyd_sidecar.router.http.auth import ClientKeys, Keys, bearer, known, read_keys, require
 
@@ -69,7 +69,7 @@ def test_only_known_keys_pass() -> None:
     require({b"authorization": b"Bearer b"}, Keys(), Keys([b"a"]), Keys([b"b"]))
     for headers, words in (({}, "is needed"), ({b"authorization": b"Bearer c"}, "is wrong"),
                            ({b"authorization": b"Bearer \xff\xfe"}, "is wrong")):
-        with pytest.raises(Fault, match=words) as caught:
+        with pytest.raises(HttpFault, match=words) as caught:
             require(headers, Keys((b"a", b"b")), Keys([b"d"]))
         assert caught.value.status == 401
 

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from xpyd_sidecar.router.http import body_budget as bb
-from xpyd_sidecar.router.http.body_budget import Body, BodyBudget
+from xpyd_sidecar.router.http.body_budget import BodyBudget, HeldBody
 
 SMALL = 4
 BUDGET = 32
@@ -22,14 +22,14 @@ def tiny() -> BodyBudget[str]:
     return BodyBudget(BUDGET, SMALL)
 
 
-def begun(budget: BodyBudget[str], name: str, length: int | None, now: float = 0.0) -> Body[str]:
+def begun(budget: BodyBudget[str], name: str, length: int | None, now: float = 0.0) -> HeldBody[str]:
     body, ended = budget.begin(name, length, now)
     assert body is not None
     assert not ended
     return body
 
 
-def names(bodies: list[Body[str]]) -> list[str]:
+def names(bodies: list[HeldBody[str]]) -> list[str]:
     return [body.owner for body in bodies]
 
 
@@ -39,10 +39,10 @@ class World:
     def __init__(self) -> None:
         self.budget = tiny()
         self.now = 0.0
-        self.here: dict[Body[str], int] = {}
-        self.is_whole: set[Body[str]] = set()
-        self.gone: set[Body[str]] = set()
-        self.bodies: list[Body[str]] = []
+        self.here: dict[HeldBody[str], int] = {}
+        self.is_whole: set[HeldBody[str]] = set()
+        self.gone: set[HeldBody[str]] = set()
+        self.bodies: list[HeldBody[str]] = []
         self.once: list[int] = []
         """Sizes of those that came at once."""
 
@@ -78,7 +78,7 @@ class World:
             if size > SMALL:
                 assert self.budget.rest.held + size <= REST, "there is room for what was announced"
 
-    def _to(self, what: str, body: Body[str], size: int) -> None:
+    def _to(self, what: str, body: HeldBody[str], size: int) -> None:
         if what == "grow" and body not in self.is_whole:
             ended = self.budget.grow(body, size, self.now)
             assert len(set(ended)) == len(ended)
@@ -97,7 +97,7 @@ class World:
             self.here.pop(body, None)
             self.gone.add(body)
 
-    def _ended(self, ended: list[Body[str]], grower: Body[str] | None = None) -> None:
+    def _ended(self, ended: list[HeldBody[str]], grower: HeldBody[str] | None = None) -> None:
         for body in ended:
             assert body not in self.is_whole, "a whole body is never taken away"
             assert body not in self.gone, "ended twice"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http import heads
 from xpyd_sidecar.router.http.heads import Hosts, Media, is_loopback, name_of
 
@@ -20,7 +20,7 @@ def status(check: object, *given: object, **named: object) -> int:
     """0: it is let in."""
     try:
         check(*given, **named)  # type: ignore[operator]
-    except Fault as fault:
+    except HttpFault as fault:
         return fault.status
     return 0
 

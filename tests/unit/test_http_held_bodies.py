@@ -11,7 +11,7 @@ from http_site import Later, Site, site
 from router_fleet import Answer, read_answer, request_bytes
 
 from xpyd_sidecar.contract.launch import RouterConfig
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http import held_bodies
 from xpyd_sidecar.router.http.held_bodies import HeldBodies
 from xpyd_sidecar.router.workers.sharing import share
@@ -197,7 +197,7 @@ class Taker:
     def on_body(self) -> None:
         self.is_whole = True
 
-    def on_broken(self, fault: Fault) -> None:
+    def on_broken(self, fault: HttpFault) -> None:
         raise AssertionError(fault)
 
 

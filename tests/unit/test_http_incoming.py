@@ -10,14 +10,14 @@ from fuzz import heads
 from paper import Echo, Paper, served
 
 from xpyd_sidecar.router.http import ids
-from xpyd_sidecar.router.http.connection import Connection
-from xpyd_sidecar.router.http.incoming import Bounds
-from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.http.connection import ClientConnection
+from xpyd_sidecar.router.http.incoming import RequestBounds
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import Server
 
 CASES = int(os.environ.get("XPYD_FUZZ", "3000"))
-BOUNDS = Bounds(600, 300, 30.0)
-ROOMY = Bounds(64 << 10, 300, 30.0)
+BOUNDS = RequestBounds(600, 300, 30.0)
+ROOMY = RequestBounds(64 << 10, 300, 30.0)
 """No head is near its bound, which counts what was read where a head comes in parts, and its headers where it does not."""
 PATHS = [b"/v1/completions", b"/v1/chat/completions"]
 
@@ -125,7 +125,7 @@ async def test_a_plain_request_is_what_was_sent() -> None:
                                b"x-request-id": b"mine"}
     for size in range(len(raw)):
         assert (await served([raw[:size]], BOUNDS))[0] == []
-    for bounds, status in ((Bounds(20, 300, 30.0), b"431"), (Bounds(600, 1, 30.0), b"413")):
+    for bounds, status in ((RequestBounds(20, 300, 30.0), b"431"), (RequestBounds(600, 1, 30.0), b"413")):
         _, told, _ = await served([raw], bounds)
         assert any(isinstance(one, bytes) and one[9:12] == status for one in told)
 
@@ -140,7 +140,7 @@ async def test_the_bound_of_a_head_is_exact_and_counts_headers_that_are_repeated
     """Whether what was read is larger than the bound or not."""
     size = len(rest)
     head = b"\r\n".join([b"POST / HTTP/1.1", b"Host: a", b"Content-Length: %03d" % size, *lines, b"", b""])
-    requests, told, _ = await served([head + rest], Bounds(9 + 21 + 100, 300, 30.0))
+    requests, told, _ = await served([head + rest], RequestBounds(9 + 21 + 100, 300, 30.0))
     assert [request.body for request in requests] == ([rest] if fits else [])
     assert any(isinstance(one, bytes) and one[9:12] == (b"200" if fits else b"431") for one in told)
 
@@ -153,14 +153,14 @@ async def test_a_small_body_that_comes_at_once_counts_as_any_other() -> None:
     held: list[int] = []
     handle = app.handle
 
-    def kept(request: HttpRequest, reply: Reply) -> Handler | None:
+    def kept(request: HttpRequest, reply: Reply) -> RequestHandler | None:
         held.append(server.bodies.held)
         return handle(request, reply)
 
     app.handle = kept  # type: ignore[method-assign]
     for reads in ([head + b"body"], [head + b"bo", b"dy"], [head, b"body"], [2 * (head + b"body")],
                   [head + b"body" + head + b"bo"]):
-        connection = Connection(server)
+        connection = ClientConnection(server)
         connection.connection_made(Paper())  # type: ignore[arg-type]
         for data in reads:
             connection.data_received(data)
@@ -179,7 +179,7 @@ class Broken(Echo):
 async def test_a_bug_at_the_door_costs_one_request_which_is_answered_once() -> None:
     app = Broken()
     server = Server(app, BOUNDS)
-    near = await asyncio.get_running_loop().create_server(lambda: Connection(server), "127.0.0.1", 0)
+    near = await asyncio.get_running_loop().create_server(lambda: ClientConnection(server), "127.0.0.1", 0)
     try:
         reader, writer = await asyncio.open_connection(*near.sockets[0].getsockname())
         writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"

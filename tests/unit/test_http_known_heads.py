@@ -7,15 +7,15 @@ import random
 import pytest
 from paper import Echo, Paper
 
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http import known_heads as kh
-from xpyd_sidecar.router.http.connection import Connection
-from xpyd_sidecar.router.http.incoming import Bounds
+from xpyd_sidecar.router.http.connection import ClientConnection
+from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.known_heads import KnownHead, KnownHeads, whole_read
-from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import Server
 
-BOUNDS = Bounds(600, 300, 30.0)
+BOUNDS = RequestBounds(600, 300, 30.0)
 LINES = (b"Host: a", b"content-type: application/json", b"Authorization: Bearer k")
 
 
@@ -27,7 +27,7 @@ def request(body: bytes = b"{}", *lines: bytes, length: bytes = b"", name: bytes
 class Counted:
     """A server, and how many of its requests were of known heads."""
 
-    def __init__(self, bounds: Bounds = BOUNDS) -> None:
+    def __init__(self, bounds: RequestBounds = BOUNDS) -> None:
         self.app = Echo()
         self.server = Server(self.app, bounds)
         self.server.date = b"now"
@@ -44,7 +44,7 @@ class Counted:
     def read(self, *reads: bytes) -> list[HttpRequest]:
         """What comes of reads of one new connection."""
         before = len(self.app.seen)
-        connection = Connection(self.server)
+        connection = ClientConnection(self.server)
         self.paper = Paper()
         connection.connection_made(self.paper)  # type: ignore[arg-type]
         for data in reads:
@@ -74,7 +74,7 @@ async def test_bodies_of_known_heads_count_until_they_are_answered() -> None:
     held: list[int] = []
     handle = app.handle
 
-    def watched(asked: HttpRequest, reply: Reply) -> Handler | None:
+    def watched(asked: HttpRequest, reply: Reply) -> RequestHandler | None:
         held.append(used.server.bodies.held)
         return handle(asked, reply)
 
@@ -104,7 +104,7 @@ async def test_heads_of_old_or_unwanted_requests_are_never_known() -> None:
 
 
 def _refuse(method: str, path: str, headers: dict[bytes, bytes]) -> bool:
-    raise Fault(405, "no")
+    raise HttpFault(405, "no")
 
 
 async def test_a_known_head_is_judged_each_time() -> None:
@@ -130,7 +130,7 @@ async def test_bounds_of_bodies_and_heads_hold_for_known_heads() -> None:
     used = Counted()
     used.read(request())
     assert used.read(request(b"x" * 301)) == used.read(request(b"x" * 301))[:0], "413"
-    roomy = Counted(Bounds(64 << 10, 300, 30.0))
+    roomy = Counted(RequestBounds(64 << 10, 300, 30.0))
     for _ in range(2):
         roomy.read(request(b"{}", b"X-Long: " + b"l" * kh.MAX_BYTES))
     assert roomy.hits == 0, "it is too long to be kept"

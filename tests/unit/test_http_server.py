@@ -6,12 +6,12 @@ import pytest
 from router_fleet import read_answer, request_bytes
 
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.http.incoming import Bounds
-from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.http.incoming import RequestBounds
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server import Server
 
 LOOPS = ("router",)
-BOUNDS = Bounds(4096, 4096, 30.0)
+BOUNDS = RequestBounds(4096, 4096, 30.0)
 
 
 class Hello:
@@ -22,7 +22,7 @@ class Hello:
     def enter(self, request: HttpRequest, client: object) -> None:
         """Leave everything to ``handle``."""
 
-    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+    def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         if request.refusal is not None:
             raise request.refusal
         reply.whole(200, [], b"hello")

@@ -10,14 +10,14 @@ from raw_engines import Request, standing, streamed, whole
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.http import wire
-from xpyd_sidecar.router.http.wire import Chunks, Head, HeadReader, Malformed, WholeBody, chunk_of, parse_head
+from xpyd_sidecar.router.http.wire import Chunks, HeadReader, Malformed, ResponseHead, WholeBody, chunk_of, parse_head
 
 LOOPS = ("router",)
 
 
-def head(**fields: Any) -> Head:
+def head(**fields: Any) -> ResponseHead:
     made: dict[str, Any] = {"status": 200, "headers": [], "keep_alive": True, "chunked": False, "length": None}
-    return Head(**(made | fields))
+    return ResponseHead(**(made | fields))
 
 
 def test_a_head_is_parsed() -> None:

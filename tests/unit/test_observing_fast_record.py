@@ -14,11 +14,11 @@ import pytest
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import InstanceName, TransferId
-from xpyd_sidecar.router.observing import summary
 from xpyd_sidecar.router.observing.access_log import access, line_of, tell_straight
-from xpyd_sidecar.router.observing.fast_record import Batch, StraightRecord
+from xpyd_sidecar.router.observing.batch import Batch, of_records, of_straight
+from xpyd_sidecar.router.observing.fast_record import StraightRecord
 from xpyd_sidecar.router.observing.history import MAX_PAIRS, History
-from xpyd_sidecar.router.observing.metrics import Metrics
+from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.totals import Counting
 
 
@@ -35,7 +35,7 @@ def made_up(dice: random.Random, instances: int) -> StraightRecord:
         dice.randrange(5000), dice.randrange(100_000))
 
 
-def told(metrics: Metrics, history: History, counting: Counting) -> dict[str, object]:
+def told(metrics: RouterMetrics, history: History, counting: Counting) -> dict[str, object]:
     """What there is to see of them; sums of seconds to nine digits, since they may be added in another order."""
     shown = metrics.text().decode()
     text = re.sub(r" (\d+\.\d+(?:e-\d+)?)$", lambda match: f" {float(match[1]):.9g}", shown, flags=re.MULTILINE)
@@ -47,24 +47,22 @@ def told(metrics: Metrics, history: History, counting: Counting) -> dict[str, ob
             "total": (metrics.requests_total, metrics.requests_failed)}
 
 
+def count(batch: Batch, metrics: RouterMetrics, history: History, counting: Counting) -> None:
+    metrics.closed(batch)
+    history.closed(batch)
+    counting.closed(batch)
+
+
 @pytest.mark.parametrize("instances", [2, 3 * int(MAX_PAIRS ** 0.5)])
 def test_a_batch_is_counted_as_each_of_its_requests(instances: int) -> None:
     dice = random.Random(instances)
     those = [made_up(dice, instances) for _ in range(800)]
-    one, many = [(Metrics(lambda: ()), History(1e9), Counting(0.0)) for _ in range(2)]
+    one, many = [(RouterMetrics(lambda: ()), History(1e9), Counting(0.0)) for _ in range(2)]
     for api in ("chat", "completions"):
         of = [each for each in those if each.api == api]
         for each in of:
-            record = each.record()
-            meaning = summary.of(record)
-            one[0].ended(record.outcome)
-            one[0].closed(record, meaning)
-            one[1].closed(0.0, record, meaning)
-            one[2].closed(record, meaning)
-        batch = Batch("chat" if api == "chat" else "completions", of)
-        many[0].closed_straight(batch)
-        many[1].closed_straight(batch)
-        many[2].closed_straight(batch)
+            count(of_records(api, [each.record()]), *one)
+        count(of_straight(api, of), *many)
     alone, together = told(*one), told(*many)
     for what, value in alone.items():
         assert together[what] == value, what

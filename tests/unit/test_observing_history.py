@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 from records import D1, P1, pair, record
 
 from xpyd_sidecar.contract.fleet import Quantiles
 from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.router.observing import history as hi
-from xpyd_sidecar.router.observing import summary
+from xpyd_sidecar.router.observing.batch import of_records
 from xpyd_sidecar.router.observing.record import Record
 
 
 def close(history: hi.History, now: float, of: Record) -> None:
-    history.closed(now, of, summary.of(of))
+    history.closed(of_records(of.api, [msgspec.structs.replace(of, arrived_unix=now - of.last_at + of.arrived)]))
 
 
 def test_a_percentile_is_right_within_its_bucket() -> None:

@@ -15,29 +15,28 @@ from records import D1, P1, leg, pair, record
 from router_fleet import fleet
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.observing import metrics as me
-from xpyd_sidecar.router.observing import summary
-from xpyd_sidecar.router.observing.metrics import Metrics
+from xpyd_sidecar.router.observing.batch import of_records
+from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.observing.vitals import Vitals
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/observability.md"
 
 
-def close(metrics: Metrics, of: Record) -> None:
-    metrics.ended(of.outcome)
-    metrics.closed(of, summary.of(of))
+def close(metrics: RouterMetrics, of: Record) -> None:
+    metrics.closed(of_records(of.api, [of]))
 
 
-def value(metrics: Metrics, name: str, **labels: str) -> float:
+def value(metrics: RouterMetrics, name: str, **labels: str) -> float:
     families = text_string_to_metric_families(metrics.text().decode())
     return sum(s.value for family in families for s in family.samples
                if s.name == name and labels.items() <= s.labels.items())
 
 
 def test_requests_are_counted_by_outcome_and_failures_apart() -> None:
-    metrics = Metrics(list)
+    metrics = RouterMetrics(list)
     for outcome in ("ok", "client_error", "refused", "client_gone", "failed", "broken", "timeout", "unavailable"):
         close(metrics, record(P1, D1, outcome=outcome, retries=2 if outcome == "ok" else 0))
     metrics.counted("chat", "refused")
@@ -51,7 +50,7 @@ def test_requests_are_counted_by_outcome_and_failures_apart() -> None:
 
 
 def test_what_a_request_took_is_in_its_histogram() -> None:
-    metrics = Metrics(list)
+    metrics = RouterMetrics(list)
     close(metrics, record(P1, D1, queued_s=0.03, bytes=900, continued=1))
     assert value(metrics, "xpyd_router_ttft_seconds_sum", api="chat") == pytest.approx(0.5)
     assert value(metrics, "xpyd_router_tpot_seconds_sum") == pytest.approx(0.2)
@@ -67,7 +66,7 @@ def test_what_a_request_took_is_in_its_histogram() -> None:
 
 
 def test_every_leg_is_counted_by_its_result() -> None:
-    metrics = Metrics(list)
+    metrics = RouterMetrics(list)
     close(metrics, record(leg(Role.PREFILL, "p1", 1, 1.0, 2.0, 3.0, "lost"), leg(Role.PREFILL, "p2", 2, 1.0, 2.0, 3.0), D1))
     assert value(metrics, "xpyd_router_legs_total", role="prefill", result="lost") == 1
     assert value(metrics, "xpyd_router_legs_total", role="prefill") == 2
@@ -75,7 +74,7 @@ def test_every_leg_is_counted_by_its_result() -> None:
 
 
 def test_requests_that_skip_prefill_are_counted_by_the_reason() -> None:
-    metrics = Metrics(list)
+    metrics = RouterMetrics(list)
     for skips in ("short", "", "short", "n"):
         close(metrics, record(D1, skips=skips))
     assert value(metrics, "xpyd_router_skipped_prefill_total", by="short") == 2
@@ -84,7 +83,7 @@ def test_requests_that_skip_prefill_are_counted_by_the_reason() -> None:
 
 def test_pairs_beyond_the_bound_are_counted_as_other() -> None:
     here = [member("p1", Role.PREFILL)]
-    metrics = Metrics(lambda: here)
+    metrics = RouterMetrics(lambda: here)
     for number in range(me.MAX_PAIRS + 7):
         close(metrics, record(*pair("p1", f"d{number}")))
     families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
@@ -95,7 +94,7 @@ def test_pairs_beyond_the_bound_are_counted_as_other() -> None:
 
 def test_pairs_of_instances_that_are_gone_make_room() -> None:
     here = [member("p1", Role.PREFILL), member("d0")]
-    metrics = Metrics(lambda: here)
+    metrics = RouterMetrics(lambda: here)
     for number in range(me.MAX_PAIRS):
         close(metrics, record(*pair("p1", f"d{number}")))
     assert value(metrics, "xpyd_router_pair_handovers_total") == me.MAX_PAIRS
@@ -108,7 +107,7 @@ def test_pairs_of_instances_that_are_gone_make_room() -> None:
 def test_instances_and_open_legs_are_read_when_asked() -> None:
     members = [member("p0", Role.PREFILL, in_flight=3), member("d0"), member("d1")]
     members[2].suspended = "gone"
-    metrics = Metrics(lambda: members)
+    metrics = RouterMetrics(lambda: members)
     assert value(metrics, "xpyd_router_instances", role="decode", state="suspended") == 1
     assert value(metrics, "xpyd_router_instances") == 3
     assert value(metrics, "xpyd_router_legs_open", instance="p0", role="prefill") == 3
@@ -117,7 +116,7 @@ def test_instances_and_open_legs_are_read_when_asked() -> None:
 
 
 def test_queue_and_budget_are_read_when_asked() -> None:
-    metrics = Metrics(list)
+    metrics = RouterMetrics(list)
     left = [5.0]
     metrics.watch_queue(lambda: 3)
     metrics.watch_budget(lambda: left[0])
@@ -127,7 +126,7 @@ def test_queue_and_budget_are_read_when_asked() -> None:
 
 
 def test_probes_and_changes_of_the_roster_are_counted() -> None:
-    metrics = Metrics(list)
+    metrics = RouterMetrics(list)
     metrics.probed("dead")
     metrics.changed("evicted")
     assert value(metrics, "xpyd_router_probes_total", result="dead") == 1
@@ -135,7 +134,7 @@ def test_probes_and_changes_of_the_roster_are_counted() -> None:
 
 
 def test_two_routers_in_one_process_do_not_share_counters() -> None:
-    first, second = Metrics(list), Metrics(list)
+    first, second = RouterMetrics(list), RouterMetrics(list)
     first.message("taken")
     assert value(first, "xpyd_router_membership_messages_total", result="taken") == 1
     assert value(second, "xpyd_router_membership_messages_total") == 0
@@ -156,7 +155,7 @@ def documented() -> dict[str, tuple[str, ...]]:
 
 
 def test_each_process_is_shown_with_what_it_knows_of_itself() -> None:
-    metrics = Metrics(list)
+    metrics = RouterMetrics(list)
     assert value(metrics, "xpyd_router_connections") == 0
     one, other = Vitals(connections=3, refused={"unavailable": 2}, accept_errors=3, body_bytes=70), Vitals(connections=4)
     for seconds in (-1.0, 0.0005, 0.3, 99.0):
@@ -178,7 +177,7 @@ def test_each_process_is_shown_with_what_it_knows_of_itself() -> None:
 
 def test_what_the_system_knows_of_each_process_is_labelled_and_not_mixed() -> None:
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
-        metrics = Metrics(list)
+        metrics = RouterMetrics(list)
         processes = {"0": Vitals(), "1": Vitals(pid=child.pid)}
         metrics.watch_processes(lambda: processes)
         for name in ("resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds", "max_fds", "open_fds"):
@@ -194,7 +193,7 @@ def test_what_the_system_knows_of_each_process_is_labelled_and_not_mixed() -> No
 
 async def test_a_router_shows_its_connections_and_how_late_its_loop_is() -> None:
     async with fleet(heartbeat_s=0.1) as f:
-        metrics: Metrics = f.context.observer.metrics
+        metrics: RouterMetrics = f.context.observer.metrics
         held = [await f.connect() for _ in range(3)]
         await f.wait(lambda: value(metrics, "xpyd_router_connections", worker="0") == 3, "the connections")
         held[0][1].write(b"GET / HTTP/9.9\r\nhost: x\r\n\r\n")
@@ -212,13 +211,13 @@ async def test_a_router_shows_its_connections_and_how_late_its_loop_is() -> None
 async def test_the_documentation_names_every_metric_with_its_labels() -> None:
     async with fleet() as f:
         f.context.observer.passed("/v1/embeddings", "complete")
-        metrics: Metrics = f.context.observer.metrics
+        metrics: RouterMetrics = f.context.observer.metrics
         close(metrics, record(P1, D1))
         close(metrics, record(D1, skips="short"))
         metrics.message("taken")
         metrics.probed("healthy")
         metrics.changed("joined")
-        f.router.server.refused(Fault(408, "too slow", code="request_timeout"))
+        f.router.server.refused(HttpFault(408, "too slow", code="request_timeout"))
         found: dict[str, tuple[str, ...]] = {}
         for family in metrics.registry.collect():
             name = family.name + ("_total" if family.type == "counter" else "")

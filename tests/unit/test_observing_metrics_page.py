@@ -8,9 +8,9 @@ from typing import Any
 
 from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http.auth import ClientKeys
-from xpyd_sidecar.router.http.reply import Handler, HttpRequest
+from xpyd_sidecar.router.http.reply import HttpRequest, RequestHandler
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.worker_paths import ASK_S, WorkerPaths
 
@@ -64,9 +64,9 @@ class Link:
     """What a worker asks the owner."""
 
     def __init__(self) -> None:
-        self.asked: list[li.Ask] = []
+        self.asked: list[li.AskOwner] = []
 
-    def send(self, message: li.Ask) -> None:
+    def send(self, message: li.AskOwner) -> None:
         self.asked.append(message)
 
 
@@ -81,7 +81,7 @@ class Caught:
         assert not self.status, "a second answer"
         self.status, self.body = status, body
 
-    def fault(self, fault: Fault) -> None:
+    def fault(self, fault: HttpFault) -> None:
         self.whole(fault.status, [], fault.body())
 
 
@@ -93,16 +93,16 @@ class Worker:
         self.paths = WorkerPaths(f.context, ClientKeys(None), "admin")
         self.paths.link = self.link  # type: ignore[assignment]
 
-    def get(self, path: str = "/metrics", method: str = "GET") -> tuple[Caught, Handler | None]:
+    def get(self, path: str = "/metrics", method: str = "GET") -> tuple[Caught, RequestHandler | None]:
         reply: Any = Caught()
         try:
             return reply, self.paths.handle(HttpRequest(method, path, {b"host": b"localhost"}, b"", "r"), reply)
-        except Fault as fault:
+        except HttpFault as fault:
             reply.fault(fault)
             return reply, None
 
     def answer(self, body: bytes) -> None:
-        self.paths.answer(li.Answer(self.link.asked[-1].number, 200, [], body))
+        self.paths.answer(li.OwnerAnswer(self.link.asked[-1].number, 200, [], body))
 
 
 async def test_clients_of_a_worker_share_one_question_to_the_owner() -> None:
@@ -129,7 +129,7 @@ async def test_what_is_each_clients_own_is_asked_for_each() -> None:
         asked = [worker.get("/fleet"), worker.get("/fleet"), worker.get("/metrics"), worker.get("/dashboard/data")]
         assert [ask.path for ask in worker.link.asked] == ["/fleet", "/fleet", "/metrics", "/dashboard/data"]
         for ask in worker.link.asked:
-            worker.paths.answer(li.Answer(ask.number, 200, [], b"%d" % ask.number))
+            worker.paths.answer(li.OwnerAnswer(ask.number, 200, [], b"%d" % ask.number))
         assert [one.body for one, _ in asked] == [b"1", b"2", b"3", b"4"]
 
 

@@ -31,14 +31,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def observed() -> ob.Observer:
+def observed() -> ob.RouterObserver:
     roster = Roster(SERVICE, started=0.0, settle_s=0.0, missed_beats=3)
     roster.on_message(1.0, beat("p1", Role.PREFILL))
     roster.on_message(1.0, beat("d1", load=Load(running=2, kv_usage=0.5)))
-    return ob.Observer(roster, asyncio.AbstractEventLoop())
+    return ob.RouterObserver(roster, asyncio.AbstractEventLoop())
 
 
-def fleet(of: ob.Observer) -> Fleet:
+def fleet(of: ob.RouterObserver) -> Fleet:
     return of.fleet(SERVICE, "r0", 3.0, 1.0, draining=False)
 
 

@@ -4,7 +4,7 @@ import random
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 
-from xpyd_sidecar.router.observing.tally import Counts, Times
+from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0)
 
@@ -16,8 +16,8 @@ def shown(registry: CollectorRegistry) -> list[str]:
 
 def test_they_show_what_the_librarys_own_show() -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
-    counts, times = Counts(ours, "a", "words", ("x", "y")), Times(ours, "b", "words", BOUNDS, ("x",))
-    plain = Counts(ours, "c", "words")
+    counts, times = TallyCounts(ours, "a", "words", ("x", "y")), TallyTimes(ours, "b", "words", BOUNDS, ("x",))
+    plain = TallyCounts(ours, "c", "words")
     counter = Counter("a", "words", ["x", "y"], registry=theirs)
     histogram = Histogram("b", "words", ["x"], buckets=BOUNDS, registry=theirs)
     single = Counter("c", "words", registry=theirs)
@@ -36,7 +36,7 @@ def test_they_show_what_the_librarys_own_show() -> None:
 
 def test_metrics_without_labels_are_there_before_anything_happens() -> None:
     registry = CollectorRegistry()
-    Counts(registry, "a", "words")
-    Times(registry, "b", "words", BOUNDS)
+    TallyCounts(registry, "a", "words")
+    TallyTimes(registry, "b", "words", BOUNDS)
     assert "a_total 0.0" in shown(registry)
     assert "b_count 0.0" in shown(registry)

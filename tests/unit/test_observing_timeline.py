@@ -9,7 +9,7 @@ from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.timeline import First, Notes, Side, Span, Told
 from xpyd_sidecar.router.observing import timeline
 from xpyd_sidecar.router.observing.record import LegRecord, Record
-from xpyd_sidecar.router.observing.timeline import Heard
+from xpyd_sidecar.router.observing.timeline import EngineNotes
 
 T = TransferId("a" * 32)
 
@@ -26,7 +26,7 @@ def packed(value: object) -> bytes:
     return msgspec.msgpack.encode(value)
 
 
-def heard(ahead: float = 1000.0, clock: float = 50.0, side_clock: float = 50.0) -> list[Heard]:
+def heard(ahead: float = 1000.0, clock: float = 50.0, side_clock: float = 50.0) -> list[EngineNotes]:
     base = 100.0 + ahead
     behind = clock - side_clock  # of a rank on another host
     sent = Side(0, {"ready": base + 0.1 + behind, "done": base + 0.42 + behind},
@@ -37,8 +37,8 @@ def heard(ahead: float = 1000.0, clock: float = 50.0, side_clock: float = 50.0) 
                 [Span(base + 0.07, base + 0.08, 8)], clock)
     decode = Notes(T, False, Attempt(1), 300, "ok", {"arrived": base + 0.02, "ended": base + 0.44}, (packed(came),),
                    packed(First(Span(base + 0.45, base + 0.47, 1), clock)))
-    return [Heard(Told(InstanceName("p"), base, clock, (prefill,)), ahead, 0.001),
-            Heard(Told(InstanceName("d"), base, clock, (decode,)), ahead, 0.001)]
+    return [EngineNotes(Told(InstanceName("p"), base, clock, (prefill,)), ahead, 0.001),
+            EngineNotes(Told(InstanceName("d"), base, clock, (decode,)), ahead, 0.001)]
 
 
 @pytest.mark.parametrize(("ahead", "side_clock"), [(0.0, 50.0), (1e6, 50.0), (-70.0, 50.0), (3.0, -4e5)])

@@ -6,7 +6,7 @@ import msgspec
 from records import pair, record
 
 from xpyd_sidecar.contract.totals import Totals, bucket_of, middle_of
-from xpyd_sidecar.router.observing import summary
+from xpyd_sidecar.router.observing.batch import of_records
 from xpyd_sidecar.router.observing.totals import Counting
 
 
@@ -16,7 +16,7 @@ def test_a_request_is_counted_by_its_size_when_it_comes_and_by_its_tokens_when_i
     counting.opened(10)
     assert (counting.told().arrivals, counting.told().arrived_tokens, counting.told().measured) == (2, 100, 0)
     over = record(*pair("p1", "d1", 0.25), outcome="ok", prompt_tokens=100, prompt_size=80, tokens=11, stream=True)
-    counting.closed(over, summary.of(over))
+    counting.closed(of_records(over.api, [over]))
     told = counting.told()
     assert (told.since, told.measured) == (5.0, 1)
     assert (told.prompt_tokens, told.measured_size, told.prompt_squares, told.output_tokens) == (100, 80, 10_000, 11)
@@ -28,7 +28,7 @@ def test_a_request_is_counted_by_its_size_when_it_comes_and_by_its_tokens_when_i
 def test_what_failed_or_is_not_known_is_not_measured() -> None:
     counting = Counting(0.0)
     for each in (record(outcome="broken", prompt_tokens=5, tokens=5), record(outcome="ok", prompt_tokens=-1, tokens=5)):
-        counting.closed(each, summary.of(each))
+        counting.closed(of_records(each.api, [each]))
     assert counting.told().measured == 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from scripts import load
 
-from xpyd_sidecar.router.api.failover_modes import Way
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.relay import fast, plain
@@ -127,8 +127,9 @@ def reads(raw: bytes, dice: random.Random) -> list[bytes]:
 
 
 @compiled
-@pytest.mark.parametrize("way", [Way.CONTINUE, Way.REPLAY, None])
-def test_a_stream_read_by_shortcuts_reads_as_without_them(way: Way | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", [FailoverMode.CONTINUE, FailoverMode.REPLAY, None])
+def test_a_stream_read_by_shortcuts_reads_as_without_them(way: FailoverMode | None,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     """Same bytes to the client, same log, same end, whatever comes and however it is cut."""
     dice, taken = random.Random(7), 0
     for number in range(400):
@@ -152,10 +153,10 @@ def test_a_stream_read_by_shortcuts_reads_as_without_them(way: Way | None, monke
         if positions[0] is not None and positions[1] is not None:
             assert positions[0].log == positions[1].log
             assert positions[0].have() == positions[1].have()
-    assert (taken > 150) == (way is not Way.REPLAY)
+    assert (taken > 150) == (way is not FailoverMode.REPLAY)
 
 
-class Engine(fast.Leg):
+class Engine(fast.UpstreamReceiver):
     """A leg that writes down what no shortcut took."""
 
     def __init__(self) -> None:
@@ -243,7 +244,7 @@ def test_a_scanner_learns_from_an_event_what_a_noted_stream_does() -> None:
         if number < 2:  # both know what the stream before was like
             api = ("chat", "completions")[number]
             event = head % (number, texts[1 + 2 * number]) + betweens[0] + ends[0]
-        position = Position(api, Way.CONTINUE)
+        position = Position(api, FailoverMode.CONTINUE)
         stream, scanner = token_recorder.NotedStream(position, framed=True), fast.Scanner()
         stream._learn(split_prompt(event + b"\n\n")[1], position)
         before = dice.randbytes(3)

@@ -114,7 +114,7 @@ async def test_descriptors_of_closed_connections_serve_the_next_ones() -> None:
     assert len(seen) < 10
 
 
-class Relayed(fast.Leg, asyncio.Protocol):
+class Relayed(fast.UpstreamReceiver, asyncio.Protocol):
     """A leg that relays events as they are."""
 
     def __init__(self, outlet: fast.Outlet) -> None:
@@ -205,7 +205,7 @@ async def test_a_cancellation_out_of_place_is_a_failure_as_any_other(pair: tuple
 
 @ours
 async def test_an_interrupt_while_bytes_are_given_on_ends_the_loop_in_order() -> None:
-    made = loop.Loop()
+    made = loop.RouterLoop()
 
     def interrupt(heard: Heard, data: bytes) -> None:
         raise KeyboardInterrupt
@@ -230,7 +230,7 @@ async def test_an_interrupt_while_bytes_are_given_on_ends_the_loop_in_order() ->
 @ours
 async def test_a_closed_loop_keeps_no_connection() -> None:
     def run() -> weakref.ref[Heard]:
-        made = loop.Loop()
+        made = loop.RouterLoop()
 
         async def leave_it_open() -> weakref.ref[Heard]:
             heard, _ = await connected()
@@ -257,14 +257,14 @@ def test_a_number_that_is_no_descriptor_is_refused() -> None:
 
 @ours
 def test_tls_and_missing_parts_take_the_other_loop() -> None:
-    assert loop.maker() is loop.Loop
-    assert loop.maker(encrypted=True) is not loop.Loop
+    assert loop.maker() is loop.RouterLoop
+    assert loop.maker(encrypted=True) is not loop.RouterLoop
 
 
 @ours
 async def test_a_descriptor_without_room_is_refused_before_anything_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     registered: list[object] = []
-    made = loop.Loop()
+    made = loop.RouterLoop()
     monkeypatch.setattr(selectors.EpollSelector, "register", lambda *given: registered.append(given))
     try:
         for fd in ((1 << 20) + 1, -1):

@@ -133,7 +133,7 @@ async def test_what_a_full_one_does_when_it_is_told_so_is_done_at_once() -> None
     heard, far = await connected(Shuts)
     heard.on_data = answer
     far.sendall(b"a")
-    gathers = isinstance(asyncio.get_running_loop(), loop.Loop)
+    gathers = isinstance(asyncio.get_running_loop(), loop.RouterLoop)
     wanted = large + (b"morepaused" if gathers else b"paused")
     assert await asyncio.to_thread(all_of, far, len(wanted)) == wanted
     assert heard.told[0] == "pause"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from recorded import load
 
-from xpyd_sidecar.router.api.failover_modes import Way
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.relay import whole
 from xpyd_sidecar.router.stream import token_recorder
@@ -120,7 +120,7 @@ def known(position: Position) -> tuple[Any, ...]:
 def read(api: Api, reads: list[bytes], *, framed: bool = True, asked_ids: bool = False) -> tuple[Any, ...]:
     """Everything that can be told of a stream behind it."""
     token_recorder._guesses.clear()  # of the stream before: how malformed events are read depends on them
-    position = Position(api, Way.CONTINUE, asked_ids=asked_ids, wants_usage=True)
+    position = Position(api, FailoverMode.CONTINUE, asked_ids=asked_ids, wants_usage=True)
     stream = stream_of(position, framed=framed)
     out = []
     for data in reads:

@@ -16,7 +16,7 @@ from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError, OurFault
-from xpyd_sidecar.router.app import Router
+from xpyd_sidecar.router.app import RouterProcess
 from xpyd_sidecar.router.run import run_router
 
 LOOPS = ("router",)
@@ -149,6 +149,6 @@ async def test_wrong_settings_are_named(tmp_path: Path) -> None:
                             ({"policy_options": {"x": 1}}, r"router\.policy_options"),
                             ({"api_key_file": str(tmp_path / "none")}, r"router\.api_key_file")):
         with pytest.raises(ConfigError, match=words):
-            Router(config(**settings), KEY)
+            RouterProcess(config(**settings), KEY)
     with pytest.raises(OurFault):
-        Router(SidecarConfig(service=ServiceName("s"), instance=InstanceName("i"), key_file="", run_dir=""), KEY)
+        RouterProcess(SidecarConfig(service=ServiceName("s"), instance=InstanceName("i"), key_file="", run_dir=""), KEY)

@@ -306,7 +306,7 @@ async def test_on_no_prefill_reject_holds_for_the_second_half() -> None:
         task = asyncio.create_task(f.post(PATHS["completions"], asked(line)))
         await f.wait(lambda: bool(f.p[0].seen and f.p[0].seen[0].finished), "prefill")
         await f.p[0].stop()
-        f.context.watch.suspect(f.context.picker.pair(b"", alone=False).prefill, "gone")
+        f.context.watch.suspect(f.context.picker.asked(b"").pair(alone=False).prefill, "gone")
         answer = await task
         assert answer.events[-1]["error"]["code"] == "unavailable"
         await f.wait_quiet()

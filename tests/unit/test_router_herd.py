@@ -11,7 +11,7 @@ from members import member
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.router.api.prompt import Prefix
+from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.policies import Query
 
@@ -42,7 +42,7 @@ def imbalance(policy: str, routers: int, *, rate: float = 40.0, service_s: float
                 for view in views:
                     view[index].load, view[index].in_flight_at_beat = Load(running=running[index]), view[index].in_flight
         router = draw.randrange(routers)
-        prefix = Prefix(draw.randbytes(64))
+        prefix = PromptPrefix(draw.randbytes(64))
         index = chosen[router].choose(Query(Role.DECODE, views[router], 1, prefix))
         running[index] += 1
         views[router][index].in_flight += 1

@@ -13,7 +13,7 @@ from http_site import site
 from router_fleet import Answer, RouterFleet, fleet, read_answer, request_bytes
 
 from xpyd_sidecar.router.endpoints.application import Paths
-from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 
 LOOPS = ("router",)
 LARGE = 31 << 20
@@ -219,7 +219,7 @@ async def test_a_plain_request_is_judged_once_and_takes_the_fast_path(monkeypatc
         judged.append(path)
         return judge(paths, method, path, headers)
 
-    def seen(paths: Paths, request: HttpRequest, reply: Reply) -> Handler | None:
+    def seen(paths: Paths, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         handled.append(request.path)
         return handle(paths, request, reply)
 

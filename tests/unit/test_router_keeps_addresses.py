@@ -14,7 +14,7 @@ from router_fleet import Answer, RouterFleet, request_bytes
 from socket_engines import joined
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.stream.failures import Reason
+from xpyd_sidecar.router.stream.failures import FailureReason
 
 LOOPS = ("router",)
 P, D = Role.PREFILL, Role.DECODE
@@ -115,7 +115,7 @@ async def test_nor_where_an_engine_is_lost_in_mid_stream() -> None:
         writer.write(request_bytes("/v1/completions", {"prompt": "hi", "stream": True}))
         await f.wait(lambda: bool(engine.asked), "the leg")
         await reader.readuntil(b"t0 ")
-        why = Reason("d0 failed its health check", "GET /health: connect to 127.0.0.1:4321")
+        why = FailureReason("d0 failed its health check", "GET /health: connect to 127.0.0.1:4321")
         member = f.context.roster.members()[0]
         f.context.servings.lost(member.name, member.incarnation, why)
         rest = await asyncio.wait_for(reader.read(), 30)

@@ -16,7 +16,7 @@ from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.http import upload
-from xpyd_sidecar.router.http.connection import Connection
+from xpyd_sidecar.router.http.connection import ClientConnection
 
 LOOPS = ("asyncio", "uvloop", "router")
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -95,7 +95,7 @@ def form(pieces: list[bytes], **headers: str) -> bytes:
     return head + b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
 
-def blocked(connection: Connection) -> bool:
+def blocked(connection: ClientConnection) -> bool:
     """Whether a client's upload is held back."""
     upload = connection._incoming.upload
     return upload is not None and upload.blocked

@@ -10,7 +10,7 @@ from http_site import Echo, Site, site
 from router_fleet import read_answer, request_bytes
 
 from xpyd_sidecar.router.http import connection as co
-from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 
 LOOPS = ("asyncio", "uvloop", "router")
 ANSWERS = 8
@@ -24,7 +24,7 @@ HELD = (256 << 10) + (ANSWERS + 1) * (LARGE + 1024)
 class Large(Echo):
     """Every answer is large."""
 
-    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+    def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         self.requests.append(request)
         reply.whole(200, [], b"x" * LARGE)
 
@@ -46,7 +46,7 @@ class Turns:
         if not self.stopped:
             self.loop.call_soon(self._count)
 
-    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+    def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         self.answered[self.now] += 1
         return self._handle(request, reply)
 

@@ -18,7 +18,7 @@ from scripted_engine import ScriptedEngine as Engine
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
-from xpyd_sidecar.router.fleet.deaths import Verdict
+from xpyd_sidecar.router.fleet.deaths import DeathVerdict
 
 LOOPS = ("router",)
 MID_STREAM = Play(down_after=3)
@@ -281,7 +281,7 @@ async def suspect(f: RouterFleet, *hashes: RequestHash) -> None:
         engine = InstanceName(f"gone{number}"), Incarnation("i0")
         for one in hashes:
             f.context.poison.noted(*engine, one)
-        f.context.poison.judged(*engine, Verdict.DIED)
+        f.context.poison.judged(*engine, DeathVerdict.DIED)
 
 
 def hash_of_prompt(prompt: str) -> RequestHash:

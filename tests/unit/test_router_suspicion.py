@@ -8,14 +8,14 @@ from rosters import D0, I0, losts, make, names, probes
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, State
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.roster import Changed, Probe, Probed, Roster
+from xpyd_sidecar.router.fleet.roster import Changed, Probed, ProbeInstance, Roster
 
 
 def test_silence_alone_evicts_nobody_a_failed_probe_does() -> None:
     roster = make()
     roster.on_message(0.0, beat("d0", interval_s=3.0))
     assert roster.on_tick(9.0) == []
-    assert probes(roster.on_tick(9.1)) == [Probe(D0, I0, HostPort("127.0.0.1:1"))]
+    assert probes(roster.on_tick(9.1)) == [ProbeInstance(D0, I0, HostPort("127.0.0.1:1"))]
     assert roster.on_tick(9.2) == [], "one probe at a time"
     assert roster.on_probe(9.5, D0, I0, Probed.HEALTHY, "") == []
     assert names(roster) == ["d0"]

@@ -8,14 +8,14 @@ from exchanges import Drive, FakeCourse, FakePicks, lost
 from xpyd_sidecar.router.serving.exchange import MAX_REFUSALS
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
+    AttemptEnded,
     Begun,
     ClientGone,
-    Ended,
+    DeadlinePassed,
     Event,
-    Kind,
-    Stop,
-    Tick,
+    RouterStops,
 )
+from xpyd_sidecar.router.stream.failures import FailureKind
 
 
 def test_both_legs_are_sent_at_once_with_one_transfer_and_attempt() -> None:
@@ -34,7 +34,7 @@ def test_a_stream_runs_to_its_end() -> None:
     drive = Drive()
     assert drive.on(Answered(1, 200)) == []
     assert drive.on(Begun(2)) == ["relay 2"]
-    assert drive.on(Ended(2)) == ["complete", "over ok"]
+    assert drive.on(AttemptEnded(2)) == ["complete", "over ok"]
     assert drive.exchange.over
 
 
@@ -51,11 +51,11 @@ def test_prefill_may_end_after_decode_but_not_for_ever() -> None:
     assert drive.on(Answered(1, 200)) == ["over ok"]
     drive = Drive()
     drive.on(Answered(2, 200))
-    assert drive.on(Tick(), 2.0) == ["cancel 1", "over ok"]
+    assert drive.on(DeadlinePassed(), 2.0) == ["cancel 1", "over ok"]
 
 
 @pytest.mark.parametrize("event",
-                         [lost(1), lost(1, Kind.REFUSED), Answered(1, 500), Answered(1, 503),
+                         [lost(1), lost(1, FailureKind.REFUSED), Answered(1, 500), Answered(1, 503),
                           Answered(1, 200, aborted=True),
                                    Answered(1, 429)])
 def test_prefill_fails_and_another_takes_over_while_decode_waits(event: Event) -> None:
@@ -100,12 +100,12 @@ def test_prefill_attempts_are_bounded() -> None:
 @pytest.mark.parametrize(("leg", "other"), [(1, 2), (2, 1)])
 def test_what_the_router_lacks_ends_the_request_and_nobody_else_is_asked(leg: int, other: int) -> None:
     drive = Drive()
-    assert drive.on(lost(leg, Kind.LACKING)) == ["refuse 503", f"cancel {other}", "over unavailable"]
+    assert drive.on(lost(leg, FailureKind.LACKING)) == ["refuse 503", f"cancel {other}", "over unavailable"]
     assert drive.exchange.retries == 0
 
 
-@pytest.mark.parametrize("event", [lost(2), lost(2, Kind.REFUSED), lost(2, Kind.ABORTED), Answered(2, 200, aborted=True),
-                                   Answered(2, 500)])
+@pytest.mark.parametrize("event", [lost(2), lost(2, FailureKind.REFUSED), lost(2, FailureKind.ABORTED),
+                                   Answered(2, 200, aborted=True), Answered(2, 500)])
 def test_decode_fails_before_its_first_byte_and_both_legs_are_made_anew(event: Event) -> None:
     drive = Drive()
     assert drive.on(event) == ["cancel 1", "send 3 p0 a2", "send 4 d1 a2"]
@@ -129,7 +129,7 @@ def test_an_error_status_without_another_decode_is_relayed() -> None:
 
 def test_a_lost_decode_without_another_is_refused() -> None:
     assert Drive(FakePicks(decodes=1)).on(lost(2)) == ["refuse 502", "cancel 1", "over failed"]
-    assert Drive(FakePicks(decodes=1)).on(lost(2, Kind.REFUSED)) == ["refuse 503", "cancel 1", "over failed"]
+    assert Drive(FakePicks(decodes=1)).on(lost(2, FailureKind.REFUSED)) == ["refuse 503", "cancel 1", "over failed"]
 
 
 def test_decode_attempts_are_bounded() -> None:
@@ -141,7 +141,7 @@ def test_decode_attempts_are_bounded() -> None:
 def test_an_engine_that_refuses_the_connection_never_saw_the_leg_so_it_does_not_count() -> None:
     drive = Drive(FakePicks(prefills=0, decodes=20), decode_legs=2)
     for leg in range(1, 1 + MAX_REFUSALS):
-        assert drive.on(lost(leg, Kind.REFUSED)) == [f"send {leg + 1} d{leg} alone"]
+        assert drive.on(lost(leg, FailureKind.REFUSED)) == [f"send {leg + 1} d{leg} alone"]
     drive.on(lost(1 + MAX_REFUSALS))
     assert drive.on(lost(2 + MAX_REFUSALS)) == ["refuse 502", "over failed"]
 
@@ -149,8 +149,8 @@ def test_an_engine_that_refuses_the_connection_never_saw_the_leg_so_it_does_not_
 def test_when_the_others_refuse_connections_the_one_that_broke_its_own_is_asked_again() -> None:
     drive = Drive(FakePicks(prefills=0, decodes=2))
     assert drive.on(lost(1)) == ["send 2 d1 alone"]
-    assert drive.on(lost(2, Kind.REFUSED)) == ["send 3 d0 alone"]
-    assert drive.on(lost(3, Kind.REFUSED)) == ["send 4 d1 alone"], "it may be there again"
+    assert drive.on(lost(2, FailureKind.REFUSED)) == ["send 3 d0 alone"]
+    assert drive.on(lost(3, FailureKind.REFUSED)) == ["send 4 d1 alone"], "it may be there again"
     assert drive.on(lost(4)) == ["send 5 d0 alone"]
     assert drive.on(lost(5)) == ["refuse 502", "over failed"]
 
@@ -214,7 +214,7 @@ def test_a_failing_prefill_matters_no_more_once_the_stream_has_begun() -> None:
         drive = Drive()
         drive.on(Begun(2))
         assert drive.on(event) == []
-        assert drive.on(Ended(2)) == ["complete", "over ok"]
+        assert drive.on(AttemptEnded(2)) == ["complete", "over ok"]
 
 
 def test_the_client_goes_and_both_legs_are_aborted() -> None:
@@ -231,7 +231,7 @@ def test_the_client_goes_and_both_legs_are_aborted() -> None:
 def test_decode_does_not_wait_for_prefill_for_ever() -> None:
     drive = Drive()
     assert drive.exchange.deadline == 10.0
-    assert drive.on(Tick(), 10.0) == ["cancel 1", "cancel 2", "send 3 d0 alone"]
+    assert drive.on(DeadlinePassed(), 10.0) == ["cancel 1", "cancel 2", "send 3 d0 alone"]
     assert drive.exchange.deadline == 100.0
     drive = Drive()
     drive.on(Answered(1, 200))
@@ -245,22 +245,22 @@ def test_prefill_attempts_share_one_time_to_pair() -> None:
 
 def test_a_request_ends_in_time() -> None:
     drive = Drive(pair_s=1000.0)
-    assert drive.on(Tick(), 99.0) == []
-    assert drive.on(Tick(), 100.0) == ["refuse 504", "cancel 1", "cancel 2", "over timeout"]
+    assert drive.on(DeadlinePassed(), 99.0) == []
+    assert drive.on(DeadlinePassed(), 100.0) == ["refuse 504", "cancel 1", "cancel 2", "over timeout"]
     drive = Drive()
     drive.on(Begun(2))
-    assert drive.on(Tick(), 100.0) == ["break 504", "cancel 1", "cancel 2", "over timeout"]
+    assert drive.on(DeadlinePassed(), 100.0) == ["break 504", "cancel 1", "cancel 2", "over timeout"]
 
 
 def test_a_stopping_router_says_so() -> None:
-    assert Drive().on(Stop("bye")) == ["refuse 503", "cancel 1", "cancel 2", "over stopped"]
+    assert Drive().on(RouterStops("bye")) == ["refuse 503", "cancel 1", "cancel 2", "over stopped"]
     drive = Drive()
     drive.on(Begun(2))
-    assert drive.on(Stop("bye")) == ["break 503", "cancel 1", "cancel 2", "over stopped"]
+    assert drive.on(RouterStops("bye")) == ["break 503", "cancel 1", "cancel 2", "over stopped"]
 
 
 def test_events_of_legs_that_are_not_open_change_nothing() -> None:
     drive = Drive()
     drive.on(lost(1))
-    for event in (lost(1), Answered(1, 200), Begun(1), Ended(1), Answered(77, 200)):
+    for event in (lost(1), Answered(1, 200), Begun(1), AttemptEnded(1), Answered(77, 200)):
         assert drive.on(event) == []

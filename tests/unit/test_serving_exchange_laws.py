@@ -9,27 +9,27 @@ from exchanges import FakeBudget, FakeCourse, FakePicks, lost
 
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.router.serving.exchange import MAX_REFUSALS, Exchange
-from xpyd_sidecar.router.serving.exchange_inputs import Limits
+from xpyd_sidecar.router.serving.exchange_inputs import RequestLimits
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
+    AttemptEnded,
+    AttemptLeaves,
     Begun,
     Break,
-    Cancel,
+    CancelAttempt,
     ClientGone,
     Complete,
-    Ended,
+    DeadlinePassed,
     Event,
     Instruction,
-    Kind,
-    Leaving,
-    Over,
     Pass,
-    Refuse,
+    RefuseClient,
     Relay,
+    RequestOver,
     Resume,
-    Send,
-    Tick,
+    SendAttempt,
 )
+from xpyd_sidecar.router.stream.failures import FailureKind
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -41,8 +41,9 @@ def test_simulated_with_random_events_the_laws_hold(seed: int) -> None:
 
 def _simulate(dice: random.Random) -> None:
     picks = FakePicks(dice.randrange(4), dice.randrange(4))
-    limits = Limits(request_s=100.0, pair_s=dice.choice([5.0, 500.0]), on_no_prefill=dice.choice(["decode", "reject"]),
-                    prefill_legs=dice.randrange(1, 4), decode_legs=dice.randrange(1, 4), stream_legs=dice.randrange(1, 6))
+    limits = RequestLimits(request_s=100.0, pair_s=dice.choice([5.0, 500.0]),
+                    on_no_prefill=dice.choice(["decode", "reject"]), prefill_legs=dice.randrange(1, 4),
+                           decode_legs=dice.randrange(1, 4), stream_legs=dice.randrange(1, 6))
     exchange = Exchange(TransferId("0" * 32), picks, limits, alone=dice.choice([False, False, True]), now=0.0,
                         course=dice.choice([None, FakeCourse()]), budget=FakeBudget(dice.choice([0, 1, 100])))
     now, attempt, terminal, over = 0.0, 0, 0, 0
@@ -58,7 +59,7 @@ def _simulate(dice: random.Random) -> None:
         for i in out:
             assert not over, "something after Over"
             match i:
-                case Send(leg=leg, role=role, params=params):
+                case SendAttempt(leg=leg, role=role, params=params):
                     assert not terminal
                     assert relaying not in open_legs
                     assert leg not in open_legs
@@ -72,7 +73,7 @@ def _simulate(dice: random.Random) -> None:
                         attempts.add(params.attempt)
                         if role is Role.PREFILL:
                             assert params.attempt > attempt, "attempts grow with every prefill leg"
-                case Cancel(leg=leg):
+                case CancelAttempt(leg=leg):
                     del open_legs[leg]
                 case Resume():
                     assert begun
@@ -89,10 +90,10 @@ def _simulate(dice: random.Random) -> None:
                     assert not begun
                     assert leg == ended, "an answer that is not there"
                     terminal += 1
-                case Refuse():
+                case RefuseClient():
                     assert not begun
                     terminal += 1
-                case Over():
+                case RequestOver():
                     over += 1
                     assert not open_legs, "over with a leg open"
         attempt = max(attempts, default=attempt)
@@ -115,20 +116,20 @@ def _random_event(exchange: Exchange, dice: random.Random, open_legs: dict[int, 
     if roll < 0.04:
         return exchange.handle(ClientGone(), now), None, now
     if now >= exchange.deadline or roll < 0.1:
-        return exchange.handle(Tick(), now), None, now
+        return exchange.handle(DeadlinePassed(), now), None, now
     if roll < 0.15:
         return exchange.handle(Answered(999, 200), now), None, now
     leg = dice.choice(list(open_legs))
     if roll < 0.2:
-        return exchange.handle(Leaving(leg, "it ends soon"), now), None, now
+        return exchange.handle(AttemptLeaves(leg, "it ends soon"), now), None, now
     if open_legs[leg] is Role.DECODE and relaying:
         if roll < 0.6:
             return [], None, now
-        event: Event = dice.choice([Ended(leg), lost(leg, Kind.ABORTED)])
+        event: Event = dice.choice([AttemptEnded(leg), lost(leg, FailureKind.ABORTED)])
     elif open_legs[leg] is Role.DECODE and roll < 0.4:
         return exchange.handle(Begun(leg), now), None, now
     else:
         event = dice.choice([Answered(leg, dice.choice([200, 200, 400, 429, 500])), Answered(leg, 200, aborted=True),
-                             lost(leg, dice.choice(list(Kind)))])
+                             lost(leg, dice.choice(list(FailureKind)))])
     del open_legs[leg]
     return exchange.handle(event, now), leg if isinstance(event, Answered) else None, now

@@ -22,9 +22,9 @@ from xpyd_sidecar.router.http import connection, ids, incoming
 from xpyd_sidecar.router.http.server import Server
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.serving import fast_path
-from xpyd_sidecar.router.serving.context import Context
-from xpyd_sidecar.router.serving.fast_path import Lane
-from xpyd_sidecar.router.stream.failures import Reason
+from xpyd_sidecar.router.serving.context import RequestContext
+from xpyd_sidecar.router.serving.fast_path import FastPath
+from xpyd_sidecar.router.stream.failures import FailureReason
 from xpyd_sidecar.router.upstream import engine_connection
 
 IDS = b"[11,12,13]"
@@ -118,15 +118,15 @@ class World:
     def __init__(self, script: Script, *, lanes: bool) -> None:
         router = RouterConfig(host="127.0.0.1", port=0, members_port=0, model="tiny", failover=script.failover,  # type: ignore[arg-type]
                               policy="round_robin", access_log=False)
-        self.context = context = Context(SidecarConfig(
+        self.context = context = RequestContext(SidecarConfig(
             service=ServiceName("s"), instance=InstanceName("r"), key_file="", run_dir="", router=router))
         self.clock = context.loop = context.pool.loop = context.line._loop = context.farewells._loop = Clock()  # type: ignore[assignment]
         paths = Paths(context, Keys(), "token")  # type: ignore[arg-type]
         paths.entrance.open = paths.entrance.open and lanes
-        self.server = Server(paths, incoming.Bounds(1 << 16, 1 << 20, 30.0))
+        self.server = Server(paths, incoming.RequestBounds(1 << 16, 1 << 20, 30.0))
         self.server.loop, self.server.date = self.clock, b"now"  # type: ignore[assignment]
-        self.engines: dict[engine_connection.Connection, tuple[str, Paper]] = {}
-        self.legs: list[tuple[engine_connection.Connection, bytes]] = []
+        self.engines: dict[engine_connection.EngineConnection, tuple[str, Paper]] = {}
+        self.legs: list[tuple[engine_connection.EngineConnection, bytes]] = []
         """Those that were sent, in order."""
         self.doubted: list[InstanceName] = []
         """Those of whom a probe was asked for."""
@@ -134,7 +134,7 @@ class World:
         self.unfolded = 0
         for name in ("p1", "p2", "d1", "d2"):
             self.join(name)
-        self.client, self.paper = connection.Connection(self.server), Paper()
+        self.client, self.paper = connection.ClientConnection(self.server), Paper()
         self.client.connection_made(self.paper)  # type: ignore[arg-type]
 
     def join(self, name: str) -> None:
@@ -146,7 +146,7 @@ class World:
             http=(address,), control=(address,), model="tiny", max_model_len=4096, fingerprint=Fingerprint("f" * 32),
             interval_s=3.0))
         for _ in range(8):
-            made, paper = engine_connection.Connection(self.context.pool, address), Paper()
+            made, paper = engine_connection.EngineConnection(self.context.pool, address), Paper()
             made.connection_made(paper)  # type: ignore[arg-type]
             self.engines[made] = name, paper
             self.context.pool.release(made, address)
@@ -162,7 +162,7 @@ class World:
         """The client's next request."""
         self.client.data_received(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: mine\r\n"
                                   b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
-        self.lanes += any(isinstance(one, Lane) for one in self.context.servings)
+        self.lanes += any(isinstance(one, FastPath) for one in self.context.servings)
 
     def told(self) -> dict[str, object]:
         """Everything that can be seen, without times."""
@@ -321,7 +321,7 @@ class Play:
         elif what in {"instance lost", "leaving"}:
             who = InstanceName(("p1", "d1", "d2", "p2")[size % 4]), Incarnation("i")
             if what == "instance lost":
-                world.context.servings.lost(*who, Reason("it was so"))
+                world.context.servings.lost(*who, FailureReason("it was so"))
             else:
                 world.context.servings.leaving(*who, "it was so")
         elif what in {"later", "wait"}:
@@ -343,9 +343,9 @@ class Play:
         world.ask(body)
         await self.settled()
         for what, size in script.steps:
-            before = any(isinstance(one, Lane) for one in world.context.servings)
+            before = any(isinstance(one, FastPath) for one in world.context.servings)
             await self.step(what, size)
-            after = any(isinstance(one, Lane) for one in world.context.servings)
+            after = any(isinstance(one, FastPath) for one in world.context.servings)
             world.unfolded += before and not after and bool(world.context.servings)
         seen = world.told()
         world.context.abort("the end")

@@ -10,7 +10,7 @@ import pytest
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.serving import shapes
 from xpyd_sidecar.router.serving.shapes import MAX_SHAPES, Shapes, params_of
 from xpyd_sidecar.router.stream import continuation
@@ -49,10 +49,11 @@ def made_up(api: Api, dice: random.Random) -> bytes:
                       ensure_ascii=dice.random() < 0.5).encode()
 
 
-def parsed(parse: Callable[[Api, bytes], bodies.Request], api: Api, body: bytes) -> bodies.Request | str:
+def parsed(parse: Callable[[Api, bytes], bodies.GenerationRequest], api: Api, body: bytes,
+           ) -> bodies.GenerationRequest | str:
     try:
         return parse(api, body)
-    except Fault as fault:
+    except HttpFault as fault:
         return f"{fault.status} {fault}"
 
 

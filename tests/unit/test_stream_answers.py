@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xpyd_sidecar.router.stream.answers import MAX, Answer, lengths
+from xpyd_sidecar.router.stream.answers import MAX, AnswerReader, lengths
 
 
 def events(*told: dict[str, Any]) -> bytes:
@@ -25,8 +25,8 @@ RESPONSE = [{"type": "response.created", "response": {"usage": None}}, {"type": 
             {"type": "response.completed", "response": {"usage": {"input_tokens": 42, "output_tokens": 7}}}]
 
 
-def follow(*parts: bytes, stream: bool = True) -> Answer:
-    answer = Answer(stream=stream)
+def follow(*parts: bytes, stream: bool = True) -> AnswerReader:
+    answer = AnswerReader(stream=stream)
     for part in parts:
         answer.take(part)
     answer.end()
@@ -51,7 +51,7 @@ def test_in_whatever_pieces_they_come(told: list[dict[str, Any]], cuts: list[int
 
 
 def test_output_begins_after_what_says_only_that_the_request_came() -> None:
-    answer = Answer(stream=True)
+    answer = AnswerReader(stream=True)
     for part in (events(RESPONSE[0]), b": still here\n\n", events(RESPONSE[1]), events({"type": "ping"})):
         answer.take(part)
         assert not answer.begun
@@ -91,7 +91,7 @@ def test_lengths_of_whole_completions(body: bytes, told: tuple[int, int]) -> Non
 
 
 def test_what_is_too_long_is_not_kept_and_the_rest_is_read() -> None:
-    answer = Answer(stream=True)
+    answer = AnswerReader(stream=True)
     for _ in range(MAX // 65536 + 2):
         answer.take(b"x" * 65536)
     assert answer.begun, "an event of that size is output"

@@ -17,12 +17,12 @@ from made_streams import MAX, MadeReplay, made_fields, made_line
 from recorded import Line, Seen, Step, seen_of
 
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.failover_modes import Way
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.stream.continuation import Going, first_request, go_on, position_of, speaks_first
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.failures import Kind
+from xpyd_sidecar.router.stream.failures import FailureKind
 from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.splice import Splicer
 from xpyd_sidecar.router.stream.streams import spliced, stream_of
@@ -42,7 +42,7 @@ class Run:
         self.goings: list[Going] = []
         self.made = itertools.count(1000)
 
-    def answer(self, request: bodies.Request, *, legs: int = 0) -> list[bytes]:
+    def answer(self, request: bodies.GenerationRequest, *, legs: int = 0) -> list[bytes]:
         """What an engine sends for a request, event by event."""
         body = json.loads(bodies.decode_body(request, None))
         given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids") or body.get("prompt")
@@ -190,19 +190,19 @@ def test_an_engine_that_ignores_the_ids_is_noticed_and_the_next_try_replays() ->
     stream = run.stream(first=False)
     for event in run.answer(first_request(run.request, run.position)):
         assert stream.feed(chunk_of(event)) == b""
-    assert (stream.kind, run.position.replays) == (Kind.BROKEN, True)
+    assert (stream.kind, run.position.replays) == (FailureKind.BROKEN, True)
     assert go_on(run.request, run.position).keep == 0
 
 
-@pytest.mark.parametrize("way", [Way.CONTINUE, Way.REPLAY])
-def test_another_answer_is_a_difference_and_none_of_it_reaches_the_client(way: Way) -> None:
-    run = run_of(frequency_penalty=1.0) if way is Way.REPLAY else run_of()
+@pytest.mark.parametrize("way", [FailoverMode.CONTINUE, FailoverMode.REPLAY])
+def test_another_answer_is_a_difference_and_none_of_it_reaches_the_client(way: FailoverMode) -> None:
+    run = run_of(frequency_penalty=1.0) if way is FailoverMode.REPLAY else run_of()
     feed(run, 9)
     run.position.forgets = True
     stream = run.stream(first=False)
     run.line.steps[4] = Step(5, "something else", {})
     out = b"".join(stream.feed(chunk_of(event)) for event in run.answer(first_request(run.request, run.position)))
-    assert (out, stream.kind) == (b"", Kind.DIFFERS)
+    assert (out, stream.kind) == (b"", FailureKind.DIFFERS)
     assert "where the client has" in stream.failure
 
 
@@ -212,7 +212,7 @@ def test_an_answer_that_ends_early_is_a_difference() -> None:
     stream = run.stream(first=False)
     events = run.answer(first_request(run.request, run.position))
     out = b"".join(stream.feed(chunk_of(event)) for event in [*events[:4], b"data: [DONE]\n\n"])
-    assert (out, stream.kind) == (b"", Kind.DIFFERS)
+    assert (out, stream.kind) == (b"", FailureKind.DIFFERS)
 
 
 def test_what_is_kept_of_a_stream_is_small() -> None:
@@ -234,16 +234,16 @@ def chat_event(delta: dict[str, Any], finish: str | None = None, created: int = 
 
 
 @pytest.mark.parametrize(("more", "way"), [
-    ({}, Way.CONTINUE), ({"temperature": 0.7}, Way.CONTINUE), ({"tools": [{"type": "function"}]}, None),
-    ({"tools": [{"type": "function"}], "stream_options": {"include_usage": True}}, Way.REPLAY)])
-def test_a_sampled_stream_is_followed_for_its_lengths_alone(more: dict[str, Any], way: Way | None) -> None:
+    ({}, FailoverMode.CONTINUE), ({"temperature": 0.7}, FailoverMode.CONTINUE), ({"tools": [{"type": "function"}]}, None),
+    ({"tools": [{"type": "function"}], "stream_options": {"include_usage": True}}, FailoverMode.REPLAY)])
+def test_a_sampled_stream_is_followed_for_its_lengths_alone(more: dict[str, Any], way: FailoverMode | None) -> None:
     request = bodies.parse("chat", json.dumps({"messages": [], "stream": True, **more}).encode())
     position = position_of(request, goes_on=True)
     assert (None if position is None else position.way) == way
     assert position is None or not position.goes_on
     assert not speaks_first(request, position)
     asked = first_request(request, position).fields.get("return_token_ids")
-    assert (asked is not None) == (way is Way.CONTINUE)
+    assert (asked is not None) == (way is FailoverMode.CONTINUE)
     assert position_of(request, goes_on=False) is None
 
 
@@ -269,7 +269,7 @@ def test_tool_calls_go_on_by_replay_with_the_id_that_the_client_has() -> None:
     request = bodies.parse("chat", json.dumps(fields).encode())
     position = position_of(request, goes_on=True)
     assert position is not None
-    assert position.way is Way.REPLAY
+    assert position.way is FailoverMode.REPLAY
 
     def deltas(name: str, cut: list[str]) -> list[dict[str, Any]]:
         tools = [{"index": 0, "id": name, "type": "function", "function": {"name": "look", "arguments": ""}}]
@@ -294,7 +294,7 @@ def test_prompt_details_of_a_stream_that_went_on_are_of_its_own_prompt() -> None
     """Of 40 tokens 10 were generated elsewhere; what is said of the prompt fits the 30 that the client sent."""
     asked = {"prompt": "a", "stream": True, "temperature": 0, "stream_options": {"include_usage": True}}
     request = bodies.parse("completions", json.dumps(asked).encode())
-    position = Position("completions", Way.CONTINUE, wants_usage=True, id="c0", created=1, model="m", prompt=b"1")
+    position = Position("completions", FailoverMode.CONTINUE, wants_usage=True, id="c0", created=1, model="m", prompt=b"1")
     splicer = Splicer(position, Going(request, 10, b"", {}, {}, {}))
     for cached, created, shown in ((32, 8, (30, 0)), (16, 24, (16, 14)), (0, 40, (0, 30))):
         position.usage_sent = False

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from xpyd_sidecar.router.api.failover_modes import Way
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.stream.events import EventStream, only_comments
-from xpyd_sidecar.router.stream.failures import Kind
+from xpyd_sidecar.router.stream.failures import FailureKind
 from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.streams import stream_of
 
@@ -36,9 +36,9 @@ SIZES = [b"+%x", b"0x%x", b"0X%x", b" %x", b"\t%x", b"\r\n%x", b"\n%x", b"0_%x",
 
 @pytest.mark.parametrize("odd", SIZES)
 @pytest.mark.parametrize("framed", [True, False])
-@pytest.mark.parametrize("way", [None, Way.REPLAY, Way.CONTINUE])
+@pytest.mark.parametrize("way", [None, FailoverMode.REPLAY, FailoverMode.CONTINUE])
 def test_a_chunk_whose_size_is_not_of_hexadecimal_digits_alone_is_malformed(
-        odd: bytes, framed: bool, way: Way | None) -> None:
+        odd: bytes, framed: bool, way: FailoverMode | None) -> None:
     event = (b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","logprobs":null,'
              b'"finish_reason":null,"token_ids":[1],"prompt_token_ids":%b}]}\n\n')
     first, later = event % b"[7]", event % b"null"
@@ -48,17 +48,17 @@ def test_a_chunk_whose_size_is_not_of_hexadecimal_digits_alone_is_malformed(
         stream = stream_of(None if way is None else Position("completions", way), framed=framed)
         reads = [chunk_of(first), good + wrong + good] if together else [chunk_of(first), good, wrong + good]
         out = b"".join(map(stream.feed, reads))
-        assert (stream.kind, bool(stream.failure), stream.ended) == (Kind.BROKEN, True, False), out
+        assert (stream.kind, bool(stream.failure), stream.ended) == (FailureKind.BROKEN, True, False), out
         assert out.count(b'"text":"a"') == 2, "what came before it is relayed, and nothing behind it"
 
 
 @pytest.mark.parametrize("number", [b"9223372036854775808", b"18446744073709551616", b"-1"])
 @pytest.mark.parametrize("asked_ids", [True, False])
 def test_an_event_whose_token_ids_cannot_be_kept_is_broken_and_no_exception(number: bytes, asked_ids: bool) -> None:
-    stream = stream_of(Position("completions", Way.CONTINUE, asked_ids=asked_ids), framed=True)
+    stream = stream_of(Position("completions", FailoverMode.CONTINUE, asked_ids=asked_ids), framed=True)
     event = b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","token_ids":[%b]}]}\n\n' % number
     assert stream.feed(chunk_of(event)) == b""
-    assert stream.kind is Kind.BROKEN
+    assert stream.kind is FailureKind.BROKEN
     assert "cannot be read" in stream.failure
 
 
@@ -68,12 +68,12 @@ def test_an_event_whose_token_ids_cannot_be_kept_is_broken_and_no_exception(numb
 def test_an_event_like_those_before_whose_ids_are_no_numbers_is_broken(ids: bytes, reason: bytes, framed: bool) -> None:
     event = (b'data: {"id":"c","created":1,"model":"m","choices":[{"index":0,"text":"a","logprobs":null,'
              b'"finish_reason":%b,"token_ids":[%b]%b}]}\n\n')
-    position = Position("completions", Way.CONTINUE)
+    position = Position("completions", FailoverMode.CONTINUE)
     stream = stream_of(position, framed=framed)
     for data in (event % (b"null", b"1", b',"prompt_token_ids":[7]'), event % (b"null", b"2", b',"prompt_token_ids":null'),
                  event % (reason, ids, b',"prompt_token_ids":null')):
         out = stream.feed(chunk_of(data))
-    assert (out, stream.kind) == (b"", Kind.BROKEN)
+    assert (out, stream.kind) == (b"", FailureKind.BROKEN)
     assert list(position.have().ids[0]) == [1, 2]
 
 
@@ -188,15 +188,15 @@ def test_comments_alone_are_told_from_events(payloads: list[bytes], alone: bool,
     assert only_comments(out, framed=framed) is alone
 
 
-@pytest.mark.parametrize("way", [None, Way.REPLAY, Way.CONTINUE])
-def test_a_comment_hides_nothing_of_the_event_that_it_stands_in(way: Way | None) -> None:
+@pytest.mark.parametrize("way", [None, FailoverMode.REPLAY, FailoverMode.CONTINUE])
+def test_a_comment_hides_nothing_of_the_event_that_it_stands_in(way: FailoverMode | None) -> None:
     position = None if way is None else Position("completions", way)
     stream = stream_of(position, framed=False)
     told = b'data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}],"prompt_token_ids":[7]}\n'
     out = stream.feed(chunk_of(b": one\n" + told + b": two\n\n"))
     assert out.startswith(b": one\n")
-    assert (b'"token_ids":[1]' in out) is (way is not Way.CONTINUE)
-    if way is Way.CONTINUE:
+    assert (b'"token_ids":[1]' in out) is (way is not FailoverMode.CONTINUE)
+    if way is FailoverMode.CONTINUE:
         assert position is not None
         assert (position.prompt, position.tokens) == (b"7", 1)
     assert stream.feed(chunk_of(b": c\n" + error(500, "gone"))) == b": c\n\n"
@@ -213,7 +213,7 @@ def test_malformed_framing_ends_it_behind_what_was_good(bad: bytes) -> None:
     good = chunk_of(token("a"))
     out, stream = run([good + bad, good])
     assert out == good
-    assert (stream.kind, stream.failure[:15]) == (Kind.BROKEN, "the engine sent")
+    assert (stream.kind, stream.failure[:15]) == (FailureKind.BROKEN, "the engine sent")
 
 
 def test_an_event_without_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,7 +233,7 @@ def test_a_stream_that_is_unlike_the_one_before_is_learned_anew(framed: bool, si
     for more in ("", ',"stop_reason":null', ""):  # what is guessed from the stream before is wrong
         role = chat('{"role":"assistant","content":""}', "null", more, ',"prompt_token_ids":[7,8]')
         events = [role, *(chat(f'{{"content":" t{i}"}}', f"[{i}]", more) for i in range(4)), DONE]
-        position = Position("chat", Way.CONTINUE)
+        position = Position("chat", FailoverMode.CONTINUE)
         stream = stream_of(position, framed=framed)
         raw = [chunk_of(event) for event in events[:-1]] + [chunk_of(DONE) + END]
         out = b"".join(map(stream.feed, pieces(b"".join(raw), size) if size else raw))
@@ -254,7 +254,7 @@ def test_the_last_writes_of_a_stream_take_the_short_way_however_many_are_read_at
     monkeypatch.setattr(EventStream, "_feed_carefully", lambda *_: pytest.fail("the careful way"))
     raw = [*map(chunk_of, events), chunk_of(last), chunk_of(DONE), END]
     for some in ([*raw[:-ends], b"".join(raw[-ends:])], [*raw[:-ends - 1], b"".join(raw[-ends - 1:-1]), END]):
-        position = Position("chat", Way.CONTINUE)
+        position = Position("chat", FailoverMode.CONTINUE)
         stream = stream_of(position, framed=True)
         out = b"".join(map(stream.feed, some))
         assert out.endswith(chunk_of(DONE))

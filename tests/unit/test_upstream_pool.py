@@ -10,10 +10,10 @@ from scripted_engine import Play, ScriptedEngine
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.failures import Kind, Reason
+from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 from xpyd_sidecar.router.upstream import pool as up
-from xpyd_sidecar.router.upstream.call import Call
-from xpyd_sidecar.router.upstream.pool import Pool
+from xpyd_sidecar.router.upstream.call import UpstreamCall
+from xpyd_sidecar.router.upstream.pool import EnginePool
 
 LOOPS = ("asyncio", "uvloop", "router")
 
@@ -28,23 +28,23 @@ class Notes:
         self.reason = ""
         self.done = asyncio.Event()
 
-    def on_comments(self, call: Call, data: bytes) -> None:
+    def on_comments(self, call: UpstreamCall, data: bytes) -> None:
         assert not self.events
         self.comments += data
 
-    def on_events(self, call: Call, data: bytes) -> None:
+    def on_events(self, call: UpstreamCall, data: bytes) -> None:
         assert not self.outcome
         assert data
         self.events += data
 
-    def on_end(self, call: Call) -> None:
+    def on_end(self, call: UpstreamCall) -> None:
         self._end("end")
 
-    def on_whole(self, call: Call, body: bytes) -> None:
+    def on_whole(self, call: UpstreamCall, body: bytes) -> None:
         self.body = body
         self._end("whole")
 
-    def on_failed(self, call: Call, kind: Kind, reason: Reason) -> None:
+    def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:
         self.reason = reason.full
         self._end(kind.value)
 
@@ -64,9 +64,9 @@ def post(engine: ScriptedEngine, body: bytes = b'{"stream": true, "max_tokens": 
 
 
 @contextlib.asynccontextmanager
-async def engine_and_pool() -> AsyncIterator[tuple[ScriptedEngine, Pool]]:
+async def engine_and_pool() -> AsyncIterator[tuple[ScriptedEngine, EnginePool]]:
     engine = await ScriptedEngine("e").start()
-    pool = Pool(asyncio.get_running_loop())
+    pool = EnginePool(asyncio.get_running_loop())
     try:
         yield engine, pool
     finally:
@@ -178,7 +178,7 @@ async def test_connecting_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> Non
     async def never(*_: object, **__: object) -> None:
         await asyncio.sleep(60)
 
-    pool = Pool(loop)
+    pool = EnginePool(loop)
     with pytest.MonkeyPatch.context() as patch:
         with contextlib.suppress(AttributeError):
             patch.setattr(loop, "create_connection", never)
@@ -199,7 +199,7 @@ async def test_a_pooled_connection_that_died_is_replaced_by_a_fresh_one() -> Non
         await reader.readuntil(b"\r\n\r\n")  # the second request is read, and the connection closed without a byte
 
     async with raw_server(once_then_gone) as address:
-        pool = Pool(asyncio.get_running_loop())
+        pool = EnginePool(asyncio.get_running_loop())
         request = request_bytes(b"GET", b"/", address, [], b"")
         for expected in (b"0", b"1", b"2"):
             notes = Notes()
@@ -217,7 +217,7 @@ async def test_a_connection_that_dies_after_its_first_byte_is_a_failure() -> Non
         await writer.drain()
 
     async with raw_server(half_the_second_time) as address:
-        pool = Pool(asyncio.get_running_loop())
+        pool = EnginePool(asyncio.get_running_loop())
         request = request_bytes(b"GET", b"/", address, [], b"")
         outcomes = []
         for _ in range(2):
@@ -289,7 +289,7 @@ async def test_bytes_on_an_idle_connection_close_it() -> None:
         await asyncio.sleep(1)
 
     async with raw_server(chatty) as address:
-        pool = Pool(asyncio.get_running_loop())
+        pool = EnginePool(asyncio.get_running_loop())
         notes = Notes()
         pool.call(address, request_bytes(b"GET", b"/", address, [], b""), notes)
         assert await notes.wait() == "whole"

@@ -11,9 +11,9 @@ import pytest
 from rosters import make
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.request_hash import RequestHash
-from xpyd_sidecar.router.fleet.deaths import Verdict
+from xpyd_sidecar.router.fleet.deaths import DeathVerdict
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.poison_sharing import GATHER_S, OwnerPoison, WorkerPoison
 
@@ -42,7 +42,7 @@ class One:
         self.said.append("go on")
         self.where = [InstanceName("d9")]
 
-    def condemn(self, fault: Fault) -> None:
+    def condemn(self, fault: HttpFault) -> None:
         self.said.append(f"{fault.status} {fault.code}")
 
 
@@ -65,17 +65,17 @@ async def suspects(site: Site, *requests: RequestHash) -> None:
     for engine in (D1, D2):
         for worker, request in zip(site.workers, requests, strict=False):
             worker.noted(*engine, request)
-        site.owner.judged(*engine, Verdict.DIED)
+        site.owner.judged(*engine, DeathVerdict.DIED)
     await asyncio.sleep(GATHER_S + 1)
 
 
 async def test_a_death_is_judged_when_every_worker_has_said_whose_legs_it_had() -> None:
     site = Site(2)
     site.workers[0].noted(*D1, A)
-    site.owner.judged(*D1, Verdict.DIED)
+    site.owner.judged(*D1, DeathVerdict.DIED)
     await asyncio.sleep(GATHER_S + 1)
     site.workers[0].noted(*D2, A)
-    site.owner.judged(*D2, Verdict.DIED)
+    site.owner.judged(*D2, DeathVerdict.DIED)
     site.workers[1].noted(*D2, B)
     await asyncio.sleep(GATHER_S + 1)
     assert not site.owner.ledger.convictions(), "A was not alone"
@@ -89,12 +89,12 @@ async def test_who_is_convicted_is_refused_by_all() -> None:
     one = One(A)
     for engine in (D1, D2):
         site.workers[0].noted(*engine, A)
-        site.owner.judged(*engine, Verdict.DIED)
+        site.owner.judged(*engine, DeathVerdict.DIED)
     assert site.workers[0].comes(one)
     await asyncio.sleep(GATHER_S + 1)
     assert one.said == ["502 poison_request"]
     for worker in site.workers:
-        with pytest.raises(Fault) as caught:
+        with pytest.raises(HttpFault) as caught:
             worker.refuse(A)
         assert caught.value.outcome == "poison"
 
@@ -104,7 +104,7 @@ async def test_an_engine_that_lives_is_told_to_all() -> None:
     for engine in (D1, D2):
         site.workers[0].noted(*engine, A)
     assert [worker.alert for worker in site.workers] == [True, True]
-    site.owner.judged(*D1, Verdict.LIVES)
+    site.owner.judged(*D1, DeathVerdict.LIVES)
     assert [worker.alert for worker in site.workers] == [False, False]
     assert [list(worker.ledger.cases()) for worker in site.workers] == [[D2], [D2]]
 

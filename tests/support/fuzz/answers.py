@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from fuzz import reads
 from fuzz.reads import IDS, UNFRAMED, Given
-from xpyd_sidecar.router.api.failover_modes import Way
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.relay import whole
 from xpyd_sidecar.router.stream.position import Position
 from xpyd_sidecar.router.stream.streams import stream_of
@@ -44,7 +44,7 @@ def check(data: bytes) -> Hashable:
 def read(given: Given) -> tuple[Any, ...]:
     """What the client gets, how the stream ends, and what is known of it then."""
     reads.forget()
-    position = Position(given.api, Way.CONTINUE, asked_ids=bool(given.flags & IDS), wants_usage=True)
+    position = Position(given.api, FailoverMode.CONTINUE, asked_ids=bool(given.flags & IDS), wants_usage=True)
     stream = stream_of(position, framed=not given.flags & UNFRAMED)
     out = []
     for data in given.reads:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from fuzz import reads
 from fuzz.reads import IDS, ONE, TWO, UNFRAMED, Given
-from xpyd_sidecar.router.api.failover_modes import Way
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.relay import fast, whole
 from xpyd_sidecar.router.stream import token_recorder
 from xpyd_sidecar.router.stream.events import EventStream
@@ -23,7 +23,7 @@ MODULES = ("xpyd_sidecar.router.relay._fast",)
 TOKENS = reads.TOKENS
 seeds = reads.seeds
 LEARNED = ("_prefix", "_middle", "_last", "_lead", "_shown", "_log", "_clean", "_framed", "_way")
-WAYS = {0: Way.CONTINUE, ONE: None, TWO: Way.REPLAY, ONE | TWO: Way.CONTINUE}
+WAYS = {0: FailoverMode.CONTINUE, ONE: None, TWO: FailoverMode.REPLAY, ONE | TWO: FailoverMode.CONTINUE}
 
 
 class Kept:
@@ -37,7 +37,7 @@ class Kept:
         self.data += data
 
 
-class Engine(fast.Leg):
+class Engine(fast.UpstreamReceiver):
     """A leg that leaves to its stream what no shortcut took."""
 
     def __init__(self, stream: EventStream, outlet: fast.Outlet) -> None:
@@ -100,7 +100,7 @@ def learn(given: Given) -> None:
     taken = whole.take(raw, chat, "", 0, bytearray())
     if taken is not None and taken[10] and taken[4]:
         at, to = taken[9:11]
-        position = Position(given.api, Way.CONTINUE)
+        position = Position(given.api, FailoverMode.CONTINUE)
         stream, scanner = token_recorder.NotedStream(position, framed=True), fast.Scanner()
         stream._learn(split_prompt(raw[at:to] + b"\n\n")[1], position)
         found = scanner.learn(raw, at, to, chat, position.log)

@@ -22,13 +22,14 @@ from xpyd_sidecar.router.fleet.heartbeat_listener import Members
 from xpyd_sidecar.router.fleet.p2p_listener import PORT_AFTER_MEMBERS, GuestListener
 from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
 from xpyd_sidecar.router.http.auth import ClientKeys
-from xpyd_sidecar.router.http.incoming import Bounds
+from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.patience import GRACE_S, late, within
-from xpyd_sidecar.router.http.server import MAX_CONNECTIONS, Server
+from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server_state import MAX_CONNECTIONS
 from xpyd_sidecar.router.http.tls import Certificate
 from xpyd_sidecar.router.observing.vitals import Vitals
 from xpyd_sidecar.router.relay import fast, loop
-from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.context import RequestContext
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ GC_THRESHOLD = (20_000, 20, 20)
 """Objects of a request go by their reference counts; the collector looks for the few cycles, which can wait."""
 
 
-class Router:
+class RouterProcess:
     """All parts of one router, started and stopped together."""
 
     def __init__(self, config: SidecarConfig, key: ServiceKey) -> None:
@@ -55,7 +56,7 @@ class Router:
         self.context = self._make_context(config)
         self.paths = self._make_paths(self._client_keys, keys.admin_token(key))
         self.tracer = self.paths.tracer = Tracer(self.context, key)
-        bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
+        bounds = RequestBounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds, STREAMED, body_budget=self._config.body_budget_bytes)
         self.server.most = room.connections
         self.context.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
@@ -85,8 +86,8 @@ class Router:
         """All processes of the router, by the number of the worker."""
         return {"0": self.vitals()}
 
-    def _make_context(self, config: SidecarConfig) -> Context:
-        return Context(config)
+    def _make_context(self, config: SidecarConfig) -> RequestContext:
+        return RequestContext(config)
 
     def _make_paths(self, client_keys: ClientKeys, admin_token: str) -> Paths:
         return Paths(self.context, client_keys, admin_token)

@@ -8,8 +8,8 @@ import gc
 from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
-from xpyd_sidecar.router.app import GC_THRESHOLD, Router
-from xpyd_sidecar.router.workers.owner import Owner
+from xpyd_sidecar.router.app import GC_THRESHOLD, RouterProcess
+from xpyd_sidecar.router.workers.owner import OwnerRouter
 
 
 async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event, draining: Draining | None = None) -> None:
@@ -19,7 +19,7 @@ async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event
         ConfigError: a setting is wrong, or a port is taken.
     """
     several = config.router is not None and config.router.workers > 1
-    router = Owner(config, key) if several else Router(config, key)
+    router = OwnerRouter(config, key) if several else RouterProcess(config, key)
     await router.start()
     if draining is not None:
         draining.listen(router.turn_away)

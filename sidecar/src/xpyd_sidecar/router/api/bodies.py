@@ -16,8 +16,8 @@ from msgspec import Raw
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.router.api.faults import Fault, bad_request
-from xpyd_sidecar.router.api.fields import FORCED, TABLE, Api, Leg, is_null
+from xpyd_sidecar.router.api.faults import HttpFault, bad_request
+from xpyd_sidecar.router.api.fields import FORCED, TABLE, Api, OnPrefill, is_null
 from xpyd_sidecar.router.api.hidden import refuse
 from xpyd_sidecar.router.api.lax import truth, unmarked
 from xpyd_sidecar.router.api.outline import MAX_DEPTH, MAX_NAMES, Outline, judged
@@ -32,10 +32,10 @@ _FIRST_TOKEN = ("temperature", "logit_bias", "allowed_token_ids", "repetition_pe
 """Fields that choose or show the first token of a greedy answer."""
 _WATCHED = {api: frozenset(name for name, rule in table.items() if rule.skips is not None) for api, table in TABLE.items()}
 """Fields that may keep a request from being split."""
-_NOT_KEPT = {api: frozenset(name for name, rule in table.items() if rule.leg is not Leg.KEEP)
+_NOT_KEPT = {api: frozenset(name for name, rule in table.items() if rule.leg is not OnPrefill.KEEP)
              for api, table in TABLE.items()}
 _WHERE_GIVEN = {api: [(name, Raw(rule.value)) for name, rule in table.items()
-                      if rule.leg is Leg.SET and rule.value and not rule.always] for api, table in TABLE.items()}
+                      if rule.leg is OnPrefill.SET and rule.value and not rule.always] for api, table in TABLE.items()}
 """Fields that prefill's leg sets where the client sent them."""
 BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -43,7 +43,7 @@ _encode = msgspec.json.Encoder().encode
 _TYPED: dict[type, Callable[[Raw], Any]] = {str: msgspec.json.Decoder(str | None).decode, bool: truth}
 
 
-class Request(msgspec.Struct, frozen=True):
+class GenerationRequest(msgspec.Struct, frozen=True):
     """A client's request, split into fields that were never decoded."""
 
     api: Api
@@ -61,17 +61,17 @@ class Request(msgspec.Struct, frozen=True):
         return self.fields.get(PROMPT[self.api], EMPTY)
 
 
-def parse(api: Api, body: bytes) -> Request:
+def parse(api: Api, body: bytes) -> GenerationRequest:
     """Split a body into its fields.
 
     Raises:
-        Fault: 400; see ``split``, or a field is refused or has the wrong type (``param`` names it).
+        HttpFault: 400; see ``split``, or a field is refused or has the wrong type (``param`` names it).
     """
     return checked(api, split(body))
 
 
 def split(body: bytes) -> dict[str, Raw]:
-    """The fields of a body. Raises Fault: 400; it has too many names, goes too deep, or is no JSON object."""
+    """The fields of a body. Raises HttpFault: 400; it has too many names, goes too deep, or is no JSON object."""
     body = unmarked(body)
     found = judged(body, MAX_NAMES, MAX_DEPTH)
     if found is not Outline.WITHIN:
@@ -82,15 +82,15 @@ def split(body: bytes) -> dict[str, Raw]:
         raise bad_request(f"the body is not a JSON object: {error}", code="invalid_json") from None
 
 
-def _outside(found: Outline) -> Fault:
+def _outside(found: Outline) -> HttpFault:
     if found is Outline.NAMES:
         return bad_request(f"the body has more than {MAX_NAMES} names at its top level, which is the limit",
                            code="too_many_fields")
     return bad_request(f"the body is nested more than {MAX_DEPTH} deep, which is the limit", code="nested_too_deeply")
 
 
-def checked(api: Api, fields: dict[str, Raw]) -> Request:
-    """A request of these fields. Raises Fault: 400, one is refused or has the wrong type."""
+def checked(api: Api, fields: dict[str, Raw]) -> GenerationRequest:
+    """A request of these fields. Raises HttpFault: 400, one is refused or has the wrong type."""
     refuse(fields)
     table = TABLE[api]
     skips = ""
@@ -103,10 +103,10 @@ def checked(api: Api, fields: dict[str, Raw]) -> Request:
     model = _typed(fields, "model", str)
     if model == "":
         raise bad_request("'model' must not be empty", param="model")
-    return Request(api, fields, model, bool(_typed(fields, "stream", bool)), skips)
+    return GenerationRequest(api, fields, model, bool(_typed(fields, "stream", bool)), skips)
 
 
-def body_of(request: Request, role: Role, leg: legs.Leg | None) -> bytes:
+def body_of(request: GenerationRequest, role: Role, leg: legs.Leg | None) -> bytes:
     """The body of a leg. ``leg`` is None where decode also prefills."""
     if role is Role.DECODE:
         return decode_body(request, leg)
@@ -115,14 +115,14 @@ def body_of(request: Request, role: Role, leg: legs.Leg | None) -> bytes:
     return prefill_body(request, leg)
 
 
-def prefill_body(request: Request, leg: legs.Leg) -> bytes:
+def prefill_body(request: GenerationRequest, leg: legs.Leg) -> bytes:
     """The prefill leg: one token, and where its KV goes."""
     body = one_token(request)
     body[legs.FIELD] = _params(request, leg)
     return _encode(body)
 
 
-def first_token_body(request: Request, leg: legs.Leg) -> bytes:
+def first_token_body(request: GenerationRequest, leg: legs.Leg) -> bytes:
     """A prefill leg whose token is shown: chosen and written as decode's first one is."""
     body = one_token(request)
     for name in _FIRST_TOKEN:
@@ -135,7 +135,7 @@ def first_token_body(request: Request, leg: legs.Leg) -> bytes:
     return _encode(body)
 
 
-def one_token(request: Request) -> dict[str, Any]:
+def one_token(request: GenerationRequest) -> dict[str, Any]:
     """The fields of a request for one token, with every one dropped that one token contradicts."""
     api, dropped = request.api, _NOT_KEPT[request.api]
     body: dict[str, Any] = {name: raw for name, raw in request.fields.items() if name not in dropped}
@@ -144,7 +144,7 @@ def one_token(request: Request) -> dict[str, Any]:
     return body
 
 
-def decode_body(request: Request, leg: legs.Leg | None) -> bytes:
+def decode_body(request: GenerationRequest, leg: legs.Leg | None) -> bytes:
     """The decode leg: the client's request; ``leg`` is None where decode also prefills."""
     body: dict[str, Raw | dict[str, Any]] = dict(request.fields)
     body.pop(legs.FIELD, None)
@@ -153,7 +153,7 @@ def decode_body(request: Request, leg: legs.Leg | None) -> bytes:
     return _encode(body)
 
 
-def _params(request: Request, leg: legs.Leg | None) -> dict[str, Any]:
+def _params(request: GenerationRequest, leg: legs.Leg | None) -> dict[str, Any]:
     # The engine takes prompt_token_ids out before connectors see the rest (vLLM renderers/online_renderer.py).
     params = {} if leg is None else legs.encode(leg)
     if request.prompt_ids is not None:

@@ -43,7 +43,7 @@ class Dialect(msgspec.Struct, frozen=True):
     """The field for which decode must do all of a request; none where it need not."""
 
 
-class _Tool(msgspec.Struct):
+class _DialectTool(msgspec.Struct):
     type: str = "function"
 
 
@@ -57,7 +57,7 @@ def _many_prompts(fields: Mapping[str, Raw]) -> str:
     if len(raw) > MAX_TOOLS:
         return "tools"
     try:
-        tools = msgspec.json.decode(raw, type=list[_Tool] | None)
+        tools = msgspec.json.decode(raw, type=list[_DialectTool] | None)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return "tools"  # the engine's to refuse
     return "tools" if any(tool.type != "function" for tool in tools or ()) else ""
@@ -78,7 +78,7 @@ DIALECTS: Final[dict[str, Dialect]] = {
 """By path. A field that is in no row is kept: it may be part of the prompt."""
 
 
-class Request(msgspec.Struct, frozen=True):
+class DialectRequest(msgspec.Struct, frozen=True):
     """A request, split into fields; those that make its prompt are never decoded."""
 
     dialect: Dialect
@@ -106,7 +106,7 @@ class Request(msgspec.Struct, frozen=True):
         return _encode({**self.fields, legs.FIELD: legs.encode(leg)})
 
 
-def request(path: str, fields: dict[str, Raw]) -> Request | None:
+def request(path: str, fields: dict[str, Raw]) -> DialectRequest | None:
     """What was asked of a path; None where the path is no dialect's."""
     dialect = DIALECTS.get(path)
-    return None if dialect is None else Request(dialect, fields, dialect.alone(fields))
+    return None if dialect is None else DialectRequest(dialect, fields, dialect.alone(fields))

@@ -25,13 +25,13 @@ import msgspec
 from msgspec import Raw
 
 from xpyd_sidecar.router.api.fields import Api, is_null
-from xpyd_sidecar.router.api.sampled import UNTOLD, Told, keeps_distribution
+from xpyd_sidecar.router.api.sampled import UNTOLD, EngineDefaults, keeps_distribution
 
 Fields = Mapping[str, Raw]
 _decode_float = msgspec.json.Decoder(float).decode
 
 
-class Way(IntEnum):
+class FailoverMode(IntEnum):
     """From best to worst."""
 
     CONTINUE = 0
@@ -58,45 +58,45 @@ def _number(raw: Raw) -> float | None:
         return None
 
 
-def _unless(*plain: bytes) -> Callable[[Raw, Fields], Way]:
+def _unless(*plain: bytes) -> Callable[[Raw, Fields], FailoverMode]:
     """CONTINUE where the value is one of these, as JSON."""
-    return lambda raw, _: Way.CONTINUE if bytes(raw) in plain else Way.REPLAY
+    return lambda raw, _: FailoverMode.CONTINUE if bytes(raw) in plain else FailoverMode.REPLAY
 
 
-def _unless_zero(raw: Raw, _: Fields) -> Way:
-    return Way.CONTINUE if _number(raw) == 0 else Way.REPLAY
+def _unless_zero(raw: Raw, _: Fields) -> FailoverMode:
+    return FailoverMode.CONTINUE if _number(raw) == 0 else FailoverMode.REPLAY
 
 
-def _always(way: Way) -> Callable[[Raw, Fields], Way]:
+def _always(way: FailoverMode) -> Callable[[Raw, Fields], FailoverMode]:
     return lambda *_: way
 
 
-def _unless_one_prompt(raw: Raw, _: Fields) -> Way:
+def _unless_one_prompt(raw: Raw, _: Fields) -> FailoverMode:
     # Text, or the token ids of one prompt. Its ids come back with the stream, so a long list is not read.
     head = bytes(memoryview(raw)[:64]).lstrip()
     one = head.startswith(b'"') or (head.startswith(b"[") and head[1:].lstrip()[:1].isdigit())
-    return Way.CONTINUE if one else Way.REPLAY
+    return FailoverMode.CONTINUE if one else FailoverMode.REPLAY
 
 
-def _unless_text_format(raw: Raw, _: Fields) -> Way:
+def _unless_text_format(raw: Raw, _: Fields) -> FailoverMode:
     try:
         kind = _decode_format(raw).type
     except _BAD_JSON:
-        return Way.REPLAY
-    return Way.CONTINUE if bytes(kind) == b'"text"' else Way.REPLAY
+        return FailoverMode.REPLAY
+    return FailoverMode.CONTINUE if bytes(kind) == b'"text"' else FailoverMode.REPLAY
 
 
-def _unless_unused(raw: Raw, fields: Fields) -> Way:
+def _unless_unused(raw: Raw, fields: Fields) -> FailoverMode:
     # With tool_choice "none" the engine reads no tool calls; the tools only shape the prompt.
     choice = fields.get("tool_choice")
     unused = bytes(raw) == b"[]" or (choice is not None and bytes(choice) == b'"none"')
-    return Way.CONTINUE if unused else Way.REPLAY
+    return FailoverMode.CONTINUE if unused else FailoverMode.REPLAY
 
 
-def _unless_text_parts(raw: Raw, _: Fields) -> Way:
+def _unless_text_parts(raw: Raw, _: Fields) -> FailoverMode:
     # Engines ignore given prompt ids where a message has a part that is not text. Only such messages have these words as
     # keys; text that happens to contain them costs a replay, and ids that were ignored are noticed.
-    return Way.REPLAY if has_parts(raw) else Way.CONTINUE
+    return FailoverMode.REPLAY if has_parts(raw) else FailoverMode.CONTINUE
 
 
 def has_parts(raw: Raw | bytes) -> bool:
@@ -105,9 +105,9 @@ def has_parts(raw: Raw | bytes) -> bool:
 
 
 _PARTS = re.compile(rb'"(?:image_|input_|audio|video|file"|thinking"|refusal")')
-_CONTINUES = _always(Way.CONTINUE)
+_CONTINUES = _always(FailoverMode.CONTINUE)
 
-TABLE: dict[str, Callable[[Raw, Fields], Way]] = dict.fromkeys((
+TABLE: dict[str, Callable[[Raw, Fields], FailoverMode]] = dict.fromkeys((
     # the prompt and its text: with token ids, rendered already
     "model", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "cache_salt", "chat_template",
     "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "documents", "reasoning_effort",
@@ -141,49 +141,49 @@ TABLE: dict[str, Callable[[Raw, Fields], Way]] = dict.fromkeys((
 _ALWAYS_CONTINUE = frozenset(name for name, ask in TABLE.items() if ask is _CONTINUES)
 
 
-def way_of(api: Api, fields: Fields, told: Told = UNTOLD) -> Way:
+def way_of(api: Api, fields: Fields, told: EngineDefaults = UNTOLD) -> FailoverMode:
     """The way of a request whose answer is determined; ERROR for others. Never raises: what cannot be read is the engine's
     to refuse. ``told``: what engines add to it.
     """
     return max(_way_of(api, counted) for counted in told.counted(fields))
 
 
-def goes_on_sampled(api: Api, fields: Fields, told: Told) -> bool:
+def goes_on_sampled(api: Api, fields: Fields, told: EngineDefaults) -> bool:
     """Whether a request that ``way_of`` has no way for may go on from its ids, with the same distribution."""
-    return told.alike and all(way_if_greedy(api, counted) is Way.CONTINUE and keeps_distribution(counted)
+    return told.alike and all(way_if_greedy(api, counted) is FailoverMode.CONTINUE and keeps_distribution(counted)
                               for counted in told.counted(fields))
 
 
-def _way_of(api: Api, fields: Fields) -> Way:
+def _way_of(api: Api, fields: Fields) -> FailoverMode:
     sampling = _sampling(fields)
-    return sampling if sampling is Way.ERROR else max(sampling, way_if_greedy(api, fields))
+    return sampling if sampling is FailoverMode.ERROR else max(sampling, way_if_greedy(api, fields))
 
 
-def way_if_greedy(api: Api, fields: Fields) -> Way:
+def way_if_greedy(api: Api, fields: Fields) -> FailoverMode:
     """The way by all fields but those of sampling: CONTINUE where each event's ids are those of its text."""
     if ("prompt" if api == "completions" else "messages") not in fields:
-        return Way.REPLAY  # prompt_embeds
+        return FailoverMode.REPLAY  # prompt_embeds
     for name, raw in fields.items():
         if name in _ALWAYS_CONTINUE:
             continue
         ask = TABLE.get(name)
-        if not is_null(raw) and (ask is None or ask(raw, fields) is not Way.CONTINUE):
-            return Way.REPLAY
-    return Way.CONTINUE
+        if not is_null(raw) and (ask is None or ask(raw, fields) is not FailoverMode.CONTINUE):
+            return FailoverMode.REPLAY
+    return FailoverMode.CONTINUE
 
 
-def _sampling(fields: Fields) -> Way:
+def _sampling(fields: Fields) -> FailoverMode:
     # An absent temperature is 1.0, unless the model's generation config says otherwise and engines have told it.
     temperature = fields.get("temperature")
     if temperature is not None and not is_null(temperature):
         value = _number(temperature)
         if value is not None and value < _GREEDY_BELOW:
-            return Way.CONTINUE
+            return FailoverMode.CONTINUE
     seed = fields.get("seed")
-    return Way.ERROR if seed is None or is_null(seed) else Way.REPLAY
+    return FailoverMode.ERROR if seed is None or is_null(seed) else FailoverMode.REPLAY
 
 
 def one_choice(fields: Fields) -> bool:
     """Whether the answer has one choice, as far as the request tells."""
-    return all(name not in fields or is_null(fields[name]) or TABLE[name](fields[name], fields) is Way.CONTINUE
+    return all(name not in fields or is_null(fields[name]) or TABLE[name](fields[name], fields) is FailoverMode.CONTINUE
                for name in ("n", "best_of", "prompt"))

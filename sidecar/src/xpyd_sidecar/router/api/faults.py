@@ -14,7 +14,7 @@ OF_THE_ENGINE = frozenset({401, 403, 408, 425, 429})
 """4xx of a prefill engine that say something of the engine, not of the request: another prefill is asked."""
 
 
-class Fault(Exception):
+class HttpFault(Exception):
     """An answer that refuses a request.
 
     ``status``: HTTP status. ``kind``: OpenAI's ``type``. ``code``: a word that programs can test. ``param``: the request
@@ -60,41 +60,41 @@ class Fault(Exception):
         return found
 
 
-def bad_request(message: str, param: str | None = None, code: str | None = None) -> Fault:
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> HttpFault:
     """400: the request is wrong, and the client must change it."""
-    return Fault(400, message, code=code, param=param)
+    return HttpFault(400, message, code=code, param=param)
 
 
-def unknown_model(model: str, served: list[str]) -> Fault:
+def unknown_model(model: str, served: list[str]) -> HttpFault:
     """404, as OpenAI answers for a model that is not there."""
     names = ", ".join(repr(name) for name in served) or "none yet"
-    return Fault(404, f"model {model!r} is not served here; served: {names}", kind="NotFoundError", code="model_not_found",
-                 param="model")
+    return HttpFault(404, f"model {model!r} is not served here; served: {names}", kind="NotFoundError",
+                     code="model_not_found", param="model")
 
 
-def not_served(path: str, reason: str) -> Fault:
+def not_served(path: str, reason: str) -> HttpFault:
     """404: engines have such a path, and the router does not."""
-    return Fault(404, f"{path} is not served by this router: {reason}", kind="NotFoundError", code="path_not_served")
+    return HttpFault(404, f"{path} is not served by this router: {reason}", kind="NotFoundError", code="path_not_served")
 
 
-def unavailable(reason: str, retry_after_s: int = 1) -> Fault:
+def unavailable(reason: str, retry_after_s: int = 1) -> HttpFault:
     """503: nothing is wrong with the request."""
-    return Fault(503, reason, kind="service_unavailable", code="unavailable", retry_after_s=retry_after_s)
+    return HttpFault(503, reason, kind="service_unavailable", code="unavailable", retry_after_s=retry_after_s)
 
 
-def too_many(reason: str, retry_after_s: int) -> Fault:
+def too_many(reason: str, retry_after_s: int) -> HttpFault:
     """429: this client has its share."""
-    return Fault(429, reason, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s)
+    return HttpFault(429, reason, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s)
 
 
-def upstream(reason: str, status: int = 502) -> Fault:
+def upstream(reason: str, status: int = 502) -> HttpFault:
     """502 or 504: an engine failed, and nobody else could take over."""
-    return Fault(status, reason, kind="upstream_error", code="engine_timeout" if status == 504 else "engine_failed")
+    return HttpFault(status, reason, kind="upstream_error", code="engine_timeout" if status == 504 else "engine_failed")
 
 
-def poisonous(reason: str) -> Fault:
+def poisonous(reason: str) -> HttpFault:
     """502: engines died of this request, so no other is asked."""
-    return Fault(502, reason, kind="upstream_error", code=POISON)
+    return HttpFault(502, reason, kind="upstream_error", code=POISON)
 
 
 def refuses_request(status: int) -> bool:

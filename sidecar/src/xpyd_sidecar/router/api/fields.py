@@ -27,19 +27,19 @@ from xpyd_sidecar.router.api.lax import is_true
 Api = Literal["completions", "chat"]
 
 
-class Leg(Enum):
+class OnPrefill(Enum):
     """What the prefill leg does with a field."""
 
     KEEP = "keep"
     DROP = "drop"
     SET = "set"
-    """Give it ``Rule.value``, if the client sent the field or ``Rule.always``."""
+    """Give it ``FieldRule.value``, if the client sent the field or ``FieldRule.always``."""
 
 
-class Rule(msgspec.Struct, frozen=True):
+class FieldRule(msgspec.Struct, frozen=True):
     """One row of the table."""
 
-    leg: Leg
+    leg: OnPrefill
     value: bytes = b""
     always: bool = False
     skips: Callable[[Mapping[str, Raw]], bool] | None = None
@@ -104,16 +104,16 @@ def _echo_with_logprobs(fields: Mapping[str, Raw]) -> bool:
     return is_true(fields.get("echo")) and _raw(fields, "logprobs") != _NULL
 
 
-KEEP = Rule(Leg.KEEP)
-DROP = Rule(Leg.DROP)
+KEEP = FieldRule(OnPrefill.KEEP)
+DROP = FieldRule(OnPrefill.DROP)
 ONLY_ROUTER = "it is set by the router"
 
-_COMMON: dict[str, Rule] = {
+_COMMON: dict[str, FieldRule] = {
     # what the prompt's tokens and their KV depend on
     "model": KEEP,
     "add_special_tokens": KEEP,
     # -1 cuts to what the context leaves beside max_tokens, which differs between the legs.
-    "truncate_prompt_tokens": Rule(Leg.KEEP, skips=_negative("truncate_prompt_tokens")),
+    "truncate_prompt_tokens": FieldRule(OnPrefill.KEEP, skips=_negative("truncate_prompt_tokens")),
     "truncation_side": KEEP,
     "cache_salt": KEEP,
     "response_format": KEEP,  # chat templates can show it to the model; FIM and plain prompts do not care
@@ -124,8 +124,8 @@ _COMMON: dict[str, Rule] = {
     "vllm_xargs": KEEP,  # custom extensions may read it on either side
     "request_id": DROP,  # X-Request-Id says it
     # one token, not streamed
-    "max_tokens": Rule(Leg.SET, b"1", always=True),
-    "stream": Rule(Leg.SET, b"false", always=True),
+    "max_tokens": FieldRule(OnPrefill.SET, b"1", always=True),
+    "stream": FieldRule(OnPrefill.SET, b"false", always=True),
     "stream_options": DROP,
     "stream_interval": DROP,
     "min_tokens": DROP,
@@ -134,7 +134,7 @@ _COMMON: dict[str, Rule] = {
     "stop_token_ids": DROP,
     "include_stop_str_in_output": DROP,
     # how tokens are chosen: the one token is thrown away, so the cheapest way is right
-    "temperature": Rule(Leg.SET, b"0", always=True),
+    "temperature": FieldRule(OnPrefill.SET, b"0", always=True),
     "top_p": DROP,
     "top_k": DROP,
     "min_p": DROP,
@@ -162,23 +162,23 @@ _COMMON: dict[str, Rule] = {
     "mm_payload": DROP,
     "return_mm_kwargs": DROP,
     # needs the logits, or the experts, of every prompt token where the answer is made
-    "prompt_logprobs": Rule(Leg.DROP, skips=_given),
-    "routed_experts_prompt_start": Rule(Leg.DROP, skips=_given),
+    "prompt_logprobs": FieldRule(OnPrefill.DROP, skips=_given),
+    "routed_experts_prompt_start": FieldRule(OnPrefill.DROP, skips=_given),
     # several sequences share one prompt
-    "n": Rule(Leg.DROP, skips=_above_one("n")),
-    "best_of": Rule(Leg.DROP, skips=_above_one("best_of")),
-    "use_beam_search": Rule(Leg.DROP, skips=_is_true("use_beam_search")),
+    "n": FieldRule(OnPrefill.DROP, skips=_above_one("n")),
+    "best_of": FieldRule(OnPrefill.DROP, skips=_above_one("best_of")),
+    "use_beam_search": FieldRule(OnPrefill.DROP, skips=_is_true("use_beam_search")),
     # not for clients
-    legs.FIELD: Rule(Leg.SET, refused=ONLY_ROUTER),
-    "ec_transfer_params": Rule(Leg.DROP, refused="encoder disaggregation is not served here"),
+    legs.FIELD: FieldRule(OnPrefill.SET, refused=ONLY_ROUTER),
+    "ec_transfer_params": FieldRule(OnPrefill.DROP, refused="encoder disaggregation is not served here"),
 }
 
-TABLE: dict[Api, dict[str, Rule]] = {
+TABLE: dict[Api, dict[str, FieldRule]] = {
     "completions": _COMMON | {
-        "prompt": Rule(Leg.KEEP, skips=_several_prompts),
+        "prompt": FieldRule(OnPrefill.KEEP, skips=_several_prompts),
         "suffix": KEEP,
-        "prompt_embeds": Rule(Leg.KEEP, skips=_given),
-        "echo": Rule(Leg.DROP, skips=_echo_with_logprobs),
+        "prompt_embeds": FieldRule(OnPrefill.KEEP, skips=_given),
+        "echo": FieldRule(OnPrefill.DROP, skips=_echo_with_logprobs),
     },
     "chat": _COMMON | {
         "messages": KEEP,
@@ -194,13 +194,13 @@ TABLE: dict[Api, dict[str, Rule]] = {
         "include_reasoning": KEEP,
         "media_io_kwargs": KEEP,
         "mm_processor_kwargs": KEEP,
-        "max_completion_tokens": Rule(Leg.SET, b"1"),
-        "echo": Rule(Leg.DROP, skips=_is_true("echo")),  # asks the engine for prompt logprobs
+        "max_completion_tokens": FieldRule(OnPrefill.SET, b"1"),
+        "echo": FieldRule(OnPrefill.DROP, skips=_is_true("echo")),  # asks the engine for prompt logprobs
         "return_prompt_text": DROP,
     },
 }
 
 FORCED: dict[Api, dict[str, Raw]] = {
-    api: {name: Raw(rule.value) for name, rule in table.items() if rule.leg is Leg.SET and rule.always}
+    api: {name: Raw(rule.value) for name, rule in table.items() if rule.leg is OnPrefill.SET and rule.always}
     for api, table in TABLE.items()
 }

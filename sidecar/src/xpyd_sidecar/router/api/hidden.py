@@ -20,7 +20,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from xpyd_sidecar.router.api.faults import Fault, bad_request
+from xpyd_sidecar.router.api.faults import HttpFault, bad_request
 from xpyd_sidecar.router.api.fields import ONLY_ROUTER, TABLE, is_null
 
 REFUSED = {name: rule.refused for table in TABLE.values() for name, rule in table.items() if rule.refused}
@@ -53,7 +53,7 @@ def refuse(fields: Mapping[str, Raw]) -> None:
     """Refuse fields that only the router may send, at any depth. A name whose value is null says nothing.
 
     Raises:
-        Fault: 400, ``param`` is the path of the field.
+        HttpFault: 400, ``param`` is the path of the field.
     """
     for name, raw in fields.items():
         if name in REFUSED:
@@ -72,7 +72,7 @@ def refuse_in_form(data: bytes) -> None:
     """Refuse a field of a form through which the names would reach an engine. ``data``: any part of it.
 
     Raises:
-        Fault: 400.
+        HttpFault: 400.
     """
     for name in ("vllm_xargs", *REFUSED):
         if data.find(name.encode()) >= 0:
@@ -84,13 +84,13 @@ def refuse_form_type(content_type: bytes) -> None:
     """Refuse a form whose names an engine would decode otherwise than they are read here, or that is none.
 
     Raises:
-        Fault: 415.
+        HttpFault: 415.
     """
     kind, *rest = content_type.lower().split(b";")
     charsets = [part.partition(b"=")[2].strip().strip(b'"') for part in rest if part.strip().startswith(b"charset")]
     if kind.strip() == b"application/x-www-form-urlencoded" or any(one not in {b"utf-8", b"us-ascii"} for one in charsets):
         words = f"a form is multipart/form-data in UTF-8, not {content_type.decode('latin-1')!r}"
-        raise Fault(415, words, code="unsupported_media_type")
+        raise HttpFault(415, words, code="unsupported_media_type")
 
 
 def _may_hold(raw: bytes) -> bool:
@@ -116,5 +116,5 @@ def _search(name: str, raw: bytes) -> None:
             left += [(f"{path}.{at}", one) for at, one in enumerate(value)]
 
 
-def _fault(name: str, path: str) -> Fault:
+def _fault(name: str, path: str) -> HttpFault:
     return bad_request(f"{path!r} cannot be sent by a client: {REFUSED[name]}", param=path, code="refused_field")

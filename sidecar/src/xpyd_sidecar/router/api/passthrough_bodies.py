@@ -20,7 +20,7 @@ _encode = msgspec.json.Encoder().encode
 _model = msgspec.json.Decoder(str | None).decode
 
 
-class Asked(msgspec.Struct, frozen=True):
+class PassedBody(msgspec.Struct, frozen=True):
     """A JSON body."""
 
     model: str | None
@@ -29,13 +29,13 @@ class Asked(msgspec.Struct, frozen=True):
     """What an engine gets: the client's, or the same with each field once where one might be read that was not checked."""
 
 
-def checked(path: str, body: bytes) -> Asked:
+def checked(path: str, body: bytes) -> PassedBody:
     """Split a JSON body into its fields, which are not decoded, and check those that are the router's.
 
     A body that is no object is the engine's to refuse, but for one reason: what the router cannot read it cannot check.
 
     Raises:
-        Fault: 400; see ``bodies.split``, or it holds a field that a client must not send (``param`` names it).
+        HttpFault: 400; see ``bodies.split``, or it holds a field that a client must not send (``param`` names it).
     """
     fields = split(body)
     refuse(fields)
@@ -49,4 +49,4 @@ def checked(path: str, body: bytes) -> Asked:
         model = _model(fields["model"]) if "model" in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"'model': {error}", param="model") from None
-    return Asked(model, fields, _encode(fields) if repeats(body) else body)
+    return PassedBody(model, fields, _encode(fields) if repeats(body) else body)

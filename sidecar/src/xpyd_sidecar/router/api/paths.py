@@ -22,7 +22,7 @@ from xpyd_sidecar.router.api.dialects import DIALECTS
 from xpyd_sidecar.router.api.fields import Api
 
 
-class Way(Enum):
+class RouteKind(Enum):
     """What happens to a request."""
 
     DISAGGREGATED = "disaggregated"
@@ -31,7 +31,7 @@ class Way(Enum):
     REFUSED = "refused"
 
 
-class Body(Enum):
+class BodyKind(Enum):
     """What a passed request carries."""
 
     NONE = "none"
@@ -46,9 +46,9 @@ class Route(msgspec.Struct, frozen=True):
 
     path: str
     methods: tuple[str, ...]
-    way: Way
+    way: RouteKind
     api: Api | None = None
-    body: Body = Body.NONE
+    body: BodyKind = BodyKind.NONE
     reason: str = ""
     """Why it is refused, in words that end a sentence."""
 
@@ -61,19 +61,20 @@ _LOAD = "each instance has a load of its own: see xpyd_router_legs_open in /metr
 
 
 def _generation(path: str, api: Api) -> Route:
-    return Route(path, ("POST",), Way.DISAGGREGATED, api=api)
+    return Route(path, ("POST",), RouteKind.DISAGGREGATED, api=api)
 
 
-def _passed(*paths: str, body: Body = Body.JSON) -> tuple[Route, ...]:
-    return tuple(Route(path, ("GET",) if body is Body.NONE else ("POST",), Way.PASSED, body=body) for path in paths)
+def _passed(*paths: str, body: BodyKind = BodyKind.JSON) -> tuple[Route, ...]:
+    methods = ("GET",) if body is BodyKind.NONE else ("POST",)
+    return tuple(Route(path, methods, RouteKind.PASSED, body=body) for path in paths)
 
 
 def _own(*paths: str, methods: tuple[str, ...] = ("GET",)) -> tuple[Route, ...]:
-    return tuple(Route(path, methods, Way.OWN) for path in paths)
+    return tuple(Route(path, methods, RouteKind.OWN) for path in paths)
 
 
 def _refused(reason: str, *paths: str, methods: tuple[str, ...] = ("GET", "POST")) -> tuple[Route, ...]:
-    return tuple(Route(path, methods, Way.REFUSED, reason=reason) for path in paths)
+    return tuple(Route(path, methods, RouteKind.REFUSED, reason=reason) for path in paths)
 
 
 TABLE: Final[tuple[Route, ...]] = (
@@ -89,8 +90,8 @@ TABLE: Final[tuple[Route, ...]] = (
     # Pooling.
     *_passed("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank",
              "/v2/rerank"),
-    *_passed("/v1/audio/transcriptions", "/v1/audio/translations", body=Body.FORM),
-    *_passed("/version", "/tokenizer_info", body=Body.NONE),
+    *_passed("/v1/audio/transcriptions", "/v1/audio/translations", body=BodyKind.FORM),
+    *_passed("/version", "/tokenizer_info", body=BodyKind.NONE),
     *_own("/health", "/ready", "/metrics", "/fleet", "/v1/models", "/v1/models/{model}"),
     *_own("/ping", methods=("GET", "POST")),
     *_refused(_KEPT, "/v1/responses/{id}", "/v1/responses/{id}/cancel"),
@@ -116,7 +117,7 @@ def api_of(route: Route) -> str:
 
 _EXACT: Final = {route.path: route for route in TABLE if "{" not in route.path}
 _PATTERNS: Final = tuple((tuple(route.path.split("/")), route) for route in TABLE if "{" in route.path)
-STREAMED: Final = frozenset(route.path for route in TABLE if route.body is Body.FORM)
+STREAMED: Final = frozenset(route.path for route in TABLE if route.body is BodyKind.FORM)
 """Paths whose bodies are handed on while they come."""
 
 

@@ -38,7 +38,7 @@ def _cuts() -> Iterator[int]:
 CUTS: tuple[int, ...] = tuple(_cuts())
 
 
-class Prefix:
+class PromptPrefix:
     """Keys of one prompt, made when they are first asked for."""
 
     __slots__ = ("_data", "_keys", "_raw")

@@ -8,8 +8,8 @@ An engine that is given ``prompt, t₁ … tₖ`` as its prompt draws tₖ₊₁
 it alone, wherever prompt ends and output begins (EXACT). What counts, matches or parses the output as such (HISTORY) would
 begin anew behind the cut. A field that stands in neither table is taken for HISTORY.
 
-Belongs here: the fields, each with its reason, and what engines add to them (``Told``). Does not belong here: answers that
-are determined (``failover_modes``), which can be run again and compared.
+Belongs here: the fields, each with its reason, and what engines add to them (``EngineDefaults``). Does not belong here:
+answers that are determined (``failover_modes``), which can be run again and compared.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ HISTORY: dict[str, str] = {
 """Fields unless their value says that they are not used (``failover_modes.TABLE`` knows such values), and why."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class EngineDefaults(msgspec.Struct, frozen=True):
     """What the decode engines of a fleet add to requests, taken together."""
 
     alike: bool = False
@@ -92,30 +92,30 @@ class Told(msgspec.Struct, frozen=True):
         return dict(self.known[0].defaults).get(name) if self.alike else None
 
 
-UNTOLD = Told()
+UNTOLD = EngineDefaults()
 """Nothing is known of any engine."""
 
 
-class Terms(msgspec.Struct, frozen=True):
+class SamplingTerms(msgspec.Struct, frozen=True):
     """On which terms streams go on elsewhere."""
 
     sampled: bool = False
     """Sampled ones too, where they keep their distribution."""
-    told: Told = UNTOLD
+    told: EngineDefaults = UNTOLD
 
 
-EXACT_ALONE = Terms()
+EXACT_ALONE = SamplingTerms()
 """Those alone whose every token is determined."""
 
 
-def told_of(engines: Iterable[Sampling | None]) -> Told:
+def told_of(engines: Iterable[Sampling | None]) -> EngineDefaults:
     """What engines add, taken together."""
     given = list(engines)
     known: list[Sampling] = []
     for one in given:
         if one is not None and one not in known:
             known.append(one)
-    return Told(len(known) == 1 and None not in given, tuple(known))
+    return EngineDefaults(len(known) == 1 and None not in given, tuple(known))
 
 
 def _with(fields: Fields, added: Sampling) -> Fields:

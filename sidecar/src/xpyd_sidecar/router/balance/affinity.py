@@ -16,7 +16,7 @@ ALWAYS = 4
 """So many requests are never an overload, whatever the mean."""
 
 
-class Affinity:
+class SessionAffinity:
     """A policy that keeps sessions together, and otherwise does as another one does.
 
     The instance of a session is the winner of a rendezvous hash of its key, so every router knows it and none remembers

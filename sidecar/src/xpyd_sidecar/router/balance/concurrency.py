@@ -33,7 +33,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
 from xpyd_sidecar.router.balance.queue import Rate
-from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.fleet.roster import FleetMember
 
 WAIT_S = 2.0
 """Work that is left queued in an engine, in seconds."""
@@ -64,7 +64,7 @@ class _Seen(msgspec.Struct):
     """The formula and the legs that were open, at the last beats."""
 
 
-class Limits:
+class ConcurrencyLimits:
     """Limits of all instances of one router."""
 
     def __init__(self, fixed: int = 0) -> None:
@@ -79,18 +79,18 @@ class Limits:
         """Whether no instance has a limit."""
         return not self._fixed and not self._limited
 
-    def of(self, member: Member) -> float:
+    def of(self, member: FleetMember) -> float:
         """Most legs of this router at once; infinite where there is no limit."""
         return self._fixed or self._limited.get(member.name, math.inf)
 
-    def free(self, candidates: Sequence[Member]) -> Sequence[Member]:
+    def free(self, candidates: Sequence[FleetMember]) -> Sequence[FleetMember]:
         """Those with room; the same object where all have, and where none has."""
         if self.unlimited:
             return candidates
         left = [member for member in candidates if member.in_flight < self.of(member)]
         return candidates if not left or len(left) == len(candidates) else left
 
-    def room(self, candidates: Iterable[Member]) -> bool:
+    def room(self, candidates: Iterable[FleetMember]) -> bool:
         """Whether one of them has room; also where there are none, since nobody frees a place then."""
         if self.unlimited:
             return True
@@ -101,13 +101,13 @@ class Limits:
             none = False
         return none
 
-    def ended(self, now: float, member: Member) -> None:
+    def ended(self, now: float, member: FleetMember) -> None:
         """A leg on it ended."""
         seen = self._seen.get(member.name)
         if seen is not None and seen.incarnation == member.incarnation:
             seen.rate.add(now)
 
-    def look(self, now: float, members: Sequence[Member]) -> bool:
+    def look(self, now: float, members: Sequence[FleetMember]) -> bool:
         """Take note of the beats that came since the last look. True: somebody has more room."""
         if self._fixed:
             return False
@@ -132,7 +132,7 @@ class Limits:
                 more |= self._limited.pop(name, None) is not None
         return more
 
-    def _heard(self, now: float, member: Member, seen: _Seen) -> bool:
+    def _heard(self, now: float, member: FleetMember, seen: _Seen) -> bool:
         load = member.load
         queued = load.waiting - load.transfers if member.role is Role.DECODE else load.waiting
         there = load.running + load.waiting

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.fleet.roster import FleetMember
 
 REFRESH = 16
 """The mean of n candidates is added up anew every n / ``REFRESH`` picks, so that its cost per pick does not grow with n."""
 
 
-def score(member: Member) -> int:
+def score(member: FleetMember) -> int:
     """Requests on the instance.
 
     The last beat counts those of every router but is up to an interval old; what this router opened and closed since then
@@ -28,9 +28,9 @@ class Mean:
     """Mean score of candidates, per role. Between two sums each pick adds its own request."""
 
     def __init__(self) -> None:
-        self._seen: dict[Role, tuple[Sequence[Member], list[float]]] = {}
+        self._seen: dict[Role, tuple[Sequence[FleetMember], list[float]]] = {}
 
-    def of(self, role: Role, candidates: Sequence[Member]) -> float:
+    def of(self, role: Role, candidates: Sequence[FleetMember]) -> float:
         """Requests per instance, the one that is being placed included."""
         n = len(candidates)
         seen, state = self._seen.get(role, ((), []))

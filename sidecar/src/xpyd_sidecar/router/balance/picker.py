@@ -13,12 +13,12 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, InstanceName, Role
 from xpyd_sidecar.contract.p2p import is_p2p
-from xpyd_sidecar.router.api.prompt import Prefix
+from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance.load import Mean, score
 from xpyd_sidecar.router.balance.policies import Policy, Query
 from xpyd_sidecar.router.balance.prefix_index import Holdings
-from xpyd_sidecar.router.fleet.roster import Member, Roster
-from xpyd_sidecar.router.fleet.target import Pair, Target
+from xpyd_sidecar.router.fleet.roster import FleetMember, Roster
+from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
 
 CACHED_BOUND = 2.0
 """A prompt goes to decode alone for what is cached there only while that has less than this times the mean."""
@@ -26,66 +26,61 @@ CACHED_ALWAYS = 4
 """So many requests are never too many for that."""
 
 
-class Room(Protocol):
-    """Who can take more (``concurrency.Limits``)."""
+class HasRoom(Protocol):
+    """Who can take more (``concurrency.ConcurrencyLimits``)."""
 
     @property
     def unlimited(self) -> bool:
         """Whether all can take more."""
 
-    def free(self, candidates: Sequence[Member]) -> Sequence[Member]:
+    def free(self, candidates: Sequence[FleetMember]) -> Sequence[FleetMember]:
         """Those with room; the same object where all have, and where none has."""
 
-    def room(self, candidates: Iterable[Member]) -> bool:
+    def room(self, candidates: Iterable[FleetMember]) -> bool:
         """Whether one of them has room, or there is none."""
 
 
 class _Known(msgspec.Struct, frozen=True):
     """Candidates as they are until the roster changes."""
 
-    decodes: tuple[Member, ...]
-    prefills: tuple[Member, ...]
-    partners: dict[Fingerprint, tuple[Member, ...]]
+    decodes: tuple[FleetMember, ...]
+    prefills: tuple[FleetMember, ...]
+    partners: dict[Fingerprint, tuple[FleetMember, ...]]
     """Prefill instances that can send, by fingerprint."""
     sending: int
     """How many they are."""
-    paired: tuple[Member, ...]
+    paired: tuple[FleetMember, ...]
     """Decode instances that have a possible partner."""
-    able: tuple[Member, ...]
+    able: tuple[FleetMember, ...]
     """Decode instances that can also prefill; older engines cannot."""
-    targets: dict[tuple[InstanceName, int], Target]
+    targets: dict[tuple[InstanceName, int], EngineTarget]
     """What was made of them, by rank."""
-    only: dict[InstanceName, Target]
+    only: dict[InstanceName, EngineTarget]
     """Of those that have one rank."""
 
 
 class Picker:
     """Picks from a roster by a policy."""
 
-    def __init__(self, roster: Roster, policy: Policy, *, room: Room | None = None, cached_share: float = 0.0) -> None:
+    def __init__(self, roster: Roster, policy: Policy, *, room: HasRoom | None = None, cached_share: float = 0.0) -> None:
         """``cached_share``: of a prompt that decode must hold to go without prefill; 0: prompts always have one."""
         self._roster = roster
         self._policy = policy
         self._room = room
         self._cached_share = cached_share
         self._known = _Known((), (), {}, 0, (), (), {}, {})
-        self._picks: dict[Role, tuple[Member, ...]] | None = None
+        self._picks: dict[Role, tuple[FleetMember, ...]] | None = None
         """What ``_known`` was made of."""
         self._mean = Mean()
         self.holdings = Holdings() if policy.holds or cached_share else None
 
-    def asked(self, prompt: bytes, session: int = 0) -> Asked:
+    def asked(self, prompt: bytes, session: int = 0) -> Selection:
         """The picks of one request. ``session``: key of what it belongs to, 0: nothing."""
-        return Asked(self, prompt, session)
+        return Selection(self, prompt, session)
 
-    def pair(self, prompt: bytes, *, alone: bool, not_prefill: Collection[InstanceName] = (),
-             not_decode: Collection[InstanceName] = ()) -> Pair | None:
-        """As ``Asked.pair``, of a request that belongs to nothing."""
-        return Asked(self, prompt, 0).pair(alone=alone, not_prefill=not_prefill, not_decode=not_decode)
-
-    def prefill_for(self, prompt: bytes, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
-        """As ``Asked.prefill_for``."""
-        return Asked(self, prompt, 0).prefill_for(decode, not_prefill)
+    def unpaired(self, prompt: bytes, session: int = 0) -> Unpaired:
+        """The same of a request whose id is its client's: older engines pair by ids of the router."""
+        return Unpaired(self, prompt, session)
 
     def some_prefill_themselves(self) -> bool:
         """Whether a decode instance is there that can do without prefill."""
@@ -120,7 +115,7 @@ class Picker:
         self._picks = self._roster.picks
         return known
 
-    def _choose(self, asked: Asked, candidates: Sequence[Member], partners: int) -> Member:
+    def _choose(self, asked: Selection, candidates: Sequence[FleetMember], partners: int) -> FleetMember:
         chosen = candidates[0]
         if len(candidates) > 1:
             room = self._room
@@ -132,7 +127,7 @@ class Picker:
             self.holdings.add(chosen, asked.prefix)
         return chosen
 
-    def _holders(self, asked: Asked, decodes: Sequence[Member]) -> list[Member]:
+    def _holders(self, asked: Selection, decodes: Sequence[FleetMember]) -> list[FleetMember]:
         """Decode instances that probably hold enough of the prompt, and are not loaded far above the others."""
         if self.holdings is None or not self._cached_share or not decodes:
             return []
@@ -141,7 +136,7 @@ class Picker:
         return [decodes[index] for cut, index in self.holdings.longest(decodes, asked.prefix)
                 if cut >= enough and score(decodes[index]) < usual]
 
-    def _target(self, member: Member) -> Target:
+    def _target(self, member: FleetMember) -> EngineTarget:
         only = self._known.only.get(member.name)
         if only is not None:
             return only
@@ -150,7 +145,7 @@ class Picker:
         if known is not None:
             return known
         one_door = len(member.http) == 1 and len(member.control) > 1
-        made = self._known.targets[member.name, rank] = Target(
+        made = self._known.targets[member.name, rank] = EngineTarget(
             instance=member.name, incarnation=member.incarnation, fingerprint=member.fingerprint,
             http=member.http[rank % len(member.http)],
             control=member.control[rank % len(member.control)] if member.control else HostPort(""),
@@ -161,7 +156,7 @@ class Picker:
         return made
 
 
-class Asked:
+class Selection:
     """The picks of one request (``exchange_inputs.Picks``)."""
 
     __slots__ = ("_picker", "_stays", "prefix", "session")
@@ -169,7 +164,7 @@ class Asked:
     def __init__(self, picker: Picker, prompt: bytes, session: int) -> None:
         self._picker = picker
         self._stays = False
-        self.prefix = Prefix(prompt)
+        self.prefix = PromptPrefix(prompt)
         self.session = session
 
     def cached(self) -> bool:
@@ -200,14 +195,14 @@ class Asked:
                 known_target = known.only.get
                 return Pair(known_target(decode.name) or picker._target(decode),
                             known_target(prefill.name) or picker._target(prefill))
-        decodes: Sequence[Member] = _but(known.able, not_decode)
+        decodes: Sequence[FleetMember] = _but(known.able, not_decode)
         if not decodes:
             return None
         if self._stays:
             decodes = picker._holders(self, decodes) or decodes
         return Pair(picker._target(picker._choose(self, decodes, 1)), None)
 
-    def prefill_for(self, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+    def prefill_for(self, decode: EngineTarget, not_prefill: Collection[InstanceName] = ()) -> EngineTarget | None:
         """Another prefill instance for a request that waits on ``decode``."""
         picker = self._picker
         equal = _but(picker._look().partners.get(decode.fingerprint, ()), not_prefill) if decode.control else ()
@@ -218,5 +213,17 @@ class Asked:
         return self._picker.why_not(role)
 
 
-def _but(candidates: tuple[Member, ...], names: Collection[InstanceName]) -> tuple[Member, ...]:
+class Unpaired(Selection):
+    """The picks of a request that no pair of older engines can serve."""
+
+    __slots__ = ()
+
+    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
+             not_decode: Collection[InstanceName] = ()) -> Pair | None:
+        """Decode and prefill; decode alone where it is an older engine."""
+        pair = super().pair(alone=alone, not_prefill=not_prefill, not_decode=not_decode)
+        return Pair(pair.decode, None) if pair is not None and pair.decode.p2p else pair
+
+
+def _but(candidates: tuple[FleetMember, ...], names: Collection[InstanceName]) -> tuple[FleetMember, ...]:
     return tuple(m for m in candidates if m.name not in names) if names else candidates

@@ -1,6 +1,6 @@
 """What each instance probably holds in its prefix cache: a trie over the cuts of prompts, in bounded memory.
 
-Every node of the trie is a prefix, known by its key (``prompt.Prefix``); with it goes the set of instances that a prompt
+Every node of the trie is a prefix, known by its key (``PromptPrefix``); with it goes the set of instances that a prompt
 with this prefix was sent to. It is a belief: engines evict without telling. So everything is forgotten in time: there are
 two generations of at most ``most`` / 2 nodes; the older one is dropped when the younger one is full, and what is used is
 moved to the younger one. An instance that was restarted is another one.
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
-from xpyd_sidecar.router.api.prompt import Prefix
-from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.api.prompt import PromptPrefix
+from xpyd_sidecar.router.fleet.roster import FleetMember
 
 MOST_NODES = 1 << 16
 """Nodes of one router: about 10 MB."""
@@ -30,13 +30,13 @@ class Holdings:
         self._counts: tuple[dict[int, int], dict[int, int]] = ({}, {})
         """Nodes by bit, of the younger and the older generation."""
         self._bits: dict[tuple[InstanceName, Incarnation], int] = {}
-        self._seen: dict[Role, tuple[Sequence[Member], int, dict[int, int]]] = {}
+        self._seen: dict[Role, tuple[Sequence[FleetMember], int, dict[int, int]]] = {}
 
     def __len__(self) -> int:
         """Nodes."""
         return len(self._young) + len(self._old)
 
-    def add(self, member: Member, prefix: Prefix) -> None:
+    def add(self, member: FleetMember, prefix: PromptPrefix) -> None:
         """A prompt was sent to an instance."""
         bit = self._bit(member)
         count = self._counts[0]
@@ -57,7 +57,7 @@ class Holdings:
         bit = self._bits.get((name, incarnation), 0)
         return sum(counts.get(bit, 0) for counts in self._counts)
 
-    def holders(self, candidates: Sequence[Member], prefix: Prefix) -> tuple[list[tuple[int, int]], int]:
+    def holders(self, candidates: Sequence[FleetMember], prefix: PromptPrefix) -> tuple[list[tuple[int, int]], int]:
         """Who probably holds the most of a prompt: bytes and index of candidates, the longest first; and the common part.
 
         What more than half of the candidates hold (a system prompt, say) distinguishes nobody: its length is told apart,
@@ -84,7 +84,7 @@ class Holdings:
                 break
         return found, 0
 
-    def longest(self, candidates: Sequence[Member], prefix: Prefix) -> list[tuple[int, int]]:
+    def longest(self, candidates: Sequence[FleetMember], prefix: PromptPrefix) -> list[tuple[int, int]]:
         """Bytes and index of every candidate that holds something, the longest first."""
         path = self._path(prefix)
         found: list[tuple[int, int]] = []
@@ -96,7 +96,7 @@ class Holdings:
         found.sort(reverse=True)
         return found
 
-    def _path(self, prefix: Prefix) -> list[tuple[int, int]]:
+    def _path(self, prefix: PromptPrefix) -> list[tuple[int, int]]:
         """Bytes and the bits of those that hold them, the shortest first."""
         young, old = self._young, self._old
         mask, path = -1, []
@@ -107,7 +107,7 @@ class Holdings:
             path.append((cut, mask))
         return path
 
-    def _indices(self, candidates: Sequence[Member]) -> dict[int, int]:
+    def _indices(self, candidates: Sequence[FleetMember]) -> dict[int, int]:
         """Bit → index. Remembered for the candidates seen last, since the roster gives the same object until it changes."""
         role = candidates[0].role
         seen = self._seen.get(role)
@@ -119,7 +119,7 @@ class Holdings:
             self._seen[role] = (candidates, len(self._bits), made)
         return made
 
-    def _bit(self, member: Member) -> int:
+    def _bit(self, member: FleetMember) -> int:
         who = (member.name, member.incarnation)
         bit = self._bits.get(who)
         if bit is None:

@@ -60,7 +60,7 @@ class _Key(msgspec.Struct):
     waiting: list[Ticket]
 
 
-class Queue:
+class FairQueue:
     """Tickets of requests that wait. Seconds of a monotonic clock."""
 
     def __init__(self, size: int, timeout_s: float) -> None:

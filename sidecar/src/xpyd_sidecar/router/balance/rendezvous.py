@@ -14,7 +14,7 @@ from functools import lru_cache
 from hashlib import blake2b
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.fleet.roster import FleetMember
 
 _MASK = (1 << 30) - 1
 SORT_AFTER = 8
@@ -30,14 +30,14 @@ class Rendezvous:
     """Orders candidates by a key. Remembers the constants of the candidates seen last, per role."""
 
     def __init__(self) -> None:
-        self._seen: dict[Role, tuple[Sequence[Member], list[int]]] = {}
+        self._seen: dict[Role, tuple[Sequence[FleetMember], list[int]]] = {}
 
-    def best(self, role: Role, candidates: Sequence[Member], key: int) -> int:
+    def best(self, role: Role, candidates: Sequence[FleetMember], key: int) -> int:
         """Index of the winner."""
         weights = self._weights(role, candidates, key)
         return weights.index(max(weights))
 
-    def order(self, role: Role, candidates: Sequence[Member], key: int) -> Iterator[int]:
+    def order(self, role: Role, candidates: Sequence[FleetMember], key: int) -> Iterator[int]:
         """All indices, the winner first."""
         weights = self._weights(role, candidates, key)
         for _ in range(min(SORT_AFTER, len(weights))):
@@ -47,7 +47,7 @@ class Rendezvous:
         rest = [index for index, weight in enumerate(weights) if weight >= 0]
         yield from sorted(rest, key=weights.__getitem__, reverse=True)
 
-    def _weights(self, role: Role, candidates: Sequence[Member], key: int) -> list[int]:
+    def _weights(self, role: Role, candidates: Sequence[FleetMember], key: int) -> list[int]:
         seen, constants = self._seen.get(role, ((), []))
         if seen is not candidates:
             constants = [_constant(member.name) for member in candidates]

@@ -24,24 +24,24 @@ from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api import paths
-from xpyd_sidecar.router.api.faults import Fault, not_served, unknown_model
-from xpyd_sidecar.router.api.paths import Body, Way
+from xpyd_sidecar.router.api.faults import HttpFault, not_served, unknown_model
+from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
 from xpyd_sidecar.router.endpoints.dashboard import Dashboard
 from xpyd_sidecar.router.endpoints.traces import Tracer
 from xpyd_sidecar.router.http.auth import ClientKeys, Keys, known, require
-from xpyd_sidecar.router.http.cors import Cors, is_preflight
+from xpyd_sidecar.router.http.cors import CorsRules, is_preflight
 from xpyd_sidecar.router.http.heads import Hosts, Media
-from xpyd_sidecar.router.http.reply import NO_CONTENT, Connection, Handler, HttpRequest, Reply
+from xpyd_sidecar.router.http.reply import NO_CONTENT, HttpRequest, Reply, ReplyConnection, RequestHandler
 from xpyd_sidecar.router.observing.metrics import CONTENT_TYPE
 from xpyd_sidecar.router.serving.admission import admit
-from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.fast_entrance import Entrance
 
 RENDERED_S = 0.25
 """How long a page of metrics is served again: with many instances it takes milliseconds to make, and needs no key."""
 _JSON = [(b"content-type", b"application/json")]
 _TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
-SERVED = frozenset({Way.DISAGGREGATED, Way.PASSED})
+SERVED = frozenset({RouteKind.DISAGGREGATED, RouteKind.PASSED})
 """What engines answer."""
 GENERATION = {route.path: route.api for route in paths.TABLE if route.api is not None}
 
@@ -49,7 +49,7 @@ GENERATION = {route.path: route.api for route in paths.TABLE if route.api is not
 class Paths:
     """The application behind the server."""
 
-    def __init__(self, context: Context, client_keys: ClientKeys, admin_token: str) -> None:
+    def __init__(self, context: RequestContext, client_keys: ClientKeys, admin_token: str) -> None:
         self._context = context
         self.entrance = Entrance(context)
         """Of the straight course."""
@@ -58,14 +58,14 @@ class Paths:
         config = context.config
         self._hosts = Hosts(config.host, config.hosts)
         self._media = Media()
-        self._cors = Cors(config.cors_origins) if config.cors_origins else None
+        self._cors = CorsRules(config.cors_origins) if config.cors_origins else None
         self._created = int(time.time())
         self._knew: tuple[Keys, bytes] = (Keys(), b"")
         """Keys, and a header that brought one of them."""
         self._metrics_page, self._metrics_until = b"", -math.inf
         self.tracer: Tracer | None = None
         """Of a router that can ask engines."""
-        self._get: dict[str, Callable[[HttpRequest, Reply], Handler | None]] = {
+        self._get: dict[str, Callable[[HttpRequest, Reply], RequestHandler | None]] = {
             "/health": self._health, "/ping": self._health, "/ready": self._ready, "/metrics": self._metrics,
             "/fleet": self._fleet, timeline.PATH: self._trace, "/v1/models": self._models,
         }
@@ -73,7 +73,7 @@ class Paths:
             self._get |= Dashboard(context, self._admin, client_keys).paths
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Judge a request by its head: whether its body is wanted. Raises Fault."""
+        """Judge a request by its head: whether its body is wanted. Raises HttpFault."""
         host = headers.get(b"host")
         if host not in self._hosts.known:
             self._hosts.check(host)
@@ -82,24 +82,24 @@ class Paths:
         route = paths.find(path)
         if route is None:
             if path not in self._get and not path.startswith("/v1/models/"):
-                raise Fault(404, f"there is nothing at {path}", kind="NotFoundError", code="unknown_path")
+                raise HttpFault(404, f"there is nothing at {path}", kind="NotFoundError", code="unknown_path")
             self._allow(path, method, "GET")
             return False
-        if route.way is Way.REFUSED:
+        if route.way is RouteKind.REFUSED:
             raise not_served(path, route.reason)
         if method not in route.methods:
             self._allow(path, method, *route.methods)
-        if route.way is Way.OWN:
+        if route.way is RouteKind.OWN:
             return False  # those that ask for a key need no body
         self._check_client(headers)
-        if route.way is Way.PASSED and route.body is Body.NONE:
+        if route.way is RouteKind.PASSED and route.body is BodyKind.NONE:
             return False
         if headers.get(b"content-type") not in self._media.known or b"content-encoding" in headers:
-            self._media.check(headers, json=route.body is not Body.FORM)
+            self._media.check(headers, json=route.body is not BodyKind.FORM)
         return True
 
-    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
-        """Answer a request. Raises Fault."""
+    def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
+        """Answer a request. Raises HttpFault."""
         route = paths.find(request.path)
         if route is not None and route.way not in SERVED:
             route = None
@@ -115,7 +115,7 @@ class Paths:
                 return None
             if route is not None:
                 return admit(self._context, route, request, reply)
-        except Fault as fault:
+        except HttpFault as fault:
             if request.upload is not None and not request.upload.done:
                 reply.last()  # the rest of its body will not be read
             if route is not None:
@@ -124,11 +124,11 @@ class Paths:
             raise
         return self.own(request, reply)
 
-    def own(self, request: HttpRequest, reply: Reply) -> Handler | None:
-        """Answer a request, which was judged, that is the router's own. Raises Fault."""
+    def own(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
+        """Answer a request, which was judged, that is the router's own. Raises HttpFault."""
         return self._get.get(request.path, self._model)(request, reply)
 
-    def enter(self, request: HttpRequest, client: Connection) -> Handler | None:
+    def enter(self, request: HttpRequest, client: ReplyConnection) -> RequestHandler | None:
         """Begin to answer a generation request whose course will probably be straight. None: nothing was done."""
         api = GENERATION.get(request.path)
         if api is None or request.method != "POST" or not request.judged or request.refusal is not None:
@@ -153,7 +153,7 @@ class Paths:
     def _allow(path: str, method: str, *methods: str) -> None:
         if method not in methods and not (method == "HEAD" and "GET" in methods):
             words = f"{path} takes {' or '.join(methods)}, not {method}"
-            raise Fault(405, words, code="method_not_allowed", allow=", ".join(methods))
+            raise HttpFault(405, words, code="method_not_allowed", allow=", ".join(methods))
 
     def _check_client(self, headers: dict[bytes, bytes]) -> None:
         if not self._knows(headers):
@@ -201,7 +201,7 @@ class Paths:
                                         draining=context.draining)
         reply.whole(200, _JSON, msgspec.json.encode(fleet))
 
-    def _trace(self, request: HttpRequest, reply: Reply) -> Handler:
+    def _trace(self, request: HttpRequest, reply: Reply) -> RequestHandler:
         require(request.headers, self._admin)
         if self.tracer is None:
             raise OurFault("a router without a service key was asked for a trace")

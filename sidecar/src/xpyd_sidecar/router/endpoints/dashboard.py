@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpyd_sidecar.contract.fleet import Fleet
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http.auth import ClientKeys, Keys, require
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply
 from xpyd_sidecar.router.observing.history import COLUMNS, Row
 
 if TYPE_CHECKING:
-    from xpyd_sidecar.router.serving.context import Context
+    from xpyd_sidecar.router.serving.context import RequestContext
 
 SINCE = b"xpyd-since"
 _KINDS = {"html": b"text/html; charset=utf-8", "css": b"text/css; charset=utf-8", "js": b"text/javascript; charset=utf-8"}
@@ -54,7 +54,7 @@ class Data(msgspec.Struct, frozen=True):
 class Dashboard:
     """The paths of the dashboard."""
 
-    def __init__(self, context: Context, admin: Keys, client_keys: ClientKeys) -> None:
+    def __init__(self, context: RequestContext, admin: Keys, client_keys: ClientKeys) -> None:
         self._context = context
         self._admin = admin
         self._client_keys = client_keys
@@ -70,11 +70,11 @@ class Dashboard:
     def _data(self, request: HttpRequest, reply: Reply) -> None:
         try:
             require(request.headers, self._admin, self._client_keys.keys)
-        except Fault as fault:
-            raise Fault(fault.status, self._need, kind=fault.kind, code=fault.code) from None
+        except HttpFault as fault:
+            raise HttpFault(fault.status, self._need, kind=fault.kind, code=fault.code) from None
         since = request.headers.get(SINCE, b"0")
         if not since.isdigit() or len(since) > 12:
-            raise Fault(400, f"{SINCE.decode()} is not a number of seconds", code="bad_since")
+            raise HttpFault(400, f"{SINCE.decode()} is not a number of seconds", code="bad_since")
         context = self._context
         fleet = context.observer.fleet(context.service, context.name, context.loop.time(), context.started,
                                         draining=context.draining)

@@ -21,14 +21,14 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, Asked, Clock, Timeline, Told, Traces
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.messages import Reject
-from xpyd_sidecar.router.api.faults import Fault, bad_request, unavailable
-from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.observing import timeline
 from xpyd_sidecar.router.observing.record import Record
-from xpyd_sidecar.router.observing.timeline import Heard
+from xpyd_sidecar.router.observing.timeline import EngineNotes
 
 if TYPE_CHECKING:
-    from xpyd_sidecar.router.serving.context import Context
+    from xpyd_sidecar.router.serving.context import RequestContext
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def question(header: bytes) -> Question:
     """Read the header; without one the last request is meant.
 
     Raises:
-        Fault: 400, with what would be right.
+        HttpFault: 400, with what would be right.
     """
     which, _, word = (header.decode("latin-1").strip() or "last 1").partition(" ")
     word = word.strip()
@@ -86,16 +86,16 @@ class Answering:
 class Tracer:
     """Answers ``/trace``; who may ask is the caller's business."""
 
-    def __init__(self, context: Context, key: ServiceKey) -> None:
+    def __init__(self, context: RequestContext, key: ServiceKey) -> None:
         self._context = context
         self._key = key
         self._task: asyncio.Task[None] | None = None
 
-    def open(self, request: HttpRequest, reply: Reply) -> Handler:
+    def open(self, request: HttpRequest, reply: Reply) -> RequestHandler:
         """Begin to answer.
 
         Raises:
-            Fault: the question is wrong, nothing is known of it, or another one is being answered.
+            HttpFault: the question is wrong, nothing is known of it, or another one is being answered.
         """
         asked = question(request.headers.get(HEADER.encode(), b""))
         if self._task is not None and not self._task.done():
@@ -103,8 +103,8 @@ class Tracer:
         recent = self._context.observer.recent
         records, transfers = chosen(asked, recent)
         if asked.which == "id" and not transfers:
-            raise Fault(404, f"no request {asked.word} among the last {len(recent)} of this router", kind="NotFoundError",
-                        code="unknown_request")
+            raise HttpFault(404, f"no request {asked.word} among the last {len(recent)} of this router",
+                            kind="NotFoundError", code="unknown_request")
         answering = Answering(reply)
         self._task = self._context.loop.create_task(self._answer(answering, records, transfers))
         return answering
@@ -131,14 +131,14 @@ class Tracer:
         except Exception:
             logger.exception("a trace could not be made")
             if not answering.gone:
-                answering.reply.fault(Fault(500, "the trace could not be made; the router's log says why"))
+                answering.reply.fault(HttpFault(500, "the trace could not be made; the router's log says why"))
             return
         if not answering.gone:
             answering.reply.whole(200, _JSON, msgspec.json.encode(answer))
 
     @staticmethod
     def _unrouted(records: Sequence[Record], transfers: Sequence[TransferId],
-                  heard: Sequence[Heard]) -> list[Timeline | None]:
+                  heard: Sequence[EngineNotes]) -> list[Timeline | None]:
         known = {record.transfer for record in records}
         return [timeline.unrouted(transfer, heard) for transfer in transfers if transfer not in known]
 
@@ -155,10 +155,10 @@ def chosen(asked: Question, recent: Sequence[Record]) -> tuple[list[Record], tup
 
 
 def ask(key: ServiceKey, engines: Mapping[HostPort, InstanceName], transfers: tuple[TransferId, ...],
-        deadline_s: float = ANSWER_S) -> tuple[list[Heard], dict[str, str]]:
+        deadline_s: float = ANSWER_S) -> tuple[list[EngineNotes], dict[str, str]]:
     """What engines have noted of transfers, and those that do not say. Blocks for ``deadline_s`` at most."""
     context: zmq.Context[Any] = zmq.Context()
-    exchanges: dict[zmq.Socket[Any], Exchange] = {}
+    exchanges: dict[zmq.Socket[Any], ClockExchange] = {}
     silent: dict[str, str] = {}
     try:
         poller = zmq.Poller()
@@ -173,7 +173,7 @@ def ask(key: ServiceKey, engines: Mapping[HostPort, InstanceName], transfers: tu
                 silent[name] = f"control address {address}: {error}"
                 continue
             poller.register(sock, zmq.POLLIN)
-            exchanges[sock] = Exchange(name, sock, transfers)
+            exchanges[sock] = ClockExchange(name, sock, transfers)
             exchanges[sock].ask()
         end = time.monotonic() + deadline_s
         while any(one.open for one in exchanges.values()) and (left := end - time.monotonic()) > 0:
@@ -186,14 +186,14 @@ def ask(key: ServiceKey, engines: Mapping[HostPort, InstanceName], transfers: tu
         context.destroy(linger=0)
 
 
-class Exchange:
+class ClockExchange:
     """One engine: a few empty questions, by which its clock is known, then the real one. Within one host clocks agree."""
 
     def __init__(self, name: InstanceName, sock: zmq.Socket[Any], transfers: tuple[TransferId, ...]) -> None:
         self.name = name
         self.open = True
         self.problem = ""
-        self.heard: Heard | None = None
+        self.heard: EngineNotes | None = None
         self._sock = sock
         self._transfers = transfers
         self._left = TRIES
@@ -231,7 +231,7 @@ class Exchange:
             return
         self.open = False
         here = abs(told.clock - (time.time() - time.monotonic())) < timeline.SAME_HOST_S
-        self.heard = Heard(told, 0.0, 0.0) if here else Heard(told, self._best[1], self._best[0])
+        self.heard = EngineNotes(told, 0.0, 0.0) if here else EngineNotes(told, self._best[1], self._best[0])
 
     def _fail(self, problem: str) -> None:
         self.open, self.problem = False, problem

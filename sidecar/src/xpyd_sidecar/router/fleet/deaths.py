@@ -19,10 +19,10 @@ from enum import Enum
 
 from xpyd_sidecar.contract.ids import Incarnation, State
 from xpyd_sidecar.contract.membership import Heartbeat, Up
-from xpyd_sidecar.router.fleet.member import Member, Probed
+from xpyd_sidecar.router.fleet.member import FleetMember, Probed
 
 
-class Verdict(Enum):
+class DeathVerdict(Enum):
     """How an incarnation ended, or that it did not."""
 
     DIED = "died"
@@ -30,25 +30,25 @@ class Verdict(Enum):
     LOST = "lost"
 
 
-def by_probe(member: Member | None, result: Probed, *, silent: bool) -> Verdict | None:
+def by_probe(member: FleetMember | None, result: Probed, *, silent: bool) -> DeathVerdict | None:
     """By a probe of the incarnation that ``member`` was before; None: nothing is known. ``silent``: its agent is."""
     if result is Probed.HEALTHY:
-        return Verdict.LIVES
+        return DeathVerdict.LIVES
     if member is None:
         return None
     if silent:
-        return Verdict.LOST
+        return DeathVerdict.LOST
     if result is Probed.SILENT:
         return None
-    return Verdict.LIVES if member.state is State.DRAINING else Verdict.DIED
+    return DeathVerdict.LIVES if member.state is State.DRAINING else DeathVerdict.DIED
 
 
-def by_message(member: Member | None, message: Up) -> tuple[Incarnation, Verdict] | None:
+def by_message(member: FleetMember | None, message: Up) -> tuple[Incarnation, DeathVerdict] | None:
     """By a message that was taken, of the incarnation that was there before it; None: it says nothing of one."""
     if member is None or not member.incarnation:
         return None
     if not isinstance(message, Heartbeat):
-        return member.incarnation, Verdict.LIVES
+        return member.incarnation, DeathVerdict.LIVES
     if message.incarnation == member.incarnation:
         return None
-    return member.incarnation, Verdict.LIVES if member.state is State.DRAINING else Verdict.DIED
+    return member.incarnation, DeathVerdict.LIVES if member.state is State.DRAINING else DeathVerdict.DIED

@@ -17,7 +17,7 @@ from xpyd_sidecar import curve, sockets
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, Goodbye, Up
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.fleet.member import Refused
+from xpyd_sidecar.router.fleet.member import BeatRefused
 from xpyd_sidecar.router.fleet.pump import Pump
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _decode = msgspec.msgpack.Decoder(Up).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Listener:
+class BeatListener:
     """A ROUTER socket that is read in batches; what listens for agents and for older engines has in common."""
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Listener:
         self._context.term()
 
 
-class Members(Listener):
+class Members(BeatListener):
     """Listens for agents."""
 
     def __init__(self, name: str, take: Callable[[Up], int | None], count: Callable[[str], None]) -> None:
@@ -87,7 +87,7 @@ class Members(Listener):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             refused = f"not a message known here: {error}"
             self._count("undecodable")
-        except Refused as error:
+        except BeatRefused as error:
             refused = str(error)
             self._count("refused")
         except Exception:
@@ -147,6 +147,6 @@ def bind(socket: zmq.Socket[bytes], host: str, port: int, max_message: int, sett
 
 def _read(frames: list[zmq.Frame]) -> Up:
     if len(frames) != 1:
-        raise Refused(f"a message is one frame, not {len(frames)}")
+        raise BeatRefused(f"a message is one frame, not {len(frames)}")
     message: Up = _decode(frames[0].bytes)
     return message

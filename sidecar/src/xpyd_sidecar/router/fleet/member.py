@@ -12,7 +12,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
-from xpyd_sidecar.router.stream.failures import Reason
+from xpyd_sidecar.router.stream.failures import FailureReason
 
 INTERVAL_RANGE_S = (0.05, 60.0)
 """Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
@@ -28,7 +28,7 @@ class Probed(Enum):
     """No answer in time: perhaps only busy, so not evidence enough without missed beats."""
 
 
-class Member:
+class FleetMember:
     """One instance. Policies read ``name``, ``load``, ``in_flight`` and ``in_flight_at_beat``; only the roster writes."""
 
     __slots__ = ("agent", "also", "beat_at", "control", "doubted", "drained", "epoch", "fingerprint", "http", "in_flight",
@@ -104,7 +104,7 @@ class Member:
         return f"Member({self.name}, {self.role}, {self.state}, {self.suspended or 'ok'})"
 
 
-class Probe(msgspec.Struct, frozen=True):
+class ProbeInstance(msgspec.Struct, frozen=True):
     """Instruction: ask ``GET /health`` of this address and report with ``on_probe``."""
 
     instance: InstanceName
@@ -112,15 +112,15 @@ class Probe(msgspec.Struct, frozen=True):
     address: HostPort
 
 
-class Lost(msgspec.Struct, frozen=True):
+class InstanceLost(msgspec.Struct, frozen=True):
     """Instruction: legs on this incarnation will never answer."""
 
     instance: InstanceName
     incarnation: Incarnation
-    reason: Reason
+    reason: FailureReason
 
 
-class Leaving(msgspec.Struct, frozen=True):
+class InstanceLeaves(msgspec.Struct, frozen=True):
     """Instruction: this incarnation ends soon; streams on it that can go on elsewhere should, while it still runs."""
 
     instance: InstanceName
@@ -137,8 +137,8 @@ class Changed(msgspec.Struct, frozen=True):
     """For counting: joined, state, role, agent, suspended, resumed, evicted, left."""
 
 
-Instruction = Probe | Lost | Leaving | Changed
+Instruction = ProbeInstance | InstanceLost | InstanceLeaves | Changed
 
 
-class Refused(Exception):
+class BeatRefused(Exception):
     """A message was not taken; the reason goes into the acknowledgement."""

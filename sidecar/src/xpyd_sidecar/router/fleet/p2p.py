@@ -21,9 +21,9 @@ import msgspec
 from xpyd_sidecar.contract import legs, p2p
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, InstanceName, ServiceName, State
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Heartbeat
-from xpyd_sidecar.router.api.bodies import Request, one_token
-from xpyd_sidecar.router.fleet.member import Member, Refused
-from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.api.bodies import GenerationRequest, one_token
+from xpyd_sidecar.router.fleet.member import BeatRefused, FleetMember
+from xpyd_sidecar.router.fleet.target import EngineTarget
 
 MAX_GUESTS = 256
 """Nobody proves who he is on the plain port, so a stranger could fill the roster: only so far."""
@@ -32,7 +32,7 @@ MAX_GUESTS = 256
 class Guests:
     """Heartbeats of older engines as heartbeats of members: what is missing there is counted here."""
 
-    def __init__(self, service: ServiceName, members: Callable[[], Iterable[Member]]) -> None:
+    def __init__(self, service: ServiceName, members: Callable[[], Iterable[FleetMember]]) -> None:
         """``members``: who is in the roster now."""
         self._service = service
         self._members = members
@@ -51,7 +51,7 @@ class Guests:
             here = {member.name for member in self._members()}
             self._known = {name: beat for name, beat in self._known.items() if name in here}
             if len(self._known) >= MAX_GUESTS:
-                raise Refused(f"{MAX_GUESTS} engines with the older heartbeat are known, which is the limit")
+                raise BeatRefused(f"{MAX_GUESTS} engines with the older heartbeat are known, which is the limit")
         made = Heartbeat(
             v=WIRE_VERSION, service=self._service, instance=name, seq=0 if last is None else last.seq + 1, role=beat.role,
             epoch=1 if last is None else last.epoch + (last.role is not beat.role), state=State.READY,
@@ -69,7 +69,7 @@ class PairedById:
         """Of both legs, once prefill's is made."""
         self._given: Any = None
 
-    def prefill(self, request: Request, target: Target, decode: HostPort, unique: str) -> bytes:
+    def prefill(self, request: GenerationRequest, target: EngineTarget, decode: HostPort, unique: str) -> bytes:
         """Make the request id anew and the body of prefill's leg: one token. ``decode``: address of the other engine;
         ``unique``: 32 hex digits.
         """
@@ -88,7 +88,7 @@ class PairedById:
         except (msgspec.DecodeError, UnicodeDecodeError):  # decode says what it lacks
             self._given = None
 
-    def decode(self, request: Request, target: Target) -> bytes:
+    def decode(self, request: GenerationRequest, target: EngineTarget) -> bytes:
         """The body of decode's leg."""
         fields: dict[str, Any] = {name: raw for name, raw in request.fields.items() if name != legs.FIELD}
         if p2p.wants_params(target.fingerprint):

@@ -17,8 +17,8 @@ import zmq
 from xpyd_sidecar.contract import p2p
 from xpyd_sidecar.contract.ids import ServiceName
 from xpyd_sidecar.contract.membership import Heartbeat
-from xpyd_sidecar.router.fleet.heartbeat_listener import Listener, Refusals, bind
-from xpyd_sidecar.router.fleet.member import Member, Refused
+from xpyd_sidecar.router.fleet.heartbeat_listener import BeatListener, Refusals, bind
+from xpyd_sidecar.router.fleet.member import BeatRefused, FleetMember
 from xpyd_sidecar.router.fleet.p2p import Guests
 from xpyd_sidecar.router.fleet.pump import Pump
 
@@ -28,11 +28,11 @@ PORT_AFTER_MEMBERS = 1
 """The port is that of membership and this: 30002 by default."""
 
 
-class GuestListener(Listener):
+class GuestListener(BeatListener):
     """Listens for older engines."""
 
     def __init__(self, service: ServiceName, take: Callable[[Heartbeat], object], count: Callable[[str], None],
-                 members: Callable[[], Iterable[Member]]) -> None:
+                 members: Callable[[], Iterable[FleetMember]]) -> None:
         """``take`` as that of ``Members``; ``members``: who is in the roster now."""
         super().__init__()
         self._guests = Guests(service, members)
@@ -59,7 +59,7 @@ class GuestListener(Listener):
         except ValueError as error:
             refused = str(error)
             self._count("undecodable")
-        except Refused as error:
+        except BeatRefused as error:
             refused = str(error)
             self._count("refused")
         except Exception:

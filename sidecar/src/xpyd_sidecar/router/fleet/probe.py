@@ -11,7 +11,7 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.router.fleet.roster import Probed
 from xpyd_sidecar.router.http.patience import within
-from xpyd_sidecar.router.http.wire import MAX_HEAD, Head, HeadReader, Malformed
+from xpyd_sidecar.router.http.wire import MAX_HEAD, HeadReader, Malformed, ResponseHead
 
 TIMEOUT_S = 5.0
 
@@ -46,7 +46,7 @@ async def _ask(address: HostPort) -> tuple[Probed, str]:
     return Probed.DEAD, f"GET /health answered {head.status}"
 
 
-async def _head_of(reader: asyncio.StreamReader) -> Head:
+async def _head_of(reader: asyncio.StreamReader) -> ResponseHead:
     heads = HeadReader()
     while True:
         data = await reader.read(MAX_HEAD)

@@ -23,7 +23,7 @@ import msgspec
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye, Heartbeat, Up
 from xpyd_sidecar.contract.p2p import is_p2p
-from xpyd_sidecar.router.fleet.roster import Instruction, Probed, Refused, Roster
+from xpyd_sidecar.router.fleet.roster import BeatRefused, Instruction, Probed, Roster
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -60,13 +60,13 @@ class ProbeEnded(msgspec.Struct, frozen=True, tag=True):
     detail: str
 
 
-class Tick(msgspec.Struct, frozen=True, tag=True):
+class RosterTick(msgspec.Struct, frozen=True, tag=True):
     """Time went on."""
 
     at: float
 
 
-Event = Message | RefusedAt | Doubt | ProbeEnded | Tick
+Event = Message | RefusedAt | Doubt | ProbeEnded | RosterTick
 
 
 def apply(roster: Roster, event: Event) -> list[Instruction]:
@@ -84,7 +84,7 @@ def apply(roster: Roster, event: Event) -> list[Instruction]:
             return roster.on_doubt(at, instance, incarnation)
         case ProbeEnded(at=at, instance=instance, incarnation=incarnation, result=result, detail=detail):
             return roster.on_probe(at, instance, incarnation, result, detail)
-        case Tick(at=at):
+        case RosterTick(at=at):
             return roster.on_tick(at)
 
 
@@ -92,7 +92,7 @@ def follow(roster: Roster, event: Event) -> None:
     """Apply an event that the owner took to a replica. What the owner took is taken, whatever was known here."""
     try:
         apply(roster, event)
-    except Refused:
+    except BeatRefused:
         if isinstance(event, Message):
             forget(roster, event.at, event.message.instance)
             if isinstance(event.message, Heartbeat):

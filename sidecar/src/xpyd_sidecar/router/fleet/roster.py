@@ -28,13 +28,23 @@ from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
 from xpyd_sidecar.contract.p2p import is_p2p
-from xpyd_sidecar.router.api.sampled import UNTOLD, Told, told_of
+from xpyd_sidecar.router.api.sampled import UNTOLD, EngineDefaults, told_of
 from xpyd_sidecar.router.fleet import heartbeat_validation
-from xpyd_sidecar.router.fleet.member import Changed, Instruction, Leaving, Lost, Member, Probe, Probed, Refused
+from xpyd_sidecar.router.fleet.member import (
+    BeatRefused,
+    Changed,
+    FleetMember,
+    InstanceLeaves,
+    InstanceLost,
+    Instruction,
+    Probed,
+    ProbeInstance,
+)
 from xpyd_sidecar.router.fleet.warm_up import Settle
-from xpyd_sidecar.router.stream.failures import Reason
+from xpyd_sidecar.router.stream.failures import FailureReason
 
-__all__ = ["Changed", "Instruction", "Leaving", "Lost", "Member", "Probe", "Probed", "Refused", "Roster"]
+__all__ = ["BeatRefused", "Changed", "FleetMember", "InstanceLeaves", "InstanceLost", "Instruction", "ProbeInstance",
+           "Probed", "Roster"]
 
 MAX_INSTANCES = 4096
 """Bound of the roster; instances beyond it are refused."""
@@ -57,17 +67,17 @@ class Roster:
         """``beside_engine``: agents are told of this router at some time, not before its start."""
         self.service = service
         self._settle = Settle(started=started, settle_s=settle_s, beside_engine=beside_engine)
-        self._members: dict[InstanceName, Member] = {}
+        self._members: dict[InstanceName, FleetMember] = {}
         self._missed = missed_beats
         self._ticked = math.inf
         self._awake = -math.inf
         """When this process last came back from standing still."""
-        self.picks: dict[Role, tuple[Member, ...]] | None = None
+        self.picks: dict[Role, tuple[FleetMember, ...]] | None = None
         """What ``pickable`` found; None since something changed."""
         self._models: list[str] | None = None
-        self._told: Told | None = None
+        self._told: EngineDefaults | None = None
         self._told_last = UNTOLD
-        self._named: list[Member] | None = None
+        self._named: list[FleetMember] | None = None
 
     def begin(self, started: float, settle_s: float, *, beside_engine: bool) -> None:
         """It is a replica of one that began at another time."""
@@ -83,26 +93,26 @@ class Roster:
         """Agents that knew this router before its start had the time to come back."""
         return self._settle.listened(now)
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[FleetMember]:
         """All, by name."""
         if self._named is None:
             self._named = [self._members[name] for name in sorted(self._members)]
         return self._named.copy()
 
-    def find(self, name: InstanceName, incarnation: Incarnation) -> Member | None:
+    def find(self, name: InstanceName, incarnation: Incarnation) -> FleetMember | None:
         """The member, if it still is this incarnation."""
         member = self._members.get(name)
         return member if member is not None and member.incarnation == incarnation else None
 
-    def known(self, name: InstanceName) -> Member | None:
+    def known(self, name: InstanceName) -> FleetMember | None:
         """The member of this name, whatever its incarnation."""
         return self._members.get(name)
 
-    def silent(self, now: float, member: Member) -> bool:
+    def silent(self, now: float, member: FleetMember) -> bool:
         """Whether its agent has been silent for so long that it may be gone."""
         return self._silent(now, member)
 
-    def pickable(self, role: Role) -> tuple[Member, ...]:
+    def pickable(self, role: Role) -> tuple[FleetMember, ...]:
         """Instances of a role that take new legs, by name (the same object until something changes)."""
         if self.picks is None:
             ready = [member for member in self.members() if member.pickable]
@@ -123,7 +133,7 @@ class Roster:
             self._models = [*sorted(models), *sorted(set.intersection(*named) - models if named else ())]
         return list(self._models)
 
-    def told(self) -> Told:
+    def told(self) -> EngineDefaults:
         """What decode engines add to requests: those that take new legs, or all where none does. The same object until that
         changes.
         """
@@ -154,11 +164,11 @@ class Roster:
 
     # ---- legs of this router
 
-    def leg_opened(self, member: Member) -> None:
+    def leg_opened(self, member: FleetMember) -> None:
         """A leg was sent to it."""
         member.in_flight += 1
 
-    def open_leg(self, name: InstanceName, incarnation: Incarnation) -> Member | None:
+    def open_leg(self, name: InstanceName, incarnation: Incarnation) -> FleetMember | None:
         """A leg was sent to the member that ``find`` finds."""
         member = self._members.get(name)
         if member is None or member.incarnation != incarnation:
@@ -166,13 +176,13 @@ class Roster:
         member.in_flight += 1
         return member
 
-    def next_rank(self, member: Member) -> int:
+    def next_rank(self, member: FleetMember) -> int:
         """Its DP rank whose turn it is; 0 where it has one."""
         turn = member.turn
         member.turn += 1
         return turn % max(len(member.http), len(member.control), 1)
 
-    def leg_closed(self, member: Member) -> None:
+    def leg_closed(self, member: FleetMember) -> None:
         """A leg on it ended in whatever way."""
         member.in_flight -= 1
 
@@ -189,7 +199,7 @@ class Roster:
         heartbeat_validation.refuse_foreign(self.service, message)
         return self._on_beat(now, message) if isinstance(message, Heartbeat) else self._on_goodbye(message)
 
-    def heard(self, now: float, beat: Heartbeat) -> Member | None:
+    def heard(self, now: float, beat: Heartbeat) -> FleetMember | None:
         """Take a beat that comes in order and says nothing new but load and time, as nearly all do: there is nothing to
         refuse and nothing to tell. Whose it is; None: it is for ``on_message``, and nothing has changed.
         """
@@ -208,16 +218,16 @@ class Roster:
         heartbeat_validation.refuse_stale(member, beat, heard=not self._silent(now, member))
         out = [] if member.same(beat) else self._change(member, beat)
         if beat.leaving:  # with each beat: what had nowhere to go may have by now
-            out.append(Leaving(member.name, member.incarnation, f"{member.name} drains and ends soon"))
+            out.append(InstanceLeaves(member.name, member.incarnation, f"{member.name} drains and ends soon"))
         member.hear(now, beat)
         self._settle.hear(now)
         return out
 
     def _join(self, now: float, beat: Heartbeat) -> list[Instruction]:
         if len(self._members) >= MAX_INSTANCES:
-            raise Refused(f"the roster is full ({MAX_INSTANCES} instances)")
+            raise BeatRefused(f"the roster is full ({MAX_INSTANCES} instances)")
         heartbeat_validation.check(beat)
-        member = self._members[beat.instance] = Member(beat.instance)
+        member = self._members[beat.instance] = FleetMember(beat.instance)
         member.become(beat)
         _begin(member)
         member.hear(now, beat)
@@ -226,14 +236,14 @@ class Roster:
         return [Changed(beat.instance, f"joined as {beat.role}, {beat.state}", "joined"),
                 *(self._probe(now, member) if member.suspended else [])]
 
-    def _change(self, member: Member, beat: Heartbeat) -> list[Instruction]:
+    def _change(self, member: FleetMember, beat: Heartbeat) -> list[Instruction]:
         heartbeat_validation.check(beat)
         out: list[Instruction] = []
         if member.agent and beat.agent and beat.agent != member.agent:
             out.append(Changed(member.name, f"another agent speaks for it: {member.agent} → {beat.agent}", "agent"))
         began = member.incarnation != beat.incarnation
         if began and member.incarnation:
-            out.append(Lost(member.name, member.incarnation, Reason(f"{member.name} was restarted")))
+            out.append(InstanceLost(member.name, member.incarnation, FailureReason(f"{member.name} was restarted")))
         if (beat.role, beat.state) != (member.role, member.state):
             kind = "state" if beat.role is member.role else "role"
             out.append(Changed(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}", kind))
@@ -284,20 +294,21 @@ class Roster:
             reason, member.suspended = member.suspended, ""
             self._changed()
             return [Changed(name, f"healthy again ({reason})", "resumed")]
-        why = Reason(f"{name} failed its health check", detail)
+        why = FailureReason(f"{name} failed its health check", detail)
         if self._silent(now, member):
-            why = Reason(f"{name} was silent for {now - member.beat_at:.1f} s and its health check failed", detail)
+            why = FailureReason(f"{name} was silent for {now - member.beat_at:.1f} s and its health check failed", detail)
             member.unanswered += result is Probed.SILENT
             if result is Probed.DEAD or member.unanswered >= UNANSWERED:
                 self._forget(member)
-                return [Changed(name, f"evicted: {why.full}", "evicted"), Lost(name, incarnation, why)]
+                return [Changed(name, f"evicted: {why.full}", "evicted"), InstanceLost(name, incarnation, why)]
             return self._suspend(member, why.full)
         if result is Probed.SILENT:
             return self._unheard(member, why)
         lost = member.in_flight > 0 or not member.suspended
-        return self._suspend(member, detail or "health check failed") + ([Lost(name, incarnation, why)] if lost else [])
+        suspended = self._suspend(member, detail or "health check failed")
+        return suspended + ([InstanceLost(name, incarnation, why)] if lost else [])
 
-    def _unheard(self, member: Member, why: Reason) -> list[Instruction]:
+    def _unheard(self, member: FleetMember, why: FailureReason) -> list[Instruction]:
         """A probe of who beats had no answer. Where nobody could go on with its legs they wait: it may only stand still."""
         if member.state is not State.STARTING or not member.in_flight:
             return []
@@ -305,7 +316,7 @@ class Roster:
         others = self.pickable(member.role) or self.pickable(Role.DECODE)  # decode can do what prefill does
         if member.stuck < UNANSWERED or not others:
             return []
-        return [*self._suspend(member, why.full), Lost(member.name, member.incarnation, why)]
+        return [*self._suspend(member, why.full), InstanceLost(member.name, member.incarnation, why)]
 
     def on_tick(self, now: float) -> list[Instruction]:
         """Once per beat interval or oftener: probe who is silent, suspended or in doubt."""
@@ -315,7 +326,7 @@ class Roster:
             self._awake = now
         self._ticked = now
         out: list[Instruction] = []
-        asked: list[Member] = []
+        asked: list[FleetMember] = []
         for member in list(self._members.values()):
             silent = self._silent(now, member)
             if silent and not member.http:  # nothing to probe
@@ -330,34 +341,34 @@ class Roster:
             out += probes
         return out
 
-    def _suspend(self, member: Member, reason: str) -> list[Instruction]:
+    def _suspend(self, member: FleetMember, reason: str) -> list[Instruction]:
         if member.suspended:
             return []
         member.suspended = reason
         self._changed()
         return [Changed(member.name, f"suspended: {reason}", "suspended")]
 
-    def _forget(self, member: Member) -> None:
+    def _forget(self, member: FleetMember) -> None:
         del self._members[member.name]
         self._changed()
 
     def _changed(self) -> None:
         self.picks = self._models = self._named = self._told = None
 
-    def _silent(self, now: float, member: Member) -> bool:
+    def _silent(self, now: float, member: FleetMember) -> bool:
         silence = self._missed * member.interval_s
         return now - member.beat_at > silence and now - self._awake > silence
 
     @staticmethod
-    def _probe(now: float, member: Member) -> list[Instruction]:
+    def _probe(now: float, member: FleetMember) -> list[Instruction]:
         gap = PROBE_LOST_S if member.probing else PROBE_GAP_S
         if not member.http or now - member.probe_at < gap:
             return []
         member.probing, member.probe_at = True, now
-        return [Probe(member.name, member.incarnation, member.http[0])]
+        return [ProbeInstance(member.name, member.incarnation, member.http[0])]
 
 
-def _begin(member: Member) -> None:
+def _begin(member: FleetMember) -> None:
     """A new incarnation: what was said of the one before says nothing of it."""
     # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
     member.suspended = "its health was not checked yet" if is_p2p(member.fingerprint) else ""

@@ -10,7 +10,7 @@ import msgspec
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName
 
 
-class Target(msgspec.Struct, frozen=True):
+class EngineTarget(msgspec.Struct, frozen=True):
     """Where a leg goes."""
 
     instance: InstanceName
@@ -28,5 +28,5 @@ class Target(msgspec.Struct, frozen=True):
 class Pair(msgspec.Struct, frozen=True):
     """What a request gets."""
 
-    decode: Target
-    prefill: Target | None
+    decode: EngineTarget
+    prefill: EngineTarget | None

@@ -3,8 +3,8 @@
 Belongs here: the roster's events and instructions, probes. Does not belong here: the socket of heartbeats
 (``heartbeat_listener``), requests (``serving``), how several processes share one roster (``workers``).
 
-A router of one process has one ``Watch``. With several, the owner of the membership socket has it, ``told`` of every event
-that its roster took, and each worker has a replica of the roster.
+A router of one process has one ``FleetWatch``. With several, the owner of the membership socket has it, ``told`` of every
+event that its roster took, and each worker has a replica of the roster.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from xpyd_sidecar.router.fleet import deaths
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.probe import probe
-from xpyd_sidecar.router.fleet.target import Target
-from xpyd_sidecar.router.stream.failures import Reason
+from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.stream.failures import FailureReason
 
 logger = logging.getLogger(__name__)
 
 PROBE_AGAIN_S = 1.0
 """After which a probe is tried again that this process had no file, port or memory for."""
-OnLost = Callable[[InstanceName, Incarnation, Reason], None]
-OnVerdict = Callable[[InstanceName, Incarnation, deaths.Verdict], None]
+OnLost = Callable[[InstanceName, Incarnation, FailureReason], None]
+OnVerdict = Callable[[InstanceName, Incarnation, deaths.DeathVerdict], None]
 
 
-class Notes(Protocol):
+class FleetNotes(Protocol):
     """Who is told of what happens to instances, for metrics and the dashboard."""
 
     def changed(self, change: ro.Changed) -> None:
@@ -42,10 +42,10 @@ class Notes(Protocol):
         """A health probe ended."""
 
 
-class Watch:
+class FleetWatch:
     """Keeps a roster right: beats in, probes out."""
 
-    def __init__(self, roster: ro.Roster, on_lost: OnLost, notes: Notes,
+    def __init__(self, roster: ro.Roster, on_lost: OnLost, notes: FleetNotes,
                  told: Callable[[rep.Event], None] | None = None) -> None:
         """``on_lost``: legs on an incarnation will never answer, and why."""
         self._loop = asyncio.get_running_loop()
@@ -74,17 +74,17 @@ class Watch:
         member = self.roster.find(message.instance, message.incarnation)
         return member.in_flight if member is not None else 0
 
-    def suspect(self, target: Target, reason: str) -> None:
+    def suspect(self, target: EngineTarget, reason: str) -> None:
         """A connection was refused."""
         self.take(rep.RefusedAt(self._loop.time(), target.instance, target.incarnation, reason))
 
-    def doubt(self, target: Target) -> None:
+    def doubt(self, target: EngineTarget) -> None:
         """An engine failed a request, broke a connection, or is silent."""
         self.take(rep.Doubt(self._loop.time(), target.instance, target.incarnation))
 
     def tick(self) -> None:
         """Called every second."""
-        self.take(rep.Tick(self._loop.time()))
+        self.take(rep.RosterTick(self._loop.time()))
 
     def take(self, event: rep.Event) -> None:
         """An event, seen here or by somebody else. Raises ``roster.Refused``."""
@@ -100,16 +100,16 @@ class Watch:
                 case ro.Changed(instance=instance, what=what):
                     logger.info("%s: %s", instance, what, extra={"peer": instance})
                     self._notes.changed(instruction)
-                case ro.Lost(instance=instance, incarnation=incarnation, reason=reason):
+                case ro.InstanceLost(instance=instance, incarnation=incarnation, reason=reason):
                     self.on_lost(instance, incarnation, reason)
-                case ro.Leaving(instance=instance, incarnation=incarnation, reason=reason):
+                case ro.InstanceLeaves(instance=instance, incarnation=incarnation, reason=reason):
                     self.on_leaving(instance, incarnation, reason)
-                case ro.Probe():
+                case ro.ProbeInstance():
                     task = self._loop.create_task(self._probe(instruction))
                     self._probes.add(task)
                     task.add_done_callback(self._probes.discard)
 
-    async def _probe(self, wanted: ro.Probe) -> None:
+    async def _probe(self, wanted: ro.ProbeInstance) -> None:
         end = self._loop.time() + ro.PROBE_LOST_S - PROBE_AGAIN_S
         while True:
             try:

@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 
 logger = logging.getLogger(__name__)
 
@@ -138,8 +138,8 @@ def require(headers: Mapping[bytes, bytes], *those: Keys) -> None:
     """Check a client or admin.
 
     Raises:
-        Fault: 401.
+        HttpFault: 401.
     """
     if not known(headers, *those):
         words = "the API key is wrong" if bearer(headers) else "an API key is needed: Authorization: Bearer <key>"
-        raise Fault(401, words, kind="authentication_error", code="invalid_api_key")
+        raise HttpFault(401, words, kind="authentication_error", code="invalid_api_key")

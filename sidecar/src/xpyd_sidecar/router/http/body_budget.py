@@ -36,7 +36,7 @@ LOOK_S = 0.05
 Owner = TypeVar("Owner")
 
 
-class Room:
+class BodyRoom:
     """A part of the budget."""
 
     __slots__ = ("held", "limit")
@@ -46,7 +46,7 @@ class Room:
         self.held = 0
 
 
-class Body(Generic[Owner]):
+class HeldBody(Generic[Owner]):
     """A body that is held."""
 
     __slots__ = ("began", "came", "ended", "owner", "room", "size")
@@ -60,7 +60,7 @@ class Body(Generic[Owner]):
         """Bytes that have come, whether they are still here or not."""
         self.size = 0
         """Bytes that are held."""
-        self.room: Room | None = None
+        self.room: BodyRoom | None = None
         """Where it has its bytes; None: it has none, or has given them back."""
         self.ended = False
         """Its bytes were given back, or taken away: it is not to have any again."""
@@ -76,9 +76,9 @@ class BodyBudget(Generic[Owner]):
     def __init__(self, budget: int, small: int = SMALL) -> None:
         """``small``: how large a body of the reserve may be."""
         self.small = small
-        self.reserve = Room(budget // RESERVE)
-        self.rest = Room(budget - self.reserve.limit)
-        self._coming: dict[Body[Owner], None] = {}
+        self.reserve = BodyRoom(budget // RESERVE)
+        self.rest = BodyRoom(budget - self.reserve.limit)
+        self._coming: dict[HeldBody[Owner], None] = {}
         """Those with room in the rest that are not whole, oldest first."""
         self._look_at = 0.0
 
@@ -87,14 +87,14 @@ class BodyBudget(Generic[Owner]):
         """Bytes of all bodies that are here."""
         return self.reserve.held + self.rest.held
 
-    def begin(self, owner: Owner, length: int | None, now: float) -> tuple[Body[Owner] | None, list[Body[Owner]]]:
+    def begin(self, owner: Owner, length: int | None, now: float) -> tuple[HeldBody[Owner] | None, list[HeldBody[Owner]]]:
         """A head came. ``length``: bytes that it announces, None where nobody knows.
 
         Returns the body (None: there is no room for it), and those that have to be ended for it.
         """
         if length is None or length <= self.small:
-            return Body(owner, now), []
-        ended: list[Body[Owner]] = []
+            return HeldBody(owner, now), []
+        ended: list[HeldBody[Owner]] = []
         missing = self.rest.held + length - self.rest.limit
         if missing > 0:
             ended = self._slow(missing, now)
@@ -102,9 +102,9 @@ class BodyBudget(Generic[Owner]):
                 return None, []
             for body in ended:
                 self.give_back(body)
-        return Body(owner, now), ended
+        return HeldBody(owner, now), ended
 
-    def grow(self, body: Body[Owner], more: int, now: float, *, kept: bool = True) -> list[Body[Owner]]:
+    def grow(self, body: HeldBody[Owner], more: int, now: float, *, kept: bool = True) -> list[HeldBody[Owner]]:
         """More bytes came; ``kept``: and stay here. Returns those that have to be ended for them, maybe it as the last."""
         body.came += more
         if body.ended or not kept:
@@ -119,7 +119,7 @@ class BodyBudget(Generic[Owner]):
             body.room = room
             if room is self.rest:
                 self._coming[body] = None
-        ended: list[Body[Owner]] = []
+        ended: list[HeldBody[Owner]] = []
         while room.held + more > room.limit:
             slowest = min(self._coming, key=lambda one: (now - one.began < GRACE_S, one.speed(now)))
             self.give_back(slowest)
@@ -141,11 +141,11 @@ class BodyBudget(Generic[Owner]):
         reserve.held += size
         return True
 
-    def whole(self, body: Body[Owner]) -> None:
+    def whole(self, body: HeldBody[Owner]) -> None:
         """The last byte has come: it stays until it is given back."""
         self._coming.pop(body, None)
 
-    def give_back(self, body: Body[Owner] | int) -> None:
+    def give_back(self, body: HeldBody[Owner] | int) -> None:
         """The bytes of a body are here no longer. ``body``: its size, where it was counted ``at_once``; that only once."""
         if isinstance(body, int):
             self.reserve.held -= body
@@ -155,7 +155,7 @@ class BodyBudget(Generic[Owner]):
             body.room.held -= body.size
         body.room, body.size, body.ended = None, 0, True
 
-    def _slow(self, missing: int, now: float) -> list[Body[Owner]]:
+    def _slow(self, missing: int, now: float) -> list[HeldBody[Owner]]:
         """The slowest of those that come too slowly, as many as have so many bytes together; none where all have less."""
         if now < self._look_at:
             return []
@@ -164,7 +164,7 @@ class BodyBudget(Generic[Owner]):
             self._look_at = now + LOOK_S
             return []
         slow.sort(key=lambda body: body.speed(now))
-        found: list[Body[Owner]] = []
+        found: list[HeldBody[Owner]] = []
         for body in slow:
             if missing <= 0:
                 break

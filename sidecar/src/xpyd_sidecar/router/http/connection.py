@@ -21,14 +21,14 @@ import asyncio
 import logging
 import uuid
 from collections import deque
-from typing import Protocol, cast
+from typing import cast
 
-from xpyd_sidecar.router.api.faults import Fault, unavailable
+from xpyd_sidecar.router.api.faults import HttpFault, unavailable
 from xpyd_sidecar.router.http import deadlines, rules
-from xpyd_sidecar.router.http.held_bodies import Held, HeldBodies
-from xpyd_sidecar.router.http.incoming import Bounds, Incoming
-from xpyd_sidecar.router.http.known_heads import KnownHeads
-from xpyd_sidecar.router.http.reply import Application, Handler, HttpRequest, Reply
+from xpyd_sidecar.router.http.held_bodies import Held
+from xpyd_sidecar.router.http.incoming import IncomingRequests
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
+from xpyd_sidecar.router.http.server_state import ServerState
 from xpyd_sidecar.router.http.upload import Upload
 from xpyd_sidecar.router.relay.fast import Outlet
 from xpyd_sidecar.router.relay.loop import adopt, descriptor_of, release
@@ -45,30 +45,7 @@ SLICE = 16 << 10
 HIGH_WATER = 256 << 10
 
 
-class ServerState(Protocol):
-    """What the connections of one server share (``server.Server``)."""
-
-    application: Application
-    loop: asyncio.AbstractEventLoop
-    bounds: Bounds
-    streamed: frozenset[str]
-    bodies: HeldBodies
-    heads: KnownHeads
-    connections: set[Connection]
-    date: bytes
-    draining: bool
-    leaving: bool
-    turned_away: bool
-
-    @property
-    def full(self) -> bool:
-        """Whether there are more connections than allowed."""
-
-    def refused(self, fault: Fault) -> None:
-        """A connection was refused before there was a whole request."""
-
-
-class Connection(asyncio.Protocol):
+class ClientConnection(asyncio.Protocol):
     """One client connection."""
 
     __slots__ = ("_blocked_at", "_busy", "_closing", "_continue", "_deaf", "_due", "_handler", "_held", "_incoming",
@@ -80,8 +57,9 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.outlet = Outlet()
         """What is written to a client that is gone goes nowhere."""
-        self._incoming = Incoming(server.bounds, server.streamed, self, server.bodies, server.heads)
-        self._queue: deque[tuple[HttpRequest, Held, bool, bool] | Fault] = deque()
+        self._incoming = IncomingRequests(server.bounds, server.streamed, self, server.bodies,
+                                          server.heads)
+        self._queue: deque[tuple[HttpRequest, Held, bool, bool] | HttpFault] = deque()
         self._queued_bytes = 0
         self._rest = b""
         """What was read and is not parsed yet: it waits for the queue."""
@@ -89,7 +67,7 @@ class Connection(asyncio.Protocol):
         """A turn of this connection will come by itself."""
         self._held: Held = 0
         """The body of the request that is being answered, as the budget has it; 0: there is none."""
-        self._handler: Handler | None = None
+        self._handler: RequestHandler | None = None
         self._busy = False
         self._served = False
         self._due = False
@@ -132,7 +110,7 @@ class Connection(asyncio.Protocol):
         if not self._scheduled:
             self._turn()
 
-    def _give_up(self, fault: Fault) -> None:
+    def _give_up(self, fault: HttpFault) -> None:
         """Nothing more is read; the client is told in its turn, by whoever takes the body where somebody does."""
         self._deaf = True
         self._rest = b""
@@ -166,7 +144,7 @@ class Connection(asyncio.Protocol):
         self._let_go()
         self._incoming.drop()
         for entry in self._queue:
-            if not isinstance(entry, Fault):
+            if not isinstance(entry, HttpFault):
                 self.server.bodies.give_back(entry[1])
         self._queue.clear()
         handler, self._handler = self._handler, None
@@ -190,10 +168,10 @@ class Connection(asyncio.Protocol):
     # ---- what comes (incoming.Line)
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Whether the body of this request is wanted. Raises Fault."""
+        """Whether the body of this request is wanted. Raises HttpFault."""
         return self.server.application.judge(method, path, headers)
 
-    def end_body(self, fault: Fault) -> None:
+    def end_body(self, fault: HttpFault) -> None:
         """There is no more room for the body that is being received."""
         self._give_up(fault)
         self._go_on()
@@ -225,7 +203,7 @@ class Connection(asyncio.Protocol):
         """Now, as HTTP writes it."""
         return self.server.date
 
-    def hand_over(self, handler: Handler, other: Handler) -> None:
+    def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
         """Another one goes on with what a handler has begun."""
         if self._handler is handler:
             self._handler = other
@@ -267,7 +245,7 @@ class Connection(asyncio.Protocol):
             if not self._queue or self._busy or self._closing or self._blocked_at:
                 break
             entry = self._queue.popleft()
-            if isinstance(entry, Fault):
+            if isinstance(entry, HttpFault):
                 self._refuse(entry)
                 return
             request, self._held, close, old = entry
@@ -306,7 +284,7 @@ class Connection(asyncio.Protocol):
             reply = Reply(self, request.request_id, close=close, old=old, head_only=request.method == "HEAD")
             try:
                 handler = self.server.application.handle(request, reply)
-            except Fault as fault:
+            except HttpFault as fault:
                 reply.fault(fault)
             except Exception:  # noqa: BLE001 (it is logged there)
                 self._failed(reply)
@@ -315,7 +293,7 @@ class Connection(asyncio.Protocol):
             if self._blocked_at:
                 handler.on_pause()
 
-    def _enter(self, request: HttpRequest) -> Handler | None:
+    def _enter(self, request: HttpRequest) -> RequestHandler | None:
         try:
             return self.server.application.enter(request, self)
         except Exception:  # noqa: BLE001 (it is logged there)
@@ -329,7 +307,7 @@ class Connection(asyncio.Protocol):
         if reply.started:
             self._close()
         else:
-            reply.fault(Fault(500, "the router failed; its log says why", kind="internal_error", code="internal"))
+            reply.fault(HttpFault(500, "the router failed; its log says why", kind="internal_error", code="internal"))
 
     def _tell_continue(self) -> None:
         if self._continue and not self._busy and not self._queue:
@@ -348,7 +326,7 @@ class Connection(asyncio.Protocol):
             (self._transport.pause_reading if full else self._transport.resume_reading)()
         self._paused = full
 
-    def _refuse(self, fault: Fault) -> None:
+    def _refuse(self, fault: HttpFault) -> None:
         self._incoming.drop()
         self._busy = True
         self._deaf = True

@@ -23,7 +23,7 @@ _NAMES = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~, -]*")
 Headers = Mapping[bytes, bytes]
 
 
-class Cors:
+class CorsRules:
     """The origins that are allowed."""
 
     def __init__(self, origins: tuple[str, ...]) -> None:
@@ -39,7 +39,7 @@ class Cors:
         return b"vary: Origin\r\n"
 
     def preflight(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Headers of the answer to a preflight, beside ``lines``. Raises Fault: the origin is not allowed."""
+        """Headers of the answer to a preflight, beside ``lines``. Raises HttpFault: the origin is not allowed."""
         if not self._any and headers.get(b"origin", b"") not in self._origins:
             raise bad_request("Disallowed CORS origin", code="cors_origin")
         found = [(b"access-control-allow-methods", METHODS), (b"access-control-max-age", b"%d" % KEPT_S)]

@@ -10,7 +10,7 @@ import ipaddress
 import re
 from collections.abc import Mapping
 
-from xpyd_sidecar.router.api.faults import Fault, bad_request
+from xpyd_sidecar.router.api.faults import HttpFault, bad_request
 
 MAX_KNOWN = 64
 """Values of a header that are remembered as right, so that nearly all requests cost one look."""
@@ -36,14 +36,14 @@ class Hosts:
         """Headers that were looked at and are right."""
 
     def check(self, given: bytes | None) -> None:
-        """Judge a Host header. Raises Fault."""
+        """Judge a Host header. Raises HttpFault."""
         if given is None or given in self.known:
             return
         if not _HOST.fullmatch(given):
             raise bad_request("malformed HTTP: Host is not the name of a host", code="malformed_http")
         if self._only is not None and not is_loopback(name := name_of(given)) and name not in self._only:
             words = f"this router answers for this machine alone, not for {name.decode()!r}; router.hosts can name more"
-            raise Fault(421, words, code="misdirected_request")
+            raise HttpFault(421, words, code="misdirected_request")
         if len(self.known) >= MAX_KNOWN:
             self.known.clear()
         self.known.add(given)
@@ -74,17 +74,18 @@ class Media:
         """Media types that were looked at and are JSON's."""
 
     def check(self, headers: Mapping[bytes, bytes], *, json: bool) -> None:
-        """Judge the head of a request with a body. ``json``: it must be JSON. Raises Fault."""
+        """Judge the head of a request with a body. ``json``: it must be JSON. Raises HttpFault."""
         coding = headers.get(b"content-encoding")
         if coding is not None and coding.strip().lower() not in {b"", b"identity"}:
             words = f"Content-Encoding: {coding[:40].decode('latin-1')} is not understood; send the body as it is"
-            raise Fault(415, words, code="unsupported_encoding")
+            raise HttpFault(415, words, code="unsupported_encoding")
         kind = headers.get(b"content-type", b"")
         if not json or kind in self.known:
             return
         # As vLLM's validate_json_request (entrypoints/serve/utils/api_utils.py). The type must be said: without one, a page
         # of any web site could send prompts, since a browser asks nobody before it sends text.
         if kind.lower().split(b";", 1)[0] != JSON:
-            raise Fault(415, "Unsupported Media Type: Only 'application/json' is allowed", code="unsupported_media_type")
+            raise HttpFault(415, "Unsupported Media Type: Only 'application/json' is allowed",
+                            code="unsupported_media_type")
         if len(self.known) < MAX_KNOWN:
             self.known.add(kind)

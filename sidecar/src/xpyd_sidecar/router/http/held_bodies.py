@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from xpyd_sidecar.router.api.faults import Fault, unavailable
-from xpyd_sidecar.router.http.body_budget import SMALL, Body, BodyBudget
+from xpyd_sidecar.router.api.faults import HttpFault, unavailable
+from xpyd_sidecar.router.http.body_budget import SMALL, BodyBudget, HeldBody
 from xpyd_sidecar.router.http.upload import HELD
 
 DEFAULT = 512 << 20
@@ -18,14 +18,14 @@ MOST_AT_ONCE = 2
 """So many bodies of the largest size always fit, whatever the budget is."""
 
 
-class Owner(Protocol):
+class BodyOwner(Protocol):
     """A connection that receives a body."""
 
-    def end_body(self, fault: Fault) -> None:
+    def end_body(self, fault: HttpFault) -> None:
         """There is no more room for what it has of the body: let go of it, and tell the client."""
 
 
-Held = Body[Owner] | int
+Held = HeldBody[BodyOwner] | int
 """A body that is held, or how many bytes one has that came at once."""
 
 
@@ -35,7 +35,7 @@ class HeldBodies:
     def __init__(self, clock: Callable[[], float], budget: int = DEFAULT, largest: int = 0) -> None:
         """``budget``: bytes of all bodies, ``largest``: of one."""
         self._clock = clock
-        self._budget: BodyBudget[Owner] = BodyBudget(max(budget, MOST_AT_ONCE * largest))
+        self._budget: BodyBudget[BodyOwner] = BodyBudget(max(budget, MOST_AT_ONCE * largest))
         self.reserve = self._budget.reserve
         """Where small bodies have their room."""
         self.at_once = self._budget.at_once
@@ -52,8 +52,12 @@ class HeldBodies:
         """Bytes that may be here."""
         return self._budget.reserve.limit + self._budget.rest.limit
 
-    def begin(self, owner: Owner, length: int | None) -> Body[Owner]:
-        """A head came; ``length``: of its body, None where it comes in chunks. Raises Fault: there is no room for it."""
+    def begin(self, owner: BodyOwner, length: int | None) -> HeldBody[BodyOwner]:
+        """A head came; ``length``: of its body, None where it comes in chunks.
+
+        Raises:
+            HttpFault: there is no room for it.
+        """
         body, ended = self._budget.begin(owner, length, self._clock())
         for slow in ended:
             slow.owner.end_body(too_slow_for_the_room())
@@ -61,8 +65,8 @@ class HeldBodies:
             raise no_room()
         return body
 
-    def grow(self, body: Body[Owner], more: int, *, streamed: bool) -> None:
-        """So many bytes more came. ``streamed``: they are handed on, and few are here at a time. Raises Fault."""
+    def grow(self, body: HeldBody[BodyOwner], more: int, *, streamed: bool) -> None:
+        """So many bytes more came. ``streamed``: they are handed on, and few are here at a time. Raises HttpFault."""
         for one in self._budget.grow(body, more, self._clock(), kept=not streamed or body.size < HELD):
             if one is body:
                 raise no_room()
@@ -70,15 +74,15 @@ class HeldBodies:
 
 
 
-def no_room() -> Fault:
+def no_room() -> HttpFault:
     """503."""
     return unavailable("this router holds as many bytes of requests as it may: there is no room for this body now")
 
 
-def too_slow_for_the_room() -> Fault:
+def too_slow_for_the_room() -> HttpFault:
     """408."""
     words = "this router holds as many bytes of requests as it may, and this body came more slowly than others"
-    return Fault(408, words, code="request_timeout", retry_after_s=1)
+    return HttpFault(408, words, code="request_timeout", retry_after_s=1)
 
 
-__all__ = ["DEFAULT", "SMALL", "Body", "Held", "HeldBodies", "Owner"]
+__all__ = ["DEFAULT", "SMALL", "BodyOwner", "Held", "HeldBodies", "HeldBody"]

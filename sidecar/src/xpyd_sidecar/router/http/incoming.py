@@ -20,9 +20,9 @@ from typing import Any, Protocol
 import httptools
 import msgspec
 
-from xpyd_sidecar.router.api.faults import Fault, bad_request
+from xpyd_sidecar.router.api.faults import HttpFault, bad_request
 from xpyd_sidecar.router.http import deadlines, ids, rules
-from xpyd_sidecar.router.http.held_bodies import SMALL, Body, Held, HeldBodies, Owner
+from xpyd_sidecar.router.http.held_bodies import SMALL, BodyOwner, Held, HeldBodies, HeldBody
 from xpyd_sidecar.router.http.known_heads import KnownHead, KnownHeads, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.upload import Upload
@@ -38,7 +38,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _AUTHORITY = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 
 
-class Bounds(msgspec.Struct, frozen=True):
+class RequestBounds(msgspec.Struct, frozen=True):
     """Limits of one request."""
 
     header_bytes: int
@@ -47,11 +47,11 @@ class Bounds(msgspec.Struct, frozen=True):
     """Time a client has to send a request."""
 
 
-class Line(Protocol):
+class RequestSink(Protocol):
     """Who gets the requests."""
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Judge the head of a request whose body comes next: whether it is wanted. Raises Fault."""
+        """Judge the head of a request whose body comes next: whether it is wanted. Raises HttpFault."""
 
     def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
         """The next request, in order, and its body as the budget has it (0: none); ``close``: the last one.
@@ -59,8 +59,8 @@ class Line(Protocol):
         ``old``: it is of HTTP/1.0.
         """
 
-    def end_body(self, fault: Fault) -> None:
-        """There is no more room for what has come of the body (``held_bodies.Owner``)."""
+    def end_body(self, fault: HttpFault) -> None:
+        """There is no more room for what has come of the body (``held_bodies.BodyOwner``)."""
 
     def complete(self) -> None:
         """Its last byte is in."""
@@ -77,41 +77,15 @@ def request_id_of(given: bytes | None) -> str:
     return given.decode() if given and _REQUEST_ID.fullmatch(given) else ids.fresh()
 
 
-class Incoming:
+class IncomingRequests:
     """What has come of the next request."""
 
-    __slots__ = (
-        "_began",
-        "_bodies",
-        "_body",
-        "_bounds",
-        "_declared",
-        "_extra",
-        "_fed",
-        "_head_size",
-        "_headers",
-        "_heads",
-        "_held",
-        "_hosts",
-        "_in_head",
-        "_judged",
-        "_known_path",
-        "_like",
-        "_line",
-        "_parser",
-        "_raw",
-        "_size",
-        "_streamed",
-        "_url",
-        "_version",
-        "_wanted",
-        "ended",
-        "fault",
-        "refused",
-        "upload",
-    )
+    __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_extra", "_fed", "_head_size", "_headers",
+                 "_heads", "_held", "_hosts", "_in_head", "_judged", "_known_path", "_like", "_line", "_parser", "_raw",
+                 "_size", "_streamed", "_url", "_version", "_wanted", "ended", "fault", "refused", "upload")
 
-    def __init__(self, bounds: Bounds, streamed: frozenset[str], line: Line, bodies: HeldBodies, heads: KnownHeads) -> None:
+    def __init__(self, bounds: RequestBounds, streamed: frozenset[str], line: RequestSink, bodies: HeldBodies,
+                 heads: KnownHeads) -> None:
         """``streamed``: paths whose bodies are handed on while they come."""
         self._bounds = bounds
         self._bodies = bodies
@@ -126,7 +100,7 @@ class Incoming:
         self._fed = 0
         """Bytes of that read."""
         self._version = ""
-        self.fault: Fault | None = None
+        self.fault: HttpFault | None = None
         """What is wrong with it: where the next one would begin is not known."""
         self.ended = False
         """Nothing more is taken: the latest request was refused, and more of its body comes than is thrown away."""
@@ -139,7 +113,7 @@ class Incoming:
         self._head_size = self._extra = self._hosts = 0
         """Bytes of its head in reads after its first; bytes of repeated headers; and Host headers among these."""
         self._body: list[bytes] = []
-        self._held: Body[Owner] | None = None
+        self._held: HeldBody[BodyOwner] | None = None
         """Its body, as the budget has it; not one that comes at once."""
         self._size = self._raw = self._declared = 0
         self._in_head = False
@@ -192,7 +166,7 @@ class Incoming:
         try:
             if not self._line.judge(head.method, head.path, headers) or not self._bodies.at_once(size):
                 return None
-        except Fault:
+        except HttpFault:
             return None  # it is refused where everything is
         return HttpRequest(head.method, head.path, headers, body, ids.fresh(), head.target, None, True)
 
@@ -221,7 +195,7 @@ class Incoming:
         # server that does not upgrade ignores the offer (RFC 9110, 7.8). So the request is parsed again without it.
         method = self._parser.get_method()
         if method == b"CONNECT":
-            self.fault = Fault(405, "CONNECT is not served", code="method_not_allowed", allow="GET, POST")
+            self.fault = HttpFault(405, "CONNECT is not served", code="method_not_allowed", allow="GET, POST")
             return None
         tokens = [token.strip() for token in self._headers.pop(b"connection", b"").split(b",")]
         kept = [token for token in tokens if token.lower() not in {b"upgrade", b"http2-settings"}]
@@ -246,7 +220,7 @@ class Incoming:
         """Part of the URL."""
         self._url += url
         if len(self._url) > MAX_URL:
-            self.fault = self.fault or Fault(414, f"the URL is longer than {MAX_URL} bytes", code="uri_too_long")
+            self.fault = self.fault or HttpFault(414, f"the URL is longer than {MAX_URL} bytes", code="uri_too_long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One whole header, or a trailer: those are dropped (RFC 9110, 6.5.1), and bounded with the framing."""
@@ -262,7 +236,7 @@ class Incoming:
         self._in_head = False
         headers, self._version = self._headers, self._parser.get_http_version()
         if self._version not in {"1.0", "1.1"}:
-            self.fault = self.fault or Fault(505, f"HTTP/{self._version} is not served", code="http_version")
+            self.fault = self.fault or HttpFault(505, f"HTTP/{self._version} is not served", code="http_version")
         self._bound_head(0)
         coding = headers.get(b"transfer-encoding")
         if self.fault is None:
@@ -277,7 +251,8 @@ class Incoming:
         if b"expect" in headers and self.fault is None and not self.refused:
             expect = headers[b"expect"]
             if expect.lower() != b"100-continue":
-                self.fault = Fault(417, f"cannot meet Expect: {expect[:40].decode('latin-1')}", code="expectation_failed")
+                self.fault = HttpFault(417, f"cannot meet Expect: {expect[:40].decode('latin-1')}",
+                                       code="expectation_failed")
             elif self._version == "1.1":
                 self._line.expects()
 
@@ -290,7 +265,7 @@ class Incoming:
                 raise rules.too_large_body(self._bounds.body_bytes)
             if wanted and (coding is not None or self._declared > SMALL):
                 self._held = self._bodies.begin(self._line, None if coding is not None else self._declared)
-        except Fault as fault:
+        except HttpFault as fault:
             # A client that waits for 100 may send its body or not: only an end tells them apart.
             self.ended = self._declared > DROPPED or b"expect" in self._headers
             self.refused = True
@@ -320,7 +295,7 @@ class Incoming:
         if self._held is not None:
             try:
                 bodies.grow(self._held, len(body), streamed=self.upload is not None)
-            except Fault as fault:
+            except HttpFault as fault:
                 self.fault = fault
                 self._body.clear()
                 return
@@ -350,7 +325,7 @@ class Incoming:
             url = _AUTHORITY.sub(b"", url, count=1) or b"/"
         return url.split(b"?", 1)[0].decode("latin-1")
 
-    def _take(self, path: str, body: bytes, held: Held, refusal: Fault | None = None) -> None:
+    def _take(self, path: str, body: bytes, held: Held, refusal: HttpFault | None = None) -> None:
         target = self._url
         if target[:1] != b"/":
             _, mark, query = target.partition(b"?")

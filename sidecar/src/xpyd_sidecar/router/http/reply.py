@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http.upload import Upload
 from xpyd_sidecar.router.http.wire import chunk_of, lines_of
 from xpyd_sidecar.router.relay.fast import Outlet
@@ -38,11 +38,11 @@ class HttpRequest(msgspec.Struct, frozen=True):
     """The body where it is handed on while it comes; ``body`` is empty then."""
     judged: bool = False
     """Its head was judged before its body came."""
-    refusal: Fault | None = None
+    refusal: HttpFault | None = None
     """What was found then. Its body is not here."""
 
 
-class Handler(Protocol):
+class RequestHandler(Protocol):
     """Who answers a request that takes time."""
 
     def on_client_gone(self) -> None:
@@ -58,17 +58,17 @@ class Handler(Protocol):
 class Application(Protocol):
     """What the server serves."""
 
-    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
-        """Answer through ``reply``, now (and return None) or later. May raise Fault."""
+    def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
+        """Answer through ``reply``, now (and return None) or later. May raise HttpFault."""
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Judge the head of a request, before its body comes: whether the body is wanted. Raises Fault."""
+        """Judge the head of a request, before its body comes: whether the body is wanted. Raises HttpFault."""
 
-    def enter(self, request: HttpRequest, client: Connection) -> Handler | None:
+    def enter(self, request: HttpRequest, client: ReplyConnection) -> RequestHandler | None:
         """Answer later, without a reply. None: nothing was done; ``handle`` it."""
 
 
-class Connection(Protocol):
+class ReplyConnection(Protocol):
     """What a reply needs of the connection it goes to."""
 
     @property
@@ -86,7 +86,7 @@ class Connection(Protocol):
     def finished(self, *, close: bool) -> None:
         """The answer is written."""
 
-    def hand_over(self, handler: Handler, other: Handler) -> None:
+    def hand_over(self, handler: RequestHandler, other: RequestHandler) -> None:
         """Another one goes on with what a handler has begun."""
 
 
@@ -96,7 +96,7 @@ class Reply:
     __slots__ = ("_close", "_connection", "_head_only", "_held", "_old", "_send", "_sent", "_sized", "added", "done",
                  "outlet", "request_id", "started", "status")
 
-    def __init__(self, connection: Connection, request_id: str, *, close: bool, old: bool, head_only: bool) -> None:
+    def __init__(self, connection: ReplyConnection, request_id: str, *, close: bool, old: bool, head_only: bool) -> None:
         self._connection = connection
         self.outlet = connection.outlet
         """For what goes to the client without this reply's help, between ``begin`` and the end."""
@@ -132,7 +132,7 @@ class Reply:
         self._sent += len(body)
         self._finish()
 
-    def fault(self, fault: Fault) -> None:
+    def fault(self, fault: HttpFault) -> None:
         """An error, whole."""
         self.whole(fault.status, fault.headers(), fault.body())
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 
 HELD = 256 << 10
 """Bytes held while nobody takes them; reading stops beyond it."""
 
 
-class Taker(Protocol):
+class BodyTaker(Protocol):
     """Who gets the body."""
 
     def on_piece(self, data: bytes) -> None:
@@ -27,7 +27,7 @@ class Taker(Protocol):
     def on_body(self) -> None:
         """That was all."""
 
-    def on_broken(self, fault: Fault) -> None:
+    def on_broken(self, fault: HttpFault) -> None:
         """The rest will not come as it should: the client made an error, or was too slow."""
 
 
@@ -40,11 +40,11 @@ class Upload:
         """``length``: bytes announced, None where the client sends chunks. ``on_blocked``: ``blocked`` may have changed."""
         self.length = length
         self.done = False
-        self.fault: Fault | None = None
+        self.fault: HttpFault | None = None
         self._on_blocked = on_blocked
         self._held: list[bytes] = []
         self._size = 0
-        self._taker: Taker | None = None
+        self._taker: BodyTaker | None = None
         self._waits = False
 
     @property
@@ -68,7 +68,7 @@ class Upload:
         if self._taker is not None:
             self._taker.on_body()
 
-    def fail(self, fault: Fault) -> None:
+    def fail(self, fault: HttpFault) -> None:
         """It will not be whole."""
         self.fault = fault
         self._held.clear()
@@ -78,7 +78,7 @@ class Upload:
 
     # ---- the taker
 
-    def take(self, taker: Taker) -> None:
+    def take(self, taker: BodyTaker) -> None:
         """Give everything to ``taker`` from now on: what is held at once."""
         self._taker = taker
         held, self._held, self._size = self._held, [], 0

@@ -40,7 +40,7 @@ class Malformed(Exception):
     """The peer's bytes are not what HTTP or server-sent events allow; says what."""
 
 
-class Head(msgspec.Struct, frozen=True):
+class ResponseHead(msgspec.Struct, frozen=True):
     """Status line and headers of a response."""
 
     status: int
@@ -81,7 +81,7 @@ def lines_of(headers: list[tuple[bytes, bytes]]) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
-def parse_head(raw: bytes) -> Head:
+def parse_head(raw: bytes) -> ResponseHead:
     """Parse up to and without the empty line. An engine's heads are equal for a second, so they are remembered.
 
     Judged as strictly as those of clients: what another parser could read in another way is not passed on to one.
@@ -92,7 +92,7 @@ def parse_head(raw: bytes) -> Head:
     return _known_head(raw) if len(raw) <= MAX_KNOWN else _parse_head(raw)
 
 
-def _parse_head(raw: bytes) -> Head:
+def _parse_head(raw: bytes) -> ResponseHead:
     line, *entries = raw.split(b"\r\n")
     first = _STATUS_LINE.fullmatch(line)
     if first is None:
@@ -108,11 +108,11 @@ def _parse_head(raw: bytes) -> Head:
     tokens = _connection_tokens(headers)
     keep = b"close" not in tokens and (newer or b"keep-alive" in tokens)
     kind = next((value for name, value in headers if name == b"content-type"), b"").split(b";", 1)[0].strip().lower()
-    return Head(status, headers, keep, chunked, length, kind == b"text/event-stream")
+    return ResponseHead(status, headers, keep, chunked, length, kind == b"text/event-stream")
 
 
 def _framing(status: int, headers: list[tuple[bytes, bytes]], *, newer: bool) -> tuple[int | None, bool]:
-    """``Head.length`` and ``chunked`` (RFC 9112, 6)."""
+    """``ResponseHead.length`` and ``chunked`` (RFC 9112, 6)."""
     lengths = [value for name, value in headers if name == b"content-length"]
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if len(lengths) > 1 or not all(map(_LENGTH.fullmatch, lengths)):
@@ -143,7 +143,7 @@ class HeadReader:
         self._buffer = b""
         self._interim = 0
 
-    def feed(self, data: bytes) -> tuple[Head, bytes] | None:
+    def feed(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
         """The head, once it is there, and what came behind it.
 
         Raises:
@@ -243,7 +243,7 @@ class WholeBody:
 
     __slots__ = ("_chunks", "_left", "_limit", "_parts", "_size", "done")
 
-    def __init__(self, head: Head, limit: int) -> None:
+    def __init__(self, head: ResponseHead, limit: int) -> None:
         self._chunks = Chunks() if head.chunked else None
         self._left = head.length
         self._limit = limit

@@ -12,7 +12,7 @@ Buckets are those of ``contract.totals``, so a percentile is right within 4.5 %.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import islice
 
@@ -20,10 +20,9 @@ import msgspec
 
 from xpyd_sidecar.contract.fleet import FleetFailure, FleetNews, FleetPair, Quantiles
 from xpyd_sidecar.contract.ids import InstanceName, Role
-from xpyd_sidecar.contract.totals import Buckets, add_buckets, bucket_of, middle_of
+from xpyd_sidecar.contract.totals import Buckets, add_buckets, bucket_of, buckets_of, middle_of
 from xpyd_sidecar.router.observing import summary
-from xpyd_sidecar.router.observing.fast_record import Batch
-from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.batch import Batch
 
 SECONDS = 600
 MAX_PAIRS = 256
@@ -130,58 +129,37 @@ class History:
             self._now.failed += 1
             self._fail(FleetFailure(round(now_unix, 3), outcome, status, detail[:MAX_WORDS], request_id))
 
-    def closed(self, now_unix: float, record: Record, told: summary.Summary) -> None:
-        """A request is over."""
-        now = self._now
-        now.done += 1
-        now.retries += record.retries
-        now.continued += record.continued
-        now.tokens += max(0, record.tokens)
-        now.bytes += record.bytes
-        _count(now.total, told.seconds)
-        _count(now.queue, record.queued_s)
-        if told.ttft is not None:
-            _count(now.ttft, told.ttft)
-        if told.tpot is not None:
-            _count(now.tpot, told.tpot)
-        for handover in told.handovers:
-            self._flowed(handover)
-        for leg in record.legs:
-            if leg.result == "2xx" and (leg.instance in now.served or len(now.served) < MAX_PAIRS):
-                now.served[leg.instance] = now.served.get(leg.instance, 0) + 1
-        if summary.failed(record.outcome):
-            now.failed += 1
-            self._fail(FleetFailure(
-                round(now_unix, 3), record.outcome, record.status, record.detail[:MAX_WORDS], record.request_id,
-                record.transfer, record.went(Role.PREFILL), record.went(Role.DECODE), record.attempt))
-
-    def closed_straight(self, batch: Batch) -> None:
-        """Requests that ended straightly: as ``closed`` of each."""
+    def closed(self, batch: Batch) -> None:
+        """Requests are over."""
         now = self._now
         now.done += len(batch)
+        now.retries += batch.retries
+        now.continued += batch.continued
         now.tokens += batch.tokens
         now.bytes += batch.bytes
+        at_once = len(batch) - len(batch.queue)
         add_buckets(now.total, batch.seconds_buckets)
-        add_buckets(now.queue, {bucket_of(0.0): len(batch)})
+        add_buckets(now.queue, buckets_of(batch.queue) + Counter({bucket_of(0.0): at_once}))
         add_buckets(now.ttft, batch.ttft_buckets)
         add_buckets(now.tpot, batch.tpot_buckets)
         add_buckets(now.handover, batch.handover_buckets)
-        served = now.served
         for pair, handovers in batch.pairs.items():
             self._flow(pair, sum(handovers), len(handovers))
-            for name in pair:
-                if name in served or len(served) < MAX_PAIRS:
-                    served[name] = served.get(name, 0) + len(handovers)
+        for name, count in batch.served.items():
+            if name in now.served or len(now.served) < MAX_PAIRS:
+                now.served[name] = now.served.get(name, 0) + count
+        now.failed += len(batch.failed)
+        for record in batch.failed:
+            ended = record.arrived_unix + record.last_at - record.arrived
+            self._fail(FleetFailure(
+                round(ended, 3), record.outcome, record.status, record.detail[:MAX_WORDS], record.request_id,
+                record.transfer, record.went(Role.PREFILL), record.went(Role.DECODE), record.attempt))
 
     def changed(self, now_unix: float, instance: InstanceName, what: str) -> None:
         """The roster changed."""
         self.changes.append(FleetNews(round(now_unix, 3), instance, what[:MAX_WORDS]))
 
-    def _flowed(self, handover: summary.Handover) -> None:
-        self._flow((handover.prefill, handover.decode), handover.seconds)
-        _count(self._now.handover, handover.seconds)
-
-    def _flow(self, pair: tuple[InstanceName, InstanceName], seconds: float, handovers: int = 1) -> None:
+    def _flow(self, pair: tuple[InstanceName, InstanceName], seconds: float, handovers: int) -> None:
         flows = self._now.flows
         if pair not in flows and len(flows) >= MAX_PAIRS:
             pair = (OTHER, OTHER)
@@ -236,8 +214,3 @@ def pairs(seconds: Iterable[Second], over_s: float) -> tuple[FleetPair, ...]:
     ordered = sorted(total.items(), key=lambda item: (-item[1].count, item[0]))[:MAX_PAIRS]
     return tuple(FleetPair(prefill, decode, flow.count, round(flow.count / over_s, 4), round(flow.seconds / flow.count, 6))
                  for (prefill, decode), flow in ordered)
-
-
-def _count(buckets: Buckets, seconds: float) -> None:
-    bucket = bucket_of(seconds)
-    buckets[bucket] = buckets.get(bucket, 0) + 1

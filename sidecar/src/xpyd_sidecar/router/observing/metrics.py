@@ -17,12 +17,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from xpyd_sidecar import __version__
-from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.fleet.roster import Member
-from xpyd_sidecar.router.observing.fast_record import Batch
-from xpyd_sidecar.router.observing.record import Record
-from xpyd_sidecar.router.observing.summary import Summary, failed
-from xpyd_sidecar.router.observing.tally import Counts, Times, buckets_of
+from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.observing.batch import Batch
+from xpyd_sidecar.router.observing.summary import failed
+from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes, buckets_of
 from xpyd_sidecar.router.observing.vitals import LAGS, Vitals
 
 TTFT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
@@ -35,10 +33,10 @@ OTHER = "other"
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-class Metrics:
+class RouterMetrics:
     """The metrics of one router."""
 
-    def __init__(self, members: Callable[[], Iterable[Member]], settle: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, members: Callable[[], Iterable[FleetMember]], settle: Callable[[], None] = lambda: None) -> None:
         self.registry = registry = CollectorRegistry()
         self._pairs = _Pairs(members)
         self.in_flight = 0
@@ -46,30 +44,32 @@ class Metrics:
         self._settle = settle
         self.requests_total = 0
         self.requests_failed = 0
-        self._requests = Counts(registry, "xpyd_router_requests", "Generation requests by outcome", ("api", "outcome"))
-        self._legs = Counts(registry, "xpyd_router_legs", "Legs sent to engines by how they ended", ("role", "result"))
-        self._probes = Counts(registry, "xpyd_router_probes", "Health probes of engines by result", ("result",))
-        self._changes = Counts(registry, "xpyd_router_roster_changes", "Changes of the roster by kind", ("change",))
-        self._beats = Counts(registry, "xpyd_router_membership_messages", "Heartbeats and goodbyes by result",
+        self._requests = TallyCounts(registry, "xpyd_router_requests", "Generation requests by outcome", ("api", "outcome"))
+        self._legs = TallyCounts(registry, "xpyd_router_legs", "Legs sent to engines by how they ended", ("role", "result"))
+        self._probes = TallyCounts(registry, "xpyd_router_probes", "Health probes of engines by result", ("result",))
+        self._changes = TallyCounts(registry, "xpyd_router_roster_changes", "Changes of the roster by kind", ("change",))
+        self._beats = TallyCounts(registry, "xpyd_router_membership_messages", "Heartbeats and goodbyes by result",
                              ("result",))
-        self._retries = Counts(registry, "xpyd_router_retries", "Legs sent beyond the first pair of a request")
-        self._skips = Counts(registry, "xpyd_router_skipped_prefill",
+        self._retries = TallyCounts(registry, "xpyd_router_retries", "Legs sent beyond the first pair of a request")
+        self._skips = TallyCounts(registry, "xpyd_router_skipped_prefill",
                              "Requests sent to decode alone, by the field or the rule that made it so", ("by",))
-        self._passed = Counts(registry, "xpyd_router_passed_requests",
+        self._passed = TallyCounts(registry, "xpyd_router_passed_requests",
                               "Requests passed to one decode instance, by path and outcome", ("path", "outcome"))
-        self._continued = Counts(registry, "xpyd_router_continued", "Streams that went on with another decode instance")
-        self._tokens = Counts(registry, "xpyd_router_tokens", "Generated tokens relayed to clients, counted by their ids")
-        self._bytes = Counts(registry, "xpyd_router_relayed_bytes", "Bytes of answers to generation requests")
-        self._ttft = Times(registry, "xpyd_router_ttft_seconds",
+        self._continued = TallyCounts(registry, "xpyd_router_continued",
+                                      "Streams that went on with another decode instance")
+        self._tokens = TallyCounts(registry, "xpyd_router_tokens",
+                                   "Generated tokens relayed to clients, counted by their ids")
+        self._bytes = TallyCounts(registry, "xpyd_router_relayed_bytes", "Bytes of answers to generation requests")
+        self._ttft = TallyTimes(registry, "xpyd_router_ttft_seconds",
                            "From a request's arrival to the first event of its stream", TTFT, ("api",))
-        self._tpot = Times(registry, "xpyd_router_tpot_seconds", "(end - first token) / (tokens - 1) of whole streams",
+        self._tpot = TallyTimes(registry, "xpyd_router_tpot_seconds", "(end - first token) / (tokens - 1) of whole streams",
                            TPOT, ("api",))
-        self._seconds = Times(registry, "xpyd_router_request_seconds",
+        self._seconds = TallyTimes(registry, "xpyd_router_request_seconds",
                               "From a request's arrival to the end of its answer", SECONDS, ("api",))
-        self._queue = Times(registry, "xpyd_router_queue_seconds", "How long a request waited for a place", WAITS)
-        self._handover = Times(registry, "xpyd_router_handover_seconds",
+        self._queue = TallyTimes(registry, "xpyd_router_queue_seconds", "How long a request waited for a place", WAITS)
+        self._handover = TallyTimes(registry, "xpyd_router_handover_seconds",
                                "From the end of the prefill leg to decode's first event", WAITS)
-        self._leg_seconds = Times(registry, "xpyd_router_leg_seconds", "From a leg's request to its end", SECONDS,
+        self._leg_seconds = TallyTimes(registry, "xpyd_router_leg_seconds", "From a leg's request to its end", SECONDS,
                                   ("role",))
         Gauge("xpyd_router_in_flight", "Generation requests being served", registry=registry).set_function(
             lambda: self.in_flight)
@@ -104,64 +104,35 @@ class Metrics:
         """A request whose answer passes through ended so. ``path``: of the router's table."""
         self._passed.add((path, outcome))
 
-    def ended(self, outcome: str) -> None:
-        """How it ended; what there is to know of it comes to ``closed``."""
-        self.requests_total += 1
-        if failed(outcome):
-            self.requests_failed += 1
-
-    def closed(self, record: Record, told: Summary) -> None:
-        """A request that ended."""
-        api = (record.api,)
-        self._seconds.add(told.seconds, api)
-        self._queue.add(record.queued_s)
-        if told.ttft is not None:
-            self._ttft.add(told.ttft, api)
-        if told.tpot is not None:
-            self._tpot.add(told.tpot, api)
-        for leg in record.legs:
-            role = leg.role.value
-            self._legs.add((role, leg.result))
-            self._leg_seconds.add(leg.ended - leg.opened, (role,))
-        for handover in told.handovers:
-            self._handover.add(handover.seconds)
-            self._pairs.add(handover.prefill, handover.decode, handover.seconds)
-        if record.retries:
-            self._retries.add(by=record.retries)
-        if record.skips:
-            self._skips.add((record.skips,))
-        if record.continued:
-            self._continued.add(by=record.continued)
-        if record.tokens > 0:
-            self._tokens.add(by=record.tokens)
-        self._bytes.add(by=record.bytes)
-        self._requests.add((record.api, record.outcome))
-
-    def closed_straight(self, batch: Batch) -> None:
-        """Requests that ended straightly: as ``ended`` and ``closed`` of each."""
-        self.requests_total += len(batch)
+    def closed(self, batch: Batch) -> None:
+        """Requests that ended."""
         api = (batch.api,)
         self._seconds.add_all(batch.seconds, api)
-        self._queue.add_all([0.0] * len(batch))
+        self._queue.add_all(batch.queue)
+        self._queue.add_all([0.0] * (len(batch) - len(batch.queue)))
         self._ttft.add_all(batch.ttft, api)
         self._tpot.add_all(batch.tpot, api)
-        for role, durations in ((Role.PREFILL.value, batch.prefill), (Role.DECODE.value, batch.decode)):
-            self._legs.add((role, "2xx"), len(batch))
+        for (role, result), durations in batch.legs.items():
+            self._legs.add((role, result), len(durations))
             self._leg_seconds.add_all(durations, (role,))
         self._handover.add_all(batch.handover)
         for (prefill, decode), handovers in batch.pairs.items():
             self._pairs.add(prefill, decode, sum(handovers), len(handovers))
-        if batch.tokens:
-            self._tokens.add(by=batch.tokens)
-        self._bytes.add(by=batch.bytes)
-        self._requests.add((batch.api, "ok"), len(batch))
+        for counts, number in ((self._retries, batch.retries), (self._continued, batch.continued),
+                               (self._tokens, batch.tokens), (self._bytes, batch.bytes)):
+            if number:
+                counts.add(by=number)
+        for field in batch.skips:
+            self._skips.add((field,))
+        for outcome, count in batch.outcomes.items():
+            self.counted(batch.api, outcome, count)
 
-    def counted(self, api: str, outcome: str) -> None:
-        """A request that was never served."""
-        self._requests.add((api, outcome))
-        self.requests_total += 1
+    def counted(self, api: str, outcome: str, count: int = 1) -> None:
+        """Requests that ended so."""
+        self._requests.add((api, outcome), count)
+        self.requests_total += count
         if failed(outcome):
-            self.requests_failed += 1
+            self.requests_failed += count
 
     def message(self, result: str) -> None:
         """A membership message: taken, refused, or undecodable."""
@@ -188,7 +159,7 @@ class _Pairs(Collector):
     are gone are shown once more and then forgotten.
     """
 
-    def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
+    def __init__(self, members: Callable[[], Iterable[FleetMember]]) -> None:
         self._members = members
         self._counts: dict[tuple[str, str], list[float]] = {}
 
@@ -274,7 +245,7 @@ class _Poisons(Collector):
 class _Instances(Collector):
     """Instances by state, and open legs and load per instance, read when asked."""
 
-    def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
+    def __init__(self, members: Callable[[], Iterable[FleetMember]]) -> None:
         self._members = members
 
     def collect(self) -> Iterable[Metric]:

@@ -12,6 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import starmap
 from time import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,20 +23,19 @@ from xpyd_sidecar.contract.fleet import Fleet, Rates
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, ServiceName
 from xpyd_sidecar.contract.timeline import KEPT
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.api.fields import Api
-from xpyd_sidecar.router.api.paths import Route, Way, api_of
+from xpyd_sidecar.router.api.paths import Route, RouteKind, api_of
 from xpyd_sidecar.router.api.request_hash import RequestHash
 from xpyd_sidecar.router.fleet import roster as ro
+from xpyd_sidecar.router.observing import batch
 from xpyd_sidecar.router.observing import history as hi
-from xpyd_sidecar.router.observing import summary
 from xpyd_sidecar.router.observing.access_log import access, line_of, passed_outcome, tell_straight
-from xpyd_sidecar.router.observing.fast_record import Batch, StraightRecord
-from xpyd_sidecar.router.observing.metrics import Metrics
+from xpyd_sidecar.router.observing.fast_record import StraightRecord
+from xpyd_sidecar.router.observing.metrics import RouterMetrics
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.observing.totals import Counting
 
 if TYPE_CHECKING:
-    from xpyd_sidecar.router.observing.spans import Tracing
+    from xpyd_sidecar.router.observing.spans import SpanTracing
 
 MAX_UNSETTLED = 256
 """Records that wait to be counted: until the next second, or until somebody asks."""
@@ -60,7 +60,7 @@ class Straight(Protocol):
         """Equal for all requests that ask for the same work."""
 
 
-class Observer:
+class RouterObserver:
     """Counts and remembers for one router."""
 
     def __init__(self, roster: ro.Roster, loop: asyncio.AbstractEventLoop, *, access_log: bool = False) -> None:
@@ -80,7 +80,7 @@ class Observer:
         self._opened: list[int] = []
         """About how many tokens the prompts of new requests have."""
         self._recent: deque[Record | StraightRecord] = deque(maxlen=KEPT)
-        self.metrics = Metrics(roster.members, self.settle)
+        self.metrics = RouterMetrics(roster.members, self.settle)
         self.history = hi.History(time())
         self.counting = Counting(time())
 
@@ -99,7 +99,7 @@ class Observer:
     def unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request ended before it was served: count it, and log it."""
         told, api = outcome, api_of(route)
-        if route.way is Way.PASSED:
+        if route.way is RouteKind.PASSED:
             told = passed_outcome(outcome, "")
             self.passed(route.path, told)
         if api:
@@ -197,21 +197,17 @@ class Observer:
             self.history.opened(len(opened))
             self.counting.opened(sum(opened), len(opened))
         records, self._unsettled = self._unsettled, []
-        straight: dict[Api, list[StraightRecord]] = {}
+        straight: dict[str, list[StraightRecord]] = {}
+        others: dict[str, list[Record]] = {}
         for record in records:
             if isinstance(record, StraightRecord):
                 straight.setdefault(record.api, []).append(record)
-                continue
-            self.metrics.ended(record.outcome)
-            told = summary.of(record)
-            self.metrics.closed(record, told)
-            self.counting.closed(record, told)
-            self.history.closed(record.arrived_unix + record.last_at - record.arrived, record, told)
-        for api, those in straight.items():
-            batch = Batch(api, those)
-            self.metrics.closed_straight(batch)
-            self.counting.closed_straight(batch)
-            self.history.closed_straight(batch)
+            else:
+                others.setdefault(record.api, []).append(record)
+        for done in (*starmap(batch.of_straight, straight.items()), *starmap(batch.of_records, others.items())):
+            self.metrics.closed(done)
+            self.counting.closed(done)
+            self.history.closed(done)
 
     # ---- instances (watch.Notes)
 
@@ -256,7 +252,7 @@ class Observer:
             changes=tuple(self.history.changes))
 
 
-def tracing_of(endpoint: str, service: ServiceName, router: InstanceName) -> Tracing | None:
+def tracing_of(endpoint: str, service: ServiceName, router: InstanceName) -> SpanTracing | None:
     """What makes spans; None where no endpoint is set, and then nothing of OpenTelemetry is imported.
 
     Raises:
@@ -265,7 +261,7 @@ def tracing_of(endpoint: str, service: ServiceName, router: InstanceName) -> Tra
     if not endpoint:
         return None
     try:
-        from xpyd_sidecar.router.observing.spans import Tracing  # noqa: PLC0415 (most routers make no spans)
+        from xpyd_sidecar.router.observing.spans import SpanTracing  # noqa: PLC0415 (most routers make no spans)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is missing: install xpyd-sidecar[otel] - at `$.router.otlp_endpoint`") from None
-    return Tracing(endpoint, service, router)
+    return SpanTracing(endpoint, service, router)

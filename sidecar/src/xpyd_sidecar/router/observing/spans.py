@@ -49,7 +49,7 @@ def url_of(endpoint: str) -> str:
     return endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + "/v1/traces"
 
 
-class Tracing:
+class SpanTracing:
     """Makes the spans of one router and sends them."""
 
     def __init__(self, endpoint: str, service: ServiceName, router: InstanceName) -> None:
@@ -91,7 +91,7 @@ class Trace:
 
     __slots__ = ("_legs", "_record", "_span", "_tracing")
 
-    def __init__(self, tracing: Tracing, span: Span, record: Record) -> None:
+    def __init__(self, tracing: SpanTracing, span: Span, record: Record) -> None:
         self._tracing = tracing
         self._span = span
         self._record = record

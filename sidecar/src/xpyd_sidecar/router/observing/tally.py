@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 Labels = tuple[str, ...]
 
 
-class Counts(Collector):
+class TallyCounts(Collector):
     """A counter; ``name`` is without ``_total``."""
 
     def __init__(self, registry: CollectorRegistry, name: str, words: str, labels: Labels = ()) -> None:
@@ -43,7 +43,7 @@ class Counts(Collector):
         return [family]
 
 
-class Times(Collector):
+class TallyTimes(Collector):
     """A histogram of seconds; ``bounds`` are the upper ends of its buckets."""
 
     def __init__(self, registry: CollectorRegistry, name: str, words: str, bounds: tuple[float, ...],

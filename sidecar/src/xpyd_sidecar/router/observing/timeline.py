@@ -28,7 +28,7 @@ _RECEIVES: Final = {"arrived": "decode leg comes", "announced": "ANNOUNCE heard"
 _RANKS: Final = {"ready": "READY heard", "done": "confirmed", "asked": "READY", "committed": "committed"}
 
 
-class Heard(NamedTuple):
+class EngineNotes(NamedTuple):
     """An engine's answer. ``ahead``: its monotonic clock minus the router's; ``within_s``: how far that may be off."""
 
     told: Told
@@ -46,7 +46,7 @@ def found(records: Sequence[Record], which: str, number: int) -> list[Record]:
     return sent[:number]
 
 
-def of(record: Record, heard: Iterable[Heard]) -> Timeline:
+def of(record: Record, heard: Iterable[EngineNotes]) -> Timeline:
     """What is known of a request."""
     told = summary.of(record)
     events = [*_routed(record), *(event for one in heard for event in _noted(one, record.transfer, record.arrived))]
@@ -54,7 +54,7 @@ def of(record: Record, heard: Iterable[Heard]) -> Timeline:
                     record.prompt_tokens, record.tokens, _ordered(events))
 
 
-def unrouted(transfer: TransferId, heard: Sequence[Heard]) -> Timeline | None:
+def unrouted(transfer: TransferId, heard: Sequence[EngineNotes]) -> Timeline | None:
     """A transfer whose request went through another router: what the engines know, from their first mark on."""
     marks = [(min(notes.marks.values()) - one.ahead, one) for one in heard for notes in one.told.notes
              if notes.transfer == transfer and notes.marks]
@@ -89,13 +89,13 @@ def _routed(record: Record) -> Iterable[Event]:
             yield Event("router", "decode's first event", since(leg.first_at))
 
 
-def _noted(one: Heard, transfer: TransferId, base: float) -> Iterable[Event]:
+def _noted(one: EngineNotes, transfer: TransferId, base: float) -> Iterable[Event]:
     for notes in one.told.notes:
         if notes.transfer == transfer:
             yield from _of_engine(one, notes, base + one.ahead)
 
 
-def _of_engine(one: Heard, notes: Notes, base: float) -> Iterable[Event]:
+def _of_engine(one: EngineNotes, notes: Notes, base: float) -> Iterable[Event]:
     row, names = str(one.told.instance), _SENDS if notes.sends else _RECEIVES
     for mark, at in notes.marks.items():
         note = notes.outcome if mark == "ended" else f"{notes.tokens} tokens" if mark == "arrived" else ""

@@ -1,7 +1,7 @@
 /* What a router does for every token, compiled: find whole events in what an engine sent, and pass them on.
  *
- *     event loop ──bytes──▶ Leg ── all of it is events that the stream knows ──▶ Outlet ──▶ the client's socket
- *                            └─ anything else ──▶ Leg.received, in Python
+ *     event loop ──bytes──▶ UpstreamReceiver ── all of it is events that the stream knows ──▶ Outlet ──▶ the client
+ *                                └─ anything else ──▶ UpstreamReceiver.received, in Python
  *
  * Belongs here: shortcuts alone. A leg takes a read whole, or leaves no trace and lets Python do all of it, which may ask
  * for the simple events at its beginning; so what the router does is written in Python (events, upstream), and `plain` has
@@ -47,7 +47,7 @@ typedef struct {
     PyObject_HEAD
     PyObject *stream, *outlet; /* set while a stream is relayed */
     double last_at;
-} Leg;
+} UpstreamReceiver;
 
 static PyTypeObject *outlet_type, *scanner_type, *leg_type;
 static PyObject *name_write, *name_received;
@@ -436,12 +436,12 @@ static int scanner_clear(Scanner *self)
     return 0;
 }
 
-/* ---- Leg */
+/* ---- UpstreamReceiver */
 
 /* As Reading says. */
 static int leg_relays(PyObject *leg, const char *data, Py_ssize_t size)
 {
-    Leg *self = (Leg *)leg;
+    UpstreamReceiver *self = (UpstreamReceiver *)leg;
     const char *sent;
     Py_ssize_t sending;
     if (self->stream == NULL)
@@ -460,7 +460,7 @@ static int leg_relays(PyObject *leg, const char *data, Py_ssize_t size)
     return wrong ? -1 : 1;
 }
 
-static PyObject *leg_data_received(Leg *self, PyObject *data)
+static PyObject *leg_data_received(UpstreamReceiver *self, PyObject *data)
 {
     const char *begin;
     Py_ssize_t size;
@@ -472,7 +472,7 @@ static PyObject *leg_data_received(Leg *self, PyObject *data)
     return PyObject_CallMethodObjArgs((PyObject *)self, name_received, data, NULL);
 }
 
-static PyObject *leg_relay(Leg *self, PyObject *args)
+static PyObject *leg_relay(UpstreamReceiver *self, PyObject *args)
 {
     PyObject *stream, *outlet;
     if (!PyArg_ParseTuple(args, "O!O!", scanner_type, &stream, outlet_type, &outlet))
@@ -487,21 +487,21 @@ static PyObject *leg_relay(Leg *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static int leg_clear(Leg *self)
+static int leg_clear(UpstreamReceiver *self)
 {
     Py_CLEAR(self->stream);
     Py_CLEAR(self->outlet);
     return 0;
 }
 
-static PyObject *leg_relay_no_more(Leg *self, PyObject *ignored)
+static PyObject *leg_relay_no_more(UpstreamReceiver *self, PyObject *ignored)
 {
     (void)ignored;
     leg_clear(self);
     Py_RETURN_NONE;
 }
 
-static int leg_traverse(Leg *self, visitproc visit, void *arg)
+static int leg_traverse(UpstreamReceiver *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->stream);
@@ -590,7 +590,7 @@ static PyMethodDef leg_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyMemberDef leg_members[] = {
-    {"last_at", T_DOUBLE, offsetof(Leg, last_at), 0, "When bytes last came, monotonic seconds."},
+    {"last_at", T_DOUBLE, offsetof(UpstreamReceiver, last_at), 0, "When bytes last came, monotonic seconds."},
     {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot leg_slots[] = {
@@ -603,7 +603,7 @@ static PyType_Slot leg_slots[] = {
     {Py_tp_members, leg_members},
     {0, NULL},
 };
-static PyType_Spec leg_spec = {"xpyd_sidecar.router.relay._fast.Leg", sizeof(Leg), 0,
+static PyType_Spec leg_spec = {"xpyd_sidecar.router.relay._fast.UpstreamReceiver", sizeof(UpstreamReceiver), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, leg_slots};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_fast", "Shortcuts for every token.", -1, NULL, NULL, NULL, NULL, NULL};
@@ -626,7 +626,7 @@ PyMODINIT_FUNC PyInit__fast(void)
             || PyModule_AddObjectRef(made, "reading", given) < 0
             || PyModule_AddObjectRef(made, "Outlet", (PyObject *)outlet_type) < 0
             || PyModule_AddObjectRef(made, "Scanner", (PyObject *)scanner_type) < 0
-            || PyModule_AddObjectRef(made, "Leg", (PyObject *)leg_type) < 0) {
+            || PyModule_AddObjectRef(made, "UpstreamReceiver", (PyObject *)leg_type) < 0) {
         Py_XDECREF(given);
         Py_DECREF(made);
         return NULL;

@@ -8,15 +8,15 @@ from __future__ import annotations
 from xpyd_sidecar import built
 from xpyd_sidecar.router.relay.plain import CAREFUL, NOTED, PLAIN, REVISION
 
-__all__ = ["CAREFUL", "COMPILED", "NOTED", "PLAIN", "Leg", "Outlet", "Scanner"]
+__all__ = ["CAREFUL", "COMPILED", "NOTED", "PLAIN", "Outlet", "Scanner", "UpstreamReceiver"]
 
 try:
     from xpyd_sidecar.router.relay import _fast
 
     built.check("the shortcuts", _fast.REVISION, REVISION)
-    from xpyd_sidecar.router.relay._fast import Leg, Outlet, Scanner
+    from xpyd_sidecar.router.relay._fast import Outlet, Scanner, UpstreamReceiver
 except ImportError:  # not built, or for another machine: everything works without
-    from xpyd_sidecar.router.relay.plain import Leg, Outlet, Scanner
+    from xpyd_sidecar.router.relay.plain import Outlet, Scanner, UpstreamReceiver
 
-COMPILED = Leg.__module__ != "xpyd_sidecar.router.relay.plain"
+COMPILED = UpstreamReceiver.__module__ != "xpyd_sidecar.router.relay.plain"
 """Whether the shortcuts are there; the router's log says so when it starts."""

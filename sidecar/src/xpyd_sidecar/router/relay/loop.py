@@ -81,7 +81,7 @@ def _events(happened: int) -> int:
     return events | selectors.EVENT_READ if happened & ~select.EPOLLOUT else events
 
 
-class Loop(asyncio.SelectorEventLoop):
+class RouterLoop(asyncio.SelectorEventLoop):
     """asyncio's loop. Connections that are adopted are read in C, all others as ever."""
 
     time = staticmethod(time.monotonic)
@@ -131,19 +131,19 @@ def descriptor_of(transport: asyncio.BaseTransport) -> int:
 
 def adopt(loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol, transport: asyncio.Transport, fd: int) -> None:
     """Have the loop read for a protocol, where it can. ``fd``: -1 where bytes are encrypted."""
-    if fd >= 0 and isinstance(loop, Loop):
+    if fd >= 0 and isinstance(loop, RouterLoop):
         loop.adopt(protocol, transport, fd)
 
 
 def release(loop: asyncio.AbstractEventLoop, protocol: asyncio.Protocol) -> None:
     """The protocol's connection is gone."""
-    if isinstance(loop, Loop):
+    if isinstance(loop, RouterLoop):
         loop.release(protocol)
 
 
 def maker(*, encrypted: bool = False) -> Callable[[], asyncio.AbstractEventLoop]:
     """What makes a router's loop. ``encrypted``: the bytes of its clients are."""
-    return Loop if COMPILED and not encrypted else uvloop.new_event_loop
+    return RouterLoop if COMPILED and not encrypted else uvloop.new_event_loop
 
 
 def run(main: Coroutine[Any, Any, _T], *, encrypted: bool = False) -> _T:

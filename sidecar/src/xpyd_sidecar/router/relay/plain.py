@@ -91,7 +91,7 @@ class Scanner:
         return False
 
 
-class Leg:
+class UpstreamReceiver:
     """The receiving side of a connection to an engine (``upstream``). ``last_at``: when bytes last came, in seconds."""
 
     __slots__ = ("last_at",)

@@ -19,15 +19,15 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api import prompt
-from xpyd_sidecar.router.api.faults import Fault, bad_request, unavailable, unknown_model
+from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, unknown_model
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
-from xpyd_sidecar.router.api.passthrough_bodies import Asked, checked
-from xpyd_sidecar.router.api.paths import Body, Route
+from xpyd_sidecar.router.api.passthrough_bodies import PassedBody, checked
+from xpyd_sidecar.router.api.paths import BodyKind, Route
 from xpyd_sidecar.router.fleet.target import Pair
 from xpyd_sidecar.router.http import auth, ids
-from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.serving.asks import Asks
-from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.exchange_inputs import Picks
 from xpyd_sidecar.router.serving.generation import Generation
 from xpyd_sidecar.router.serving.passthrough import Passthrough
@@ -41,11 +41,11 @@ SHORT, CACHED = "short", "cached"
 """Why a request skips prefill, beside the names of fields (``Record.skips``)."""
 
 
-def admit(context: Context, route: Route, request: HttpRequest, reply: Reply) -> Handler:
+def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Reply) -> RequestHandler:
     """Serve a request, at once or when there is room.
 
     Raises:
-        Fault: it is refused, before anything was sent.
+        HttpFault: it is refused, before anything was sent.
     """
     asks: Asks = _passed(route, request) if route.api is None else Generation(
         context.shapes.parse(route.api, request.body), context.config, context.terms)
@@ -55,13 +55,13 @@ def admit(context: Context, route: Route, request: HttpRequest, reply: Reply) ->
     if context.poison.alert:
         context.poison.refuse(asks.request_hash())
     if asks.api:
-        return context.line.enter(Entry(context, route, request, reply, asks))
+        return context.line.enter(AdmittedRequest(context, route, request, reply, asks))
     if len(context.servings) >= context.config.max_in_flight:
         raise unavailable(f"{context.config.max_in_flight} requests are being served, which is the limit")
-    return serve(context, request, reply, asks, picks=context.picker.asked(b""))
+    return serve(context, request, reply, asks, picks=context.picker.unpaired(b""))
 
 
-def serve(context: Context, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Picks, queued_s: float = 0.0,
+def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Picks, queued_s: float = 0.0,
           picked: Pair | None = None) -> Serving:
     """Begin to serve a request that waited for so long. ``picked``: the first of its picks, where it was made."""
     now, headers = context.loop.time(), request.headers
@@ -83,24 +83,24 @@ def serve(context: Context, request: HttpRequest, reply: Reply, asks: Asks, *, p
 
 
 def _passed(route: Route, request: HttpRequest) -> Passthrough:
-    asked = Asked(None, {}, request.body)
-    if route.body is Body.FORM:
+    asked = PassedBody(None, {}, request.body)
+    if route.body is BodyKind.FORM:
         refuse_form_type(request.headers.get(b"content-type", b""))
         refuse_in_form(request.body)
         if request.upload is not None and request.upload.fault is not None:
             raise request.upload.fault
-    elif route.body is Body.JSON:
+    elif route.body is BodyKind.JSON:
         asked = checked(route.path, request.body)
         if asked.body is not request.body:
             request = msgspec.structs.replace(request, body=asked.body)
     return Passthrough(route, request, asked.fields, asked.model)
 
 
-class Entry:
-    """A request that generates, while it is not served yet (``waiting.Request``)."""
+class AdmittedRequest:
+    """A request that generates, while it is not served yet (``waiting.Queueable``)."""
 
-    def __init__(self, context: Context, route: Route, request: HttpRequest, reply: Reply, asks: Asks) -> None:
-        """Raises Fault: 400, the priority is no whole number."""
+    def __init__(self, context: RequestContext, route: Route, request: HttpRequest, reply: Reply, asks: Asks) -> None:
+        """Raises HttpFault: 400, the priority is no whole number."""
         self._context = context
         self._route = route
         self._request = request
@@ -115,16 +115,17 @@ class Entry:
         """Whether it could be served now."""
         return self._context.room(alone=self._asks.alone)
 
-    def begin(self, queued_s: float) -> Handler:
+    def begin(self, queued_s: float) -> RequestHandler:
         """Serve it."""
         context, request, asks = self._context, self._request, self._asks
         session = request.headers.get(context.affinity_header, b"") if context.affinity_header else b""
-        picks = context.picker.asked(asks.prompt, prompt.key_of(session) if session else 0)
+        asked = context.picker.unpaired if asks.path else context.picker.asked
+        picks = asked(asks.prompt, prompt.key_of(session) if session else 0)
         if not asks.skips and context.config.skip_prefill_cached and picks.cached():
             asks.skips = CACHED
         return serve(context, request, self._reply, asks, picks=picks, queued_s=queued_s)
 
-    def refuse(self, fault: Fault) -> None:
+    def refuse(self, fault: HttpFault) -> None:
         """It was not served."""
         self._reply.fault(fault)
         self._unserved(fault.outcome, fault.status, fault.message)
@@ -156,7 +157,7 @@ def priority_of(headers: Mapping[bytes, bytes], asked: Mapping[str, Raw]) -> int
     """The header X-Vllm-Priority, else the field ``priority``, else 0; lower is sooner.
 
     Raises:
-        Fault: 400, it is no whole number.
+        HttpFault: 400, it is no whole number.
     """
     header, raw = headers.get(PRIORITY), asked.get("priority")
     if header is not None:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.request_hash import RequestHash
-from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.exchange_inputs import Course, Picks
+from xpyd_sidecar.router.serving.exchange_inputs import Course
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
-from xpyd_sidecar.router.upstream.call import Sender
+from xpyd_sidecar.router.upstream.call import BodySender
 
 if TYPE_CHECKING:
     from xpyd_sidecar.router.observing.spans import Headers
@@ -50,54 +50,34 @@ class Asks(Protocol):
 
     skips: str
     """Why it goes without prefill: a field, or a rule; empty where it does not, or never would."""
-
-    @property
-    def api(self) -> str:
-        """The name of its API where it generates; empty where it does not, and then it is no generation request."""
-
-    @property
-    def path(self) -> str:
-        """Its path, of the router's table, where its answer passes through; else empty."""
-
-    @property
-    def stream(self) -> bool:
-        """Whether its answer is to come in events."""
+    api: str
+    """The name of its API where it generates; empty where it does not, and then it is no generation request."""
+    path: str
+    """Its path, of the router's table, where its answer passes through; else empty."""
+    stream: bool
+    """Whether its answer is to come in events."""
+    once: bool
+    """Whether its body can be sent to one engine alone."""
+    opaque: bool
+    """Whether nobody but its client knows what its answer means: an error event cannot be put behind it."""
+    speaks: bool
+    """Whether the client gets prefill's token."""
+    model: str | None
+    """The model that was asked for."""
+    fields: Mapping[str, Raw]
+    """Of its JSON body, as the client wrote them."""
+    prompt: Raw
+    """The prompt, as the client wrote it; empty where there is none."""
+    passed_on: tuple[bytes, ...]
+    """Names of the client's headers that engines read."""
 
     @property
     def alone(self) -> bool:
         """Whether decode does all of it."""
 
     @property
-    def once(self) -> bool:
-        """Whether its body can be sent to one engine alone."""
-
-    @property
     def unread(self) -> bool:
         """Whether part of its body has not come."""
-
-    @property
-    def opaque(self) -> bool:
-        """Whether nobody but its client knows what its answer means: an error event cannot be put behind it."""
-
-    @property
-    def speaks(self) -> bool:
-        """Whether the client gets prefill's token."""
-
-    @property
-    def model(self) -> str | None:
-        """The model that was asked for."""
-
-    @property
-    def fields(self) -> Mapping[str, Raw]:
-        """Of its JSON body, as the client wrote them."""
-
-    @property
-    def prompt(self) -> Raw:
-        """The prompt, as the client wrote it; empty where there is none."""
-
-    @property
-    def passed_on(self) -> Iterable[bytes]:
-        """Names of the client's headers that engines read."""
 
     @property
     def course(self) -> GoesOn | None:
@@ -106,16 +86,13 @@ class Asks(Protocol):
     def request_hash(self) -> RequestHash:
         """Equal for all requests that ask for the same work."""
 
-    def picks(self, selection: Picks) -> Picks:
-        """Who may serve it, of those that may serve its prompt."""
-
-    def leg(self, send: mv.Send, request_id: bytes, *, speaks: bool) -> Asked | Later:
+    def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked | Later:
         """The request id and the body of a leg; or what makes them of prefill's answer, where they need it."""
 
-    def message(self, target: Target, headers: Headers, body: bytes) -> bytes:
+    def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:
         """The whole HTTP request of a leg; its head alone, where ``body`` has a sender."""
 
-    def body(self, refuse: Callable[[Fault], None]) -> Sender | None:
+    def body(self, refuse: Callable[[HttpFault], None]) -> BodySender | None:
         """Who sends the body of the next leg while it comes; None: it is in the message. ``refuse`` hears what is wrong."""
 
     def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:

@@ -16,26 +16,26 @@ from collections.abc import Iterable
 
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
-from xpyd_sidecar.router.api.sampled import Terms
+from xpyd_sidecar.router.api.sampled import SamplingTerms
 from xpyd_sidecar.router.balance import policies
-from xpyd_sidecar.router.balance.affinity import Affinity
-from xpyd_sidecar.router.balance.concurrency import Limits as Rooms
+from xpyd_sidecar.router.balance.affinity import SessionAffinity
+from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits as Rooms
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.balance.retry_budget import RetryBudget
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.target import Target
-from xpyd_sidecar.router.fleet.watch import Watch
-from xpyd_sidecar.router.observing.observer import Observer, Straight, tracing_of
-from xpyd_sidecar.router.serving.exchange_inputs import Limits
-from xpyd_sidecar.router.serving.in_flight import InFlight, Served
+from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.watch import FleetWatch
+from xpyd_sidecar.router.observing.observer import RouterObserver, Straight, tracing_of
+from xpyd_sidecar.router.serving.exchange_inputs import RequestLimits
+from xpyd_sidecar.router.serving.in_flight import InFlight, InFlightRequest
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.shapes import Shapes
-from xpyd_sidecar.router.serving.waiting import Line
+from xpyd_sidecar.router.serving.waiting import AdmissionQueue
 from xpyd_sidecar.router.upstream.cancel_notice import Farewells
-from xpyd_sidecar.router.upstream.pool import Pool
+from xpyd_sidecar.router.upstream.pool import EnginePool
 
 
-class Context:
+class RequestContext:
     """What the requests of one process share."""
 
     def __init__(self, config: SidecarConfig) -> None:
@@ -56,16 +56,16 @@ class Context:
         self.affinity_header = router.affinity_header.lower().encode()
         self.rooms = Rooms(router.max_per_instance)
         """How much room each instance has."""
-        self.picker = Picker(self.roster, Affinity(policy) if self.affinity_header else policy, room=self.rooms,
+        self.picker = Picker(self.roster, SessionAffinity(policy) if self.affinity_header else policy, room=self.rooms,
                              cached_share=router.skip_prefill_cached)
-        self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
+        self.limits = RequestLimits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
                              on_no_prefill=router.on_no_prefill)
-        self._terms = Terms(router.failover == "continue")
+        self._terms = SamplingTerms(router.failover == "continue")
         self.shapes = Shapes(goes_on=router.failover != "error", terms=self.terms)
         self.budget = RetryBudget(router.retry_budget)
-        self.pool = Pool(self.loop)
+        self.pool = EnginePool(self.loop)
         self.farewells = Farewells(self.loop, self.pool)
-        self.line = Line(self.loop, router.queue_size, router.queue_timeout_s)
+        self.line = AdmissionQueue(self.loop, router.queue_size, router.queue_timeout_s)
         self.poison: Poison = Poison(self.loop, self.roster)
         """Requests that end engines."""
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
@@ -76,23 +76,23 @@ class Context:
         self.observer.on_straight = self._whole
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
-        self.watch = Watch(self.roster, self.servings.lost, self.observer)
+        self.watch = FleetWatch(self.roster, self.servings.lost, self.observer)
         self.watch.on_leaving = self.servings.leaving
         self.watch.on_verdict = self.poison.judged
 
-    def _make_observer(self) -> Observer:
-        return Observer(self.roster, self.loop, access_log=self.config.access_log)
+    def _make_observer(self) -> RouterObserver:
+        return RouterObserver(self.roster, self.loop, access_log=self.config.access_log)
 
     def _whole(self, ended: Iterable[Straight]) -> None:
         if self.poison.watching:
             for one in ended:
                 self.poison.whole(one.request_hash())
 
-    def terms(self) -> Terms:
+    def terms(self) -> SamplingTerms:
         """On which streams go on elsewhere now; the same object until what decode engines tell has changed."""
         told = self.roster.told()
         if told is not self._terms.told:
-            self._terms = Terms(self._terms.sampled, told)
+            self._terms = SamplingTerms(self._terms.sampled, told)
         return self._terms
 
     # ---- what may be served
@@ -115,7 +115,7 @@ class Context:
         """Whether one more request could be served now, with prefill or without."""
         return len(self.servings) < self.config.max_in_flight and self.picker.room(alone=alone)
 
-    def closed(self, one: Served) -> None:
+    def closed(self, one: InFlightRequest) -> None:
         """A request is over."""
         self.servings.discard(one)
         if self.line.waits:
@@ -123,11 +123,11 @@ class Context:
 
     # ---- legs
 
-    def leg_opened(self, target: Target) -> ro.Member | None:
+    def leg_opened(self, target: EngineTarget) -> ro.FleetMember | None:
         """Count a leg on its instance; give the member back with ``leg_closed``."""
         return self.roster.open_leg(target.instance, target.incarnation)
 
-    def leg_closed(self, member: ro.Member) -> None:
+    def leg_closed(self, member: ro.FleetMember) -> None:
         """The leg ended."""
         self.roster.leg_closed(member)
         self.rooms.ended(self.loop.time(), member)

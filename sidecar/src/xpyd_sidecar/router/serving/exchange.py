@@ -21,8 +21,8 @@ Laws
      after Relay by one that goes on behind what the client has, if the stream has a ``course``; after Pass by none.
   3. At most one prefill leg and one decode leg are open. A leg ends once: by its own event or by Cancel.
   4. Over is the last instruction, given once, when no leg is open.
-  5. Attempts grow with every pair and every prefill leg sent; legs and time are bounded by ``Limits``, legs between two
-     first events. What an engine says that lives is retried within the budget of all requests.
+  5. Attempts grow with every pair and every prefill leg sent; legs and time are bounded by ``RequestLimits``, legs between
+     two first events. What an engine says that lives is retried within the budget of all requests.
   6. An event of a leg that is not open changes nothing. One whose instance leaves is given up only for another one.
   7. Prefill's leg may begin the client's stream, with the one token that it has; decode's leg goes on behind it.
   8. A stream whose finish reason the client has is never asked for again if its tail can be made here.
@@ -37,11 +37,11 @@ import msgspec
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
-from xpyd_sidecar.router.api.faults import Fault, refuses_request, unavailable, upstream
-from xpyd_sidecar.router.fleet.target import Pair, Target
+from xpyd_sidecar.router.api.faults import HttpFault, refuses_request, unavailable, upstream
+from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.exchange_inputs import Boundless, Budget, Course, Limits, Picks
-from xpyd_sidecar.router.stream.failures import GONE, Kind, Reason
+from xpyd_sidecar.router.serving.exchange_inputs import Boundless, Course, Picks, RequestLimits, RetryAllowance
+from xpyd_sidecar.router.stream.failures import GONE, FailureKind, FailureReason
 
 MAX_REFUSALS = 8
 """Refused connections of one request that do not count as legs: those engines never saw it."""
@@ -49,7 +49,7 @@ MAX_REFUSALS = 8
 
 class _Open(msgspec.Struct):
     leg: int
-    target: Target
+    target: EngineTarget
     begun: bool = False
 
 
@@ -61,8 +61,8 @@ class Exchange:
                  "_pair_at", "_picks", "_prefill", "_prefill_tries", "_prefills_sent", "_refusals",
                  "_request_at", "_spoken", "_without", "attempt", "continued", "refused", "transfer")
 
-    def __init__(self, transfer: TransferId, picks: Picks, limits: Limits, *, alone: bool = False,
-                 now: float, course: Course | None = None, budget: Budget | None = None) -> None:
+    def __init__(self, transfer: TransferId, picks: Picks, limits: RequestLimits, *, alone: bool = False,
+                 now: float, course: Course | None = None, budget: RetryAllowance | None = None) -> None:
         """``alone``: decode does all of it. ``course``: None where the answer cannot, or shall not, go on elsewhere."""
         self.transfer = transfer
         self._course = course
@@ -106,7 +106,7 @@ class Exchange:
 
     @property
     def over(self) -> bool:
-        """Whether ``Over`` has been given."""
+        """Whether ``RequestOver`` has been given."""
         return self._over
 
     @property
@@ -129,15 +129,15 @@ class Exchange:
         if isinstance(event, mv.ClientGone):
             out = [] if self._answered else self._answer("client_gone", [])
             return self._close(out + self._cancel_all())
-        if isinstance(event, mv.Tick):
+        if isinstance(event, mv.DeadlinePassed):
             return self._close(self._on_time(now))
-        if isinstance(event, mv.Stop):
+        if isinstance(event, mv.RouterStops):
             out = [] if self._answered else self._cut_off("stopped", unavailable(event.reason))
             return self._close(out + self._cancel_all())
         if isinstance(event, mv.Condemned):
             out = [] if self._answered else self._cut_off(event.fault.outcome, event.fault)
             return self._close(out + self._cancel_all())
-        if isinstance(event, mv.Leaving):
+        if isinstance(event, mv.AttemptLeaves):
             return self._close(self._on_leaving(event, now))
         if self._decode is not None and event.leg == self._decode.leg:
             return self._close(self._on_decode(event, self._decode, now))
@@ -151,7 +151,7 @@ class Exchange:
         match event:
             case mv.Begun() if not leg.begun:
                 return self._decode_begun(leg)
-            case mv.Ended(failure=failure) if self._begun:
+            case mv.AttemptEnded(failure=failure) if self._begun:
                 self._decode = None
                 return self._answer("failed" if failure else "ok", [mv.Complete()], now, failure)
             case mv.Answered(status=status, aborted=False) if status < 500 and not self._begun:
@@ -162,10 +162,11 @@ class Exchange:
             case mv.Answered(status=status, aborted=False) if not self._begun:
                 return self._decode_erred(leg, status, now)
             case mv.Answered(status=status, aborted=False):
-                return self._decode_failed(leg, Kind.BROKEN, Reason(f"it answered {status} instead of going on"), now)
+                reason = FailureReason(f"it answered {status} instead of going on")
+                return self._decode_failed(leg, FailureKind.BROKEN, reason, now)
             case mv.Answered():
-                return self._decode_failed(leg, Kind.ABORTED, Reason("the engine aborted the request"), now)
-            case mv.Failed(kind=kind, reason=reason):
+                return self._decode_failed(leg, FailureKind.ABORTED, FailureReason("the engine aborted the request"), now)
+            case mv.AttemptFailed(kind=kind, reason=reason):
                 return self._decode_failed(leg, kind, reason, now)
             case _:
                 return []
@@ -187,7 +188,7 @@ class Exchange:
         # The engine lives and says no. Elsewhere once; otherwise its own words are the best answer.
         self._decode = None
         self._bad_decodes.add(leg.target.instance)
-        if self._errors_retried < self._limits.error_retries and self._may_retry(Kind.ABORTED, now):
+        if self._errors_retried < self._limits.error_retries and self._may_retry(FailureKind.ABORTED, now):
             self._errors_retried += 1
             again = self._send_pair_elsewhere(now)
             if again is not None:
@@ -195,7 +196,7 @@ class Exchange:
         words = f"decode instance {leg.target.instance} answered {status}"
         return self._answer("failed", [mv.Pass(leg.leg)], detail=words) + self._cancel_all()
 
-    def _decode_failed(self, leg: _Open, kind: Kind, reason: Reason, now: float) -> list[mv.Instruction]:
+    def _decode_failed(self, leg: _Open, kind: FailureKind, reason: FailureReason, now: float) -> list[mv.Instruction]:
         self._decode = None
         self._bad_decodes.add(leg.target.instance)
         why = reason.of(f"decode instance {leg.target.instance}")
@@ -204,21 +205,21 @@ class Exchange:
             tail = self._course.tail() if self._course is not None else None
             if tail is not None:
                 return self._answer("ok", [mv.Complete(tail)]) + self._cancel_all()
-            if self._course is None or kind is Kind.DIFFERS or not self._course.goes_on:
+            if self._course is None or kind is FailureKind.DIFFERS or not self._course.goes_on:
                 return self._cut_off("broken", upstream(why.said), why.full) + self._cancel_all()
-        if kind is Kind.LACKING:
+        if kind is FailureKind.LACKING:
             return self._cut_off("broken" if self._begun else "unavailable", unavailable(reason.said)) + self._cancel_all()
-        if kind is Kind.REFUSED and self._refusals < MAX_REFUSALS:
+        if kind is FailureKind.REFUSED and self._refusals < MAX_REFUSALS:
             self._refusals += 1
             self._decode_tries -= 1  # it never saw the leg
         last = leg.target.instance if self._begun or self._refusals else None
         again = self._send_pair_elsewhere(now, last) if self._may_retry(kind, now) else None
         if again is not None:
             return again
-        fault = unavailable(why.said) if kind is Kind.REFUSED else upstream(why.said)
+        fault = unavailable(why.said) if kind is FailureKind.REFUSED else upstream(why.said)
         return self._cut_off("broken" if self._begun else "failed", fault, why.full) + self._cancel_all()
 
-    def _may_retry(self, kind: Kind, now: float) -> bool:
+    def _may_retry(self, kind: FailureKind, now: float) -> bool:
         # The budget is for engines that live and fail. One death costs each of its requests one retry, however many there
         # are, and so does the first break of a stream: the front end of a dead engine may live on and say so.
         if self._decode_tries >= (self._limits.stream_legs if self._begun else self._limits.decode_legs):
@@ -238,7 +239,7 @@ class Exchange:
             cancelled.append(mv.Resume())
         return cancelled + self._send(pair, now)
 
-    def _on_leaving(self, event: mv.Leaving, now: float) -> list[mv.Instruction]:
+    def _on_leaving(self, event: mv.AttemptLeaves, now: float) -> list[mv.Instruction]:
         """Go elsewhere while the leg still runs, if that loses nothing; otherwise it may end by itself in time.
 
         Prefill legs are short and stay. A stream with its finish reason needs nobody else.
@@ -267,16 +268,17 @@ class Exchange:
                 # Its token is decode's first one, which decode's stream is compared with.
                 self._begun = self._spoken = True
                 return [mv.Relay(leg.leg)]
-            case mv.Ended() | mv.Answered(status=200, aborted=False):
+            case mv.AttemptEnded() | mv.Answered(status=200, aborted=False):
                 self._prefill = None
                 self._pair_at = math.inf
                 return []
             case mv.Answered(status=status) if refuses_request(status) and not self._begun and not self._answered:
                 return self._prefill_refused(leg, status, now)
             case mv.Answered(status=status):
-                return self._prefill_failed(leg, Reason(f"prefill instance {leg.target.instance} answered {status}"), now)
-            case mv.Failed(kind=kind, reason=reason):
-                if kind is Kind.LACKING and not (self._begun or self._answered):
+                reason = FailureReason(f"prefill instance {leg.target.instance} answered {status}")
+                return self._prefill_failed(leg, reason, now)
+            case mv.AttemptFailed(kind=kind, reason=reason):
+                if kind is FailureKind.LACKING and not (self._begun or self._answered):
                     self._prefill = None
                     return self._cut_off("unavailable", unavailable(reason.said)) + self._cancel_all()
                 why = reason.of(f"prefill instance {leg.target.instance}")
@@ -290,9 +292,9 @@ class Exchange:
         if self._decode is None or self._decode.target.p2p or self._limits.on_no_prefill == "reject":
             return self._answer("client_error", [mv.Pass(leg.leg)]) + self._cancel_all()
         self.refused = True
-        return self._decode_alone(Reason(f"prefill instance {leg.target.instance} answered {status}"), now)
+        return self._decode_alone(FailureReason(f"prefill instance {leg.target.instance} answered {status}"), now)
 
-    def _prefill_failed(self, leg: _Open, why: Reason, now: float, *, gone: bool = False) -> list[mv.Instruction]:
+    def _prefill_failed(self, leg: _Open, why: FailureReason, now: float, *, gone: bool = False) -> list[mv.Instruction]:
         self._prefill = None
         self._bad_prefills.add(leg.target.instance)
         if self._answered or self._decode is None or self._decode.begun:
@@ -305,7 +307,7 @@ class Exchange:
                 return [self._send_prefill(target, self._decode.target, left)]
         return self._decode_alone(why, now)
 
-    def _decode_alone(self, why: Reason, now: float) -> list[mv.Instruction]:
+    def _decode_alone(self, why: FailureReason, now: float) -> list[mv.Instruction]:
         assert self._decode is not None
         decode = self._decode.target
         cancelled = self._cancel_all()
@@ -323,7 +325,7 @@ class Exchange:
         pair = self._picks.pair(alone=self._alone)
         if pair is None:
             reason = self._picks.why_not(Role.DECODE)
-            return self._answer("unavailable", [mv.Refuse(unavailable(reason))], detail=reason)
+            return self._answer("unavailable", [mv.RefuseClient(unavailable(reason))], detail=reason)
         return self._send(pair, now)
 
     def _send(self, pair: Pair, now: float) -> list[mv.Instruction]:
@@ -337,20 +339,20 @@ class Exchange:
         return [self._send_prefill(pair.prefill, pair.decode, self._limits.pair_s),
                 self._send_decode(pair.decode, self._params(Role.DECODE, self._limits.pair_s, None))]
 
-    def _send_prefill(self, target: Target, decode: Target, left: float) -> mv.Send:
+    def _send_prefill(self, target: EngineTarget, decode: EngineTarget, left: float) -> mv.SendAttempt:
         self._legs += 1
         self._prefills_sent += 1
         self._prefill_tries += 1
         self._prefill = _Open(self._legs, target)
         peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
-        return mv.Send(self._legs, Role.PREFILL, target, self._params(Role.PREFILL, left, peer))
+        return mv.SendAttempt(self._legs, Role.PREFILL, target, self._params(Role.PREFILL, left, peer))
 
-    def _send_decode(self, target: Target, params: legs.Leg | None) -> mv.Send:
+    def _send_decode(self, target: EngineTarget, params: legs.Leg | None) -> mv.SendAttempt:
         self._legs += 1
         self._decodes_sent += 1
         self._decode_tries += 1
         self._decode = _Open(self._legs, target)
-        return mv.Send(self._legs, Role.DECODE, target, params)
+        return mv.SendAttempt(self._legs, Role.DECODE, target, params)
 
     def _params(self, role: Role, left: float, peer: legs.Peer | None) -> legs.Leg:
         return legs.Leg(legs.VERSION, role, self.transfer, Attempt(self.attempt), round(left, 3), peer)
@@ -365,7 +367,7 @@ class Exchange:
             self._pair_at = math.inf
             if self._prefill is not None and self._decode is not None:
                 name = self._prefill.target.instance
-                why = Reason(f"prefill instance {name} did not finish within {self._limits.pair_s:g} s")
+                why = FailureReason(f"prefill instance {name} did not finish within {self._limits.pair_s:g} s")
                 return self._decode_alone(why, now)
         return []
 
@@ -378,11 +380,12 @@ class Exchange:
             self._linger_at = now + self._limits.linger_s
         return last
 
-    def _cut_off(self, outcome: str, fault: Fault, detail: str = "") -> list[mv.Instruction]:
-        return self._answer(outcome, [mv.Break(fault) if self._begun else mv.Refuse(fault)], detail=detail or fault.message)
+    def _cut_off(self, outcome: str, fault: HttpFault, detail: str = "") -> list[mv.Instruction]:
+        told = mv.Break(fault) if self._begun else mv.RefuseClient(fault)
+        return self._answer(outcome, [told], detail=detail or fault.message)
 
     def _cancel_all(self) -> list[mv.Instruction]:
-        out: list[mv.Instruction] = [mv.Cancel(leg.leg) for leg in (self._prefill, self._decode) if leg is not None]
+        out: list[mv.Instruction] = [mv.CancelAttempt(leg.leg) for leg in (self._prefill, self._decode) if leg is not None]
         self._prefill = self._decode = None
         return out
 
@@ -391,5 +394,5 @@ class Exchange:
             self._over = True
             self._course = None  # it may hold this exchange: so both go at once, without the collector
             del self._picks  # likewise
-            out.append(mv.Over(self._answered, self._detail))
+            out.append(mv.RequestOver(self._answered, self._detail))
         return out

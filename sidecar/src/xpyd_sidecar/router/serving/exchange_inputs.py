@@ -1,7 +1,7 @@
 """What an exchange is given: its limits, and whom it asks (``exchange``).
 
-Belongs here: interfaces and bounds. Does not belong here: who fulfils them: ``picker.Asked`` and the classes around it are
-``Picks``, ``retry_budget.RetryBudget`` is a ``Budget``, ``serving.generation.Generation`` a ``Course``.
+Belongs here: interfaces and bounds. Does not belong here: who fulfils them: ``picker.Selection`` and the classes around it
+are ``Picks``, ``retry_budget.RetryBudget`` is a ``RetryAllowance``, ``serving.generation.Generation`` a ``Course``.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Literal, Protocol
 import msgspec
 
 from xpyd_sidecar.contract.ids import InstanceName, Role
-from xpyd_sidecar.router.fleet.target import Pair, Target
+from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
 
 
-class Limits(msgspec.Struct, frozen=True):
+class RequestLimits(msgspec.Struct, frozen=True):
     """Bounds of every request. Times in seconds."""
 
     request_s: float
@@ -35,13 +35,13 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Picks(Protocol):
-    """What the exchange asks for its request (``picker.Asked``)."""
+    """What the exchange asks for its request (``picker.Selection``)."""
 
     def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
              not_decode: Collection[InstanceName] = ()) -> Pair | None:
         """Decode and prefill."""
 
-    def prefill_for(self, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+    def prefill_for(self, decode: EngineTarget, not_prefill: Collection[InstanceName] = ()) -> EngineTarget | None:
         """Another prefill for a waiting decode leg."""
 
     def why_not(self, role: Role) -> str:
@@ -59,7 +59,7 @@ class Course(Protocol):
         """What is missing, where the client has its finish reason and the rest can be made without an engine."""
 
 
-class Budget(Protocol):
+class RetryAllowance(Protocol):
     """Retries of all requests together (``retry_budget.RetryBudget``)."""
 
     def may_retry(self, now: float) -> bool:

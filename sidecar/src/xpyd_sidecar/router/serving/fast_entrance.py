@@ -10,13 +10,13 @@ from time import perf_counter, time
 
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.router.api import fields, prompt
-from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.http import ids
-from xpyd_sidecar.router.http.reply import Connection, HttpRequest, Reply
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, ReplyConnection
 from xpyd_sidecar.router.http.wire import before_length
 from xpyd_sidecar.router.serving.admission import key_of, serve
-from xpyd_sidecar.router.serving.context import Context
-from xpyd_sidecar.router.serving.fast_path import NO_DEADLINE_S, Lane
+from xpyd_sidecar.router.serving.context import RequestContext
+from xpyd_sidecar.router.serving.fast_path import NO_DEADLINE_S, FastPath
 from xpyd_sidecar.router.serving.generation import HEADERS, PATHS, Generation
 from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.serving.shapes import FirstPair
@@ -27,7 +27,7 @@ _ID = b"\r\nx-request-id: "
 class Entrance:
     """The door of one process."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: RequestContext) -> None:
         self._context = context
         config, limits = context.config, context.limits
         self._first_pair = FirstPair(limits.pair_s)
@@ -38,7 +38,7 @@ class Entrance:
         self._read = frozenset(HEADERS) | {context.affinity_header}
         """Headers that do not go with it."""
 
-    def enter(self, client: Connection, api: fields.Api, http: HttpRequest) -> Lane | Serving | None:
+    def enter(self, client: ReplyConnection, api: fields.Api, http: HttpRequest) -> FastPath | Serving | None:
         """Begin to serve a request whose course will probably be straight. None: nothing was done."""
         headers = http.headers
         if not self.open or not self._read.isdisjoint(headers):
@@ -85,7 +85,7 @@ class Entrance:
         context.observer.opened(size)
         context.budget.on_request(began)
         members = (context.leg_opened(target), context.leg_opened(pair.decode))
-        lane = Lane(context, client, shape, slots, given, picks, pair, transfer, http.request_id, began, arrived,
+        lane = FastPath(context, client, shape, slots, given, picks, pair, transfer, http.request_id, began, arrived,
                     arrived_unix, size, asked, members, perf_counter(), prefill, decode)
         context.servings.add(lane)
         prefill.lend(lane, asked[0])
@@ -93,5 +93,5 @@ class Entrance:
         return lane
 
 
-def _ranked(line: bytes, target: Target) -> bytes:
+def _ranked(line: bytes, target: EngineTarget) -> bytes:
     return line if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d%b" % (target.dp_rank, line)

@@ -15,17 +15,17 @@ import logging
 from functools import lru_cache
 from time import perf_counter
 
-from xpyd_sidecar.router.http.wire import MAX_KNOWN, Head, Malformed, parse_head
+from xpyd_sidecar.router.http.wire import MAX_KNOWN, Malformed, ResponseHead, parse_head
 from xpyd_sidecar.router.relay.fast import Scanner
 from xpyd_sidecar.router.relay.whole import take
-from xpyd_sidecar.router.serving.fast_state import StraightCourse
+from xpyd_sidecar.router.serving.fast_state import FastState
 from xpyd_sidecar.router.serving.handover import serving_of
 from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.stream.events import ABORT, END, only_comments
-from xpyd_sidecar.router.stream.failures import Reason
+from xpyd_sidecar.router.stream.failures import FailureReason
 from xpyd_sidecar.router.stream.streams import stream_of
 from xpyd_sidecar.router.stream.token_recorder import NotedStream
-from xpyd_sidecar.router.upstream.engine_connection import Connection
+from xpyd_sidecar.router.upstream.engine_connection import EngineConnection
 
 logger = logging.getLogger(__name__)
 
@@ -45,15 +45,15 @@ _EMPTY = b"\r\n\r\n"
 assert YOUNG_S < NO_DEADLINE_S
 
 
-class Lane(StraightCourse, eq=False):
-    """One request (``reply.Handler``), from both legs sent to its last byte, or to another course."""
+class FastPath(FastState, eq=False):
+    """One request (``reply.RequestHandler``), from both legs sent to its last byte, or to another course."""
 
     serving: Serving | None = None
     """Who goes on."""
 
     # ---- the engines
 
-    def heard(self, connection: Connection, data: bytes) -> bytes | None:
+    def heard(self, connection: EngineConnection, data: bytes) -> bytes | None:
         """Bytes of an engine. What is returned is for the usual way, whose calls the connections have then."""
         try:
             return self._on_prefill(connection, data) if connection is self.prefill else self._on_decode(connection, data)
@@ -63,7 +63,7 @@ class Lane(StraightCourse, eq=False):
             self.unfold().give_up()
             return None
 
-    def _on_prefill(self, connection: Connection, data: bytes) -> bytes | None:
+    def _on_prefill(self, connection: EngineConnection, data: bytes) -> bytes | None:
         if self.pending:
             data, self.pending = self.pending + data, b""
         at = data.find(_EMPTY) + len(_EMPTY)
@@ -87,7 +87,7 @@ class Lane(StraightCourse, eq=False):
             context.leg_closed(member)
         return None
 
-    def _on_decode(self, connection: Connection, data: bytes) -> bytes | None:
+    def _on_decode(self, connection: EngineConnection, data: bytes) -> bytes | None:
         if self.head is None:
             at = data.find(_EMPTY) + len(_EMPTY)
             head = self.head = _stream_head(data[:at]) if at <= MAX_KNOWN else None
@@ -124,7 +124,7 @@ class Lane(StraightCourse, eq=False):
                 connection.relay(stream, self.client.outlet)
         return None
 
-    def _take(self, connection: Connection, data: bytes) -> bool:
+    def _take(self, connection: EngineConnection, data: bytes) -> bool:
         """Take a read that is whole events which nobody need read: nearly all of short answers, and others' beginnings."""
         shape = self.shape
         if not shape.noted or (len(self.taken) == MAX_TAKEN and not data.endswith(END)):
@@ -185,7 +185,7 @@ class Lane(StraightCourse, eq=False):
                          b"connection: close\r\n" if self.close else b"", b"x-request-id: ", self.request_id.encode(),
                          b"\r\ndate: ", client.date, b"\r\n\r\n", out))
 
-    def _end(self, connection: Connection, out: bytes) -> None:
+    def _end(self, connection: EngineConnection, out: bytes) -> None:
         context, client = self.context, self.client
         self.ended_s = perf_counter()
         self.decode = None
@@ -232,7 +232,7 @@ class Lane(StraightCourse, eq=False):
         """It has caught up."""
         self.unfold().on_resume()
 
-    def on_lost(self, instance: str, incarnation: str, reason: Reason) -> None:
+    def on_lost(self, instance: str, incarnation: str, reason: FailureReason) -> None:
         """The roster says that this incarnation will never answer."""
         if self._open_on(instance, incarnation):
             self.unfold().on_lost(instance, incarnation, reason)
@@ -265,14 +265,14 @@ def _plain_length(raw: bytes) -> int:
 
 
 @lru_cache(maxsize=256)
-def _stream_head(raw: bytes) -> Head | None:
+def _stream_head(raw: bytes) -> ResponseHead | None:
     """The head of an event stream that is like nearly all of them."""
     head = _head_of(raw)
     usual = head is not None and head.status == 200 and head.chunked and head.is_event_stream and head.keep_alive
     return head if usual else None
 
 
-def _head_of(raw: bytes) -> Head | None:
+def _head_of(raw: bytes) -> ResponseHead | None:
     try:
         return parse_head(raw[:-len(_EMPTY)])
     except Malformed:  # who reads it next says what is wrong

@@ -13,24 +13,24 @@ import msgspec
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
-from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.fleet.roster import FleetMember
 from xpyd_sidecar.router.fleet.target import Pair
-from xpyd_sidecar.router.http.reply import Connection as Client
-from xpyd_sidecar.router.http.wire import Head
+from xpyd_sidecar.router.http.reply import ReplyConnection as Client
+from xpyd_sidecar.router.http.wire import ResponseHead
 from xpyd_sidecar.router.observing.fast_record import StraightRecord
 from xpyd_sidecar.router.relay.whole import Whole
-from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.exchange_inputs import Picks
 from xpyd_sidecar.router.serving.shapes import Shape
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.position import Position
-from xpyd_sidecar.router.upstream.engine_connection import Connection
+from xpyd_sidecar.router.upstream.engine_connection import EngineConnection
 
 
-class StraightCourse(msgspec.Struct, eq=False):
+class FastState(msgspec.Struct, eq=False):
     """What is known of one request, from both legs sent to its last byte, or to another course."""
 
-    context: Context
+    context: RequestContext
     client: Client
     shape: Shape
     slots: list[bytes]
@@ -48,18 +48,18 @@ class StraightCourse(msgspec.Struct, eq=False):
     prompt_size: int
     asked: tuple[bytes, bytes]
     """What was sent to prefill and to decode."""
-    members: tuple[Member | None, Member | None]
+    members: tuple[FleetMember | None, FleetMember | None]
     opened_s: float
-    prefill: Connection | None
+    prefill: EngineConnection | None
     """None: it has answered."""
-    decode: Connection | None
+    decode: EngineConnection | None
     pending: bytes = b""
     """Of prefill's answer."""
     prefilled_at: float = math.nan
     prefilled_s: float = math.nan
     begun_at: float = math.nan
     begun_s: float = math.nan
-    head: Head | None = None
+    head: ResponseHead | None = None
     """Of decode's answer."""
     taken: tuple[tuple[Whole, bytes], ...] = ()
     """What was taken of decode's answer without reading it, and the reads."""
@@ -80,7 +80,7 @@ class StraightCourse(msgspec.Struct, eq=False):
     ended_s: float = math.nan
 
     @property
-    def request(self) -> bodies.Request:
+    def request(self) -> bodies.GenerationRequest:
         """What was asked, as other courses need it."""
         return self.shape.request(self.fields, self.slots)
 

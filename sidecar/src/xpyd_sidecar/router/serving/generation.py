@@ -20,15 +20,14 @@ from msgspec import Raw
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
-from xpyd_sidecar.router.api.sampled import Terms
+from xpyd_sidecar.router.api.sampled import SamplingTerms
 from xpyd_sidecar.router.fleet.p2p import PairedById
-from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.http.wire import request_bytes
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.asks import Asked, GoesOn, Later
-from xpyd_sidecar.router.serving.exchange_inputs import Picks
 from xpyd_sidecar.router.serving.shapes import Shaped, shape_of
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.events import EventStream
@@ -50,23 +49,24 @@ HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
 class Generation:
     """What one completion or chat asks (``asks.Asks``), and how far its client's stream is (``asks.GoesOn``)."""
 
-    __slots__ = ("_asked", "_begun", "_goes_on", "_going", "_hash", "_paired", "_request", "_terms", "position", "skips",
-                 "speaks")
-    passed_on = HEADERS
+    __slots__ = ("_asked", "_begun", "_goes_on", "_going", "_hash", "_paired", "_request", "_terms", "api", "fields",
+                 "model", "position", "prompt", "skips", "speaks", "stream")
+    passed_on: tuple[bytes, ...] = HEADERS
     path = ""
     once = unread = opaque = False
 
-    def __init__(self, request: bodies.Request, config: RouterConfig, terms: Callable[[], Terms]) -> None:
+    def __init__(self, request: bodies.GenerationRequest, config: RouterConfig, terms: Callable[[], SamplingTerms]) -> None:
         """``terms``: on which streams go on now; by those of a request's beginning it is known what engines added to it."""
         self._request = request
-        self.skips = request.skips
-        """Why it goes without prefill; empty where it does not."""
+        self.api: str = request.api
+        self.model, self.stream, self.skips, self.prompt = request.model, request.stream, request.skips, request.prompt
+        self.fields: Mapping[str, Raw] = request.fields
         self._hash: RequestHash | None = None
         self._terms = terms
         shape = shape_of(request)
         self._begun = terms() if shape is None else shape.terms
         self._goes_on = config.failover != "error"
-        self._asked: bodies.Request | None = None
+        self._asked: bodies.GenerationRequest | None = None
         self._going: continuation.Going | None = None
         self._paired = PairedById()
         """Legs to older engines."""
@@ -78,34 +78,9 @@ class Generation:
         """The client gets prefill's token."""
 
     @property
-    def api(self) -> str:
-        """The name of its API in metrics and logs."""
-        return self._request.api
-
-    @property
-    def stream(self) -> bool:
-        """Whether its answer is to come in events."""
-        return self._request.stream
-
-    @property
     def alone(self) -> bool:
         """Whether it goes without prefill."""
         return bool(self.skips)
-
-    @property
-    def fields(self) -> Mapping[str, Raw]:
-        """What the client asked."""
-        return self._request.fields
-
-    @property
-    def prompt(self) -> Raw:
-        """The prompt, as the client wrote it."""
-        return self._request.prompt
-
-    @property
-    def model(self) -> str | None:
-        """The model that was asked for."""
-        return self._request.model
 
     @property
     def course(self) -> GoesOn | None:
@@ -118,10 +93,6 @@ class Generation:
             self._hash = hash_of(self._request.api, self._request.fields)
         return self._hash
 
-    def picks(self, selection: Picks) -> Picks:
-        """Who may serve it."""
-        return selection
-
     @property
     def goes_on(self) -> bool:
         """Whether the client's stream can go on elsewhere."""
@@ -133,13 +104,13 @@ class Generation:
         return None if self.position is None else self.position.tail()
 
     @property
-    def _now(self) -> bodies.Request:
+    def _now(self) -> bodies.GenerationRequest:
         """What legs ask now."""
         if self._asked is None:
             self._asked = continuation.first_request(self._request, self.position)
         return self._asked
 
-    def leg(self, send: mv.Send, request_id: bytes, *, speaks: bool) -> Asked | Later:
+    def leg(self, send: mv.SendAttempt, request_id: bytes, *, speaks: bool) -> Asked | Later:
         """The request id and the body of a leg; or what makes them of prefill's answer.
 
         ``speaks``: prefill's token goes to the client.
@@ -158,16 +129,16 @@ class Generation:
             return request_id, request.shape.body(params, request.slots)
         return request_id, bodies.body_of(self._now, send.role, params)
 
-    def _behind_prefill(self, target: Target, answer: bytes) -> Asked:
+    def _behind_prefill(self, target: EngineTarget, answer: bytes) -> Asked:
         """Of the leg to an older decode engine, when an older prefill engine has answered."""
         self._paired.answered(answer)
         return self._paired.request_id, self._paired.decode(self._now, target)
 
-    def message(self, target: Target, headers: Headers, body: bytes) -> bytes:
+    def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:
         """The whole HTTP request of a leg."""
         return request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body)
 
-    def body(self, _: Callable[[Fault], None]) -> None:
+    def body(self, _: Callable[[HttpFault], None]) -> None:
         """None is sent while it comes."""
 
     def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:

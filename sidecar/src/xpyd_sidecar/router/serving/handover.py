@@ -1,4 +1,4 @@
-"""Where the fast path ends: the ``Serving`` that goes on with what a ``Lane`` has begun.
+"""Where the fast path ends: the ``Serving`` that goes on with what a ``FastPath`` has begun.
 
 Belongs here: one function, which hands everything over that a lane knows. Does not belong here: when that happens
 (``fast_path``) and what follows (``request``). A test holds every course of a lane against that of a ``Serving`` from the
@@ -16,15 +16,15 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.observing.record import LegRecord
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.attempts import Leg
-from xpyd_sidecar.router.serving.fast_state import StraightCourse
+from xpyd_sidecar.router.serving.attempts import OpenAttempt
+from xpyd_sidecar.router.serving.fast_state import FastState
 from xpyd_sidecar.router.serving.generation import Generation
 from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.stream.streams import stream_of
-from xpyd_sidecar.router.upstream.call import Call
+from xpyd_sidecar.router.upstream.call import UpstreamCall
 
 
-def serving_of(lane: StraightCourse) -> Serving:
+def serving_of(lane: FastState) -> Serving:
     """One that has seen all that the lane has; its calls have the lane's connections."""
     context, asks = lane.context, Generation(lane.request, lane.context.config, lane.context.terms)
     reply = Reply(lane.client, lane.request_id, close=False, old=False, head_only=False)
@@ -51,10 +51,10 @@ def serving_of(lane: StraightCourse) -> Serving:
             leg.ended, leg.result = (perf_counter() if decodes else lane.prefilled_s), "2xx"
             continue
         events = (lane.stream or stream_of(asks.position, framed=True)) if decodes else None
-        call = Call(context.pool, send.target.http, request, serving, events=events, tag=send.leg)
+        call = UpstreamCall(context.pool, send.target.http, request, serving, events=events, tag=send.leg)
         call.taken_over(connection, lane.began)
         connection.hand_over(call, lane.stream if decodes else None)
-        serving.legs.take(Leg(send, call, member, leg))
+        serving.legs.take(OpenAttempt(send, call, member, leg))
         if decodes:
             call.head = lane.head
             if began:

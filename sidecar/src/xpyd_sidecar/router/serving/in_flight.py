@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import Protocol
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
-from xpyd_sidecar.router.stream.failures import Reason
+from xpyd_sidecar.router.stream.failures import FailureReason
 
 STALL_S = 10.0
 """Silence on an open leg after which its engine is probed."""
 
 
-class Served(Protocol):
+class InFlightRequest(Protocol):
     """A request that is being served."""
 
-    def on_lost(self, instance: str, incarnation: str, reason: Reason) -> None:
+    def on_lost(self, instance: str, incarnation: str, reason: FailureReason) -> None:
         """The roster says that this incarnation will never answer."""
 
     def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
@@ -30,10 +30,10 @@ class Served(Protocol):
         """The router stops before this request could end."""
 
 
-class InFlight(set[Served]):
+class InFlight(set[InFlightRequest]):
     """All requests that one process serves."""
 
-    def lost(self, instance: InstanceName, incarnation: Incarnation, reason: Reason) -> None:
+    def lost(self, instance: InstanceName, incarnation: Incarnation, reason: FailureReason) -> None:
         """The roster says that this incarnation will never answer."""
         for one in list(self):
             one.on_lost(instance, incarnation, reason)

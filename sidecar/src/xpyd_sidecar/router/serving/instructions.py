@@ -9,9 +9,9 @@ import msgspec
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.api.faults import Fault
-from xpyd_sidecar.router.fleet.target import Target
-from xpyd_sidecar.router.stream.failures import Kind, Reason
+from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 # ---- events
 
@@ -31,22 +31,22 @@ class Answered(msgspec.Struct, frozen=True):
     """A 2xx answer whose finish reason is ``abort``."""
 
 
-class Ended(msgspec.Struct, frozen=True):
+class AttemptEnded(msgspec.Struct, frozen=True):
     """The relayed answer came to its proper end. ``failure``: what it says itself of how the engine failed."""
 
     leg: int
     failure: str = ""
 
 
-class Failed(msgspec.Struct, frozen=True):
+class AttemptFailed(msgspec.Struct, frozen=True):
     """A leg will give nothing more."""
 
     leg: int
-    kind: Kind
-    reason: Reason
+    kind: FailureKind
+    reason: FailureReason
 
 
-class Leaving(msgspec.Struct, frozen=True):
+class AttemptLeaves(msgspec.Struct, frozen=True):
     """The instance of a leg ends soon. It still works."""
 
     leg: int
@@ -57,11 +57,11 @@ class ClientGone(msgspec.Struct, frozen=True):
     """The client closed its connection."""
 
 
-class Tick(msgspec.Struct, frozen=True):
-    """``Exchange.deadline`` has come."""
+class DeadlinePassed(msgspec.Struct, frozen=True):
+    """``ClockExchange.deadline`` has come."""
 
 
-class Stop(msgspec.Struct, frozen=True):
+class RouterStops(msgspec.Struct, frozen=True):
     """The router cannot wait for this request any longer."""
 
     reason: str
@@ -70,25 +70,25 @@ class Stop(msgspec.Struct, frozen=True):
 class Condemned(msgspec.Struct, frozen=True):
     """No engine may be asked for this request any more."""
 
-    fault: Fault
+    fault: HttpFault
 
 
-LegEvent = Begun | Answered | Ended | Failed
-Event = LegEvent | Leaving | ClientGone | Tick | Stop | Condemned
+LegEvent = Begun | Answered | AttemptEnded | AttemptFailed
+Event = LegEvent | AttemptLeaves | ClientGone | DeadlinePassed | RouterStops | Condemned
 
 # ---- instructions
 
 
-class Send(msgspec.Struct, frozen=True):
+class SendAttempt(msgspec.Struct, frozen=True):
     """Open a leg. ``params`` is None where decode also prefills."""
 
     leg: int
     role: Role
-    target: Target
+    target: EngineTarget
     params: legs.Leg | None
 
 
-class Cancel(msgspec.Struct, frozen=True):
+class CancelAttempt(msgspec.Struct, frozen=True):
     """Close a leg's connection, so that the engine aborts it; no event of it is wanted any more."""
 
     leg: int
@@ -110,16 +110,16 @@ class Pass(msgspec.Struct, frozen=True):
     leg: int
 
 
-class Refuse(msgspec.Struct, frozen=True):
+class RefuseClient(msgspec.Struct, frozen=True):
     """Answer with an error."""
 
-    fault: Fault
+    fault: HttpFault
 
 
 class Break(msgspec.Struct, frozen=True):
     """End the relayed stream with an error event."""
 
-    fault: Fault
+    fault: HttpFault
 
 
 class Complete(msgspec.Struct, frozen=True):
@@ -128,11 +128,11 @@ class Complete(msgspec.Struct, frozen=True):
     tail: bytes = b""
 
 
-class Over(msgspec.Struct, frozen=True):
+class RequestOver(msgspec.Struct, frozen=True):
     """Nothing is open any more; ``outcome`` for metrics and log."""
 
     outcome: str
     detail: str = ""
 
 
-Instruction = Send | Cancel | Resume | Relay | Pass | Refuse | Break | Complete | Over
+Instruction = SendAttempt | CancelAttempt | Resume | Relay | Pass | RefuseClient | Break | Complete | RequestOver

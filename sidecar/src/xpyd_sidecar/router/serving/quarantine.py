@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.faults import Fault, poisonous, unavailable
+from xpyd_sidecar.router.api.faults import HttpFault, poisonous, unavailable
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
-from xpyd_sidecar.router.fleet.deaths import Verdict
-from xpyd_sidecar.router.fleet.target import Pair, Target
+from xpyd_sidecar.router.fleet.deaths import DeathVerdict
+from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
 from xpyd_sidecar.router.serving.exchange_inputs import Picks
 from xpyd_sidecar.router.serving.poison_ledger import Conviction, Ledger, Word
 
@@ -56,7 +56,7 @@ class Suspect(Protocol):
     def go_on(self) -> None:
         """It is held no longer: do what was to be done when it was."""
 
-    def condemn(self, fault: Fault) -> None:
+    def condemn(self, fault: HttpFault) -> None:
         """End with this answer: no engine is asked any more."""
 
 
@@ -94,11 +94,11 @@ class Poison:
         """Whether a request may not simply go. Ask while ``alert``."""
         try:
             return self._asked(hash_of(api, bodies.split(body))) is not Word.GO
-        except Fault:
+        except HttpFault:
             return False  # it is no request, as others will say
 
     def refuse(self, request: RequestHash) -> None:
-        """Raise Fault, 502, where requests like this one are refused now. Ask while ``alert``."""
+        """Raise HttpFault, 502, where requests like this one are refused now. Ask while ``alert``."""
         said = self._asked(request)
         if isinstance(said, Conviction):
             raise poisonous(said.words)
@@ -108,7 +108,7 @@ class Poison:
         request = one.request_hash()
         return self._asked(request) is not Word.GO and self._hold(one, request)
 
-    def broke(self, one: Suspect, target: Target, *, lost: bool = False) -> bool:
+    def broke(self, one: Suspect, target: EngineTarget, *, lost: bool = False) -> bool:
         """A leg of it broke off as it does where the engine dies: whether it is held before it may be sent elsewhere.
 
         ``lost``: it did because the roster says so; the word on the engine follows.
@@ -149,21 +149,21 @@ class Poison:
         self._convicted(self.ledger.broke(self._loop.time(), (instance, incarnation), request))
         self._changed()
 
-    def judged(self, instance: InstanceName, incarnation: Incarnation, verdict: Verdict) -> None:
+    def judged(self, instance: InstanceName, incarnation: Incarnation, verdict: DeathVerdict) -> None:
         """Whether an incarnation has died by itself. Its legs that were open have broken off."""
         if not self.watching:
             return
         engine, now = (instance, incarnation), self._loop.time()
         match verdict:
-            case Verdict.DIED:
+            case DeathVerdict.DIED:
                 before = self.ledger.deaths
                 self._convicted(self.ledger.died(now, engine))
                 if self.ledger.deaths > before:
                     logger.warning("%s died by itself with requests in flight: %d are suspected", instance,
                                    self.ledger.suspects, extra={"peer": instance})
-            case Verdict.LIVES:
+            case DeathVerdict.LIVES:
                 self.ledger.lives(engine)
-            case Verdict.LOST:
+            case DeathVerdict.LOST:
                 self.ledger.lost(engine)
         self._changed()
 
@@ -243,7 +243,7 @@ class Poison:
         return True
 
 
-class Apart:
+class KeptApart:
     """The picks of a request (``exchange_inputs.Picks``) that keep it away from suspects if it is one."""
 
     __slots__ = ("_one", "_picks", "_poison")
@@ -260,7 +260,7 @@ class Apart:
             not_prefill, not_decode = avoid.union(not_prefill), avoid.union(not_decode)
         return self._picks.pair(alone=alone, not_prefill=not_prefill, not_decode=not_decode)
 
-    def prefill_for(self, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+    def prefill_for(self, decode: EngineTarget, not_prefill: Collection[InstanceName] = ()) -> EngineTarget | None:
         """As its picks."""
         return self._picks.prefill_for(decode, self._poison.avoid(self._one).union(not_prefill))
 

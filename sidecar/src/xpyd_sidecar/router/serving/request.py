@@ -2,7 +2,7 @@
 
 Belongs here: the I/O of every request that engines answer. Does not belong here: decisions (``serving.exchange``), what
 engines are asked (``asks``), the calls themselves (``attempts``) and sockets (``server``, ``pool``). The hot path of a
-stream is ``Call.relay`` → ``Reply.write``; the exchange hears of its first event and of its end.
+stream is ``UpstreamCall.relay`` → ``Reply.write``; the exchange hears of its first event and of its end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.fleet.target import Pair
 from xpyd_sidecar.router.http.patience import Reminder
 from xpyd_sidecar.router.http.reply import Reply
@@ -25,15 +25,15 @@ from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.observing.record import REFUSED, Record
 from xpyd_sidecar.router.serving import instructions as mv
 from xpyd_sidecar.router.serving.asks import Asks, Later
-from xpyd_sidecar.router.serving.attempts import Leg, Legs
-from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.attempts import OpenAttempt, OpenAttempts
+from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.exchange import Exchange
 from xpyd_sidecar.router.serving.exchange_inputs import Picks
-from xpyd_sidecar.router.serving.quarantine import Apart
+from xpyd_sidecar.router.serving.quarantine import KeptApart
 from xpyd_sidecar.router.stream import answers
-from xpyd_sidecar.router.stream.failures import Kind, Reason
+from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
-from xpyd_sidecar.router.upstream.call import Call
+from xpyd_sidecar.router.upstream.call import UpstreamCall
 
 if TYPE_CHECKING:
     from xpyd_sidecar.router.observing.spans import Headers, Trace
@@ -54,8 +54,8 @@ class Serving:
     __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_held", "_loop", "_paused", "_reminder",
                  "_reply", "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash")
 
-    def __init__(self, context: Context, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *, picks: Picks,
-                 began: float) -> None:
+    def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
+                 picks: Picks, began: float) -> None:
         """``passed``: headers of the client that engines read. ``picks``: who may serve its prompt. ``began``: when, on the
         event loop's clock.
         """
@@ -66,15 +66,15 @@ class Serving:
         self._began = began
         self.record = Record(reply.request_id, transfer, asks.api, asks.stream, path=asks.path, skips=asks.skips,
                              arrived=perf_counter(), arrived_unix=time())
-        self.legs = Legs(context, self.record, asks, passed)
-        self._held: tuple[Leg, Later] | None = None
+        self.legs = OpenAttempts(context, self.record, asks, passed)
+        self._held: tuple[OpenAttempt, Later] | None = None
         """Decode's leg to an older engine while prefill's is open, and what makes its request."""
         limits = msgspec.structs.replace(context.limits, decode_legs=1, error_retries=0) if asks.once else context.limits
-        self.exchange = Exchange(transfer, Apart(asks.picks(picks), context.poison, self), limits, alone=asks.alone,
+        self.exchange = Exchange(transfer, KeptApart(picks, context.poison, self), limits, alone=asks.alone,
                                   now=began, course=asks.course, budget=context.budget)
-        self.relaying: Call | None = None
+        self.relaying: UpstreamCall | None = None
         self._first = b""
-        self._answer: tuple[Call, bytes] | None = None
+        self._answer: tuple[UpstreamCall, bytes] | None = None
         self._reminder = Reminder(self._loop)
         self._paused = False
         self._gone = False
@@ -113,13 +113,13 @@ class Serving:
 
     # ---- the engines (upstream.Sink)
 
-    def on_events(self, call: Call, data: bytes) -> None:
+    def on_events(self, call: UpstreamCall, data: bytes) -> None:
         """The first part of an answer."""
         self._first = data
         self.legs[call.tag].record.first_at = perf_counter()
         self._on(mv.Begun(call.tag))
 
-    def on_comments(self, call: Call, data: bytes) -> None:
+    def on_comments(self, call: UpstreamCall, data: bytes) -> None:
         """Decode says that it is at work: its client may hear that, but nothing of an answer has begun."""
         assert call.head is not None
         if self._gone or self._paused:
@@ -129,24 +129,24 @@ class Serving:
         else:
             self._reply.begin(call.head.status, call.head.passed_on(), data)
 
-    def on_end(self, call: Call) -> None:
+    def on_end(self, call: UpstreamCall) -> None:
         """Decode's answer, which was relayed, is whole."""
         assert call.head is not None
         failure = self._asks.failure()
-        leg = self._shut(call.tag, Kind.ABORTED.value if failure else f"{call.head.status // 100}xx")
+        leg = self._shut(call.tag, FailureKind.ABORTED.value if failure else f"{call.head.status // 100}xx")
         if failure and leg is not None:
             self._broke(leg)
             self._context.watch.doubt(leg.send.target)
         if call.rest:
             self._reply.hold(call.rest)
-        self._on(mv.Ended(call.tag, failure))
+        self._on(mv.AttemptEnded(call.tag, failure))
 
-    def on_whole(self, call: Call, body: bytes) -> None:
+    def on_whole(self, call: UpstreamCall, body: bytes) -> None:
         """A whole answer of either leg."""
         assert call.head is not None
         status = call.head.status
         aborted = status < 300 and body.find(_ABORTED) >= 0
-        leg = self._shut(call.tag, Kind.ABORTED.value if aborted else f"{status // 100}xx")
+        leg = self._shut(call.tag, FailureKind.ABORTED.value if aborted else f"{status // 100}xx")
         if 400 <= status < 500 and self._asks.course is not None:
             self._asks.course.refused()
         if leg is not None:
@@ -162,7 +162,7 @@ class Serving:
                 self.legs.farewell(leg)
         self._unless_withheld(partial(self._answered, call, body, leg, aborted=aborted), bad=status >= 400 or aborted)
 
-    def _answered(self, call: Call, body: bytes, leg: Leg | None, *, aborted: bool) -> None:
+    def _answered(self, call: UpstreamCall, body: bytes, leg: OpenAttempt | None, *, aborted: bool) -> None:
         assert call.head is not None
         status = call.head.status
         self._answer = (call, body)
@@ -173,22 +173,22 @@ class Serving:
             if held.send.leg in self.legs:  # not cancelled meanwhile
                 self.legs.ask(held, *made(body))
 
-    def on_failed(self, call: Call, kind: Kind, reason: Reason) -> None:
+    def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:
         """A leg failed."""
         leg = self._shut(call.tag, kind.value)
         if leg is not None:
             logger.warning("%s leg failed: %s", leg.send.role, reason.full, extra={
                 "transfer": self.record.transfer, "peer": leg.send.target.instance, "kind": kind.value,
                 "address": call.address})
-            if kind is not Kind.LACKING and (kind is not Kind.REFUSED or call.again):
+            if kind is not FailureKind.LACKING and (kind is not FailureKind.REFUSED or call.again):
                 self._broke(leg)
-            if kind is Kind.REFUSED:
+            if kind is FailureKind.REFUSED:
                 self._context.watch.suspect(leg.send.target, reason.full)
-            elif kind is not Kind.LACKING:
+            elif kind is not FailureKind.LACKING:
                 self._context.watch.doubt(leg.send.target)
-        self._failed(mv.Failed(call.tag, kind, reason))
+        self._failed(mv.AttemptFailed(call.tag, kind, reason))
 
-    def _failed(self, event: mv.Failed) -> None:
+    def _failed(self, event: mv.AttemptFailed) -> None:
         course = self._asks.course
         needs = course is None or course.tail() is None  # what is missing of a stream may need no engine
         self._unless_withheld(partial(self._on, event), bad=needs)
@@ -202,19 +202,19 @@ class Serving:
 
     # ---- the router
 
-    def on_lost(self, instance: str, incarnation: str, reason: Reason) -> None:
+    def on_lost(self, instance: str, incarnation: str, reason: FailureReason) -> None:
         """The roster says that this incarnation will never answer."""
         for leg in self.legs.to(instance, incarnation):
             leg.call.cancel()
-            self._shut(leg.send.leg, Kind.LOST.value)
+            self._shut(leg.send.leg, FailureKind.LOST.value)
             self._broke(leg, lost=True)
-            self._failed(mv.Failed(leg.send.leg, Kind.LOST, reason))
+            self._failed(mv.AttemptFailed(leg.send.leg, FailureKind.LOST, reason))
 
     def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
         """The incarnation ends soon. A body that was sent once cannot be sent elsewhere."""
         if self._withheld is None and not self._asks.once:
             for leg in self.legs.to(instance, incarnation):
-                self._on(mv.Leaving(leg.send.leg, reason))
+                self._on(mv.AttemptLeaves(leg.send.leg, reason))
 
     def sweep(self, now: float, awake: float, stall_s: float) -> None:
         """Called every second: doubt an engine that is silent on an open leg, and mind the deadline.
@@ -231,7 +231,7 @@ class Serving:
 
     def abort(self, reason: str) -> None:
         """The router stops before this request could end: cut it off."""
-        self._on(mv.Stop(reason))
+        self._on(mv.RouterStops(reason))
 
     # ---- requests that end engines (poison.Suspect)
 
@@ -241,12 +241,12 @@ class Serving:
         for act in withheld:
             act()
 
-    def condemn(self, fault: Fault) -> None:
+    def condemn(self, fault: HttpFault) -> None:
         """End with this answer: no engine is asked any more."""
         self._withheld = None
         self._on(mv.Condemned(fault))
 
-    def _broke(self, leg: Leg, *, lost: bool = False) -> None:
+    def _broke(self, leg: OpenAttempt, *, lost: bool = False) -> None:
         if self._context.poison.broke(self, leg.send.target, lost=lost) and self._withheld is None:
             self._withheld = []
 
@@ -270,13 +270,13 @@ class Serving:
             self._shut(leg.send.leg, "cancelled")
             leg.call.cancel()
         self._reminder.cancel()
-        fault = Fault(500, "the router failed; its log says why", kind="internal_error", code="internal")
+        fault = HttpFault(500, "the router failed; its log says why", kind="internal_error", code="internal")
         if not self._gone and not self._reply.done:
             self._end_badly(fault)
         if self in self._context.servings:
-            self._closed(mv.Over("failed", fault.message))
+            self._closed(mv.RequestOver("failed", fault.message))
 
-    def _send(self, send: mv.Send) -> None:
+    def _send(self, send: mv.SendAttempt) -> None:
         decode = send.role is Role.DECODE
         asks, framed = self._asks, self._reply.framed
         speaks = asks.speaks and not decode and not send.target.p2p and not self._reply.started
@@ -289,7 +289,7 @@ class Serving:
         else:
             self._held = leg, asked
 
-    def _take_back(self, instruction: mv.Cancel) -> None:
+    def _take_back(self, instruction: mv.CancelAttempt) -> None:
         leg = self._shut(instruction.leg, "cancelled")
         if leg is not None:
             self.legs.cancel(leg)
@@ -337,11 +337,11 @@ class Serving:
             self._last_if_unread()
             self._reply.whole(call.head.status, call.head.end_to_end(), body)
 
-    def _refuse(self, instruction: mv.Refuse | mv.Break) -> None:
+    def _refuse(self, instruction: mv.RefuseClient | mv.Break) -> None:
         if not self._gone:
             self._end_badly(instruction.fault)
 
-    def _end_badly(self, fault: Fault) -> None:
+    def _end_badly(self, fault: HttpFault) -> None:
         if not self._reply.started:
             self._last_if_unread()
             self._reply.fault(fault)
@@ -361,7 +361,7 @@ class Serving:
                 self._reply.write(chunk_of(instruction.tail) if self._reply.framed else instruction.tail)
             self._reply.end()
 
-    def _shut(self, number: int, result: str) -> Leg | None:
+    def _shut(self, number: int, result: str) -> OpenAttempt | None:
         leg = self.legs.shut(number, result)
         if leg is not None and leg.call is self.relaying:
             self.relaying = None
@@ -370,9 +370,9 @@ class Serving:
     def _on_time(self) -> None:
         # While it is held no engine may be asked, so of its deadlines the request's own is the only one.
         if self._withheld is None or self._loop.time() >= self._began + self._context.limits.request_s:
-            self._on(mv.Tick())
+            self._on(mv.DeadlinePassed())
 
-    def _closed(self, over: mv.Over) -> None:
+    def _closed(self, over: mv.RequestOver) -> None:
         assert not self.legs, "an exchange is over with legs open"
         record, exchange = self.record, self.exchange
         record.outcome, record.detail, record.status = over.outcome, over.detail[:_SHOWN], self._reply.status
@@ -392,7 +392,8 @@ class Serving:
 
 
 _DO: dict[type[mv.Instruction], Callable[[Serving, Any], None]] = {
-    mv.Send: Serving._send, mv.Cancel: Serving._take_back, mv.Resume: Serving._resume, mv.Relay: Serving._relay,
-    mv.Pass: Serving._pass, mv.Refuse: Serving._refuse, mv.Break: Serving._refuse, mv.Complete: Serving._complete,
-    mv.Over: Serving._closed}
+    mv.SendAttempt: Serving._send, mv.CancelAttempt: Serving._take_back, mv.Resume: Serving._resume,
+    mv.Relay: Serving._relay, mv.Pass: Serving._pass, mv.RefuseClient: Serving._refuse,
+    mv.Break: Serving._refuse, mv.Complete: Serving._complete,
+    mv.RequestOver: Serving._closed}
 """How each instruction is carried out."""

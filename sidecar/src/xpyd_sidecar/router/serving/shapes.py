@@ -23,11 +23,11 @@ from msgspec import Raw
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api import bodies
-from xpyd_sidecar.router.api.failover_modes import Way, has_parts
-from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.failover_modes import FailoverMode, has_parts
+from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.fields import Api
-from xpyd_sidecar.router.api.sampled import EXACT_ALONE, Terms
-from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.api.sampled import EXACT_ALONE, SamplingTerms
+from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.position import Position
 
@@ -53,7 +53,7 @@ class Template:
 
     __slots__ = ("_literals", "_parts")
 
-    def __init__(self, request: bodies.Request, names: list[str], role: Role) -> None:
+    def __init__(self, request: bodies.GenerationRequest, names: list[str], role: Role) -> None:
         """``request``: as its leg asks it. ``names``: fields that are slots, in the request's order."""
         marks = {name: _MARK + b"%d." % number for number, name in enumerate(names)}
         fields = {name: Raw(marks[name]) if name in marks else raw for name, raw in request.fields.items()}
@@ -92,7 +92,8 @@ class Shape:
     __slots__ = ("_asked", "_names", "_templates", "api", "asked_ids", "choices", "lasts", "model", "noted", "plain",
                  "prompt_at", "sampled", "shows_logprobs", "skips", "stream", "terms", "wants_usage", "way")
 
-    def __init__(self, request: bodies.Request, names: list[str], *, goes_on: bool, terms: Terms = EXACT_ALONE) -> None:
+    def __init__(self, request: bodies.GenerationRequest, names: list[str], *, goes_on: bool,
+                 terms: SamplingTerms = EXACT_ALONE) -> None:
         position = continuation.position_of(request, goes_on=goes_on, terms=terms)
         self.terms = terms
         """By which it was judged."""
@@ -111,7 +112,7 @@ class Shape:
         self.choices = 0 if position is None else position.choices
         self.lasts = position is not None and position.lasts
         self.sampled = position is not None and position.sampled
-        self.noted = self.way is Way.CONTINUE and not self.asked_ids
+        self.noted = self.way is FailoverMode.CONTINUE and not self.asked_ids
         """Token ids of its streams are noted, and the client does not see them."""
         self._asked = continuation.first_request(request, position)
         self._templates: tuple[Template, Template] | None = None
@@ -139,7 +140,7 @@ class Shape:
         return self._templates
 
 
-class Shaped(bodies.Request, frozen=True):
+class Shaped(bodies.GenerationRequest, frozen=True):
     """A request that is like others."""
 
     shape: Shape | None = None
@@ -148,7 +149,7 @@ class Shaped(bodies.Request, frozen=True):
     """Its own values."""
 
 
-def shape_of(request: bodies.Request) -> Shape | None:
+def shape_of(request: bodies.GenerationRequest) -> Shape | None:
     """The shape of a request; None where it is not known."""
     return request.shape if isinstance(request, Shaped) else None
 
@@ -156,7 +157,7 @@ def shape_of(request: bodies.Request) -> Shape | None:
 class Shapes:
     """Shapes that were seen lately."""
 
-    def __init__(self, *, goes_on: bool, terms: Callable[[], Terms] = lambda: EXACT_ALONE) -> None:
+    def __init__(self, *, goes_on: bool, terms: Callable[[], SamplingTerms] = lambda: EXACT_ALONE) -> None:
         """``goes_on``: streams go on elsewhere, on these terms."""
         self._terms = terms
         self._judged = terms()
@@ -177,7 +178,7 @@ class Shapes:
             return None
         return shape, found[1], found[2]
 
-    def parse(self, api: Api, body: bytes) -> bodies.Request:
+    def parse(self, api: Api, body: bytes) -> bodies.GenerationRequest:
         """As ``bodies.parse``; with its shape from the third request of one on, since most that are rare come once."""
         latest, self._latest = self._latest, None
         found = latest[1] if latest is not None and latest[0] is body else looked(body)
@@ -209,7 +210,7 @@ def looked(body: bytes, most: int = MAX_BYTES) -> Looked | None:
     """
     try:
         fields = bodies.split(body)
-    except Fault:
+    except HttpFault:
         return None
     names = tuple(fields)
     if sum(map(len, names)) > most:
@@ -261,16 +262,16 @@ def params_of(leg: legs.Leg) -> Params:
 
 
 class FirstPair:
-    """The parameters of first legs of a straight course (``Exchange.started``)."""
+    """The parameters of first legs of a straight course (``ClockExchange.started``)."""
 
     def __init__(self, left_s: float) -> None:
         left = round(left_s, 3)
         self._left = left
         self.decode = _params(True, _FIRST, left, None)
-        self._known: dict[int, tuple[Target, Params]] = {}
+        self._known: dict[int, tuple[EngineTarget, Params]] = {}
         """By the identity of decode's target, which is the same object until the roster changes."""
 
-    def prefill(self, decode: Target) -> Params:
+    def prefill(self, decode: EngineTarget) -> Params:
         """Of the prefill leg that sends to a decode instance."""
         known = self._known.get(id(decode))
         if known is not None and known[0] is decode:

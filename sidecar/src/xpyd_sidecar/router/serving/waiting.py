@@ -10,15 +10,15 @@ import asyncio
 import logging
 from typing import Protocol
 
-from xpyd_sidecar.router.api.faults import Fault, too_many, unavailable
-from xpyd_sidecar.router.balance.queue import Full, Queue, Ticket
+from xpyd_sidecar.router.api.faults import HttpFault, too_many, unavailable
+from xpyd_sidecar.router.balance.queue import FairQueue, Full, Ticket
 from xpyd_sidecar.router.http.patience import Alarm
-from xpyd_sidecar.router.http.reply import Handler
+from xpyd_sidecar.router.http.reply import RequestHandler
 
 logger = logging.getLogger(__name__)
 
 
-class Request(Protocol):
+class Queueable(Protocol):
     """What the line needs of a request."""
 
     key: str
@@ -28,22 +28,22 @@ class Request(Protocol):
     def room(self) -> bool:
         """Whether it could be served now."""
 
-    def begin(self, queued_s: float) -> Handler:
+    def begin(self, queued_s: float) -> RequestHandler:
         """Serve it."""
 
-    def refuse(self, fault: Fault) -> None:
+    def refuse(self, fault: HttpFault) -> None:
         """It was not served: answer it."""
 
     def left(self) -> None:
         """Its client has gone."""
 
 
-class Waiting:
+class QueueEntry:
     """A request in the line, and later whoever serves it."""
 
-    def __init__(self, line: Line, request: Request) -> None:
+    def __init__(self, line: AdmissionQueue, request: Queueable) -> None:
         self._line = line
-        self._handler: Handler | None = None
+        self._handler: RequestHandler | None = None
         self._paused = False
         self.request = request
         self.ticket: Ticket | None = None
@@ -78,14 +78,14 @@ class Waiting:
             self._handler.on_resume()
 
 
-class Line:
+class AdmissionQueue:
     """All that wait in one router."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, size: int, timeout_s: float) -> None:
         self._loop = loop
         self._timeout_s = timeout_s
-        self._queue = Queue(size, timeout_s)
-        self.waits: dict[int, Waiting] = {}
+        self._queue = FairQueue(size, timeout_s)
+        self.waits: dict[int, QueueEntry] = {}
         """Those that wait, by their tickets."""
         self._timer: Alarm | None = None
         self._due = False
@@ -99,11 +99,11 @@ class Line:
         self._queue.note(key)
         return not self.waits
 
-    def enter(self, request: Request) -> Handler:
+    def enter(self, request: Queueable) -> RequestHandler:
         """Serve a request at once, or let it wait.
 
         Raises:
-            Fault: 429, its key has its share of the queue; 503, the queue is full.
+            HttpFault: 429, its key has its share of the queue; 503, the queue is full.
         """
         if self.passes(request.key) and request.room():
             return request.begin(0.0)
@@ -113,14 +113,14 @@ class Line:
         except Full as full:
             made = too_many if full.own else unavailable
             raise made(full.reason, full.retry_after_s) from None
-        waiting = Waiting(self, request)
+        waiting = QueueEntry(self, request)
         waiting.ticket = ticket
         self.waits[ticket.number] = waiting
         if self._timer is None:
             self._timer = Alarm(self._loop, self._queue.deadline, self._on_timer)
         return waiting
 
-    def leave(self, waiting: Waiting) -> None:
+    def leave(self, waiting: QueueEntry) -> None:
         """It waits no longer."""
         if waiting.ticket is not None:
             self._queue.remove(waiting.ticket)

@@ -77,7 +77,7 @@ def lengths(body: bytes) -> tuple[int, int]:
         return Spent().lengths
 
 
-class Answer:
+class AnswerReader:
     """Follows one answer."""
 
     def __init__(self, *, stream: bool) -> None:

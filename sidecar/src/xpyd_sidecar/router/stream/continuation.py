@@ -25,11 +25,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from xpyd_sidecar.router.api.bodies import Request
-from xpyd_sidecar.router.api.failover_modes import Way, goes_on_sampled, one_choice, way_if_greedy, way_of
+from xpyd_sidecar.router.api.bodies import GenerationRequest
+from xpyd_sidecar.router.api.failover_modes import FailoverMode, goes_on_sampled, one_choice, way_if_greedy, way_of
 from xpyd_sidecar.router.api.fields import is_null
 from xpyd_sidecar.router.api.lax import is_true, whole
-from xpyd_sidecar.router.api.sampled import EXACT_ALONE, UNTOLD, Terms, Told
+from xpyd_sidecar.router.api.sampled import EXACT_ALONE, UNTOLD, EngineDefaults, SamplingTerms
 from xpyd_sidecar.router.stream.position import Channel, Have, Position
 from xpyd_sidecar.router.stream.seam import MIN_KNOWN, NOWHERE, Seam
 
@@ -50,7 +50,7 @@ class _Options(msgspec.Struct):
 class Going(msgspec.Struct, frozen=True):
     """How a stream goes on."""
 
-    request: Request
+    request: GenerationRequest
     keep: int
     """Generated tokens that are part of the prompt now; 0: a replay."""
     prompt: bytes
@@ -67,7 +67,7 @@ class Going(msgspec.Struct, frozen=True):
     """It is another engine that goes on; not decode behind prefill's token."""
 
 
-def position_of(request: Request, *, goes_on: bool, terms: Terms = EXACT_ALONE) -> Position | None:
+def position_of(request: GenerationRequest, *, goes_on: bool, terms: SamplingTerms = EXACT_ALONE) -> Position | None:
     """Where a client that has nothing yet is; None where its stream cannot, or shall not, be followed.
 
     A sampled stream that does not go on elsewhere has its tokens counted: by their ids, or as the usage has them that its
@@ -79,33 +79,33 @@ def position_of(request: Request, *, goes_on: bool, terms: Terms = EXACT_ALONE) 
     options = _decoded(fields.get("stream_options"), _Options) or _Options()
     wants_usage = is_true(options.include_usage)
     way = way_of(request.api, fields, terms.told)
-    sampled = way is Way.ERROR and terms.sampled and goes_on_sampled(request.api, fields, terms.told)
-    lasts = sampled or way is not Way.ERROR
+    sampled = way is FailoverMode.ERROR and terms.sampled and goes_on_sampled(request.api, fields, terms.told)
+    lasts = sampled or way is not FailoverMode.ERROR
     if sampled:
-        way = Way.CONTINUE
+        way = FailoverMode.CONTINUE
     elif not lasts:
         way = way_if_greedy(request.api, fields)
-        if way is not Way.CONTINUE and not wants_usage:
+        if way is not FailoverMode.CONTINUE and not wants_usage:
             return None
     return Position(request.api, way, asked_ids=is_true(fields.get("return_token_ids")),
                     wants_usage=wants_usage, choices=1 if one_choice(fields) else 0,
                     shows_logprobs=_given(fields.get("logprobs")), lasts=lasts, sampled=sampled)
 
 
-def first_request(request: Request, position: Position | None) -> Request:
+def first_request(request: GenerationRequest, position: Position | None) -> GenerationRequest:
     """The request as its first decode leg asks it: with token ids where the stream can go on from them."""
-    if position is None or position.way is not Way.CONTINUE or position.asked_ids:
+    if position is None or position.way is not FailoverMode.CONTINUE or position.asked_ids:
         return request
     return msgspec.structs.replace(request, fields={**request.fields, "return_token_ids": _TRUE})
 
 
-def speaks_first(request: Request, position: Position | None) -> bool:
+def speaks_first(request: GenerationRequest, position: Position | None) -> bool:
     """Whether the token that prefill sampled can be shown: decode's first one is provably the same, and alike.
 
     Greedy, by the table of ways. Not with stop strings (text lags), log probabilities or token ids (they would have to be
     equal too), nor where the answer may be that one token.
     """
-    if (position is None or not position.lasts or position.sampled or position.way is not Way.CONTINUE
+    if (position is None or not position.lasts or position.sampled or position.way is not FailoverMode.CONTINUE
             or position.asked_ids or position.shows_logprobs):
         return False
     fields = request.fields
@@ -115,19 +115,19 @@ def speaks_first(request: Request, position: Position | None) -> bool:
     return all(whole(fields[name]) != 1 for name in ("max_tokens", "max_completion_tokens") if name in fields)
 
 
-def may_go_on(request: Request, position: Position, begun: Terms, now: Terms) -> bool:
+def may_go_on(request: GenerationRequest, position: Position, begun: SamplingTerms, now: SamplingTerms) -> bool:
     """Whether a stream that began on the terms ``begun`` can go on elsewhere; noted where it must be run again for it."""
     if not position.goes_on:
         return False
     if position.sampled:
         return (now.sampled and now.told == begun.told and _room(request, position, now.told)
                 and (not position.log or _seam(request, position.have()) is not NOWHERE))
-    if begun is not now and way_of(request.api, request.fields, now.told) is not Way.CONTINUE:
+    if begun is not now and way_of(request.api, request.fields, now.told) is not FailoverMode.CONTINUE:
         position.forgets = True
     return True
 
 
-def go_on(request: Request, position: Position, told: Told = UNTOLD) -> Going:
+def go_on(request: GenerationRequest, position: Position, told: EngineDefaults = UNTOLD) -> Going:
     """How ``request`` goes on behind ``position``. ``told``: what engines add to it."""
     have = position.have()
     if position.sampled:
@@ -148,13 +148,13 @@ def go_on(request: Request, position: Position, told: Told = UNTOLD) -> Going:
     return Going(_behind(asked, keep, Raw(b"[%b]" % prompt), told), keep, prompt, texts, {0: ids[keep:]}, logprobs, seam)
 
 
-def again(request: Request, position: Position, *, counts: bool = True) -> Going:
+def again(request: GenerationRequest, position: Position, *, counts: bool = True) -> Going:
     """The same request from its start; what the client has comes again."""
     have = position.have()
     return Going(first_request(request, position), 0, b"", have.texts, have.ids, have.logprobs, counts=counts)
 
 
-def _seam(request: Request, have: Have) -> Seam | None:
+def _seam(request: GenerationRequest, have: Have) -> Seam | None:
     """What is to be done about a prompt that ends with all ids that came; NOWHERE: nothing can be."""
     if not have.steps or have.steps[-1][4]:
         return None
@@ -168,13 +168,13 @@ def _seam(request: Request, have: Have) -> Seam | None:
     return NOWHERE if inside and len(whole_text) < MIN_KNOWN else Seam(whole_text, known, inside=inside)
 
 
-def _room(request: Request, position: Position, told: Told) -> bool:
+def _room(request: GenerationRequest, position: Position, told: EngineDefaults) -> bool:
     """Whether a token is left of those that it may have. If none is, its finish reason is missing, which nobody repeats."""
     limit = _limit(request, told)
     return limit is None or limit > position.log.count(b"\t")
 
 
-def _limit(request: Request, told: Told) -> int | None:
+def _limit(request: GenerationRequest, told: EngineDefaults) -> int | None:
     """Most tokens of the answer; None: as many as there is room for, or what cannot be read."""
     names = ("max_completion_tokens", "max_tokens") if request.api == "chat" else ("max_tokens",)
     given = next((request.fields[name] for name in names if _given(request.fields.get(name))), None)
@@ -189,7 +189,7 @@ def _limit(request: Request, told: Told) -> int | None:
     return min(bounds, default=None)
 
 
-def _cut(request: Request, have: Have) -> tuple[int, dict[Channel, str]] | None:
+def _cut(request: GenerationRequest, have: Have) -> tuple[int, dict[Channel, str]] | None:
     """``(tokens to keep, text that comes again)``; None where no token is clean."""
     lag = _lag(request)
     if lag is None or (lag and len(have.texts) > 1):
@@ -208,7 +208,7 @@ def _cut(request: Request, have: Have) -> tuple[int, dict[Channel, str]] | None:
     return None
 
 
-def _lag(request: Request) -> int | None:
+def _lag(request: GenerationRequest) -> int | None:
     """Longest stop string - 1, in characters; None where the field cannot be read, or is too long to be."""
     raw = request.fields.get("stop")
     if raw is None or is_null(raw):
@@ -219,7 +219,7 @@ def _lag(request: Request) -> int | None:
     return max(map(len, [stops] if isinstance(stops, str) else stops), default=1) - 1
 
 
-def _behind(request: Request, keep: int, prompt: Raw, told: Told) -> Request:
+def _behind(request: GenerationRequest, keep: int, prompt: Raw, told: EngineDefaults) -> GenerationRequest:
     fields = dict(request.fields)
     fields.pop("truncate_prompt_tokens", None)  # the ids are what it left
     limit = _limit(request, told)

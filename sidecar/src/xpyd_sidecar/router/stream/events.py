@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import msgspec
 
-from xpyd_sidecar.router.http.wire import Chunks, Head, Malformed, chunk_of
+from xpyd_sidecar.router.http.wire import Chunks, Malformed, ResponseHead, chunk_of
 from xpyd_sidecar.router.relay.fast import PLAIN, Scanner
-from xpyd_sidecar.router.stream.failures import Kind, Reason
+from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 MAX_EVENT = 32 << 20
 """Bytes of one event."""
@@ -35,7 +35,7 @@ DONE_CHUNK = b"e\r\ndata: [DONE]\n\n\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 END = DONE_CHUNK + _LAST_CHUNK
 _HEX = b"0123456789abcdefABCDEF"
-_NONE = Reason("")
+_NONE = FailureReason("")
 
 
 class EventStream(Scanner):
@@ -62,9 +62,9 @@ class EventStream(Scanner):
         self.ended = False
         self.failure = ""
         self.reason = _NONE
-        self.kind = Kind.ABORTED
+        self.kind = FailureKind.ABORTED
 
-    def takes(self, head: Head) -> bool:
+    def takes(self, head: ResponseHead) -> bool:
         """Whether it reads the answer with this head; one that it does not is collected whole. Raises Malformed."""
         if head.status != 200 or not head.is_event_stream:
             return False
@@ -115,7 +115,7 @@ class EventStream(Scanner):
         try:
             self._feed_chunks(data, out)
         except Malformed as error:  # what came before it is good, and has been noted
-            self._fail(Kind.BROKEN, "the engine sent what cannot be read", str(error))
+            self._fail(FailureKind.BROKEN, "the engine sent what cannot be read", str(error))
         self.done = self._chunks.done
         self._clean = not (self._chunks.pending or self._open or self.done or self.ended or self.failure)
         return b"".join(out)
@@ -151,9 +151,9 @@ class EventStream(Scanner):
             elif event.startswith(ERROR):
                 words = _engine_failure(event[6:])
                 if words is not None:
-                    self._fail(Kind.ABORTED, "the engine reported an error", words)
+                    self._fail(FailureKind.ABORTED, "the engine reported an error", words)
             elif event.startswith(b"data:") and ABORT in event:
-                self._fail(Kind.ABORTED, "the engine aborted the request")
+                self._fail(FailureKind.ABORTED, "the engine aborted the request")
             if not self.failure:
                 good.append(event + b"\n\n" if self._plain else self._seen(event + b"\n\n"))
             if self.failure:
@@ -164,8 +164,8 @@ class EventStream(Scanner):
         payload = b"".join(good)
         return chunk_of(payload) if payload and self._framed else payload
 
-    def _fail(self, kind: Kind, said: str, more: str = "") -> None:
-        self.kind, self.reason = kind, Reason(said, more)
+    def _fail(self, kind: FailureKind, said: str, more: str = "") -> None:
+        self.kind, self.reason = kind, FailureReason(said, more)
         self.failure = self.reason.full
 
     _plain = True

@@ -14,7 +14,7 @@ from enum import Enum
 import msgspec
 
 
-class Reason(msgspec.Struct, frozen=True):
+class FailureReason(msgspec.Struct, frozen=True):
     """One reason."""
 
     said: str
@@ -25,12 +25,12 @@ class Reason(msgspec.Struct, frozen=True):
         """Both."""
         return f"{self.said}: {self.more}" if self.more else self.said
 
-    def of(self, who: str) -> Reason:
+    def of(self, who: str) -> FailureReason:
         """The same, behind the name of what failed."""
-        return Reason(f"{who} failed: {self.said}", self.more)
+        return FailureReason(f"{who} failed: {self.said}", self.more)
 
 
-class Kind(Enum):
+class FailureKind(Enum):
     """How a leg failed."""
 
     REFUSED = "refused"
@@ -47,5 +47,5 @@ class Kind(Enum):
     """A stream that was to go on did not say again what the client has: it is another answer."""
 
 
-GONE = frozenset({Kind.REFUSED, Kind.LOST})
+GONE = frozenset({FailureKind.REFUSED, FailureKind.LOST})
 """The instance is not there any more, as far as a leg can tell."""

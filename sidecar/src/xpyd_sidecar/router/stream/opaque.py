@@ -12,9 +12,9 @@ that the router reads (``events``).
 
 from __future__ import annotations
 
-from xpyd_sidecar.router.http.wire import Head, Malformed
+from xpyd_sidecar.router.http.wire import Malformed, ResponseHead
 from xpyd_sidecar.router.relay.fast import CAREFUL
-from xpyd_sidecar.router.stream.answers import Answer
+from xpyd_sidecar.router.stream.answers import AnswerReader
 from xpyd_sidecar.router.stream.events import EventStream
 
 MAX_EARLY = 64 << 10
@@ -31,7 +31,7 @@ class OpaqueAnswer(EventStream):
     __slots__ = ("_early", "_early_size", "_left", "_sized", "_waits", "_wanted", "answer")
     _simple = CAREFUL
 
-    def __init__(self, *, framed: bool, wanted: bool, answer: Answer | None) -> None:
+    def __init__(self, *, framed: bool, wanted: bool, answer: AnswerReader | None) -> None:
         """``framed``: the client takes chunks. ``wanted``: it wants a body (no HEAD). ``answer``: what is read of it, of
         one that generates.
         """
@@ -44,7 +44,7 @@ class OpaqueAnswer(EventStream):
         self._early: list[bytes] = []
         self._early_size = 0
 
-    def takes(self, head: Head) -> bool:
+    def takes(self, head: ResponseHead) -> bool:
         """See the base class."""
         if head.status >= 400 or not self._wanted or head.length == 0 or not (head.chunked or head.length):
             return False
@@ -75,7 +75,7 @@ class OpaqueAnswer(EventStream):
         self.ended = self.done
         return out if self.answer is None else self._read(self.answer, body, out)
 
-    def _read(self, answer: Answer, body: bytes, out: bytes) -> bytes:
+    def _read(self, answer: AnswerReader, body: bytes, out: bytes) -> bytes:
         answer.take(body)
         if self.done:
             answer.end()

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from xpyd_sidecar.router.api.failover_modes import Way
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.api.fields import Api
 from xpyd_sidecar.router.stream.answers import Spent
 
@@ -74,7 +74,7 @@ class Choice(msgspec.Struct):
     token_ids: list[TokenId] | None = None
 
 
-class Event(msgspec.Struct):
+class StreamEvent(msgspec.Struct):
     """One event of a stream, as far as it matters for going on."""
 
     id: str = ""
@@ -101,7 +101,7 @@ class Have(msgspec.Struct):
 
 
 _PROMPT = b'"prompt_token_ids":['
-_decode_event = msgspec.json.Decoder(Event).decode
+_decode_event = msgspec.json.Decoder(StreamEvent).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_delta = msgspec.json.Decoder(Delta).decode
 
@@ -141,7 +141,7 @@ class Position(msgspec.Struct, eq=False):
     """What one client has of its stream. ``log`` and ``pending`` are the hot path of ``stream.events``."""
 
     api: Api
-    way: Way
+    way: FailoverMode
     asked_ids: bool = False
     """The client wants token ids itself, so they stay."""
     wants_usage: bool = False
@@ -182,7 +182,7 @@ class Position(msgspec.Struct, eq=False):
     @property
     def replays(self) -> bool:
         """From now on only a replay is possible."""
-        return self.forgets or self.way is Way.REPLAY
+        return self.forgets or self.way is FailoverMode.REPLAY
 
     @property
     def goes_on(self) -> bool:
@@ -190,25 +190,25 @@ class Position(msgspec.Struct, eq=False):
         self.fold()
         if self.sampled and (self.forgets or (self.log and not self.prompt)):
             return False
-        return self.lasts and self.way is not Way.ERROR
+        return self.lasts and self.way is not FailoverMode.ERROR
 
     @property
     def tokens(self) -> int:
         """Generated tokens, by their ids or as the engine's usage has them; -1 where they are not known."""
-        if self.way is not Way.CONTINUE:
+        if self.way is not FailoverMode.CONTINUE:
             return self.told[1]
         return self.log.count(b"\t") if self.prompt else -1
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens of the prompt; -1 where they are not known."""
-        if self.way is not Way.CONTINUE:
+        if self.way is not FailoverMode.CONTINUE:
             return self.told[0]
         return self.prompt.count(b",") + 1 if self.prompt else -1
 
     # ---- noting
 
-    def note(self, event: Event) -> None:
+    def note(self, event: StreamEvent) -> None:
         """An event on its way to the client, without what the client already had."""
         if not self.id:
             self.id, self.created, self.model = event.id, event.created, event.model
@@ -224,7 +224,7 @@ class Position(msgspec.Struct, eq=False):
                 self.finished.add(choice.index)
             if choice.logprobs is not None:
                 self._note_logprobs(choice.index, choice.logprobs)
-            if self.way is Way.CONTINUE:
+            if self.way is FailoverMode.CONTINUE:
                 self._log(choice)
             elif self.lasts:
                 for name, text in texts_of(choice):
@@ -255,14 +255,14 @@ class Position(msgspec.Struct, eq=False):
             for rest in pending:
                 self.note(_decode_event(b"{" + rest))
         except (msgspec.DecodeError, UnicodeDecodeError):
-            self.way = Way.ERROR  # the engine wrote what nobody can read, so nothing can be compared with it
+            self.way = FailoverMode.ERROR  # the engine wrote what nobody can read, so nothing can be compared with it
 
     # ---- reading
 
     def have(self) -> Have:
         """Everything the client has."""
         self.fold()
-        if self.way is not Way.CONTINUE:
+        if self.way is not FailoverMode.CONTINUE:
             texts_whole = {channel: "".join(parts) for channel, parts in self._have.items()}
             return Have(texts_whole, dict(self._logprobs), dict(self._ids), [])
         found: dict[Channel, list[str]] = {}

@@ -9,8 +9,8 @@ import msgspec
 
 from xpyd_sidecar.router.relay.fast import CAREFUL
 from xpyd_sidecar.router.stream.events import ABORT, EventStream, size_of
-from xpyd_sidecar.router.stream.failures import Kind
-from xpyd_sidecar.router.stream.position import FOLD_BYTES, Event, Position, split_prompt
+from xpyd_sidecar.router.stream.failures import FailureKind
+from xpyd_sidecar.router.stream.position import FOLD_BYTES, Position, StreamEvent, split_prompt
 from xpyd_sidecar.router.stream.token_recorder import NO_IDS, TOKEN_IDS, decode
 
 _NO_CHOICES = b'"choices":[]'
@@ -62,7 +62,7 @@ class KeptStream(EventStream):
             try:
                 self._position.note(decode(event[6:]))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                self._fail(Kind.BROKEN, "the engine sent an event that cannot be read", str(error))
+                self._fail(FailureKind.BROKEN, "the engine sent an event that cannot be read", str(error))
                 return b""
         return event
 
@@ -78,7 +78,7 @@ class FirstToken(EventStream):
         super().__init__(framed=framed)
         self._clean = False
         self._before: list[bytes] = []
-        self.events: list[Event] = []
+        self.events: list[StreamEvent] = []
         """Noted by whoever relays them."""
         self.prompt = b""
         """Its token ids, as JSON without brackets."""
@@ -95,7 +95,7 @@ class FirstToken(EventStream):
         try:
             noted = decode(event[6:])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._fail(Kind.BROKEN, "prefill sent an event that cannot be read", str(error))
+            self._fail(FailureKind.BROKEN, "prefill sent an event that cannot be read", str(error))
             return b""
         choice = noted.choices[0] if len(noted.choices) == 1 else None
         if choice is None or (self.events and self.events[-1].choices[0].token_ids):

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from xpyd_sidecar.router.stream.continuation import Going
-from xpyd_sidecar.router.stream.position import Event, Position
+from xpyd_sidecar.router.stream.position import Position, StreamEvent
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -74,7 +74,7 @@ class Splicer:
             self._whole()
             if position.usage_sent:
                 return b""
-        noted = msgspec.convert(event, Event)
+        noted = msgspec.convert(event, StreamEvent)
         position.note(noted)
         if choices and not any(left):
             return b""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xpyd_sidecar.router.api.failover_modes import Way
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.stream.continuation import Going
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.position import Position
@@ -15,7 +15,7 @@ def stream_of(position: Position | None, *, framed: bool) -> EventStream:
     """The first stream of a request."""
     if position is None:
         return EventStream(framed=framed)
-    kind = NotedStream if position.way is Way.CONTINUE else KeptStream
+    kind = NotedStream if position.way is FailoverMode.CONTINUE else KeptStream
     return kind(position, framed=framed)
 
 

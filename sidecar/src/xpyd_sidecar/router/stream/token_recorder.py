@@ -10,13 +10,13 @@ import re
 
 import msgspec
 
-from xpyd_sidecar.router.api.failover_modes import Way
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.relay import whole
 from xpyd_sidecar.router.relay.fast import COMPILED, NOTED
 from xpyd_sidecar.router.stream.events import ABORT, DONE, END, ERROR, EventStream, size_of
-from xpyd_sidecar.router.stream.failures import Kind
-from xpyd_sidecar.router.stream.position import Event, Position, split_prompt
+from xpyd_sidecar.router.stream.failures import FailureKind
+from xpyd_sidecar.router.stream.position import Position, StreamEvent, split_prompt
 from xpyd_sidecar.router.stream.splice import Differs, Ignored, Splicer
 
 _IDS = b'"token_ids":['
@@ -32,7 +32,7 @@ _TEXT_AT = {"completions": b'"text":', "chat": b'"delta":'}
 _guesses: dict[str, tuple[bytes, bytes]] = {}
 """By API: what stood between text and ids, and behind them, in the latest stream that was learned from."""
 _encode = msgspec.json.Encoder().encode
-decode = msgspec.json.Decoder(Event).decode
+decode = msgspec.json.Decoder(StreamEvent).decode
 
 
 class NotedStream(EventStream):
@@ -151,7 +151,7 @@ class NotedStream(EventStream):
             return b"%x\r\n%b%b%b\r\n" % (self._grows + len(shown), self._lead, shown, self._shown), end
         return b"%b%b%b" % (self._lead, shown, self._shown), end
 
-    def _learn(self, event: bytes, mine: Event | Position) -> None:
+    def _learn(self, event: bytes, mine: StreamEvent | Position) -> None:
         api = self._position.api
         key = _TEXT_AT[api]
         text = event.find(key) + len(key)
@@ -186,7 +186,7 @@ class NotedStream(EventStream):
         try:
             noted = decode(bare[6:])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._fail(Kind.BROKEN, "the engine sent an event that cannot be read", str(error))
+            self._fail(FailureKind.BROKEN, "the engine sent an event that cannot be read", str(error))
             return b""
         position = self._position
         position.prompt = position.prompt or prompt
@@ -225,17 +225,17 @@ class NotedStream(EventStream):
             if event.startswith(DONE):
                 splicer.end()
         except Differs as error:
-            self._fail(Kind.DIFFERS, "the stream cannot go on as it began", str(error))
+            self._fail(FailureKind.DIFFERS, "the stream cannot go on as it began", str(error))
         except Ignored as error:
             self._position.forgets = True
-            self._fail(Kind.BROKEN, str(error))
+            self._fail(FailureKind.BROKEN, str(error))
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            self._fail(Kind.BROKEN, "the engine sent an event that cannot be read", str(error))
+            self._fail(FailureKind.BROKEN, "the engine sent an event that cannot be read", str(error))
         return b"" if self.failure else event
 
-    def _may_learn(self, event: bytes, noted: Event) -> None:
+    def _may_learn(self, event: bytes, noted: StreamEvent) -> None:
         position = self._position
         if self._sure or not position.prompt or (self._prefix and any(one.finish_reason for one in noted.choices)):
             return  # the last one is unlike the others
-        if not (position.shows_logprobs or position.asked_ids or position.way is not Way.CONTINUE):
+        if not (position.shows_logprobs or position.asked_ids or position.way is not FailoverMode.CONTINUE):
             self._learn(event, noted)

@@ -12,38 +12,38 @@ from collections.abc import Callable
 from typing import Protocol
 
 from xpyd_sidecar.contract.ids import HostPort
-from xpyd_sidecar.router.http.wire import Head
+from xpyd_sidecar.router.http.wire import ResponseHead
 from xpyd_sidecar.router.relay.fast import Outlet
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.failures import Kind, Reason
+from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 
 class Sink(Protocol):
     """Who gets what comes of a call. After ``on_whole``, ``on_end`` or ``on_failed`` nothing more comes."""
 
-    def on_events(self, call: Call, data: bytes) -> None:
+    def on_events(self, call: UpstreamCall, data: bytes) -> None:
         """Part of an answer that may be relayed (``call.head`` is set); empty where that is all of it."""
 
-    def on_comments(self, call: Call, data: bytes) -> None:
+    def on_comments(self, call: UpstreamCall, data: bytes) -> None:
         """The same of a stream without any event yet: comments alone."""
 
-    def on_end(self, call: Call) -> None:
+    def on_end(self, call: UpstreamCall) -> None:
         """The answer that was relayed is whole; an event stream ended with [DONE]."""
 
-    def on_whole(self, call: Call, body: bytes) -> None:
+    def on_whole(self, call: UpstreamCall, body: bytes) -> None:
         """The whole answer."""
 
-    def on_failed(self, call: Call, kind: Kind, reason: Reason) -> None:
+    def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:
         """No whole answer will come."""
 
 
-class Sender(Protocol):
+class BodySender(Protocol):
     """Who sends the body of a request while it comes. It cannot be sent twice, so the call has a connection of its own."""
 
     sent: bool
     """All of it was."""
 
-    def on_open(self, call: Call) -> None:
+    def on_open(self, call: UpstreamCall) -> None:
         """The head is sent: ``write`` the body."""
 
     def on_full(self, full: bool) -> None:
@@ -51,12 +51,12 @@ class Sender(Protocol):
 
 
 class Carrier(Protocol):
-    """A connection that carries a request and its answer (``engine_connection.Connection``)."""
+    """A connection that carries a request and its answer (``engine_connection.EngineConnection``)."""
 
     last_at: float
     """When bytes last came."""
 
-    def serve(self, call: Call, request: bytes) -> None:
+    def serve(self, call: UpstreamCall, request: bytes) -> None:
         """Send a request; its answer goes to the call."""
 
     def write(self, data: bytes) -> None:
@@ -76,15 +76,15 @@ class Carrier(Protocol):
 
 
 class Calls(Protocol):
-    """Who keeps the calls that are open, and connects them (``pool.Pool``)."""
+    """Who keeps the calls that are open, and connects them (``pool.EnginePool``)."""
 
-    calls: set[Call]
+    calls: set[UpstreamCall]
 
-    def connect(self, call: Call) -> asyncio.Task[None]:
+    def connect(self, call: UpstreamCall) -> asyncio.Task[None]:
         """Open a connection for a call. It hears ``connected`` or ``end_failed``, unless the task is cancelled."""
 
 
-class Call:
+class UpstreamCall:
     """One request to an engine."""
 
     __slots__ = ("_asked_at", "_connecting", "_connection", "_paused", "_pool", "address", "again", "body", "ends",
@@ -101,10 +101,10 @@ class Call:
         self.sink = sink
         self.events = events
         """What reads an answer that is relayed as it comes; without it, and what it does not take, is collected."""
-        self.body: Sender | None = None
+        self.body: BodySender | None = None
         """Who sends the body, where it is not part of ``request``."""
         self.tag = tag
-        self.head: Head | None = None
+        self.head: ResponseHead | None = None
         self.relay: Callable[[bytes], None] | None = None
         """Who takes what comes from now on, without the sink."""
         self.rest = b""
@@ -186,7 +186,7 @@ class Call:
         self._connecting = None
         self.begin(connection)
 
-    def end_failed(self, kind: Kind, reason: Reason) -> None:
+    def end_failed(self, kind: FailureKind, reason: FailureReason) -> None:
         """No whole answer."""
         self._connecting = self._connection = None
         self._pool.calls.discard(self)

@@ -19,12 +19,12 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.contract import legs
-from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.http.patience import Alarm
 from xpyd_sidecar.router.http.wire import request_bytes
-from xpyd_sidecar.router.stream.failures import Kind, Reason
-from xpyd_sidecar.router.upstream.call import Call
-from xpyd_sidecar.router.upstream.pool import Pool
+from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
+from xpyd_sidecar.router.upstream.call import UpstreamCall
+from xpyd_sidecar.router.upstream.pool import EnginePool
 
 logger = logging.getLogger(__name__)
 
@@ -37,15 +37,15 @@ OPEN_MAX: Final = 256
 class Farewells:
     """Those of one router process."""
 
-    def __init__(self, loop: AbstractEventLoop, pool: Pool) -> None:
+    def __init__(self, loop: AbstractEventLoop, pool: EnginePool) -> None:
         self._loop = loop
         self._pool = pool
-        self._open: set[Call] = set()
+        self._open: set[UpstreamCall] = set()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def say(self, target: Target, leg: legs.Leg) -> None:
+    def say(self, target: EngineTarget, leg: legs.Leg) -> None:
         """Take ``leg`` back from the engine at ``target``. Returns at once; what the engine answers does not matter."""
         if len(self._open) >= OPEN_MAX:
             return
@@ -56,29 +56,29 @@ class Farewells:
         Alarm(self._loop, self._loop.time() + ANSWER_S, partial(self._late, call))
         self._pool.send(call, request_bytes(b"POST", PATH, target.http, headers, body))
 
-    def _late(self, call: Call) -> None:
+    def _late(self, call: UpstreamCall) -> None:
         if call in self._open:
             self._open.discard(call)
             call.cancel()
 
     # ---- upstream.Sink
 
-    def on_comments(self, call: Call, data: bytes) -> None:
+    def on_comments(self, call: UpstreamCall, data: bytes) -> None:
         """Nobody waits for one."""
 
-    def on_events(self, call: Call, data: bytes) -> None:
+    def on_events(self, call: UpstreamCall, data: bytes) -> None:
         """Nothing is streamed."""
 
-    def on_end(self, call: Call) -> None:
+    def on_end(self, call: UpstreamCall) -> None:
         """Nothing is streamed."""
 
-    def on_whole(self, call: Call, body: bytes) -> None:
+    def on_whole(self, call: UpstreamCall, body: bytes) -> None:
         """The refusal."""
         self._open.discard(call)
         if call.head is not None and call.head.status < 300:
             logger.warning("%s took a request for -1 tokens: %s", call.address, body[:200].decode(errors="replace"))
 
-    def on_failed(self, call: Call, kind: Kind, reason: Reason) -> None:
+    def on_failed(self, call: UpstreamCall, kind: FailureKind, reason: FailureReason) -> None:
         """An engine that is gone needs no farewell."""
         self._open.discard(call)
         logger.debug("no farewell to %s: %s %s", call.address, kind, reason.full)

@@ -11,40 +11,40 @@ from typing import Protocol, cast
 
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.router.http.wire import HeadReader, Malformed, WholeBody
-from xpyd_sidecar.router.relay.fast import Leg, Outlet
+from xpyd_sidecar.router.relay.fast import Outlet, UpstreamReceiver
 from xpyd_sidecar.router.relay.loop import adopt, descriptor_of, release
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.failures import Kind, Reason
-from xpyd_sidecar.router.upstream.call import Call
+from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
+from xpyd_sidecar.router.upstream.call import UpstreamCall
 
 MAX_ANSWER = 256 << 20
 """Bytes of an answer that is not streamed."""
 
 
 class Keeper(Protocol):
-    """Who keeps connections while nobody uses them (``pool.Pool``)."""
+    """Who keeps connections while nobody uses them (``pool.EnginePool``)."""
 
     loop: asyncio.AbstractEventLoop
-    connections: set[Connection]
+    connections: set[EngineConnection]
 
-    def release(self, connection: Connection, address: HostPort) -> None:
+    def release(self, connection: EngineConnection, address: HostPort) -> None:
         """Its answer is complete."""
 
-    def forget(self, connection: Connection, address: HostPort) -> None:
+    def forget(self, connection: EngineConnection, address: HostPort) -> None:
         """It is closed."""
 
 
 class Borrower(Protocol):
-    """Whose answer comes on a connection, where that needs no call (``fast_path.Lane``)."""
+    """Whose answer comes on a connection, where that needs no call (``fast_path.FastPath``)."""
 
-    def heard(self, connection: Connection, data: bytes) -> bytes | None:
+    def heard(self, connection: EngineConnection, data: bytes) -> bytes | None:
         """Bytes came; what is returned is for the call that the connection was handed to meanwhile."""
 
     def unfold(self) -> object:
         """The connection is gone: ``hand_over`` its answer to a call, now."""
 
 
-class Connection(Leg, asyncio.Protocol):
+class EngineConnection(UpstreamReceiver, asyncio.Protocol):
     """One connection to an engine."""
 
     __slots__ = ("_address", "_body", "_call", "_heads", "_lane", "_outlet", "_paused", "_pool", "_seen",
@@ -59,7 +59,7 @@ class Connection(Leg, asyncio.Protocol):
         """Nobody has ended it, as far as is known."""
         self._outlet = Outlet()
         self.last_at = 0.0
-        self._call: Call | None = None
+        self._call: UpstreamCall | None = None
         self._lane: Borrower | None = None
         """Whose answer it is, where that needs no call."""
         self._heads = HeadReader()
@@ -79,7 +79,7 @@ class Connection(Leg, asyncio.Protocol):
         self.open = True
         self._pool.connections.add(self)
 
-    def serve(self, call: Call, request: bytes) -> None:
+    def serve(self, call: UpstreamCall, request: bytes) -> None:
         """Send a request; its answer goes to the call."""
         assert self._transport is not None
         self._call = call
@@ -100,7 +100,7 @@ class Connection(Leg, asyncio.Protocol):
         self.relay_no_more()
         self._pool.release(self, self._address)
 
-    def hand_over(self, call: Call, stream: EventStream | None) -> None:
+    def hand_over(self, call: UpstreamCall, stream: EventStream | None) -> None:
         """The answer goes to a call from now on. ``stream``: what reads it, once its head is there (``call.head``)."""
         self._lane = None
         self._call = call
@@ -174,12 +174,12 @@ class Connection(Leg, asyncio.Protocol):
         assert self._call is not None
         self._malformed(self._call, error)
 
-    def _malformed(self, call: Call, error: Malformed) -> None:
+    def _malformed(self, call: UpstreamCall, error: Malformed) -> None:
         self._call = None
         self.drop()
-        call.end_failed(Kind.BROKEN, Reason("it sent what cannot be read", str(error)))
+        call.end_failed(FailureKind.BROKEN, FailureReason("it sent what cannot be read", str(error)))
 
-    def _on_out(self, call: Call, stream: EventStream, out: bytes) -> None:
+    def _on_out(self, call: UpstreamCall, stream: EventStream, out: bytes) -> None:
         whole = stream.done and stream.ended and not stream.failure
         if out or (whole and call.relay is None and stream.begins(out)):  # one that passes through may be empty
             if call.relay is None and not stream.begins(out):
@@ -199,12 +199,12 @@ class Connection(Leg, asyncio.Protocol):
         elif stream.done:
             self._finish(call)
 
-    def _on_body(self, call: Call, body: WholeBody, data: bytes) -> None:
+    def _on_body(self, call: UpstreamCall, body: WholeBody, data: bytes) -> None:
         body.feed(data)
         if body.done:
             self._finish(call)
 
-    def _on_head(self, call: Call, data: bytes) -> None:
+    def _on_head(self, call: UpstreamCall, data: bytes) -> None:
         self._seen = True
         found = self._heads.feed(data)
         if found is None:
@@ -220,7 +220,7 @@ class Connection(Leg, asyncio.Protocol):
         self._body = WholeBody(head, MAX_ANSWER)
         self._on_body(call, self._body, rest)
 
-    def _finish(self, call: Call) -> None:
+    def _finish(self, call: UpstreamCall) -> None:
         stream, body = self._stream, self._body
         self._call = None
         self.relay_no_more()
@@ -234,7 +234,7 @@ class Connection(Leg, asyncio.Protocol):
         elif stream is not None and stream.ended:
             call.end_stream()
         else:
-            call.end_failed(Kind.LOST, Reason("the stream ended without [DONE]"))
+            call.end_failed(FailureKind.LOST, FailureReason("the stream ended without [DONE]"))
 
     def write(self, data: bytes) -> None:
         """More of the body of the request, which is sent while it comes."""
@@ -275,7 +275,7 @@ class Connection(Leg, asyncio.Protocol):
         elif self._stream is not None and self._stream.ended:
             call.end_stream()
         else:
-            call.end_failed(Kind.LOST, Reason("it closed the connection", str(exc or "")))
+            call.end_failed(FailureKind.LOST, FailureReason("it closed the connection", str(exc or "")))
 
     def lie_idle(self) -> None:
         """It is given to the pool."""

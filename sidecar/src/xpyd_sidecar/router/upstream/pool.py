@@ -19,9 +19,9 @@ from xpyd_sidecar import resources
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.stream.events import EventStream
-from xpyd_sidecar.router.stream.failures import Kind, Reason
-from xpyd_sidecar.router.upstream.call import Call, Sink
-from xpyd_sidecar.router.upstream.engine_connection import Connection
+from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
+from xpyd_sidecar.router.upstream.call import Sink, UpstreamCall
+from xpyd_sidecar.router.upstream.engine_connection import EngineConnection
 
 CONNECT_S = 5.0
 LACKING_S = 0.25
@@ -32,32 +32,32 @@ IDLE_MAX = 512
 """Idle connections kept per address."""
 
 
-class Pool:
+class EnginePool:
     """All connections to engines."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.calls: set[Call] = set()
-        self.connections: set[Connection] = set()
-        self._idle: dict[HostPort, deque[Connection]] = {}
+        self.calls: set[UpstreamCall] = set()
+        self.connections: set[EngineConnection] = set()
+        self._idle: dict[HostPort, deque[EngineConnection]] = {}
         self.most = math.inf
         """Connections beyond which idle ones are closed before another is opened."""
         self.lacks = resources.Complaint("no connection to an engine")
 
     def call(self, address: HostPort, request: bytes, sink: Sink, *, events: EventStream | None = None,
-             tag: int = 0) -> Call:
+             tag: int = 0) -> UpstreamCall:
         """Send a request (complete bytes). The sink never hears of it before this has returned."""
         call = self.hold(address, sink, events=events, tag=tag)
         self.send(call, request)
         return call
 
-    def hold(self, address: HostPort, sink: Sink, *, events: EventStream | None = None, tag: int = 0) -> Call:
+    def hold(self, address: HostPort, sink: Sink, *, events: EventStream | None = None, tag: int = 0) -> UpstreamCall:
         """A call whose request is made later: ``send`` it, or cancel the call."""
-        call = Call(self, address, b"", sink, events=events, tag=tag)
+        call = UpstreamCall(self, address, b"", sink, events=events, tag=tag)
         self.calls.add(call)
         return call
 
-    def send(self, call: Call, request: bytes) -> None:
+    def send(self, call: UpstreamCall, request: bytes) -> None:
         """Send the request of a call that was held."""
         call.ask(request, self.loop.time())
         connection = self.idle(call.address) if call.body is None else None
@@ -66,32 +66,32 @@ class Pool:
         else:
             call.begin(connection)
 
-    def connect(self, call: Call) -> asyncio.Task[None]:
+    def connect(self, call: UpstreamCall) -> asyncio.Task[None]:
         """Open a connection for a call."""
         return self.loop.create_task(self._connect(call))
 
-    async def _connect(self, call: Call) -> None:
+    async def _connect(self, call: UpstreamCall) -> None:
         try:
             async with within(CONNECT_S):
                 connection = await self._connected(call)
         except TimeoutError:
-            call.end_failed(Kind.REFUSED, Reason(f"no connection within {CONNECT_S:g} s"))
+            call.end_failed(FailureKind.REFUSED, FailureReason(f"no connection within {CONNECT_S:g} s"))
         except (OSError, ValueError) as error:
             if isinstance(error, OSError) and resources.ours(error):
                 self.lacks.add(error)
-                call.end_failed(Kind.LACKING, Reason(resources.words(error)))
+                call.end_failed(FailureKind.LACKING, FailureReason(resources.words(error)))
             else:
-                call.end_failed(Kind.REFUSED, Reason("cannot connect", str(error)))
+                call.end_failed(FailureKind.REFUSED, FailureReason("cannot connect", str(error)))
         else:
             call.connected(connection)
 
-    async def _connected(self, call: Call) -> Connection:
+    async def _connected(self, call: UpstreamCall) -> EngineConnection:
         host, port = split_host_port(call.address)
         tries = LACKING_TRIES if call.patient else 1
         while True:
             self.make_room()
             try:
-                _, connection = await self.loop.create_connection(lambda: Connection(self, call.address), host, port)
+                _, connection = await self.loop.create_connection(lambda: EngineConnection(self, call.address), host, port)
             except OSError as error:
                 tries -= 1
                 if not tries or not resources.ours(error):
@@ -101,7 +101,7 @@ class Pool:
             else:
                 return connection
 
-    def idle(self, address: HostPort) -> Connection | None:
+    def idle(self, address: HostPort) -> EngineConnection | None:
         """A connection that lies idle, for one request; give it back with ``release``. None: there is none."""
         idle = self._idle.get(address)
         while idle:
@@ -121,7 +121,7 @@ class Pool:
             self.connections.discard(connection)
             connection.drop()
 
-    def release(self, connection: Connection, address: HostPort) -> None:
+    def release(self, connection: EngineConnection, address: HostPort) -> None:
         """A connection whose answer is complete."""
         idle = self._idle.get(address)
         if idle is None:
@@ -132,7 +132,7 @@ class Pool:
         else:
             connection.drop()
 
-    def forget(self, connection: Connection, address: HostPort) -> None:
+    def forget(self, connection: EngineConnection, address: HostPort) -> None:
         """A connection that is closed."""
         self.connections.discard(connection)
         idle = self._idle.get(address)

@@ -7,37 +7,37 @@ import asyncio
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.target import Target
-from xpyd_sidecar.router.fleet.watch import Watch
+from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.fast_record import StraightRecord
-from xpyd_sidecar.router.observing.observer import Observer
+from xpyd_sidecar.router.observing.observer import RouterObserver
 from xpyd_sidecar.router.observing.record import Record
-from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.poison_sharing import WorkerPoison
 from xpyd_sidecar.router.workers.reports import Reports
 
 
-class Follower(Watch):
+class RosterFollower(FleetWatch):
     """Keeps a replica: the owner's events in, verdicts of the data path out. Never probes."""
 
-    link: li.Link[li.Down]
+    link: li.WorkerLink[li.Down]
 
-    def suspect(self, target: Target, reason: str) -> None:
+    def suspect(self, target: EngineTarget, reason: str) -> None:
         """A connection was refused: suspend it here at once."""
         event = rep.RefusedAt(self._loop.time(), target.instance, target.incarnation, reason)
         rep.follow(self.roster, event)
-        self.link.send(li.Verdict(event))
+        self.link.send(li.LegVerdict(event))
 
-    def doubt(self, target: Target) -> None:
+    def doubt(self, target: EngineTarget) -> None:
         """Let the owner ask whether it lives."""
-        self.link.send(li.Verdict(rep.Doubt(self._loop.time(), target.instance, target.incarnation)))
+        self.link.send(li.LegVerdict(rep.Doubt(self._loop.time(), target.instance, target.incarnation)))
 
     def tick(self) -> None:
         """Time is the owner's."""
 
 
-class WorkerObserver(Observer):
+class WorkerObserver(RouterObserver):
     """Tells the owner, too, what happens."""
 
     reports: Reports
@@ -69,22 +69,22 @@ class WorkerObserver(Observer):
             self.reports.closed(record.record())
 
 
-class WorkerContext(Context):
+class WorkerContext(RequestContext):
     """What the requests of one worker share."""
 
-    def __init__(self, config: SidecarConfig, link: li.Link[li.Down], started: float) -> None:
+    def __init__(self, config: SidecarConfig, link: li.WorkerLink[li.Down], started: float) -> None:
         self.reports = Reports(asyncio.get_running_loop(), link)
         self.reports.levels = self._levels
         super().__init__(config)
         router = self.config
         self.started = started
-        follower = Follower(self.roster, self.servings.lost, self.observer)
+        follower = RosterFollower(self.roster, self.servings.lost, self.observer)
         follower.link = link
         self.watch = follower
         self.shared = self.poison = WorkerPoison(self.loop, self.roster, link.send)
         self.roster.begin(started, router.heartbeat_s + router.resolve_s, beside_engine=router.beside_engine)
 
-    def _make_observer(self) -> Observer:
+    def _make_observer(self) -> RouterObserver:
         observer = WorkerObserver(self.roster, self.loop, access_log=self.config.access_log)
         observer.reports = self.reports
         return observer
@@ -92,14 +92,14 @@ class WorkerContext(Context):
     def _levels(self) -> tuple[int, int, float, int]:
         return self.observer.metrics.in_flight, len(self.line), self.budget.left(self.loop.time()), len(self.poison)
 
-    def leg_opened(self, target: Target) -> ro.Member | None:
+    def leg_opened(self, target: EngineTarget) -> ro.FleetMember | None:
         """Count a leg."""
         member = super().leg_opened(target)
         if member is not None:
             self.reports.leg(target.instance, target.incarnation, 1)
         return member
 
-    def leg_closed(self, member: ro.Member) -> None:
+    def leg_closed(self, member: ro.FleetMember) -> None:
         """The leg ended."""
         super().leg_closed(member)
         self.reports.leg(member.name, member.incarnation, -1)

@@ -19,12 +19,12 @@ import msgspec
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.router.api.request_hash import RequestHash
-from xpyd_sidecar.router.fleet.deaths import Verdict as EngineVerdict
+from xpyd_sidecar.router.fleet.deaths import DeathVerdict as EngineVerdict
 from xpyd_sidecar.router.fleet.replica import Event
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.observing.vitals import Vitals
 from xpyd_sidecar.router.serving.poison_ledger import Conviction
-from xpyd_sidecar.router.stream.failures import Reason
+from xpyd_sidecar.router.stream.failures import FailureReason
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Begin(msgspec.Struct, frozen=True, tag=True):
+class BeginWorker(msgspec.Struct, frozen=True, tag=True):
     """The first message: what to serve, and the roster as it is."""
 
     config: SidecarConfig
@@ -45,7 +45,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     away: bool
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
+class RosterTold(msgspec.Struct, frozen=True, tag=True):
     """The roster took an event, the ``index``-th."""
 
     index: int
@@ -59,7 +59,7 @@ class LostAt(msgspec.Struct, frozen=True, tag=True):
 
     instance: InstanceName
     incarnation: Incarnation
-    reason: Reason
+    reason: FailureReason
 
 
 class CatchUp(msgspec.Struct, frozen=True, tag=True):
@@ -75,12 +75,12 @@ class Away(msgspec.Struct, frozen=True, tag=True):
     away: bool
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class StopWorker(msgspec.Struct, frozen=True, tag=True):
     """Drain and end."""
 
 
-class Answer(msgspec.Struct, frozen=True, tag=True):
-    """To an ``Ask``."""
+class OwnerAnswer(msgspec.Struct, frozen=True, tag=True):
+    """To an ``AskOwner``."""
 
     number: int
     status: int
@@ -92,13 +92,13 @@ class Listening(msgspec.Struct, frozen=True, tag=True):
     """The worker takes clients."""
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True):
+class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     """It cannot, for a reason that its settings give."""
 
     reason: str
 
 
-class Verdict(msgspec.Struct, frozen=True, tag=True):
+class LegVerdict(msgspec.Struct, frozen=True, tag=True):
     """The data path found something out."""
 
     event: Event
@@ -114,7 +114,7 @@ class Refusal(msgspec.Struct, frozen=True):
     detail: str
 
 
-class Report(msgspec.Struct, frozen=True, tag=True):
+class WorkerReport(msgspec.Struct, frozen=True, tag=True):
     """What happened since the last one; also a sign of life."""
 
     applied: int
@@ -134,7 +134,7 @@ class Report(msgspec.Struct, frozen=True, tag=True):
     """Requests that are held because they may be what ends engines."""
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
+class AskOwner(msgspec.Struct, frozen=True, tag=True):
     """A request that the owner answers."""
 
     number: int
@@ -161,7 +161,7 @@ class EndedWell(msgspec.Struct, frozen=True, tag=True):
     request: RequestHash
 
 
-class Judged(msgspec.Struct, frozen=True, tag=True):
+class DeathJudged(msgspec.Struct, frozen=True, tag=True):
     """How an incarnation ended, or that it did not, and who is convicted for that."""
 
     instance: InstanceName
@@ -184,7 +184,7 @@ class WantsTurn(msgspec.Struct, frozen=True, tag=True):
     wanted: bool
 
 
-class Turn(msgspec.Struct, frozen=True, tag=True):
+class SuspectTurn(msgspec.Struct, frozen=True, tag=True):
     """Suspects run in this worker now, and in no other, until it wants the turn no more."""
 
     number: int
@@ -199,9 +199,9 @@ class Evidence(msgspec.Struct, frozen=True, tag=True):
     convicted: list[Conviction]
 
 
-Down = (Begin | Told | LostAt | CatchUp | Away | Stop | Answer | Broke | EndedWell | Judged | Convicted | Turn
-        | Evidence)
-Up = Listening | Failed | Verdict | Report | Vitals | Ask | Broke | EndedWell | WantsTurn
+Down = (BeginWorker | RosterTold | LostAt | CatchUp | Away | StopWorker | OwnerAnswer | Broke | EndedWell | DeathJudged
+        | Convicted | SuspectTurn | Evidence)
+Up = Listening | WorkerFailed | LegVerdict | WorkerReport | Vitals | AskOwner | Broke | EndedWell | WantsTurn
 
 
 def frame(message: Down | Up) -> bytes:
@@ -210,7 +210,7 @@ def frame(message: Down | Up) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
-class Link(asyncio.Protocol, Generic[_T]):
+class WorkerLink(asyncio.Protocol, Generic[_T]):
     """One end. ``on_message`` gets what comes, ``on_end`` hears once that the other end is gone."""
 
     def __init__(self, kind: type[_T], on_message: Callable[[_T], None], on_end: Callable[[], None]) -> None:

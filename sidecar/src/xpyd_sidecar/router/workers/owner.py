@@ -29,13 +29,13 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.errors import ConfigError, XpydError
-from xpyd_sidecar.router.api.faults import Fault
-from xpyd_sidecar.router.app import Router
+from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.app import RouterProcess
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply
 from xpyd_sidecar.router.observing.vitals import Vitals
-from xpyd_sidecar.router.stream.failures import Reason
+from xpyd_sidecar.router.stream.failures import FailureReason
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.leg_counts import LegCounts
 from xpyd_sidecar.router.workers.poison_sharing import OwnerPoison
@@ -63,7 +63,7 @@ class _Worker:
     def __init__(self, number: int) -> None:
         self.number = number
         self.process: asyncio.subprocess.Process | None = None
-        self.link: li.Link[li.Up] | None = None
+        self.link: li.WorkerLink[li.Up] | None = None
         self.listening = False
         self.behind = False
         self.heard_at = 0.0
@@ -77,7 +77,7 @@ class _Worker:
 class _Caught(Reply):
     """An answer for a worker's client."""
 
-    def __init__(self, ask: li.Ask, link: li.Link[li.Up]) -> None:
+    def __init__(self, ask: li.AskOwner, link: li.WorkerLink[li.Up]) -> None:
         self._ask = ask
         self._link = link
         self.request_id = ask.request_id
@@ -87,10 +87,10 @@ class _Caught(Reply):
     def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """A complete answer."""
         self.started = self.done = True
-        self._link.send(li.Answer(self._ask.number, status, headers, body))
+        self._link.send(li.OwnerAnswer(self._ask.number, status, headers, body))
 
 
-class Owner(Router):
+class OwnerRouter(RouterProcess):
     """Membership, and the workers."""
 
     def __init__(self, config: SidecarConfig, key: ServiceKey) -> None:
@@ -148,7 +148,7 @@ class Owner(Router):
         worker = _Worker(number)
         worker.heard_at = self._loop.time() + START_S - SILENT_S
         ours, theirs = socket.socketpair()
-        link: li.Link[li.Up] = li.Link(
+        link: li.WorkerLink[li.Up] = li.WorkerLink(
             li.Up, lambda message: self._on_message(worker, message), lambda: None)  # type: ignore[arg-type]
         try:
             with theirs:
@@ -167,11 +167,11 @@ class Owner(Router):
         whole = self._whole_config.router  # not what this process's files allow: workers have files of their own
         assert whole is not None
         config = msgspec.structs.replace(self._whole_config, agent=None, router=share(whole, self._count))
-        link.send(li.Begin(config, number, self._config.host, self.port, self.context.started, self._index,
+        link.send(li.BeginWorker(config, number, self._config.host, self.port, self.context.started, self._index,
                            self._beginning.events(self.context.roster), self._away))
         link.send(self._poison.evidence())
         if self._stopping:
-            link.send(li.Stop())
+            link.send(li.StopWorker())
         self._spawn(self._watch_over(worker))
 
     def _spawn(self, coroutine: object) -> None:
@@ -227,7 +227,7 @@ class Owner(Router):
     async def stop(self) -> None:
         """Let every worker drain, then end."""
         self._stopping = self.context.draining = True
-        self._tell(li.Stop())
+        self._tell(li.StopWorker())
         if self._reserved is not None:
             self._reserved.close()
         limit = self._config.listen_on_s + self._config.drain_timeout_s + MARGIN_S
@@ -281,12 +281,12 @@ class Owner(Router):
         """The roster took an event."""
         roster = self.context.roster
         gone: list[InstanceName] = []
-        if isinstance(event, rep.Tick | rep.ProbeEnded):
+        if isinstance(event, rep.RosterTick | rep.ProbeEnded):
             names = {member.name for member in roster.members()}
             gone, self._names = sorted(self._names - names), names
         elif isinstance(event, rep.Message):
             self._names.add(event.message.instance)
-        if isinstance(event, rep.Tick) and not gone:
+        if isinstance(event, rep.RosterTick) and not gone:
             return
         self._beginning.note(event)
         self._index += 1
@@ -300,12 +300,12 @@ class Owner(Router):
             member = roster.find(*key)
             if member is not None:
                 member.in_flight = self._legs.of(key)
-        self._tell(li.Told(self._index, None if isinstance(event, rep.Tick) else event, gone))
+        self._tell(li.RosterTold(self._index, None if isinstance(event, rep.RosterTick) else event, gone))
 
-    def _lost(self, instance: InstanceName, incarnation: Incarnation, reason: Reason) -> None:
+    def _lost(self, instance: InstanceName, incarnation: Incarnation, reason: FailureReason) -> None:
         self._tell(li.LostAt(instance, incarnation, reason))
 
-    def _give_turn(self, number: int, turn: li.Turn) -> None:
+    def _give_turn(self, number: int, turn: li.SuspectTurn) -> None:
         self._flush()  # it must know what it was told before
         worker = self._workers.get(number)
         if worker is not None and worker.link is not None:
@@ -326,23 +326,23 @@ class Owner(Router):
             return  # it has ended, and another has its number
         worker.heard_at = self._loop.time()
         match message:
-            case li.Report():
+            case li.WorkerReport():
                 self._on_report(worker, message)
             case Vitals():
                 worker.vitals = message
-            case li.Verdict(event=event):
+            case li.LegVerdict(event=event):
                 self.context.watch.take(event)
-            case li.Ask():
+            case li.AskOwner():
                 self._on_ask(worker, message)
             case li.Broke() | li.EndedWell() | li.WantsTurn():
                 self._poison.on_message(worker.number, message)
             case li.Listening():
                 worker.listening = True
                 self._changed.set()
-            case li.Failed(reason=reason):
+            case li.WorkerFailed(reason=reason):
                 self._fail(ConfigError(reason))
 
-    def _on_report(self, worker: _Worker, report: li.Report) -> None:
+    def _on_report(self, worker: _Worker, report: li.WorkerReport) -> None:
         observer, roster = self.context.observer, self.context.roster
         for key in self._legs.report(worker.number, report.applied, report.legs):
             member = roster.find(*key)
@@ -360,13 +360,13 @@ class Owner(Router):
         worker.held = report.held
         self._level()
 
-    def _on_ask(self, worker: _Worker, ask: li.Ask) -> None:
+    def _on_ask(self, worker: _Worker, ask: li.AskOwner) -> None:
         assert worker.link is not None
         request = HttpRequest(ask.method, ask.path, ask.headers, b"", ask.request_id, judged=True)
         reply = _Caught(ask, worker.link)
         try:
             self.paths.own(request, reply)
-        except Fault as fault:
+        except HttpFault as fault:
             reply.fault(fault)
 
     # ---- time

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.router.api.request_hash import RequestHash
-from xpyd_sidecar.router.fleet.deaths import Verdict
+from xpyd_sidecar.router.fleet.deaths import DeathVerdict
 from xpyd_sidecar.router.fleet.roster import Roster
 from xpyd_sidecar.router.serving.poison_ledger import Case, Conviction, Ledger, Word
 from xpyd_sidecar.router.serving.quarantine import Poison, Suspect
@@ -34,7 +34,7 @@ class OwnerPoison(Poison):
     """The owner's side. It has no requests itself."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, roster: Roster, tell: Callable[[li.Down], None],
-                 give_turn: Callable[[int, li.Turn], None]) -> None:
+                 give_turn: Callable[[int, li.SuspectTurn], None]) -> None:
         """``tell``: every worker. ``give_turn``: tell one that it has the turn."""
         super().__init__(loop, roster)
         self._tell = tell
@@ -70,16 +70,16 @@ class OwnerPoison(Poison):
     def _next_turn(self) -> None:
         if self._whose is None and self._wishes:
             self._whose = next(iter(self._wishes))
-            self._give_turn(self._whose, li.Turn(self._wishes[self._whose]))
+            self._give_turn(self._whose, li.SuspectTurn(self._wishes[self._whose]))
 
-    def judged(self, instance: InstanceName, incarnation: Incarnation, verdict: Verdict) -> None:
+    def judged(self, instance: InstanceName, incarnation: Incarnation, verdict: DeathVerdict) -> None:
         """Whether an incarnation has died by itself."""
         case = self.ledger.cases().get((instance, incarnation))
-        if verdict is Verdict.DIED:
+        if verdict is DeathVerdict.DIED:
             if case is None or not case.dead:
                 self._loop.call_later(GATHER_S, self._judge, instance, incarnation)
         elif case is not None:
-            self._tell(li.Judged(instance, incarnation, verdict, None))
+            self._tell(li.DeathJudged(instance, incarnation, verdict, None))
             super().judged(instance, incarnation, verdict)
 
     def _judge(self, instance: InstanceName, incarnation: Incarnation) -> None:
@@ -87,9 +87,9 @@ class OwnerPoison(Poison):
         if case is None or case.dead:
             return
         self._conviction = None
-        super().judged(instance, incarnation, Verdict.DIED)
+        super().judged(instance, incarnation, DeathVerdict.DIED)
         # In one message: between two a suspect might be sent on that is convicted with the second.
-        self._tell(li.Judged(instance, incarnation, Verdict.DIED, self._conviction))
+        self._tell(li.DeathJudged(instance, incarnation, DeathVerdict.DIED, self._conviction))
 
     def noted(self, instance: InstanceName, incarnation: Incarnation, request: RequestHash) -> None:
         """A leg of a request broke off there."""
@@ -130,14 +130,15 @@ class WorkerPoison(Poison):
             self._send(li.EndedWell(request))
         super().whole(request)
 
-    def on_message(self, message: li.Broke | li.EndedWell | li.Judged | li.Convicted | li.Turn | li.Evidence) -> None:
+    def on_message(self, message: li.Broke | li.EndedWell | li.DeathJudged | li.Convicted | li.SuspectTurn | li.Evidence
+                   ) -> None:
         """The owner says something."""
         match message:
             case li.Broke(instance=instance, incarnation=incarnation, request=request):
                 super().noted(instance, incarnation, request)
             case li.EndedWell(request=request):
                 super().whole(request)
-            case li.Judged(instance=instance, incarnation=incarnation, verdict=verdict, conviction=conviction):
+            case li.DeathJudged(instance=instance, incarnation=incarnation, verdict=verdict, conviction=conviction):
                 self.judged(instance, incarnation, verdict)
                 if conviction is not None:
                     self.ledger.convict(conviction)
@@ -145,7 +146,7 @@ class WorkerPoison(Poison):
             case li.Convicted(conviction=conviction):
                 self.ledger.convict(conviction)
                 self._changed()
-            case li.Turn(number=number):
+            case li.SuspectTurn(number=number):
                 self._turn = self._wanted and number == self._number
                 self.moved()
             case li.Evidence(cases=cases, convicted=convicted):

@@ -18,7 +18,7 @@ MAX_UNSENT = 16 << 20
 class Reports:
     """Collects what the owner must hear of, and sends it in few frames."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, link: li.Link[li.Down]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, link: li.WorkerLink[li.Down]) -> None:
         self._loop = loop
         self._link = link
         self._timer: asyncio.Handle | None = None
@@ -84,6 +84,7 @@ class Reports:
             if not count:
                 del self._open[name, incarnation]
         self._changed.clear()
-        report = li.Report(self.applied, legs, self._opened, self._closed, self._refused, self._passed, *self.levels())
+        report = li.WorkerReport(self.applied, legs, self._opened, self._closed, self._refused, self._passed,
+                                 *self.levels())
         self._opened, self._closed, self._refused, self._passed = [], [], [], []
         self._link.send(report)

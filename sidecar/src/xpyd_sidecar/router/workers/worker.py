@@ -26,13 +26,13 @@ from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.app import GC_THRESHOLD, Router
+from xpyd_sidecar.router.app import GC_THRESHOLD, RouterProcess
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.http.auth import ClientKeys
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.relay.loop import run
-from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.follower import WorkerContext
 from xpyd_sidecar.router.workers.reports import Reports
@@ -43,16 +43,16 @@ logger = logging.getLogger(__name__)
 ALIVE_S = 1.0
 
 
-class Worker(Router):
+class WorkerRouter(RouterProcess):
     """A router without membership of its own."""
 
-    def __init__(self, begin: li.Begin, link: li.Link[li.Down]) -> None:
+    def __init__(self, begin: li.BeginWorker, link: li.WorkerLink[li.Down]) -> None:
         self._begin = begin
         self._link = link
         # Nobody but the owner knows the service's key, and it alone checks what is secured with it.
         super().__init__(begin.config, ServiceKey(secrets.token_bytes(32)))
 
-    def _make_context(self, config: SidecarConfig) -> Context:
+    def _make_context(self, config: SidecarConfig) -> RequestContext:
         self.worker = WorkerContext(config, self._link, self._begin.started)
         return self.worker
 
@@ -75,7 +75,7 @@ class Worker(Router):
         """The owner says something."""
         roster, reports = self.context.roster, self.worker.reports
         match message:
-            case li.Told(index=index, event=event, gone=gone):
+            case li.RosterTold(index=index, event=event, gone=gone):
                 if event is not None:
                     rep.follow(roster, event)
                 for name in gone:
@@ -95,25 +95,25 @@ class Worker(Router):
                 reports.applied = index
             case li.Away(away=away):
                 self.turn_away(away)
-            case li.Stop():
+            case li.StopWorker():
                 stop.set()
-            case li.Answer():
+            case li.OwnerAnswer():
                 self._asking.answer(message)
-            case li.Broke() | li.EndedWell() | li.Judged() | li.Convicted() | li.Turn() | li.Evidence():
+            case li.Broke() | li.EndedWell() | li.DeathJudged() | li.Convicted() | li.SuspectTurn() | li.Evidence():
                 self.worker.shared.on_message(message)
-            case li.Begin():
+            case li.BeginWorker():
                 raise ValueError("a second beginning")
 
 
 async def _run(fd: int) -> int:
     loop = asyncio.get_running_loop()
     stop, begun = asyncio.Event(), loop.create_future()
-    worker: Worker | None = None
+    worker: WorkerRouter | None = None
 
     def on_message(message: li.Down) -> None:
         if worker is not None:
             worker.on_message(message, stop)
-        elif isinstance(message, li.Begin):
+        elif isinstance(message, li.BeginWorker):
             begun.set_result(message)
         else:
             early.append(message)
@@ -123,20 +123,20 @@ async def _run(fd: int) -> int:
             begun.cancel()
 
     early: list[li.Down] = []
-    link: li.Link[li.Down] = li.Link(li.Down, on_message, on_end)  # type: ignore[arg-type]
+    link: li.WorkerLink[li.Down] = li.WorkerLink(li.Down, on_message, on_end)  # type: ignore[arg-type]
     await loop.create_unix_connection(lambda: link, sock=socket.socket(fileno=fd))
     for number in (signal.SIGTERM, signal.SIGINT):
         # A terminal's interrupt goes to every process of its group, and the owner says what follows from it.
         loop.add_signal_handler(number, stop.set if number == signal.SIGTERM else lambda: None)
-    begin: li.Begin = await begun
+    begin: li.BeginWorker = await begun
     config = begin.config
     logs.configure(config.log_level, config.log_format, service=config.service, instance=config.instance,
                    worker=str(begin.number))
     try:
-        made = Worker(begin, link)
+        made = WorkerRouter(begin, link)
         await made.start()
     except ConfigError as error:
-        link.send(li.Failed(str(error)))
+        link.send(li.WorkerFailed(str(error)))
         link.close()
         await link.ended
         return 2

@@ -9,8 +9,8 @@ from xpyd_sidecar.router.api import faults
 from xpyd_sidecar.router.endpoints.application import RENDERED_S, Paths
 from xpyd_sidecar.router.http.auth import ClientKeys
 from xpyd_sidecar.router.http.patience import Alarm
-from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
-from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
+from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.workers import link as li
 
 ASKED = frozenset({"/metrics", "/fleet", timeline.PATH, "/dashboard/data"})
@@ -36,7 +36,7 @@ class _Waiting:
         """Likewise."""
 
 
-class _Question:
+class _OwnerQuestion:
     """What the owner was asked, and for whom."""
 
     def __init__(self, timer: Alarm, *, shared: bool) -> None:
@@ -49,19 +49,19 @@ class _Question:
 class WorkerPaths(Paths):
     """Those of one worker."""
 
-    link: li.Link[li.Down]
+    link: li.WorkerLink[li.Down]
 
-    def __init__(self, context: Context, client_keys: ClientKeys, admin_token: str) -> None:
+    def __init__(self, context: RequestContext, client_keys: ClientKeys, admin_token: str) -> None:
         super().__init__(context, client_keys, admin_token)
         self._loop = context.loop
-        self._asked: dict[int, _Question] = {}
+        self._asked: dict[int, _OwnerQuestion] = {}
         self._number = 0
         self._metrics_asked = 0
         """The number of the latest question for metrics, to which others that come meanwhile are added."""
-        self._metrics_answer: li.Answer | None = None
+        self._metrics_answer: li.OwnerAnswer | None = None
 
-    def own(self, request: HttpRequest, reply: Reply) -> Handler | None:
-        """Answer a request, which was judged, that is the router's own. Raises Fault."""
+    def own(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
+        """Answer a request, which was judged, that is the router's own. Raises HttpFault."""
         if request.path not in ASKED:
             return super().own(request, reply)
         shared = request.path == "/metrics"
@@ -76,21 +76,21 @@ class WorkerPaths(Paths):
         question.waiting.append(waiting)
         return waiting
 
-    def _ask(self, request: HttpRequest, *, shared: bool) -> _Question:
+    def _ask(self, request: HttpRequest, *, shared: bool) -> _OwnerQuestion:
         self._number += 1
         number = self._number
         if shared:
             self._metrics_asked = number
         timer = Alarm(self._loop, self._loop.time() + ASK_S, partial(self._answered, number, None))
-        question = self._asked[number] = _Question(timer, shared=shared)
-        self.link.send(li.Ask(number, request.method, request.path, request.headers, request.request_id))
+        question = self._asked[number] = _OwnerQuestion(timer, shared=shared)
+        self.link.send(li.AskOwner(number, request.method, request.path, request.headers, request.request_id))
         return question
 
-    def answer(self, answer: li.Answer) -> None:
+    def answer(self, answer: li.OwnerAnswer) -> None:
         """The owner has answered."""
         self._answered(answer.number, answer)
 
-    def _answered(self, number: int, answer: li.Answer | None) -> None:
+    def _answered(self, number: int, answer: li.OwnerAnswer | None) -> None:
         question = self._asked.pop(number, None)
         if question is None:
             return

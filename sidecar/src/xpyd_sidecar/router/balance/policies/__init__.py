@@ -16,20 +16,20 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.api.prompt import Prefix
+from xpyd_sidecar.router.api.prompt import PromptPrefix
 from xpyd_sidecar.router.balance.prefix_index import Holdings
-from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.fleet.roster import FleetMember
 
 
 class Query(msgspec.Struct, frozen=True):
     """One choice to make."""
 
     role: Role
-    candidates: Sequence[Member]
+    candidates: Sequence[FleetMember]
     """At least one, by name; all can do the work."""
     partners: int = 1
     """How many instances of the other role the choice is combined with."""
-    prefix: Prefix = Prefix(b"")
+    prefix: PromptPrefix = PromptPrefix(b"")
     """The prompt's beginning."""
     holdings: Holdings | None = None
     """What each instance probably holds; None where nobody keeps account."""

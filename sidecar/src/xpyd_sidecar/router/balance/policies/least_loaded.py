@@ -11,14 +11,14 @@ from xpyd_sidecar.router.balance.load import score
 from xpyd_sidecar.router.balance.policies import Query, register
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LeastLoadedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its options."""
 
     choices: Annotated[int, msgspec.Meta(ge=2, le=16)] = 2
     """Instances that are compared."""
 
 
-@register("least_loaded", Options)
+@register("least_loaded", LeastLoadedOptions)
 class LeastLoaded:
     """Power of two choices (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing", 2001).
 
@@ -28,7 +28,7 @@ class LeastLoaded:
 
     holds = False
 
-    def __init__(self, seed: int, options: Options) -> None:
+    def __init__(self, seed: int, options: LeastLoadedOptions) -> None:
         self._draw = Draw(seed)
         self._more = options.choices - 2
 

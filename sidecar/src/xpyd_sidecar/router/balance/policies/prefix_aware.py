@@ -18,7 +18,7 @@ MATCHED = 0.1
 """Share of the prompt that must be held to count: for less, the hash's balance is worth more than what is saved."""
 
 
-class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PrefixAwareOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Its options."""
 
     blocks: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 16
@@ -27,7 +27,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Most load of an instance, relative to the mean."""
 
 
-@register("prefix_aware", Options)
+@register("prefix_aware", PrefixAwareOptions)
 class PrefixAware:
     """The trie where it knows something, else the hash.
 
@@ -43,7 +43,7 @@ class PrefixAware:
 
     holds = True
 
-    def __init__(self, _: int, options: Options) -> None:
+    def __init__(self, _: int, options: PrefixAwareOptions) -> None:
         self._bytes = options.blocks * BLOCK_BYTES
         self._bound = options.bound
         self._rendezvous = Rendezvous()
