@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from api_documents import document
+from api_documents import MALFORMED, document
 
 from xpyd_operator.api.rule import Target
 from xpyd_operator.errors import SpecError
@@ -70,3 +70,11 @@ def test_warnings_are_there_with_refusals_and_without() -> None:
     both = judge(document(engine=args, prefill={"parallelism": {"data": 2}}), Target.KUBERNETES)
     assert (paths(both.warnings), paths(both.refusals)) == (["spec.engine.args[0]"], ["spec.prefill.parallelism.data"])
     assert judge(document(engine=args), None).accepted().spec.engine.args == ("--tokens-only",)
+
+
+@pytest.mark.parametrize("target", [None, *Target], ids=str)
+def test_it_judges_whatever_it_is_given(target: Target | None) -> None:
+    for name, bad in MALFORMED.items():
+        strict, lenient = (judge(bad.obj, target, strict=way, gpus=0) for way in (True, False))
+        assert strict.refusals, name
+        assert {fault.path for fault in lenient.refusals} <= {fault.path for fault in strict.refusals}, name
