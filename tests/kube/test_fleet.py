@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from kube_client import KubeError
 from kube_team import Team
 from kube_watchdog import Watchdog
 from node_agent import Script, by_image, image_of
@@ -84,3 +85,21 @@ async def test_budgets_follow_the_rollout_and_the_count(team: Team) -> None:
     await team.apply(team.document(prefill=2, decode=5, rollout={"maxUnavailable": 5}))
     await team.wait(lambda: least() == {"qwen-prefill": 0, "qwen-decode": 0}, "the budgets follow")
     assert {pod["metadata"]["uid"] for pod in team.pods()} == before
+
+
+@pytest.mark.parametrize(
+    ("rollout", "words"),
+    [
+        ({"maxSurge": 0, "maxUnavailable": 0}, "must be at least 1 when maxSurge is 0"),
+        ({"maxSurge": "0%"}, "must be at least 1 when maxSurge is 0"),
+        ({"maxSurge": "0%", "maxUnavailable": "0%"}, "must be at least 1 when maxSurge is 0"),
+        ({"maxSurge": "10"}, "spec.rollout.maxSurge"),
+        ({"maxUnavailable": "101%"}, "spec.rollout.maxUnavailable"),
+        ({"maxUnavailable": 1001}, "spec.rollout.maxUnavailable"),
+    ],
+    ids=str,
+)
+async def test_the_api_server_refuses_what_is_no_bound(quiet_team: Team, rollout: dict[str, object], words: str) -> None:
+    with pytest.raises(KubeError, match=words):
+        await quiet_team.apply(quiet_team.document(rollout=rollout))
+    await quiet_team.apply(quiet_team.document(rollout={"maxSurge": "0%", "maxUnavailable": "5%"}))

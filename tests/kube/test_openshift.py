@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import yaml
 from kube_operator import OperatorProcess
 from kube_team import Team
 from testcluster.errors import CommandFailed
 
 pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
 CONTAINERS = "object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])"
+MANIFESTS = Path(__file__).resolve().parents[2] / "manifests"
 NO = "unable to validate against any security context constraint"
 RULES = {
     "runAsUser must be in the ranges: [1000660000, 1000669999]":
@@ -107,3 +109,19 @@ async def test_where_users_are_assigned_pods_of_engines_and_routers_are_taken(
             assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
     finally:
         await team.operator.kill()
+
+
+@pytest.mark.parametrize(("folder", "taken"), [("base", False), ("overlays/openshift", True)])
+async def test_the_operators_own_pod_is_taken_by_its_overlay(constrained: Team, folder: str, taken: bool) -> None:
+    made = yaml.safe_load_all(await constrained.kubectl("kustomize", str(MANIFESTS / folder)))
+    (template,) = [each["spec"]["template"] for each in made if each["kind"] == "Deployment"]
+    template["spec"].pop("serviceAccountName")  # it is in another namespace
+    metadata = {"name": "operator", **template["metadata"]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    said = ""
+    try:
+        await constrained.kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(pod))
+    except CommandFailed as error:
+        said = str(error)
+    assert ("runAsUser must be in the ranges" in said) is not taken, said
+    assert bool(said) is not taken, said
