@@ -69,6 +69,11 @@ def test_clients_reach_routers_and_heartbeats_reach_those_that_are_not_ready_too
     assert members["ports"][0]["port"] == 9002
 
 
+def test_services_have_addresses_of_both_families_where_the_cluster_has_both() -> None:
+    found = made()
+    assert {found["Service", name]["spec"]["ipFamilyPolicy"] for name in ("qwen", "qwen-members")} == {"PreferDualStack"}
+
+
 @pytest.mark.parametrize("spec", [{}, APART], ids=["beside", "apart"])
 def test_selectors_find_the_pods_that_they_mean(spec: dict[str, Any]) -> None:
     one = make(**spec)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import revision_of
@@ -17,6 +17,8 @@ from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.sidecar import clients_volumes, router_container
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
+_BOTH_FAMILIES: Final = "PreferDualStack"
+"""Addresses of both families where the cluster has both, of its only one elsewhere."""
 NO_KEY = "made once by the operator"
 """In place of the key: whoever used it as one would be told that it is none."""
 
@@ -104,6 +106,7 @@ def _clients_service(service: DisaggService) -> dict[str, Any]:
         service.name,
         {
             "type": "ClusterIP",
+            "ipFamilyPolicy": _BOTH_FAMILIES,
             "selector": labels.selector(service, router=labels.YES),
             "sessionAffinity": "None",
             "ports": [port | {"targetPort": port["port"]}],
@@ -120,6 +123,7 @@ def _members_service(service: DisaggService) -> dict[str, Any]:
         {
             "type": "ClusterIP",
             "clusterIP": "None",
+            "ipFamilyPolicy": _BOTH_FAMILIES,
             "publishNotReadyAddresses": True,
             "selector": labels.selector(service, roster=labels.YES),
             "ports": [port | {"targetPort": port["port"]}],

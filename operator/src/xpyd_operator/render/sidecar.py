@@ -89,9 +89,9 @@ def clients_volumes(service: DisaggService) -> list[dict[str, Any]]:
 def _sidecar_config(service: DisaggService, role: Role, name: InstanceName, settings: KubeSettings) -> SidecarConfig:
     engine = join_host_port("127.0.0.1", at.ENGINE_PORT)
     agent = msgspec.structs.replace(
-        agent_section(service, role, engine, HostPort(""), (members_address(service, settings),)),
+        agent_section(service, role, engine, ("", at.ENGINE_PORT), (members_address(service, settings),)),
         assignment_file=f"{at.ASSIGNMENT_DIR}/{at.ASSIGNMENT_FILE}",
-        listen=join_host_port("0.0.0.0", at.AGENT_PORT),
+        listen=join_host_port(at.EVERYWHERE, at.AGENT_PORT),
     )
     return SidecarConfig(
         service=ServiceName(service.name),
@@ -107,7 +107,7 @@ def _router(service: DisaggService, *, beside_engine: bool) -> RouterConfig:
     key_file = f"{at.CLIENTS_DIR}/{at.CLIENTS_FILE}" if service.spec.router.api_key_secret is not None else None
     tls = service.spec.router.tls.secret is not None
     return msgspec.structs.replace(
-        router_section(service, "0.0.0.0"),
+        router_section(service, at.EVERYWHERE),
         api_key_file=key_file,
         tls_cert_file=f"{at.TLS_DIR}/{at.TLS_CERT}" if tls else None,
         tls_key_file=f"{at.TLS_DIR}/{at.TLS_KEY}" if tls else None,
@@ -123,7 +123,7 @@ def _command(config: SidecarConfig, instance: str = "") -> list[str]:
     if instance:
         plain["instance"] = instance
     if plain["agent"] is not None:
-        plain["agent"]["advertise_http"] = f"{HOST_VAR}:{at.ENGINE_PORT}"
+        plain["agent"]["advertise_host"] = HOST_VAR
     return [*COMMAND, "--config-json", msgspec.json.encode(plain, order="sorted").decode()]
 
 

@@ -12,6 +12,7 @@ import math
 from email.utils import formatdate
 
 from xpyd_sidecar.accepting import Acceptor, bind
+from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.proxy import held_bodies
 from xpyd_sidecar.proxy.connection import Connection
@@ -63,7 +64,8 @@ class Server:
         try:
             sockets = await bind(host, port, shared=shared)
         except OSError as error:
-            raise ConfigError(f"router.port: cannot listen on {host}:{port}: {error.strerror or error}") from None
+            where = join_host_port(host, port)
+            raise ConfigError(f"router.port: cannot listen on {where}: {error.strerror or error}") from None
         self._certificate = certificate
         self._acceptor = Acceptor(sockets, lambda: Connection(self), self._crowded,
                                   certificate.context if certificate is not None else None)
