@@ -66,6 +66,14 @@ class World:
             elif not body.get("status"):
                 self.cache.seen(kind, self.api.put(kind, body | {"status": pod(0)["status"] | {"podIP": ""}}))
 
+    def restart(self) -> None:
+        """The operator begins anew, over what is there."""
+        key = self.api.objects["Secret", "team-a", "qwen-key"]
+        key["data"] = {"key": base64.b64encode(key["stringData"]["key"].encode()).decode()}  # as the API server does
+        entry = self.cache.get(OWNER_KIND, "team-a", "qwen")
+        assert entry is not None
+        self.backend = KubeBackend(self.shared, entry)
+
     def named(self, kind: str) -> set[str]:
         return {at[2] for at in self.api.objects if at[0] == kind}
 
@@ -103,11 +111,7 @@ async def test_a_new_backend_over_what_is_there_asks_only_for_the_key(world: Wor
     world.write()
     await settle(world)
     await world.round()
-    key = world.api.objects["Secret", "team-a", "qwen-key"]
-    key["data"] = {"key": base64.b64encode(key["stringData"]["key"].encode()).decode()}  # as the API server does
-    entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
-    assert entry is not None
-    world.backend = KubeBackend(world.shared, entry)
+    world.restart()
     world.api.asked.clear()
     done = await world.round()
     assert world.api.asked == [("get", "Secret", "qwen-key")]
@@ -212,6 +216,36 @@ async def test_a_rejected_template_keeps_the_old_revision(world: World) -> None:
     assert done.plan.actions == ()
     assert world.condition("Valid")["reason"] == "TemplateRejected"
     assert "spec.nodeName" in world.condition("Valid")["message"]
+
+
+APART = {"placement": "Deployment"}
+
+
+async def test_a_routers_template_that_is_rejected_keeps_the_old_routers(world: World) -> None:
+    world.write(router=APART)
+    await settle(world)
+    before = world.api.objects["Deployment", "team-a", "qwen-router"]
+    refusal = ApiError(403, "Forbidden", 'violates PodSecurity "restricted:latest"')
+    world.api.fault = lambda verb, kind, name: refusal if (verb, name) == ("dry-run", "qwen-check-router") else None
+    world.write(router=APART | {"template": {"spec": {"hostPID": True}}})
+    await settle(world)
+    assert world.condition("Valid")["reason"] == "TemplateRejected"
+    assert "a pod of a router: violates PodSecurity" in world.condition("Valid")["message"]
+    assert world.api.objects["Deployment", "team-a", "qwen-router"] == before
+
+
+async def test_a_routers_template_is_tried_once_and_not_at_all_where_routers_have_it(world: World) -> None:
+    world.write(router=APART | {"template": {"spec": {"priorityClassName": "high"}}})
+    await settle(world)
+    await settle(world)
+    assert world.condition("Valid")["status"] == "True"
+    assert [name for verb, _, name in world.api.asked if verb == "dry-run"].count("qwen-check-router") == 1
+    spec = world.api.objects["Deployment", "team-a", "qwen-router"]["spec"]["template"]["spec"]
+    assert spec["priorityClassName"] == "high"
+    world.api.asked.clear()
+    world.restart()
+    await settle(world)
+    assert [name for verb, _, name in world.api.asked if verb == "dry-run"] == []
 
 
 async def test_a_quota_is_waited_for_without_a_storm(world: World) -> None:

@@ -30,6 +30,9 @@ from xpyd_operator.kube.key import KeySecret, NameTaken
 from xpyd_operator.kube.observe import facts
 from xpyd_operator.plan.counts import Counts, counts
 from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
+from xpyd_operator.render.compare import differs
+from xpyd_operator.render.labels import router_name
+from xpyd_operator.render.objects import router_deployment
 from xpyd_operator.render.pod import pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import NEVER, pods_difference
@@ -161,6 +164,9 @@ class Blueprint:
             if words := await self._tried(service, role, revisions[role], now):
                 self._refuse("TemplateRejected", f"the API server refuses a pod of {role}: {words}")
                 return
+        if service is not self._service and (words := await self._tried_router(service, now)):
+            self._refuse("TemplateRejected", f"the API server refuses a pod of a router: {words}")
+            return
         if service is not self._service:
             self._no_switch = pods_difference(service, self._settings)
         self._service, self.revisions = service, revisions
@@ -223,6 +229,19 @@ class Blueprint:
                 return ""
         try:
             return await self._dry_run.ask(service, role, revision, now)
+        except Unsupported as error:
+            return str(error)
+
+    async def _tried_router(self, service: DisaggService, now: float) -> str:
+        """The same of a router's pod, where the document says what it is like, and none like it exists."""
+        router = service.spec.router
+        if router.placement != "Deployment" or (router.template is None and router.resources is None):
+            return ""
+        there = self._cache.get("Deployment", service.metadata.namespace or "", router_name(service.name))
+        try:
+            if there is not None and not differs(router_deployment(service, self._settings)["spec"], there.body["spec"]):
+                return ""
+            return await self._dry_run.ask_router(service, now)
         except Unsupported as error:
             return str(error)
 

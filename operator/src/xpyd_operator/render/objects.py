@@ -11,6 +11,7 @@ from xpyd_operator.plan.names import instance_name
 from xpyd_operator.render import labels
 from xpyd_operator.render import paths as at
 from xpyd_operator.render.labels import metadata
+from xpyd_operator.render.overlay import ROUTER_POD, overlay
 from xpyd_operator.render.pod import engine_pod, grace_s, pod_revision
 from xpyd_operator.render.policies import budget, clients_policy, pods_policy
 from xpyd_operator.render.settings import KubeSettings
@@ -141,9 +142,12 @@ def _marked(made: dict[str, Any]) -> dict[str, Any]:
 
 
 def router_deployment(service: DisaggService, settings: KubeSettings) -> dict[str, Any]:
-    """The Deployment. A router drains at SIGTERM, so its pods need no hook; a new one is ready before an old one goes."""
+    """The Deployment. A router drains at SIGTERM, so its pods need no hook; a new one is ready before an old one goes.
+
+    Raises:
+        Unsupported: the template takes away what xpyd needs.
+    """
     selector = labels.selector(service, component=labels.ROUTERS)
-    pod_labels = labels.common(service) | selector | {labels.ROSTER: labels.YES, labels.ROUTER: labels.YES}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -152,22 +156,39 @@ def router_deployment(service: DisaggService, settings: KubeSettings) -> dict[st
             "replicas": service.spec.router.replicas_or_default,
             "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-            "template": {
-                "metadata": {"labels": pod_labels},
-                "spec": {
-                    "enableServiceLinks": False,
-                    "automountServiceAccountToken": False,
-                    "terminationGracePeriodSeconds": grace_s(service),
-                    "securityContext": at.POD_SECURITY,
-                    "topologySpreadConstraints": at.spread(selector),
-                    "containers": [router_container(service, settings)],
-                    "volumes": [
-                        {"name": "run", "emptyDir": {}},
-                        {"name": "tmp", "emptyDir": {}},
-                        at.secret_volume("key", labels.key_name(service.name), labels.KEY, labels.KEY),
-                        *clients_volumes(service),
-                    ],
-                },
-            },
+            "template": _router_template(service, selector, settings),
         },
     }
+
+
+def router_pod(service: DisaggService, name: str, settings: KubeSettings) -> dict[str, Any]:
+    """A pod as the Deployment would make it, for a dry run.
+
+    Raises:
+        Unsupported: the template takes away what xpyd needs.
+    """
+    template = _router_template(service, labels.selector(service, component=labels.ROUTERS), settings)
+    of_all = metadata(service, name, labels.common(service))
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": of_all | template["metadata"], "spec": template["spec"]}
+
+
+def _router_template(service: DisaggService, selector: dict[str, str], settings: KubeSettings) -> dict[str, Any]:
+    pod: dict[str, Any] = {
+        "metadata": {"labels": labels.common(service) | selector | {labels.ROSTER: labels.YES, labels.ROUTER: labels.YES}},
+        "spec": {
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": grace_s(service),
+            "securityContext": at.POD_SECURITY,
+            "topologySpreadConstraints": at.spread(selector),
+            "containers": [router_container(service, settings)],
+            "volumes": [
+                {"name": "run", "emptyDir": {}},
+                {"name": "tmp", "emptyDir": {}},
+                at.secret_volume("key", labels.key_name(service.name), labels.KEY, labels.KEY),
+                *clients_volumes(service),
+            ],
+        },
+    }
+    template = service.spec.router.template
+    return pod if template is None else overlay(pod, template, "spec.router.template", ROUTER_POD)

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from xpyd_operator.api.quantity import value
+from xpyd_operator.api.router import Router, RouterResources
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import labels
 from xpyd_operator.render import paths as at
@@ -19,7 +21,11 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 
 COMMAND: Final = ["python3", "-m", "xpyd_sidecar"]
 _INSTANCE_VAR: Final = f"$({launch.ENV_INSTANCE})"
-_RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+_AGENT_RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+_ROUTER_MIB: Final = 448
+_RESERVED_MIB: Final = 192
+_WORKER_MIB: Final = 64
+_WORKER_MILLICORES: Final = 250
 _INSTALL_RESOURCES: Final = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
 
 
@@ -66,6 +72,32 @@ def router_container(service: DisaggService, settings: KubeSettings) -> dict[str
     container["command"] = _command(config, instance=_INSTANCE_VAR)
     container["env"] = [_field(launch.ENV_INSTANCE, "metadata.name")]
     return container | _router_probes(service)
+
+
+def router_resources(router: Router) -> dict[str, Any]:
+    """Resources of a router, beside an engine with its agent: what is written, and defaults for what is not.
+
+    Memory: 64 MiB for each process that serves clients, all bodies that they may hold, and 448 MiB for streams, the roster,
+    metrics and their history. What is written as a limit is also reserved.
+    """
+    given = router.resources
+    if given == RouterResources():
+        return {}
+    limits: dict[str, int | str] = {"memory": _size(_ROUTER_MIB + router.workers * _WORKER_MIB, router.held_bodies_bytes)}
+    requests: dict[str, int | str] = {"cpu": f"{router.workers * _WORKER_MILLICORES}m",
+                                      "memory": _size(_RESERVED_MIB + router.workers * _WORKER_MIB)}
+    if given is not None:
+        requests |= {**given.limits, **given.requests}
+        if value(requests["memory"]) > value(limits["memory"]):
+            limits["memory"] = requests["memory"]
+        limits |= given.limits
+    return {"requests": requests, "limits": limits}
+
+
+def _size(mib: int, more_bytes: int = 0) -> str:
+    """A quantity of memory, in whole GiB where it is."""
+    mib += -(-more_bytes // (1 << 20))
+    return f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"
 
 
 def members_address(service: DisaggService, settings: KubeSettings) -> HostPort:
@@ -146,7 +178,7 @@ def _container(service: DisaggService, name: str, settings: KubeSettings, *, cli
         "name": name,
         "image": settings.sidecar_image,
         "imagePullPolicy": settings.sidecar_pull_policy,
-        "resources": _RESOURCES,
+        "resources": router_resources(service.spec.router) if clients else _AGENT_RESOURCES,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": at.OWN_SECURITY,
         "volumeMounts": mounts,
