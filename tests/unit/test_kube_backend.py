@@ -248,6 +248,38 @@ async def test_a_routers_template_is_tried_once_and_not_at_all_where_routers_hav
     assert [name for verb, _, name in world.api.asked if verb == "dry-run"] == []
 
 
+async def test_routers_whose_image_cannot_be_pulled_are_in_the_conditions(world: World) -> None:
+    world.write(router=APART)
+    await settle(world)
+    labels = world.api.objects["Deployment", "team-a", "qwen-router"]["spec"]["template"]["metadata"]["labels"]
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}}
+    container = {"name": "router", "image": "sidecar:1", "ready": False, "restartCount": 0, "state": waiting}
+    world.cache.seen("Pod", world.api.put("Pod", {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "qwen-router-x", "namespace": "team-a", "uid": "router-x", "labels": labels},
+        "status": {"phase": "Pending", "podIP": "10.0.0.9", "containerStatuses": [container]},
+    }))
+    await world.round()
+    degraded, ready = world.condition("Degraded"), world.condition("Ready")
+    assert (degraded["status"], degraded["reason"]) == ("True", "ImagePull")
+    assert "pull access denied" in degraded["message"]
+    assert "spec.router.template.spec.imagePullSecrets" in degraded["message"]
+    assert (ready["status"], ready["reason"]) == ("False", "RouterNotReady")
+    assert "pull access denied" in ready["message"]
+
+
+async def test_what_the_routers_deployment_may_not_make_is_in_the_conditions(world: World) -> None:
+    world.write(router=APART)
+    await settle(world)
+    body = world.api.objects["Deployment", "team-a", "qwen-router"]
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: small"}
+    world.cache.seen("Deployment", world.api.put("Deployment", body | {"status": {"conditions": [failure]}}))
+    await world.round()
+    assert world.condition("Degraded")["reason"] == "RouterPodsRefused"
+    assert world.condition("Ready")["reason"] == "NoRouter"
+    assert all("exceeded quota: small" in world.condition(kind)["message"] for kind in ("Degraded", "Ready"))
+
+
 async def test_a_quota_is_waited_for_without_a_storm(world: World) -> None:
     full = ApiError(403, "Forbidden", "exceeded quota: small")
     world.api.fault = lambda verb, kind, name: full if (verb, kind) == ("create", "Pod") else None

@@ -26,6 +26,7 @@ from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Facts, Told, facts, front, instances
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.pods import Pods
+from xpyd_operator.kube.routers import Apart, apart
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.status import pool_status, service_status, stalled
 from xpyd_operator.kube.status_writer import StatusWriter, read
@@ -106,9 +107,10 @@ class KubeBackend:
         pods = self._cache.of_service("Pod", self.namespace, self.name)
         seen = [pod.derived(facts) for pod in pods]
         mine = [each for each in seen if each.owner == self.uid]
-        apart = service.spec.router.placement == "Deployment"
-        routers = [each for each in seen if each.component == labels.ROUTERS] if apart else [e for e in mine if e.router]
-        learners = [] if apart else [each for each in mine if each.roster and not each.router]
+        on_their_own = service.spec.router.placement == "Deployment"
+        away = self._away(pods, now) if on_their_own else None
+        routers = [e for e in seen if e.component == labels.ROUTERS] if on_their_own else [e for e in mine if e.router]
+        learners = [] if on_their_own else [each for each in mine if each.roster and not each.router]
         self._told = await self._fleets.ask(
             [each for each in routers if each.usable],
             [each for each in learners if each.usable],
@@ -129,9 +131,11 @@ class KubeBackend:
         clients = f"Service {service.name}"
         return Observed(
             found,
-            front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else ""),
+            front=front(
+                routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away
+            ),
             fleet_known=self._told.fleet is not None,
-            problems=self._troubles(),
+            problems=(*self._troubles(), *(away.problems if away is not None else ())),
         )
 
     @property
@@ -139,6 +143,13 @@ class KubeBackend:
         """Something is on its way that no watch tells of: look again soon."""
         waits = self._shared.clock() < self._waits_until
         return self._fleets.hurried or self._switching or waits or self._named != self._children.taken
+
+    def _away(self, pods: list[Entry], now: float) -> Apart:
+        """What is wrong with routers in pods of their own."""
+        name = labels.router_name(self.name)
+        deployment = self._cache.get("Deployment", self.namespace, name)
+        mine = [pod for pod in pods if pod.derived(facts).component == labels.ROUTERS]
+        return apart(name, deployment.body if deployment is not None else None, mine, now)
 
     def _troubles(self) -> tuple[Problem, ...]:
         """What is wrong with the service as a whole."""
