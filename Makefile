@@ -163,16 +163,18 @@ images-push: $(STAMP) ## Push operator and sidecar to REGISTRY=host/path; TAG=â€
 push: images-push
 # --- end of images ---
 
-# --- the test cluster: a real Kubernetes of this host; PROFILE=light|full, DIR=its folder, KWOK=1 adds fake nodes ---
+# --- the test cluster: a real Kubernetes of this host; PROFILE=light|full, DIR=its folder, KWOK=1 adds fake nodes, IPV6=1 takes
+# IPv4 from the full one ---
 PROFILE ?= light
 DIR ?=
 KWOK ?=
+IPV6 ?=
 CLUSTER = PYTHONPATH=e2e/cluster $(BIN)/python -m testcluster
 CLUSTER_AT = --profile $(PROFILE) $(if $(DIR),--dir '$(DIR)')
 
 .PHONY: cluster-up cluster-down cluster-status cluster-build
 cluster-up: $(STAMP) ## Start a Kubernetes for hand work (PROFILE=light|full, KWOK=1 for fake nodes, DIR=folder)
-	@$(CLUSTER) up $(CLUSTER_AT) $(if $(KWOK),--kwok)
+	@$(CLUSTER) up $(CLUSTER_AT) $(if $(KWOK),--kwok) $(if $(IPV6),--ipv6)
 
 cluster-down: $(STAMP) ## Remove it, whatever is left of it
 	@$(CLUSTER) down $(CLUSTER_AT)
