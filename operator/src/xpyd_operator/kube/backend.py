@@ -79,6 +79,7 @@ class KubeBackend:
         timeout_s = shared.settings.fleet_timeout_s
         self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=timeout_s)
         self._switching = False
+        self._both_families = True
         self._waits_until = 0.0
         """When a surplus has waited long enough for the other role to want it."""
 
@@ -110,6 +111,8 @@ class KubeBackend:
         on_their_own = service.spec.router.placement == "Deployment"
         away = self._away(pods, now) if on_their_own else None
         routers = [e for e in seen if e.component == labels.ROUTERS] if on_their_own else [e for e in mine if e.router]
+        # A Service that led to a router by IPv6 before it listens there would lose requests, after an upgrade of xpyd.
+        self._both_families = not any(e.ipv4_alone and not e.ends_by for e in (routers if on_their_own else mine))
         learners = [] if on_their_own else [each for each in mine if each.roster and not each.router]
         self._told = await self._fleets.ask(
             [each for each in routers if each.usable],
@@ -180,7 +183,7 @@ class KubeBackend:
         try:
             await self._secret.ensure(service, now, soon=making)
             await self._switches.tend(self._told.fleet, self._secret.key)
-            await self._children.tend(service, wanted, now)
+            await self._children.tend(service, wanted, now, both_families=self._both_families)
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
             await self._planner.tend(self._entry(), service, planned, self._secret.key, now=now)
         except ApiError as error:

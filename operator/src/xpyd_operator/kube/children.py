@@ -51,8 +51,10 @@ class Children:
         """Kinds and names of what others have."""
         return [f"{kind} {name}" for kind, name in sorted(self._taken)]
 
-    async def tend(self, service: DisaggService, counts: Mapping[Role, int], now: float) -> None:
-        """Make everything as it should be.
+    async def tend(
+        self, service: DisaggService, counts: Mapping[Role, int], now: float, *, both_families: bool = True
+    ) -> None:
+        """Make everything as it should be. ``both_families``: as ``objects.children`` has it.
 
         Raises:
             ApiError: something could not be written; everything else was.
@@ -65,7 +67,8 @@ class Children:
             if entry is not None and not entry.deleting and controller(entry.body["metadata"]) == uid:
                 work.append(self._delete(entry))
             self._taken.pop((kind, name), None)
-        work += [self._child(service, wanted, now) for wanted in self._children(service, counts)]
+        rendered = self._children(service, counts, both_families)
+        work += [self._child(service, wanted, now) for wanted in rendered]
         work += [self._pool(service, role, counts[role], now) for role in Role]
         await all_of(each for each in work if each is not None)
 
@@ -75,10 +78,10 @@ class Children:
         ours = entry is not None and controller(entry.body["metadata"]) == service.metadata.uid
         return entry if ours and entry is not None and not entry.deleting else None
 
-    def _children(self, service: DisaggService, counts: Mapping[Role, int]) -> tuple[Body, ...]:
-        key = (service, tuple(sorted(counts.items())))
+    def _children(self, service: DisaggService, counts: Mapping[Role, int], both_families: bool) -> tuple[Body, ...]:
+        key = (service, tuple(sorted(counts.items())), both_families)
         if self._rendered[0] != key:
-            self._rendered = (key, children(service, counts, self._settings))
+            self._rendered = (key, children(service, counts, self._settings, both_families=both_families))
         return self._rendered[1]
 
     def _child(self, service: DisaggService, wanted: Body, now: float) -> Awaitable[None] | None:

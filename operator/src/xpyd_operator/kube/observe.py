@@ -59,6 +59,8 @@ class Facts(msgspec.Struct, frozen=True):
     """Its label does not say that role yet."""
     can_switch: bool = False
     """Its agent sees what it is told."""
+    ipv4_alone: bool = False
+    """Its router, if it has one, was told to listen on IPv4 alone, as xpyd did before."""
 
     @property
     def usable(self) -> bool:
@@ -117,7 +119,14 @@ def facts(pod: Body) -> Facts:
         told=told,
         switching=told is not None and told.role is not role,
         can_switch=any(volume.get("name") == "assignment" for volume in pod.get("spec", {}).get("volumes") or ()),
+        ipv4_alone=_ipv4_alone(pod.get("spec") or {}),
     )
+
+
+def _ipv4_alone(spec: Body) -> bool:
+    containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+    ours = (each for each in containers if each.get("name") in (labels.SIDECAR, labels.ROUTERS))
+    return any('"host":"0.0.0.0"' in word for each in ours for word in each.get("command") or ())
 
 
 def _told(metadata: Body) -> Assignment | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import revision_of
@@ -18,8 +18,6 @@ from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.sidecar import clients_volumes, router_container
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
-_BOTH_FAMILIES: Final = "PreferDualStack"
-"""Addresses of both families where the cluster has both, of its only one elsewhere."""
 NO_KEY = "made once by the operator"
 """In place of the key: whoever used it as one would be told that it is none."""
 
@@ -45,13 +43,17 @@ def manifests(service: DisaggService, settings: KubeSettings) -> tuple[dict[str,
     return tuple(found)
 
 
-def children(service: DisaggService, counts: Mapping[Role, int], settings: KubeSettings) -> tuple[dict[str, Any], ...]:
-    """Everything that is server-side applied. ``counts``: wanted instances of each role.
+def children(
+    service: DisaggService, counts: Mapping[Role, int], settings: KubeSettings, *, both_families: bool = True
+) -> tuple[dict[str, Any], ...]:
+    """Everything that is server-side applied. ``counts``: wanted instances of each role; ``both_families``: every router
+    there is listens on IPv6, too, so that Services may lead to it by both.
 
     Each object carries a hash of what it was rendered to: without it, a field that is no longer rendered would look like
     one that others added (``differs``), and stay.
     """
-    found = [_clients_service(service), _members_service(service)]
+    families = {"ipFamilyPolicy": "PreferDualStack"} if both_families else {}
+    found = [_clients_service(service, families), _members_service(service, families)]
     if service.spec.network_policy.enabled:
         found += [pods_policy(service, settings), clients_policy(service)]
     for role in Role:
@@ -99,7 +101,7 @@ def pool(service: DisaggService, role: Role, replicas: int) -> dict[str, Any]:
     }
 
 
-def _clients_service(service: DisaggService) -> dict[str, Any]:
+def _clients_service(service: DisaggService, families: dict[str, str]) -> dict[str, Any]:
     protocol = "http" if service.spec.router.tls.secret is None else "https"
     port = {"name": "http", "port": service.spec.router.ports.http, "protocol": "TCP", "appProtocol": protocol}
     return _service(
@@ -107,7 +109,7 @@ def _clients_service(service: DisaggService) -> dict[str, Any]:
         service.name,
         {
             "type": "ClusterIP",
-            "ipFamilyPolicy": _BOTH_FAMILIES,
+            **families,
             "selector": labels.selector(service, router=labels.YES),
             "sessionAffinity": "None",
             "ports": [port | {"targetPort": port["port"]}],
@@ -115,7 +117,7 @@ def _clients_service(service: DisaggService) -> dict[str, Any]:
     )
 
 
-def _members_service(service: DisaggService) -> dict[str, Any]:
+def _members_service(service: DisaggService, families: dict[str, str]) -> dict[str, Any]:
     """Resolves to every router, ready or not: else agents and routers would wait for each other."""
     port = {"name": "members", "port": service.spec.router.ports.members, "protocol": "TCP"}
     return _service(
@@ -124,7 +126,7 @@ def _members_service(service: DisaggService) -> dict[str, Any]:
         {
             "type": "ClusterIP",
             "clusterIP": "None",
-            "ipFamilyPolicy": _BOTH_FAMILIES,
+            **families,
             "publishNotReadyAddresses": True,
             "selector": labels.selector(service, roster=labels.YES),
             "ports": [port | {"targetPort": port["port"]}],
