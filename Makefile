@@ -163,16 +163,18 @@ images-push: $(STAMP) ## Push operator and sidecar to REGISTRY=host/path; TAG=â€
 push: images-push
 # --- end of images ---
 
-# --- the test cluster: a real Kubernetes of this host; PROFILE=light|full, DIR=its folder, KWOK=1 adds fake nodes ---
+# --- the test cluster: a real Kubernetes of this host; PROFILE=light|full, DIR=its folder, KWOK=1 adds fake nodes, IPV6=1 takes
+# IPv4 from the full one ---
 PROFILE ?= light
 DIR ?=
 KWOK ?=
+IPV6 ?=
 CLUSTER = PYTHONPATH=e2e/cluster $(BIN)/python -m testcluster
 CLUSTER_AT = --profile $(PROFILE) $(if $(DIR),--dir '$(DIR)')
 
 .PHONY: cluster-up cluster-down cluster-status cluster-build
 cluster-up: $(STAMP) ## Start a Kubernetes for hand work (PROFILE=light|full, KWOK=1 for fake nodes, DIR=folder)
-	@$(CLUSTER) up $(CLUSTER_AT) $(if $(KWOK),--kwok)
+	@$(CLUSTER) up $(CLUSTER_AT) $(if $(KWOK),--kwok) $(if $(IPV6),--ipv6)
 
 cluster-down: $(STAMP) ## Remove it, whatever is left of it
 	@$(CLUSTER) down $(CLUSTER_AT)
@@ -190,7 +192,7 @@ cluster-build: $(STAMP) ## Build its programs alone (once, 8 minutes)
 campaigns: $(STAMP) ## All of them, one after the other, with a table of figures against goals (6 hours; goes on where it ended, FRESH=1 begins anew, ONLY=names)
 	@$(BIN)/python scripts/campaigns --only '$(ONLY)' $(if $(FRESH),--fresh)
 
-.PHONY: campaign-parallel campaign-unequal campaign-away
+.PHONY: campaign-parallel campaign-unequal campaign-away campaign-ipv6
 campaign-parallel: $(STAMP) ## Tensor-parallel engines, mp and Ray: eight processes at full speed (4 cores or patience)
 	@$(BIN)/pytest tests/campaigns/test_parallel.py --timeout 600
 
@@ -201,6 +203,10 @@ campaign-unequal: $(STAMP) ## Engines of unequal sizes or with unusual KV, pair 
 campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server, into bench/results (root)
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_away.py
+
+campaign-ipv6: $(STAMP) ## A whole cluster without IPv4, and a service on real engines in it, into bench/results (root, 10 minutes)
+	@$(CLUSTER) build --profile full
+	@$(BIN)/pytest -s e2e/campaign_ipv6.py --timeout 900
 
 .PHONY: campaign-http
 campaign-http: $(STAMP) ## HTTP fuzz of the router: 20 seeds, 20,000 connections, into bench/results (5 minutes)

@@ -19,6 +19,8 @@ from testcluster.errors import ClusterError, CommandFailed, InUse
 from testcluster.full import FullCluster
 from testcluster.kubectl import wait_until
 
+from xpyd_sidecar.contract.ids import join_host_port
+
 IMAGE = "localhost/netprobe:1"
 PORT = 8000
 POD_S = 60
@@ -46,13 +48,15 @@ def host_state() -> dict[str, Any]:
     return {
         "links": {path.name for path in remains.LINKS.iterdir()},
         "routes": said("ip", "-4", "route", "show", "table", "all"),
-        "rules": [line for line in said("iptables-save").splitlines() if not line.startswith("#")],
+        "routes of IPv6": said("ip", "-6", "route", "show", "table", "all"),
+        "rules": [line for program in ("iptables-save", "ip6tables-save") for line in said(program).splitlines()
+                  if not line.startswith("#")],
         "tables": said("nft", "list", "tables"),
         "mounts": [point for point in mount_points() if point.startswith(("/run/", "/var/", "/sys/"))],
         "groups": {str(path) for root in remains.hierarchies() for path in root.glob("*") if path.is_dir()},
         "places": [path for path in ("/run/containerd", "/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/run/netns",
                                      "/opt/containerd", "/etc/cni") if Path(path).exists()],
-        "forwarding": Path("/proc/sys/net/ipv4/ip_forward").read_text(),
+        "forwarding": [Path("/proc/sys/net", each).read_text() for each in ("ipv4/ip_forward", "ipv6/conf/all/forwarding")],
     }
 
 
@@ -70,7 +74,8 @@ def full(tmp_path_factory: pytest.TempPathFactory, before: dict[str, Any]) -> It
     with FullCluster(tmp_path_factory.mktemp("full"), kwok=True) as cluster:
         assert cluster.import_image(archive) == [IMAGE]
         service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "server"},
-                   "spec": {"selector": {"app": "server"}, "ports": [{"port": 80, "targetPort": PORT}]}}
+                   "spec": {"ipFamilyPolicy": "PreferDualStack", "selector": {"app": "server"},
+                            "ports": [{"port": 80, "targetPort": PORT}]}}
         cluster.kubectl.apply(pod("server"), pod("friend", {"role": "friend"}), pod("stranger"), service)
         cluster.kubectl("wait", "--for=condition=Ready", "pod", "--all", f"--timeout={POD_S}s")
         wait_until(lambda: ask(cluster, "friend", "http://server/") == "server", 10, "kube-proxy knows the Service")
@@ -117,6 +122,23 @@ def test_the_host_reaches_pods_and_services_and_pods_the_host(full: FullCluster)
         asked.join(10)
 
 
+def both(addresses: list[str]) -> list[str]:
+    """One address of each family, as they stand in a URL."""
+    assert [":" in address for address in addresses] == [False, True]
+    return [join_host_port(address, 80).removesuffix(":80") for address in addresses]
+
+
+def test_pods_and_services_have_addresses_of_both_families(full: FullCluster) -> None:
+    inside = both(full.kubectl.get("service", "server")["spec"]["clusterIPs"])
+    pods = both([each["ip"] for each in full.kubectl.get("pod", "server")["status"]["podIPs"]])
+    for url in (*(f"http://{address}/" for address in inside), *(f"http://{address}:{PORT}/" for address in pods)):
+        assert ask(full, "friend", url) == "server"
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            assert answer.read() == b"server\n", "the host reaches them, too"
+    addresses = [each["address"] for each in full.kubectl.get("node", "node")["status"]["addresses"]]
+    assert set(full.addresses.node) < set(addresses)
+
+
 def test_a_policy_lets_friends_in_and_nobody_else(full: FullCluster) -> None:
     assert ask(full, "stranger", "http://server/") == "server"
     policy = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "friends"},
@@ -129,6 +151,9 @@ def test_a_policy_lets_friends_in_and_nobody_else(full: FullCluster) -> None:
         service = full.kubectl.get("service", "server")["spec"]["clusterIP"]
         with pytest.raises(OSError, match="timed out"):
             urllib.request.urlopen(f"http://{service}/", timeout=1)
+        for address in both(full.kubectl.get("service", "server")["spec"]["clusterIPs"]):
+            assert refused(full, "stranger", f"http://{address}/"), "whatever the family"
+            assert ask(full, "friend", f"http://{address}/") == "server"
         assert full.kubectl.get("pod", "server")["status"]["containerStatuses"][0]["ready"], "the kubelet still asks"
     finally:
         full.kubectl("delete", "networkpolicy", "friends")

@@ -10,31 +10,23 @@ from typing import Any
 import pytest
 import yaml
 from external_metrics import served
-from service_in_cluster import ASK, ServiceInCluster, check
+from service_in_cluster import ServiceInCluster, asked, check, strangers_reach_the_router_alone
 from testcluster.errors import CommandFailed
 from testcluster.kubectl import wait_until
 from testcluster.network import HOST_ADDRESS
+
+from xpyd_sidecar.contract.ids import join_host_port
 
 pytestmark = pytest.mark.timeout(900)
 AWAY_S = 60.0
 AUTOSCALING = Path(__file__).resolve().parent.parent / "examples/kubernetes/autoscaling.yaml"
 
-CONNECT = """
-import socket, sys
-for address in sys.argv[1:]:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=4).close()
-        print(address, "open")
-    except OSError as error:
-        print(address, "refused" if isinstance(error, ConnectionRefusedError) else "blocked")
-"""
 
 
 def test_an_answer_through_the_service_from_another_pod(service: ServiceInCluster) -> None:
     url = service.get(f"dsvc/{service.name}")["status"]["url"]
-    answer = json.loads(service.python("clients", "ask", ASK, f"{url}/v1"))
-    assert answer["choices"][0]["message"]["content"].strip()
+    (answer,) = asked(service, f"{url}/v1")
+    assert answer.strip()
     row = service.kubectl("get", "dsvc", service.name).splitlines()[1].split()
     assert row[:5] == ["tiny", "tiny", "1P1D", "1P1D", "True"]
     metrics = {pod: service.kubectl("exec", pod, "-c", "main", "--", "python3", "-c", (
@@ -52,21 +44,18 @@ def value(text: str, name: str) -> float:
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
-def test_a_stranger_reaches_the_router_and_nothing_else(service: ServiceInCluster) -> None:
+def test_both_families_lead_to_the_router(service: ServiceInCluster) -> None:
+    addresses = [*service.get("service", service.name)["spec"]["clusterIPs"]]
     (decode,) = service.get("pods", "-l", "xpyd.dev/role=decode")["items"]
-    address = decode["status"]["podIP"]
-    listening = service.kubectl("exec", decode["metadata"]["name"], "-c", "main", "--", "python3", "-c", (
-        "print(*sorted({int(l.split()[1].rpartition(':')[2], 16) for l in open('/proc/net/tcp').read().splitlines()[1:]"
-        " if l.split()[3] == '0A' and not l.split()[1].startswith('0100007F')}))"))
-    ports = [int(port) for port in listening.split()]
-    assert {8000, 10001, 30001} <= set(ports), "engine, router and membership listen"
-    assert len(ports) > 3, "so does the connector"
-    said = service.python("strangers", "probe", CONNECT, *(f"{address}:{port}" for port in ports),
-                          f"{service.name}.{service.namespace}.svc:10001", timeout_s=120)
-    found = dict(line.split() for line in said.splitlines())
-    assert found.pop(f"{service.name}.{service.namespace}.svc:10001") == "open"
-    assert found.pop(f"{address}:10001") == "open"
-    assert set(found.values()) == {"blocked"}, found
+    addresses += [each["ip"] for each in decode["status"]["podIPs"]]
+    assert [":" in address for address in addresses] == [False, True, False, True]
+    answers = asked(service, *(f"http://{join_host_port(address, 10001)}/v1" for address in addresses))
+    assert len(answers) == 4
+    assert len(set(answers)) == 1
+
+
+def test_a_stranger_reaches_the_router_and_nothing_else(service: ServiceInCluster) -> None:
+    strangers_reach_the_router_alone(service)
 
 
 def autoscaler(service: ServiceInCluster) -> dict[str, Any]:

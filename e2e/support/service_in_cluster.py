@@ -14,6 +14,8 @@ from testcluster.errors import CommandFailed
 from testcluster.full import FullCluster
 from testcluster.kubectl import wait_until
 
+from xpyd_sidecar.contract.ids import join_host_port
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 LOAD = ROOT / "e2e" / "inside" / "load.py"
 MODEL = ROOT / "examples" / "model" / "weights"
@@ -28,6 +30,36 @@ request = urllib.request.Request(sys.argv[1] + "/chat/completions", json.dumps(b
 print(urllib.request.urlopen(request, timeout=60).read().decode())
 """
 """A program that asks a chat of the URL that it is given, and prints the answer."""
+
+
+ASK = """
+import json, sys, urllib.request
+body = {"model": "tiny", "messages": [{"role": "user", "content": "What is xpyd?"}], "max_tokens": 40, "temperature": 0}
+head = {"Content-Type": "application/json"}
+for url in sys.argv[1:]:
+    request = urllib.request.Request(url + "/chat/completions", json.dumps(body).encode(), head)
+    print(urllib.request.urlopen(request, timeout=60).read().decode())
+"""
+CONNECT = """
+import socket, sys
+for address in sys.argv[1:]:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=4).close()
+        print(address, "open")
+    except OSError as error:
+        print(address, "refused" if isinstance(error, ConnectionRefusedError) else "blocked")
+"""
+LISTENING = """
+found = set()
+for file in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for line in open(file).read().splitlines()[1:]:
+        address, _, port = line.split()[1].rpartition(":")
+        if line.split()[3] == "0A" and not address.endswith(("0100007F", "00000000000000000000000001000000")):
+            found.add(int(port, 16))
+print(*sorted(found))
+"""
+"""Ports of a network namespace on which somebody listens, but for those on loopback."""
 
 
 class Images:
@@ -199,3 +231,26 @@ def check(ended: list[Ended], least: int = 10) -> None:
     assert not failed, failed[:5]
     assert len(ended) >= least
     assert any(each.long for each in ended)
+
+
+def asked(service: ServiceInCluster, *urls: str) -> list[str]:
+    """The answers to one question by each URL, from a pod of another namespace."""
+    lines = service.python("clients", "ask", ASK, *urls, timeout_s=120).splitlines()
+    return [str(json.loads(line)["choices"][0]["message"]["content"]) for line in lines]
+
+
+def strangers_reach_the_router_alone(service: ServiceInCluster) -> None:
+    """A pod of another namespace tries every port of a decode pod that something listens on, by all its addresses."""
+    (decode,) = service.get("pods", "-l", "xpyd.dev/role=decode")["items"]
+    listening = service.kubectl("exec", decode["metadata"]["name"], "-c", "main", "--", "python3", "-c", LISTENING)
+    ports = [int(port) for port in listening.split()]
+    assert {8000, 10001, 30001} <= set(ports), "engine, router and membership listen"
+    assert len(ports) > 3, "so does the connector"
+    addresses = [each["ip"] for each in decode["status"]["podIPs"]]
+    tried = [join_host_port(address, port) for address in addresses for port in ports]
+    name = f"{service.name}.{service.namespace}.svc:10001"
+    said = service.python("strangers", "probe", CONNECT, *tried, name, timeout_s=180)
+    found = dict(line.split() for line in said.splitlines())
+    assert found.pop(name) == "open"
+    assert [found.pop(join_host_port(address, 10001)) for address in addresses] == ["open"] * len(addresses)
+    assert set(found.values()) == {"blocked"}, found

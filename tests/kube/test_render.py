@@ -45,6 +45,27 @@ CORNERS: dict[str, dict[str, Any]] = {
         "router": {"apiKeySecret": SECRET},
         "decode": {"resources": {"limits": {"cpu": "1500m", "memory": "4Gi"}, "requests": {"cpu": 1}}},
     },
+    "routers": {
+        "router": {
+            "placement": "Deployment", "workers": 3, "resources": {"limits": {"cpu": 2}},
+            "template": {
+                "metadata": {"annotations": {"team": "a"}},
+                "spec": {
+                    "imagePullSecrets": [{"name": "registry"}],
+                    "tolerations": [{"operator": "Exists"}],
+                    "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+                        {"topologyKey": "zone", "labelSelector": {"matchLabels": {"a": "b"}}}]}},
+                    "containers": [{
+                        "name": "router", "env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}}],
+                        "ports": [{"name": "debug", "containerPort": 5678}],
+                        "volumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+                        "resources": {"limits": {"memory": "2048Mi"}},
+                    }],
+                    "volumes": [{"name": "ca", "projected": {"sources": [{"configMap": {"name": "ca"}}]}}],
+                },
+            },
+        },
+    },
     "devices": {
         "prefill": {"parallelism": {"device": "amd.com/gpu", "tensor": 2}, "resources": {"limits": {"memory": "9Gi"}}},
         "decode": {
@@ -119,8 +140,9 @@ def test_the_api_server_takes_every_setting(cluster: LightCluster, name: str) ->
     try_out(cluster, manifests(service, SETTINGS))
 
 
-def test_what_was_applied_does_not_differ_and_what_was_edited_does(cluster: LightCluster) -> None:
-    document = corner("claims") | {"metadata": {"name": "applied"}}
+@pytest.mark.parametrize("name", ["claims", "routers"])
+def test_what_was_applied_does_not_differ_and_what_was_edited_does(cluster: LightCluster, name: str) -> None:
+    document = corner(name) | {"metadata": {"name": f"applied-{name}"}}
     service = from_server(cluster, document)
     for one in children(service, {Role.PREFILL: 2, Role.DECODE: 3}, SETTINGS):
         kind, name = one["kind"], one["metadata"]["name"]
@@ -137,7 +159,7 @@ def test_what_was_applied_does_not_differ_and_what_was_edited_does(cluster: Ligh
 
 
 EDITS: dict[str, tuple[dict[str, Any], str]] = {
-    "Service": ({"spec": {"selector": {"xpyd.dev/service": "applied", "stray": "x"}}}, "spec.selector.stray"),
+    "Service": ({"spec": {"selector": {"stray": "x"}}}, "spec.selector.stray"),
     "NetworkPolicy": ({"spec": {"ingress": [{}]}}, "spec.ingress"),
     "PodDisruptionBudget": ({"spec": {"minAvailable": 0}}, "spec.minAvailable"),
     "Deployment": ({"spec": {"replicas": 7}}, "spec.replicas"),

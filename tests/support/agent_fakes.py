@@ -38,7 +38,7 @@ def record_of(incarnation: str = "a" * 32, dp_rank: int = 0, fields: Fingerprint
 
 def config_of(run_dir: Path | str = "/nowhere", engine: str = "127.0.0.1:1", routers: tuple[str, ...] = ("127.0.0.1:2",),
               **fields: object) -> SidecarConfig:
-    agent = AgentConfig(role=Role.DECODE, engine=HostPort(engine), advertise_http=HostPort("10.0.0.7:8000"),
+    agent = AgentConfig(role=Role.DECODE, engine=HostPort(engine), advertise_host="10.0.0.7", advertise_port=8000,
                         routers=tuple(map(HostPort, routers)))
     agent = msgspec.structs.replace(agent, **fields)
     return SidecarConfig(service=ServiceName("test"), instance=InstanceName("test-e0"), key_file="/nowhere/key",

@@ -290,6 +290,11 @@ MALFORMED: dict[str, Bad] = {
         )
     },
     "both ports the same": bad("spec.router.ports.members", "(10001)", router={"ports": {"members": 10001}}),
+    "template of sidecars": bad("spec.router.template", "write decode.template", router={"template": {"spec": {}}}),
+    "router's quantity": bad(
+        "spec.router.resources.limits.memory", "quantity", router={"resources": {"limits": {"memory": "lots"}}}
+    ),
+    "router's claims": bad("spec.router.resources.claims", "unknown field", router={"resources": {"claims": []}}),
     "replicas of sidecars": bad("spec.router.replicas", "maxSidecars", router={"replicas": 2}),
     "option of another policy": bad(
         "spec.router.policyOptions.choices", "least_loaded", router={"policyOptions": {"choices": 2}}

@@ -25,7 +25,7 @@ from processes import Group, ProcessFailed, free_port
 from xpyd_sidecar.agent.ask import ask
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
-from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, State, split_host_port
 from xpyd_sidecar.contract.launch import AgentConfig, KvOptions, RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.timeline import HEADER, PATH, Traces
 
@@ -50,7 +50,8 @@ class Instance:
         self._folder = cluster.folder
         self.engine = Engine(self.name, cluster.folder, service=SERVICE, key_file=cluster.key_file, **engine)
         address = HostPort(self.engine.address)
-        agent = AgentConfig(role=role, engine=address, advertise_http=address,
+        host, port = split_host_port(address)
+        agent = AgentConfig(role=role, engine=address, advertise_host=host, advertise_port=port,
                             routers=(cluster.members_address, cluster.other_address), heartbeat_s=HEARTBEAT_S,
                             resolve_s=RESOLVE_S, drain_timeout_s=60.0, data_parallel=data_parallel)
         self._config = SidecarConfig(service=SERVICE, instance=self.name, key_file=str(cluster.key_file),

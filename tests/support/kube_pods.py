@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from kube_client import Object
 
-MAIN = "main"
+MAIN, ROUTER = "main", "router"
 Stage = Literal["pending", "pulling", "running", "ready", "crashed"]
 
 
@@ -92,6 +92,8 @@ def _beside(container: Object, alive: bool, facts: Facts) -> Object:
     """An init container, a native sidecar, or the router of a pod without an engine."""
     if not alive:
         state: Object = {"waiting": {"reason": "PodInitializing"}}
+        if facts.pull_error and container["name"] == ROUTER:
+            state = {"waiting": {"reason": "ImagePullBackOff", "message": facts.pull_error}}
         return _container(container, ready=False, started=False, restarts=0, state=state)
     if container.get("restartPolicy") == "Always":
         state = {"running": {"startedAt": facts.started}}

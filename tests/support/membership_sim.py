@@ -18,7 +18,7 @@ import msgspec
 from agent_fakes import config_of, record_of
 
 from xpyd_sidecar.agent.beat import Look, Looked, Machine
-from xpyd_sidecar.contract.ids import AgentId, HostPort, InstanceName, Role
+from xpyd_sidecar.contract.ids import AgentId, InstanceName, Role
 from xpyd_sidecar.contract.membership import Load, Up
 from xpyd_sidecar.router.fleet.member import Changed, InstanceLost, Instruction, Probed, ProbeInstance
 from xpyd_sidecar.router.fleet.roster import Roster
@@ -32,7 +32,7 @@ class Instance:
     """An agent and its engine."""
 
     def __init__(self, index: int) -> None:
-        config = config_of(role=(Role.PREFILL, Role.DECODE)[index % 2], advertise_http=HostPort(f"10.0.0.1:{index + 1}"))
+        config = config_of(role=(Role.PREFILL, Role.DECODE)[index % 2], advertise_host="10.0.0.1", advertise_port=index + 1)
         self.name = InstanceName(f"test-e{index}")
         self.machine = Machine(msgspec.structs.replace(config, instance=self.name), AgentId(f"{index:020x}"))
         self.alive = True

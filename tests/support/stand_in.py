@@ -128,7 +128,8 @@ def agent(config: dict, run_dir: Path, beats: Path) -> None:
             body = {
                 "instance": config["instance"], "role": said["role"], "epoch": said["epoch"], "state": said["state"],
                 "incarnation": "",
-                "fingerprint": "stands-in", "http": [config["agent"]["advertise_http"]], "control": [], "model": "",
+                "fingerprint": "stands-in", "http": ["{advertise_host}:{advertise_port}".format(**config["agent"])],
+                "control": [], "model": "",
                 "load": said["load"], "drained": said["drained"], "in_flight": 0, "beat_age_s": 0.0,
             }
             temporary = mine.with_suffix(".tmp")

@@ -67,6 +67,12 @@ class World:
             elif not body.get("status"):
                 self.cache.seen(kind, self.api.put(kind, body | {"status": pod(0)["status"] | {"podIP": ""}}))
 
+    def restart(self) -> None:
+        """The operator begins anew, over what is there."""
+        entry = self.cache.get(OWNER_KIND, "team-a", "qwen")
+        assert entry is not None
+        self.backend = KubeBackend(self.shared, entry)
+
     def named(self, kind: str) -> set[str]:
         return {at[2] for at in self.api.objects if at[0] == kind}
 
@@ -104,9 +110,7 @@ async def test_a_new_backend_over_what_is_there_only_sees_to_it_that_the_key_is_
     world.write()
     await settle(world)
     await world.round()
-    entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
-    assert entry is not None
-    world.backend = KubeBackend(world.shared, entry)
+    world.restart()
     world.api.asked.clear()
     done = await world.round()
     name, = (at[2] for at in world.api.objects if at[0] == "Secret" and at[2] != "xpyd-master")
@@ -212,6 +216,94 @@ async def test_a_rejected_template_keeps_the_old_revision(world: World) -> None:
     assert done.plan.actions == ()
     assert world.condition("Valid")["reason"] == "TemplateRejected"
     assert "spec.nodeName" in world.condition("Valid")["message"]
+
+
+APART = {"placement": "Deployment"}
+
+
+async def test_a_routers_template_that_is_rejected_keeps_the_old_routers(world: World) -> None:
+    world.write(router=APART)
+    await settle(world)
+    before = world.api.objects["Deployment", "team-a", "qwen-router"]
+    refusal = ApiError(403, "Forbidden", 'violates PodSecurity "restricted:latest"')
+    world.api.fault = lambda verb, kind, name: refusal if (verb, name) == ("dry-run", "qwen-check-router") else None
+    world.write(router=APART | {"template": {"spec": {"hostPID": True}}})
+    await settle(world)
+    assert world.condition("Valid")["reason"] == "TemplateRejected"
+    assert "a pod of a router: violates PodSecurity" in world.condition("Valid")["message"]
+    assert world.api.objects["Deployment", "team-a", "qwen-router"] == before
+
+
+async def test_a_routers_template_is_tried_once_and_not_at_all_where_routers_have_it(world: World) -> None:
+    world.write(router=APART | {"template": {"spec": {"priorityClassName": "high"}}})
+    await settle(world)
+    await settle(world)
+    assert world.condition("Valid")["status"] == "True"
+    assert [name for verb, _, name in world.api.asked if verb == "dry-run"].count("qwen-check-router") == 1
+    spec = world.api.objects["Deployment", "team-a", "qwen-router"]["spec"]["template"]["spec"]
+    assert spec["priorityClassName"] == "high"
+    world.api.asked.clear()
+    world.restart()
+    await settle(world)
+    assert [name for verb, _, name in world.api.asked if verb == "dry-run"] == []
+
+
+async def test_services_have_both_families_once_every_router_listens_on_both(world: World) -> None:
+    """An upgrade of xpyd replaces no pod, and a router of before listens on IPv4 alone."""
+    def policies() -> list[str | None]:
+        services = [world.api.objects["Service", "team-a", name] for name in ("qwen", "qwen-members")]
+        return [each["spec"].get("ipFamilyPolicy") for each in services]
+
+    world.write()
+    await settle(world)
+    assert policies() == ["PreferDualStack"] * 2
+    for name in ("qwen", "qwen-members"):  # as they were before the upgrade
+        body = world.api.objects["Service", "team-a", name]
+        body["spec"].pop("ipFamilyPolicy")
+    old = world.api.objects["Pod", "team-a", "qwen-e1"]
+    for container in old["spec"]["initContainers"]:
+        container["command"] = [word.replace('"host":"::"', '"host":"0.0.0.0"') for word in container["command"]]
+    for kind, name in (("Service", "qwen"), ("Service", "qwen-members"), ("Pod", "qwen-e1")):
+        world.cache.seen(kind, world.api.put(kind, world.api.objects[kind, "team-a", name]))
+    world.restart()
+    await settle(world)
+    assert policies() == [None, None]
+    ending = old | {"metadata": old["metadata"] | {"deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    world.cache.seen("Pod", world.api.put("Pod", ending))
+    await settle(world)
+    assert policies() == ["PreferDualStack"] * 2
+
+
+async def test_routers_whose_image_cannot_be_pulled_are_in_the_conditions(world: World) -> None:
+    world.write(router=APART)
+    await settle(world)
+    labels = world.api.objects["Deployment", "team-a", "qwen-router"]["spec"]["template"]["metadata"]["labels"]
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "pull access denied"}}
+    container = {"name": "router", "image": "sidecar:1", "ready": False, "restartCount": 0, "state": waiting}
+    world.cache.seen("Pod", world.api.put("Pod", {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "qwen-router-x", "namespace": "team-a", "uid": "router-x", "labels": labels},
+        "status": {"phase": "Pending", "podIP": "10.0.0.9", "containerStatuses": [container]},
+    }))
+    await world.round()
+    degraded, ready = world.condition("Degraded"), world.condition("Ready")
+    assert (degraded["status"], degraded["reason"]) == ("True", "ImagePull")
+    assert "pull access denied" in degraded["message"]
+    assert "spec.router.template.spec.imagePullSecrets" in degraded["message"]
+    assert (ready["status"], ready["reason"]) == ("False", "RouterNotReady")
+    assert "pull access denied" in ready["message"]
+
+
+async def test_what_the_routers_deployment_may_not_make_is_in_the_conditions(world: World) -> None:
+    world.write(router=APART)
+    await settle(world)
+    body = world.api.objects["Deployment", "team-a", "qwen-router"]
+    failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "exceeded quota: small"}
+    world.cache.seen("Deployment", world.api.put("Deployment", body | {"status": {"conditions": [failure]}}))
+    await world.round()
+    assert world.condition("Degraded")["reason"] == "RouterPodsRefused"
+    assert world.condition("Ready")["reason"] == "NoRouter"
+    assert all("exceeded quota: small" in world.condition(kind)["message"] for kind in ("Degraded", "Ready"))
 
 
 async def test_a_quota_is_waited_for_without_a_storm(world: World) -> None:

@@ -184,3 +184,31 @@ def test_readiness_gates_are_named() -> None:
     (None, 0.0), ("", 0.0), ("yesterday", 0.0), ("1970-01-01T00:01:00Z", 60.0), ("1970-01-01T00:01:00.5Z", 60.5)])
 def test_times(written: str | None, expected: float) -> None:
     assert unix(written) == expected
+
+
+def of_router(body: Body) -> Body:
+    """The same pod, as one of a router: one container, by that name, and the label."""
+    metadata = body["metadata"] | {"name": "qwen-router-x", "labels": {"app.kubernetes.io/component": "router"}}
+    status = body["status"] | {"initContainerStatuses": []}
+    status["containerStatuses"] = [each | {"name": "router"} for each in status["containerStatuses"]]
+    probe = {"periodSeconds": 1, "failureThreshold": 60}
+    return {"metadata": metadata, "spec": {"containers": [{"name": "router", "startupProbe": probe}]}, "status": status}
+
+
+@pytest.mark.parametrize(("case", "reason", "words"), [
+    ("image pull", "ImagePull", "spec.router.template.spec.imagePullSecrets"),
+    ("unschedulable", "Unschedulable", "spec.router.template"),
+    ("crash loop", "CrashLoop", "kubectl logs qwen-router-x -c router --previous"),
+    ("out of memory", "OutOfMemory", "spec.router.resources.limits.memory"),
+    ("startup", "StartupTimeout", "the router of pod qwen-router-x was not up within 60 s"),
+    ("secret missing", "SecretMissing", "create what is missing"),
+    ("not made at all", "NotStarted", "describe pod qwen-router-x"),
+    ("hangs", None, ""),
+    ("ready", None, ""),
+])
+def test_a_router_in_a_pod_of_its_own_has_words_of_its_own(case: str, reason: str | None, words: str) -> None:
+    found = problem(of_router(CASES[case][0]), NOW)
+    assert (found.reason if found else None) == reason
+    if found is not None:
+        assert words in found.message
+        assert "engine" not in found.message

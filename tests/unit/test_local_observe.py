@@ -31,7 +31,7 @@ from xpyd_sidecar.contract.launch import AGENT_SOCKET, AgentConfig, RouterConfig
 NAME = InstanceName("qwen-e0")
 RECORD = InstanceRecord(NAME, 0, Role.DECODE, Revision("r1"), Process(("x",), {}), 20001)
 AGENT = SidecarConfig(
-    ServiceName("qwen"), NAME, "/k", "/r", AgentConfig(Role.DECODE, HostPort("h:1"), HostPort("h:1"), (HostPort("h:2"),))
+    ServiceName("qwen"), NAME, "/k", "/r", AgentConfig(Role.DECODE, HostPort("h:1"), (HostPort("h:2"),), "h", 1)
 )
 
 

@@ -35,8 +35,8 @@ def variables(asked: DisaggService, role: Role) -> dict[str, Any]:
 
 def test_the_agent_waits_for_the_record_of_each_rank() -> None:
     engine = HostPort("127.0.0.1:8000")
-    assert agent_section(service(None, **RANKS), Role.DECODE, engine, engine, ()).data_parallel == 2
-    assert agent_section(service(None, **RANKS), Role.PREFILL, engine, engine, ()).data_parallel == 1
+    assert agent_section(service(None, **RANKS), Role.DECODE, engine, ("127.0.0.1", 8000), ()).data_parallel == 2
+    assert agent_section(service(None, **RANKS), Role.PREFILL, engine, ("127.0.0.1", 8000), ()).data_parallel == 1
 
 
 def test_another_way_is_another_revision_but_only_of_roles_with_several_ranks() -> None:

@@ -30,8 +30,9 @@ def test_both_backends_start_what_the_layout_says_and_add_where_it_listens() -> 
     pod = engine_pod(one, Role.DECODE, NAME, Revision("r"), KubeSettings(sidecar_image="x"))
     (member,) = layout(one, Role.DECODE, NAME, "Qwen/Qwen3-8B")
     (main,) = pod["spec"]["containers"]
-    assert (pod["metadata"]["name"], main["command"]) == (member.name, ["python3", "-m", member.module])
-    assert main["args"] == [*member.args, "--host", "0.0.0.0", "--port", "8000"]
+    command = ["python3", "-m", "xpyd_sidecar.listening", member.module]
+    assert (pod["metadata"]["name"], main["command"]) == (member.name, command)
+    assert main["args"] == [*member.args, "--port", "8000"]
     assert {"name": "XPYD_DP_SYNC", "value": "auto"} in main["env"]
     (member,) = layout(one, Role.DECODE, NAME, "Qwen/Qwen3-8B", "/dev/shm")
     process = engine_process(one, Place("py", "/key", "/run", "::1"), EngineBinding(NAME, Role.DECODE))

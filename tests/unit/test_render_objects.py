@@ -16,7 +16,7 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.compare import differs
 from xpyd_operator.render.labels import owner_reference
-from xpyd_operator.render.objects import children, key_secret, pool, unwanted
+from xpyd_operator.render.objects import children, key_secret, pool, router_pod, unwanted
 from xpyd_operator.render.pod import engine_pod
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.config import faults
@@ -67,6 +67,81 @@ def test_clients_reach_routers_and_heartbeats_reach_those_that_are_not_ready_too
     assert members["selector"] == {"xpyd.dev/service": "qwen", "xpyd.dev/roster": "true"}
     assert (members["clusterIP"], members["publishNotReadyAddresses"]) == ("None", True)
     assert members["ports"][0]["port"] == 9002
+
+
+def router(**spec: Any) -> dict[str, Any]:
+    """The pod template of routers."""
+    found = made(**APART | {"router": APART["router"] | spec})
+    return dict(found["Deployment", "qwen-router"]["spec"]["template"])
+
+
+def test_routers_in_pods_of_their_own_have_a_template() -> None:
+    template = {
+        "metadata": {"labels": {"team": "chat"}, "annotations": {"sidecar.istio.io/inject": "false"}},
+        "spec": {
+            "imagePullSecrets": [{"name": "registry"}], "tolerations": [{"operator": "Exists"}],
+            "priorityClassName": "high", "securityContext": {"runAsUser": None, "runAsGroup": None, "fsGroup": None},
+            "containers": [{"name": "router", "env": [{"name": "SSL_CERT_FILE", "value": "/ca/ca.crt"}],
+                            "volumeMounts": [{"name": "ca", "mountPath": "/ca"}],
+                            "resources": {"limits": {"cpu": 2}}}],
+            "volumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        },
+    }
+    before, pod = router(), router(template=template)
+    assert pod["metadata"] == {"labels": before["metadata"]["labels"] | {"team": "chat"},
+                               "annotations": {"sidecar.istio.io/inject": "false"}}
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    assert "runAsUser" not in pod["spec"]["securityContext"]
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    (container,), (was,) = pod["spec"]["containers"], before["spec"]["containers"]
+    assert {"name": "SSL_CERT_FILE", "value": "/ca/ca.crt"} in container["env"]
+    assert container["resources"]["limits"] == {"memory": "1Gi", "cpu": 2}
+    assert (container["command"], container["image"]) == (was["command"], was["image"])
+    assert list(violations(pod["spec"])) == []
+
+
+def test_the_pod_of_a_dry_run_is_the_deployments() -> None:
+    one = make(router=APART["router"] | {"template": {"spec": {"priorityClassName": "high"}}})
+    pod = router_pod(one, "qwen-check-router", SETTINGS)
+    template = router(template={"spec": {"priorityClassName": "high"}})
+    assert (pod["metadata"]["name"], pod["metadata"]["namespace"]) == ("qwen-check-router", "models")
+    assert (pod["metadata"]["labels"], pod["spec"]) == (template["metadata"]["labels"], template["spec"])
+
+
+RESOURCES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "nothing": ({}, {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}),
+    "workers": ({"workers": 4}, {"requests": {"cpu": "1000m", "memory": "448Mi"}, "limits": {"memory": "1216Mi"}}),
+    "a larger budget": ({"bodyBudget": "2Gi"},
+                        {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "2560Mi"}}),
+    "bodies beyond the budget": ({"workers": 64, "maxInFlight": 1_000_000, "maxBodySize": "1Gi"},
+                                 {"requests": {"cpu": "16000m", "memory": "4288Mi"}, "limits": {"memory": "135616Mi"}}),
+    "none": ({"resources": {}}, {}),
+    "a limit": ({"resources": {"limits": {"cpu": 2, "memory": "3Gi"}}},
+                {"requests": {"cpu": 2, "memory": "3Gi"}, "limits": {"cpu": 2, "memory": "3Gi"}}),
+    "a request": ({"resources": {"requests": {"cpu": "100m"}}},
+                  {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}),
+    "more than the default limit": ({"resources": {"requests": {"memory": "4Gi"}}},
+                                    {"requests": {"cpu": "250m", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}),
+}
+
+
+@pytest.mark.parametrize("case", RESOURCES)
+def test_a_routers_resources_follow_its_settings(case: str) -> None:
+    written, resources = RESOURCES[case]
+    (container,) = router(**written)["spec"]["containers"]
+    assert container["resources"] == resources
+    beside = engine_pod(make(router=written), Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)
+    sidecar = next(one for one in beside["spec"]["initContainers"] if one["name"] == "sidecar")
+    assert sidecar["resources"] == resources
+    apart = make(router=APART["router"] | written)
+    alone = engine_pod(apart, Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)
+    agent = next(one for one in alone["spec"]["initContainers"] if one["name"] == "sidecar")
+    assert agent["resources"] == RESOURCES["nothing"][1], "an agent alone needs what it always needed"
+
+
+def test_services_have_addresses_of_both_families_where_the_cluster_has_both() -> None:
+    found = made()
+    assert {found["Service", name]["spec"]["ipFamilyPolicy"] for name in ("qwen", "qwen-members")} == {"PreferDualStack"}
 
 
 @pytest.mark.parametrize("spec", [{}, APART], ids=["beside", "apart"])

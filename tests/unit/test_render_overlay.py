@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from xpyd_operator.errors import Unsupported
-from xpyd_operator.render.overlay import faults, forms, overlay
+from xpyd_operator.render.overlay import ROUTER_POD, faults, forms, overlay
 
 POD: dict[str, Any] = {
     "metadata": {"name": "q-e0", "labels": {"xpyd.dev/service": "q"}, "annotations": {"a": "1"}},
@@ -175,3 +175,36 @@ def test_labels_and_selectors_may_be_called_like_lists() -> None:
 
 def test_mounts_beside_what_is_needed_are_allowed() -> None:
     assert len(main(volumeMounts=[{"name": "d", "mountPath": "/xpyd2"}])["volumeMounts"]) == 3
+
+
+ROUTER = "t.spec.containers[0]"
+REFUSED_OF_ROUTERS: list[tuple[dict[str, Any], str, str]] = [
+    ({"metadata": {"labels": {"xpyd.dev/router": "x"}}}, 't.metadata.labels["xpyd.dev/router"]', "set by xpyd"),
+    ({"spec": {"hostNetwork": True}}, "t.spec.hostNetwork", "two routers on one node"),
+    ({"spec": {"terminationGracePeriodSeconds": 1}}, "t.spec.terminationGracePeriodSeconds", "spec.drain.timeout"),
+    ({"spec": {"containers": [{"name": "router", "image": "x"}]}}, f"{ROUTER}.image", "XPYD_SIDECAR_IMAGE"),
+    ({"spec": {"containers": [{"name": "router", "command": []}]}}, f"{ROUTER}.command", "fields of spec.router"),
+    ({"spec": {"containers": [{"name": "router", "env": [{"name": "XPYD_INSTANCE"}]}]}},
+     f"{ROUTER}.env[0].name", "XPYD_INSTANCE"),
+    ({"spec": {"containers": [{"name": "router", "ports": [{"name": "http"}]}]}},
+     f"{ROUTER}.ports[0]", "http is the router's own"),
+    ({"spec": {"containers": [{"name": "router", "volumeMounts": [{"mountPath": "/etc/xpyd/tls/"}]}]}},
+     f"{ROUTER}.volumeMounts[0].mountPath", "/etc/xpyd/tls is used by xpyd"),
+    ({"spec": {"volumes": [{"name": "tls", "emptyDir": {}}]}}, "t.spec.volumes[0].name", "a volume of xpyd"),
+    ({"spec": {"initContainers": [{"name": "router"}]}}, "t.spec.initContainers[0].name", "router is among containers"),
+]
+
+
+@pytest.mark.parametrize(("template", "path", "words"), REFUSED_OF_ROUTERS, ids=[path for _, path, _ in REFUSED_OF_ROUTERS])
+def test_what_a_router_needs_is_not_taken_away(template: dict[str, Any], path: str, words: str) -> None:
+    ((where, reason),) = faults(template, "t", ROUTER_POD)
+    assert (where, words in reason) == (path, True), reason
+
+
+def test_a_routers_container_is_free_in_all_else() -> None:
+    """Also in what only engines and agents share: there is one container, and no PACKAGE."""
+    template = {"spec": {"containers": [
+        {"name": "router", "securityContext": {"runAsUser": 1}, "volumeMounts": [{"name": "x", "mountPath": "/xpyd"}],
+         "ports": [{"name": "engine", "containerPort": 8000}]},
+        {"name": "main", "image": "m"}]}}
+    assert list(faults(template, "t", ROUTER_POD)) == []

@@ -28,7 +28,7 @@ from xpyd_operator.render.paths import ENGINE_PORT
 from xpyd_operator.render.pod import engine_pod, pod_revision
 from xpyd_operator.render.settings import KubeSettings, PodUser
 from xpyd_sidecar.config import faults
-from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.ids import InstanceName, Role, split_host_port
 from xpyd_sidecar.contract.launch import AGENT_SOCKET, SidecarConfig
 
 SETTINGS = KubeSettings(sidecar_image="registry/xpyd-sidecar:1", cluster_domain="example.org")
@@ -113,7 +113,7 @@ def test_the_sidecars_configuration_is_right(spec: dict[str, Any]) -> None:
     config = config_of(pod_of(one))
     assert list(faults(config)) == []
     assert config.agent is not None
-    assert config.agent.advertise_http == f"10.0.0.7:{ENGINE_PORT}"
+    assert config.agent.advertised == f"10.0.0.7:{ENGINE_PORT}"
     assert config.agent.engine == f"127.0.0.1:{ENGINE_PORT}"
     assert config.agent.routers == ("qwen-members.models.svc.example.org.:30001",)
     if one.spec.router.placement == "Deployment":
@@ -123,6 +123,19 @@ def test_the_sidecars_configuration_is_right(spec: dict[str, Any]) -> None:
         assert config.router.beside_engine
         assert config.router.listen_on_s == 5
         assert (config.router.api_key_file is None) == (one.spec.router.api_key_secret is None)
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "fd00::5"])
+def test_the_pods_address_may_be_of_either_family(host: str) -> None:
+    one = make()
+    config = config_of(pod_of(one), host)
+    assert list(faults(config)) == []
+    assert config.agent is not None
+    assert config.router is not None
+    assert split_host_port(config.agent.advertised) == (host, ENGINE_PORT)
+    assert split_host_port(config.agent.listen or "") == ("::", 8009)
+    assert config.router.host == "::"
+    assert "0.0.0.0" not in json.dumps(pod_of(one))
 
 
 def test_who_it_is_and_whose() -> None:
@@ -361,7 +374,7 @@ def test_what_the_user_writes_arrives_as_written() -> None:
     assert config.agent is not None
     assert config.router is not None
     assert config.agent.model == config.router.model == text
-    assert config.agent.advertise_http == "10.0.0.7:8000"
+    assert config.agent.advertised == "10.0.0.7:8000"
 
 
 def test_equal_roles_have_pods_that_differ_in_the_role_alone() -> None:

@@ -34,11 +34,11 @@ WRITTEN: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("spec", "expected"), WRITTEN, ids=[next(iter(spec)) for spec, _ in WRITTEN])
 def test_what_is_written_reaches_the_router_and_nothing_else(spec: dict[str, Any], expected: dict[str, Any]) -> None:
-    usual = msgspec.to_builtins(router_section(service(), "0.0.0.0"))
-    made = msgspec.to_builtins(router_section(service(router=spec), "0.0.0.0"))
+    usual = msgspec.to_builtins(router_section(service(), "::"))
+    made = msgspec.to_builtins(router_section(service(router=spec), "::"))
     assert {name: value for name, value in made.items() if value != usual[name]} == expected
 
 
 def test_nothing_but_the_model_differs_from_a_routers_own_defaults() -> None:
-    made = router_section(service(), "0.0.0.0")
+    made = router_section(service(), "::")
     assert made == RouterConfig(model=made.model)

@@ -16,7 +16,8 @@ def document(**changes: Any) -> dict[str, Any]:
     """A right one; a change ``a__b=1`` sets ``a.b``, None removes."""
     made: dict[str, Any] = {
         "service": "test", "instance": "test-e0", "key_file": "/k", "run_dir": "/r",
-        "agent": {"role": "decode", "engine": "127.0.0.1:8000", "advertise_http": "10.0.0.7:8000", "routers": ["r:30001"]},
+        "agent": {"role": "decode", "engine": "127.0.0.1:8000", "advertise_host": "10.0.0.7", "advertise_port": 8000,
+                  "routers": ["r:30001"]},
         "router": {},
     }
     for path, value in changes.items():
@@ -69,7 +70,13 @@ def test_a_right_document() -> None:
     ({"router__compat": "p2p", "router__skip_prefill_below": 5}, "must be 0 with compat p2p"),
     ({"agent__role": "both"}, "`$.agent.role`"),
     ({"agent__engine": "8000"}, "'8000' is not host:port - at `$.agent.engine`"),
-    ({"agent__advertise_http": "::1:8000"}, "write an IPv6 host in brackets, [host]:port - at `$.agent.advertise_http`"),
+    ({"agent__engine": "::1:8000"}, "write an IPv6 host in brackets, [host]:port - at `$.agent.engine`"),
+    ({"agent__advertise_host": None}, "a host is required - at `$.agent.advertise_host`"),
+    ({"agent__advertise_host": "[fd00::5]"}, "an address, without brackets and port - at `$.agent.advertise_host`"),
+    ({"agent__advertise_host": "10.0.0.7:80"}, "'10.0.0.7:80' is not a host; write a name"),
+    ({"agent__advertise_port": None}, "a port from 1 to 65535, not 0 - at `$.agent.advertise_port`"),
+    ({"agent__advertise_host": None, "agent__advertise_http": "::1:80"},
+     "write an IPv6 host in brackets, [host]:port - at `$.agent.advertise_http`"),
     ({"agent__routers": []}, "at least one router address is required - at `$.agent.routers`"),
     ({"agent__routers": ["a:1", "b"]}, "'b' is not host:port - at `$.agent.routers[1]`"),
     ({"agent__data_parallel": 0}, "at least 1, not 0 - at `$.agent.data_parallel`"),
@@ -87,6 +94,21 @@ def test_a_wrong_document_is_named(changes: dict[str, Any], words: str) -> None:
         config.decode(json.dumps(document(**changes)))
     assert words in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("host", "address"), [("10.0.0.7", "10.0.0.7:8000"), ("fd00::5", "[fd00::5]:8000"),
+                                               ("engine-1.lan", "engine-1.lan:8000")])
+def test_an_engine_is_advertised_by_host_and_port_whatever_the_family(host: str, address: str) -> None:
+    agent = config.decode(json.dumps(document(agent__advertise_host=host))).agent
+    assert agent is not None
+    assert agent.advertised == address
+
+
+def test_a_file_of_an_earlier_xpyd_has_both_in_one() -> None:
+    earlier = document(agent__advertise_host=None, agent__advertise_port=None, agent__advertise_http="10.0.0.7:9000")
+    agent = config.decode(json.dumps(earlier)).agent
+    assert agent is not None
+    assert agent.advertised == "10.0.0.7:9000"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", b"\xff\xfe"])

@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
             command.add_argument("--gitops", action="store_true", help="Helm, and what Argo CD and Flux think of objects")
         if name == "up":
             command.add_argument("--scheduler", action="store_true", help="with the light profile: bind pods to nodes")
+            command.add_argument("--ipv6", action="store_true", help="with the full profile: IPv6 alone, instead of both")
     given = parser.parse_args(arguments)
     try:
         return {"up": _up, "down": _down, "status": _status, "build": _build}[given.command](given)
@@ -87,7 +88,7 @@ def _build(given: argparse.Namespace) -> int:
 
 def _cluster(given: argparse.Namespace) -> Cluster:
     if given.profile == "full":
-        return FullCluster(_folder(given).path, kwok=given.kwok)
+        return FullCluster(_folder(given).path, kwok=given.kwok, ipv6=given.ipv6)
     return LightCluster(_folder(given).path, scheduler=given.scheduler, kwok=given.kwok)
 
 

@@ -51,9 +51,9 @@ def kwok(place: Place, program: Path) -> Component:
     command = [
         *place.prefix, str(program), f"--kubeconfig={place.kubeconfig(KWOK)}", f"--config={config}",
         f"--manage-nodes-with-annotation-selector={FAKE}=fake", f"--node-lease-duration-seconds={LEASE_S}",
-        f"--cidr={FAKE_PODS}", f"--server-address={place.host}:{place.ports[KWOK]}",
+        f"--cidr={FAKE_PODS}", f"--server-address={place.at(place.ports[KWOK])}",
     ]  # fmt: skip
-    return Component(KWOK, command, lambda: probes.plain(f"http://{place.host}:{place.ports[KWOK]}/readyz"))
+    return Component(KWOK, command, lambda: probes.plain(f"http://{place.at(place.ports[KWOK])}/readyz"))
 
 
 def fake_node(name: str, allocatable: Mapping[str, str], labels: Mapping[str, str] | None = None,

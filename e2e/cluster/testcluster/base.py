@@ -159,8 +159,10 @@ class Cluster(abc.ABC):
         record = self.folder.load() or Record(self.profile, self.options)
         if record.profile != self.profile:
             raise InUse(f"{self.folder.path} holds a {record.profile} cluster; take it down first or name another folder")
+        if self.options.ipv6 and not record.options.ipv6:
+            raise InUse(f"{self.folder.path} holds a cluster with IPv4; take it down first or name another folder")
         merged = Options(scheduler=self.options.scheduler or record.options.scheduler,
-                         kwok=self.options.kwok or record.options.kwok)
+                         kwok=self.options.kwok or record.options.kwok, ipv6=record.options.ipv6)
         self.options = record.options = merged
         return record
 

@@ -13,12 +13,12 @@ import msgspec
 import yaml
 
 from testcluster import probes
+from testcluster.addresses import LIGHT, Addresses
 from testcluster.pki import Pki
 from testcluster.runner import Component
 from testcluster.state import Folder
+from xpyd_sidecar.contract.ids import join_host_port
 
-SERVICE_RANGE = "10.96.0.0/16"
-API_SERVICE = "10.96.0.1"
 PORTS = ("etcd", "etcd-peer", "etcd-health", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 ETCD, API, CONTROLLERS, SCHEDULER = "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"
 KEPT_OBJECT = "/api/v1/namespaces/kube-public/serviceaccounts/default"
@@ -46,6 +46,7 @@ class Place(msgspec.Struct, frozen=True):
     """What the API server binds to."""
     host: str
     """Where the other components serve their health."""
+    addresses: Addresses = LIGHT
     prefix: tuple[str, ...] = ()
     """Put before every command, to run it in a network of its own."""
 
@@ -57,7 +58,11 @@ class Place(msgspec.Struct, frozen=True):
     @property
     def server(self) -> str:
         """URL of the API server."""
-        return f"https://{self.address}:{self.ports[API]}"
+        return f"https://{join_host_port(self.address, self.ports[API])}"
+
+    def at(self, port: int) -> str:
+        """``host:port`` of a component that serves its health there."""
+        return join_host_port(self.host, port)
 
     def kubeconfig(self, client: str) -> Path:
         """Of a component's certificate."""
@@ -75,7 +80,7 @@ def prepare(place: Place) -> None:
         pki.authority(authority)
     pki.token_key()
     service = ("kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local")
-    pki.server(API, dict.fromkeys(("localhost", *service, "127.0.0.1", API_SERVICE, place.address)))
+    pki.server(API, dict.fromkeys(("localhost", *service, "127.0.0.1", place.addresses.api_service, place.address)))
     pki.client("front-proxy", "front-proxy-client", authority="front-proxy-ca")
     for name, (user, groups) in CLIENTS.items():
         login(place, name, user, groups)
@@ -93,7 +98,7 @@ def login(place: Place, name: str, user: str, groups: tuple[str, ...]) -> Path:
 def etcd(place: Place) -> Component:
     """The store. What it acknowledged survives kill -9 of itself, but not a crash of the host."""
     client, peer = (f"http://127.0.0.1:{place.ports[name]}" for name in ("etcd", "etcd-peer"))
-    health = f"http://{place.host}:{place.ports['etcd-health']}"
+    health = f"http://{place.at(place.ports['etcd-health'])}"
     command = place.command(
         ETCD, "--name=test", f"--data-dir={place.folder / 'etcd'}", "--unsafe-no-fsync",
         f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}",
@@ -115,7 +120,7 @@ def api_server(place: Place, *more: str) -> Component:
         f"--client-ca-file={pki.certificate('ca')}", "--authorization-mode=Node,RBAC",
         "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
         f"--service-account-key-file={pki.token_keys}", f"--service-account-signing-key-file={pki.key('service-accounts')}",
-        f"--service-cluster-ip-range={SERVICE_RANGE}",
+        f"--service-cluster-ip-range={','.join(place.addresses.services)}",
         f"--kubelet-certificate-authority={pki.certificate('ca')}", "--kubelet-preferred-address-types=InternalIP",
         f"--kubelet-client-certificate={pki.certificate('kubelet-client')}",
         f"--kubelet-client-key={pki.key('kubelet-client')}",
@@ -164,7 +169,7 @@ def _controller_flags(place: Place, name: str) -> list[str]:
 
 
 def _health(place: Place, name: str) -> str:
-    return probes.own_certificate(f"https://{place.host}:{place.ports[name]}/healthz")
+    return probes.own_certificate(f"https://{place.at(place.ports[name])}/healthz")
 
 
 AUDIT = {

@@ -5,8 +5,8 @@
         cluster.kubectl("apply", "-f", …)
         urlopen("http://10.96.1.2")            the host reaches pods and Services, and the policies apply to it
 
-One per host, and only as root. Where its parts are: see network. Pods reach the host at ``network.HOST_ADDRESS`` and
-nothing beyond it.
+One per host, and only as root. Pods and Services have addresses of IPv4 and IPv6, or of IPv6 alone (``addresses``). Where
+its parts are: see network. Pods reach the host at ``network.HOST_ADDRESS`` and nothing beyond it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from testcluster import addons, build, control_plane, images, network, node, packages
 from testcluster.addons import KWOK
+from testcluster.addresses import DUAL, IPV6, Addresses
 from testcluster.base import Cluster
 from testcluster.control_plane import API, CONTROLLERS, ETCD, SCHEDULER, Place
 from testcluster.errors import CommandFailed, ComponentFailed
@@ -36,24 +37,32 @@ class FullCluster(Cluster):
 
     profile = "full"
 
-    def __init__(self, folder: Path, *, kwok: bool = False) -> None:
-        super().__init__(folder, Options(scheduler=True, kwok=kwok))
+    def __init__(self, folder: Path, *, kwok: bool = False, ipv6: bool = False) -> None:
+        """``ipv6``: there is no IPv4 but on loopback."""
+        super().__init__(folder, Options(scheduler=True, kwok=kwok, ipv6=ipv6))
+
+    @property
+    def addresses(self) -> Addresses:
+        """Of the node, of pods and Services."""
+        return IPV6 if self.options.ipv6 else DUAL
 
     def up(self) -> list[str]:
         """See Cluster."""
-        network.check(self.folder)
-        packages.ensure()
         self._load()
+        addresses = self.addresses
+        network.check(self.folder, addresses)
+        packages.ensure()
         programs = build.ensure((*build.PROFILES["full"], *(("kwok",) if self.options.kwok else ())))
         with self.folder.changing(), held(HOST, "another full cluster is being started on this host"):
-            network.check(self.folder)
+            network.check(self.folder, addresses)
             record = self._load()
             record.ports = PORTS
-            network.ensure(self.folder)
+            network.ensure(self.folder, addresses)
             self.folder.save(record)
             self._runner = runner = Runner(self.folder, record)
-            self._here = place = Place(self.folder, programs["kube"], record.ports, address=network.NODE_ADDRESS,
-                                       listen="0.0.0.0", host=network.NODE_ADDRESS, prefix=network.node_prefix(self.folder))
+            self._here = place = Place(self.folder, programs["kube"], record.ports, address=addresses.node[0],
+                                       listen=addresses.anywhere, host=addresses.node[0], addresses=addresses,
+                                       prefix=network.node_prefix(self.folder))
             control_plane.prepare(place)
             node.prepare(place)
             self._components = {
@@ -74,7 +83,7 @@ class FullCluster(Cluster):
                 archive = self.folder.sub("node") / f"{name}.tar"
                 self.import_image(images.assemble(archive, reference, programs[name] / name, [f"/{name}"]))
             started += self._launch(tuple(self._components)[2:])
-        self.kubectl.apply(*addons.dns(node.DNS_SERVICE, node.DOMAIN))
+        self.kubectl.apply(*addons.dns(addresses.dns, node.DOMAIN))
         self._wait_ready()
         return started
 

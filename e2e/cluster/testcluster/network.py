@@ -5,6 +5,8 @@
     routes to pods and Services via the node   │         cni0 10.88.0.1:  pods
     /run, /var                                 │      /run (memory), /var (in the folder): the node's own
 
+Each has an IPv6 address beside it, or that alone (``addresses``).
+
 kube-proxy's table, the rules that feed network policies, the pods' links, and every mount of containerd and kubelet exist
 only in there. They are gone when the node's processes are dead and the two files are unmounted.
 """
@@ -18,14 +20,12 @@ import subprocess
 from pathlib import Path
 
 from testcluster import remains
+from testcluster.addresses import DUAL, Addresses, is_v4
 from testcluster.errors import ClusterError, CommandFailed, InUse, Missing
 from testcluster.state import Folder
 
-HOST_ADDRESS = "10.90.0.254"
-NODE_ADDRESS = "10.90.0.1"
-NODE_RANGE = "10.90.0.0/24"
-POD_RANGE = "10.88.0.0/16"
-SERVICE_RANGE = "10.96.0.0/16"
+HOST_ADDRESS = DUAL.host[0]
+NODE_ADDRESS = DUAL.node[0]
 NODE_LINK = "node0"
 QUEUE = 100
 POLICY_CHAIN = "XPYD-POLICY"
@@ -41,7 +41,7 @@ def node_prefix(folder: Folder) -> tuple[str, ...]:
     return ("nsenter", f"--net={where}/ns/net", f"--mount={where}/ns/mnt", "--")
 
 
-def check(folder: Folder) -> None:
+def check(folder: Folder, addresses: Addresses = DUAL) -> None:
     """Whether a full cluster can be here at all.
 
     Raises:
@@ -59,17 +59,18 @@ def check(folder: Folder) -> None:
         alias = _alias(link)
         if alias.startswith(ALIAS) and alias != ALIAS + str(folder.path):
             raise InUse(f"a full cluster runs already, in {alias.removeprefix(ALIAS)}; take it down: a host can have one")
-    ours = [ipaddress.ip_network(each) for each in (NODE_RANGE, POD_RANGE, SERVICE_RANGE)]
-    for route in json.loads(_run("ip", "-json", "-4", "route", "show", "table", "all")):
+    ours = [ipaddress.ip_network(each) for each in (*addresses.node_ranges, *addresses.pods, *addresses.services)]
+    routes = [route for family in _families(addresses)
+              for route in json.loads(_run("ip", "-json", family, "route", "show", "table", "all") or "[]")]
+    for route in routes:
         if route.get("dev") == remains.short_name(folder) or route["dst"] == "default":
             continue
         taken = ipaddress.ip_network(route["dst"], strict=False)
-        if any(taken.overlaps(each) for each in ours):
-            raise InUse(f"the host uses {taken} ({route.get('dev')}); a full cluster needs {NODE_RANGE}, {POD_RANGE} "
-                        f"and {SERVICE_RANGE}")
+        if any(taken.version == each.version and taken.overlaps(each) for each in ours):
+            raise InUse(f"the host uses {taken} ({route.get('dev')}); a full cluster needs {', '.join(map(str, ours))}")
 
 
-def ensure(folder: Folder) -> None:
+def ensure(folder: Folder, addresses: Addresses = DUAL) -> None:
     """Make the node's namespaces and control groups. Where only a part of them is left, all is made anew.
 
     Raises:
@@ -82,7 +83,7 @@ def ensure(folder: Folder) -> None:
     done.unlink(missing_ok=True)
     remains.clear(folder)
     _make_namespaces(folder)
-    _make_links(folder)
+    _make_links(folder, addresses)
     _make_cgroups(folder)
     done.touch()
 
@@ -106,25 +107,42 @@ def _make_namespaces(folder: Folder) -> None:
     _on_node(folder, "mount", "--make-rshared", "/")
 
 
-def _make_links(folder: Folder) -> None:
+def _make_links(folder: Folder, addresses: Addresses) -> None:
     outside = remains.short_name(folder)
     _on_node(folder, "ip", "link", "set", "lo", "up")
     _on_node(folder, "ip", "link", "add", NODE_LINK, "type", "veth", "peer", "name", outside, "netns", str(os.getpid()))
     _run("ip", "link", "set", outside, "alias", ALIAS + str(folder.path))
-    _on_node(folder, "ip", "address", "add", f"{NODE_ADDRESS}/24", "dev", NODE_LINK)
     _on_node(folder, "ip", "link", "set", NODE_LINK, "up")
-    _run("ip", "address", "add", f"{HOST_ADDRESS}/24", "dev", outside)
     _run("ip", "link", "set", outside, "up")
-    _on_node(folder, "ip", "route", "add", "default", "via", HOST_ADDRESS)
-    for wanted in (POD_RANGE, SERVICE_RANGE):
-        _run("ip", "route", "add", wanted, "via", NODE_ADDRESS, "dev", outside)
-    _on_node(folder, "sysctl", "-q", "-w", "net.ipv4.ip_forward=1", "net.bridge.bridge-nf-call-iptables=1")
-    # New connections from and to pods wait for the verdict of netpol; while it does not run there are none.
-    _on_node(folder, "iptables", "-w", "-N", POLICY_CHAIN)
-    _on_node(folder, "iptables", "-w", "-A", POLICY_CHAIN, "-m", "conntrack", "--ctstate", "NEW", "-j", "NFQUEUE",
+    for host, node, inside in zip(addresses.host, addresses.node, addresses.node_ranges, strict=True):
+        bits = ipaddress.ip_network(inside).prefixlen
+        at_once = () if is_v4(node) else ("nodad",)  # nobody else has it, and what binds to it must not wait
+        _on_node(folder, "ip", "address", "add", f"{node}/{bits}", "dev", NODE_LINK, *at_once)
+        _run("ip", "address", "add", f"{host}/{bits}", "dev", outside, *at_once)
+    for host, node, pods, services in zip(addresses.host, addresses.node, addresses.pods, addresses.services, strict=True):
+        family = "-4" if is_v4(node) else "-6"
+        _on_node(folder, "ip", family, "route", "add", "default", "via", host, "dev", NODE_LINK)
+        for wanted in (pods, services):
+            _run("ip", family, "route", "add", wanted, "via", node, "dev", outside)
+        _make_rules(folder, pods)
+
+
+def _make_rules(folder: Folder, pods: str) -> None:
+    """The node routes for its pods. New connections from and to them wait for the verdict of netpol; while it does not run
+    there are none.
+    """
+    tables = "iptables" if is_v4(pods) else "ip6tables"
+    routes = "net.ipv4.ip_forward" if is_v4(pods) else "net.ipv6.conf.all.forwarding"
+    _on_node(folder, "sysctl", "-q", "-w", f"{routes}=1", f"net.bridge.bridge-nf-call-{tables}=1")
+    _on_node(folder, tables, "-w", "-N", POLICY_CHAIN)
+    _on_node(folder, tables, "-w", "-A", POLICY_CHAIN, "-m", "conntrack", "--ctstate", "NEW", "-j", "NFQUEUE",
              "--queue-num", str(QUEUE))
     for direction in ("-s", "-d"):
-        _on_node(folder, "iptables", "-w", "-A", "FORWARD", direction, POD_RANGE, "-j", POLICY_CHAIN)
+        _on_node(folder, tables, "-w", "-A", "FORWARD", direction, pods, "-j", POLICY_CHAIN)
+
+
+def _families(addresses: Addresses) -> tuple[str, ...]:
+    return tuple("-4" if is_v4(node) else "-6" for node in addresses.node)
 
 
 def _make_cgroups(folder: Folder) -> None:

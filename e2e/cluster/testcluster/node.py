@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 
 from testcluster import images, network, probes, remains
+from testcluster.addresses import is_v4
 from testcluster.control_plane import Place, login
 from testcluster.errors import CommandFailed
 from testcluster.packages import CNI_PLUGINS
@@ -19,7 +20,6 @@ from testcluster.runner import Component, Runner
 CONTAINERD, KUBELET, PROXY, NETPOL = "containerd", "kubelet", "kube-proxy", "netpol"
 NAME = "node"
 PAUSE = "localhost/testcluster-pause:1"
-DNS_SERVICE = "10.96.0.10"
 DOMAIN = "cluster.local"
 NEVER_SHORT = ("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available", "imagefs.inodesFree")
 PROXY_HEALTH, KUBELET_HEALTH = 10256, 10248
@@ -31,12 +31,12 @@ def prepare(place: Place) -> None:
     place.folder.sub("config/cni")
     for folder in ("lib/cni", "lib/kubelet"):
         (var / folder).mkdir(parents=True, exist_ok=True)
-    place.pki.server(KUBELET, (NAME, network.NODE_ADDRESS))
+    place.pki.server(KUBELET, (NAME, *place.addresses.node))
     login(place, KUBELET + "-node", f"system:node:{NAME}", ("system:nodes",))
     login(place, PROXY, "system:kube-proxy", ())
     login(place, NETPOL, NETPOL, ("system:masters",))
     (config / "containerd.toml").write_text(_containerd(place))
-    (config / "cni/10-pods.conflist").write_text(json.dumps(CNI, indent=1))
+    (config / "cni/10-pods.conflist").write_text(json.dumps(_pod_network(place), indent=1))
     (config / "kubelet.yaml").write_text(yaml.safe_dump(_kubelet(place)))
 
 
@@ -50,19 +50,20 @@ def kubelet(place: Place) -> Component:
     """The kubelet. Ready means that it answers; the node is ready later, when the API server says so."""
     command = place.command(
         KUBELET, f"--config={place.folder / 'config/kubelet.yaml'}", f"--kubeconfig={place.kubeconfig(KUBELET + '-node')}",
-        f"--hostname-override={NAME}", f"--node-ip={network.NODE_ADDRESS}",
+        f"--hostname-override={NAME}", f"--node-ip={','.join(place.addresses.node)}",
     )  # fmt: skip
-    return Component(KUBELET, command, lambda: probes.plain(f"http://{place.host}:{KUBELET_HEALTH}/healthz"), deadline_s=90)
+    return Component(KUBELET, command, lambda: probes.plain(f"http://{place.at(KUBELET_HEALTH)}/healthz"), deadline_s=90)
 
 
 def proxy(place: Place) -> Component:
     """kube-proxy: the addresses of Services, for the node's pods and, by way of the node, for the host."""
     command = place.command(
-        PROXY, f"--kubeconfig={place.kubeconfig(PROXY)}", "--proxy-mode=nftables", f"--cluster-cidr={network.POD_RANGE}",
-        f"--hostname-override={NAME}", "--conntrack-max-per-core=0", "--conntrack-min=0",
-        f"--healthz-bind-address={place.host}:{PROXY_HEALTH}",
+        PROXY, f"--kubeconfig={place.kubeconfig(PROXY)}", "--proxy-mode=nftables",
+        f"--cluster-cidr={','.join(place.addresses.pods)}", f"--hostname-override={NAME}",
+        "--conntrack-max-per-core=0", "--conntrack-min=0",
+        f"--healthz-bind-address={place.at(PROXY_HEALTH)}",
     )  # fmt: skip
-    return Component(PROXY, command, lambda: probes.plain(f"http://{place.host}:{PROXY_HEALTH}/healthz"))
+    return Component(PROXY, command, lambda: probes.plain(f"http://{place.at(PROXY_HEALTH)}/healthz"))
 
 
 def netpol(place: Place, program: Path, runner: Runner) -> Component:
@@ -127,21 +128,28 @@ disabled_plugins = [
 """
 
 
-CNI = {
-    "cniVersion": "0.4.0",
-    "name": "pods",
-    "plugins": [
-        {
-            "type": "bridge",
-            "bridge": "cni0",
-            "isGateway": True,
-            "ipMasq": False,
-            "hairpinMode": True,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": network.POD_RANGE}]], "routes": [{"dst": "0.0.0.0/0"}]},
-        },
-        {"type": "portmap", "capabilities": {"portMappings": True}},
-    ],
-}
+def _pod_network(place: Place) -> dict[str, object]:
+    """Pods on a bridge, with an address of each family."""
+    pods = place.addresses.pods
+    return {
+        "cniVersion": "0.4.0",
+        "name": "pods",
+        "plugins": [
+            {
+                "type": "bridge",
+                "bridge": "cni0",
+                "isGateway": True,
+                "ipMasq": False,
+                "hairpinMode": True,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": each}] for each in pods],
+                    "routes": [{"dst": "0.0.0.0/0" if is_v4(each) else "::/0"} for each in pods],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": True}},
+        ],
+    }
 
 
 def _kubelet(place: Place) -> dict[str, object]:
@@ -149,8 +157,8 @@ def _kubelet(place: Place) -> dict[str, object]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
-        "address": network.NODE_ADDRESS,
-        "healthzBindAddress": network.NODE_ADDRESS,
+        "address": place.host,
+        "healthzBindAddress": place.host,
         "healthzPort": KUBELET_HEALTH,
         "authentication": {
             "anonymous": {"enabled": False},
@@ -161,7 +169,7 @@ def _kubelet(place: Place) -> dict[str, object]:
         "tlsCertFile": str(pki.certificate(KUBELET)),
         "tlsPrivateKeyFile": str(pki.key(KUBELET)),
         "containerRuntimeEndpoint": f"unix://{images.socket(place.folder)}",
-        "clusterDNS": [DNS_SERVICE],
+        "clusterDNS": [place.addresses.dns],
         "clusterDomain": DOMAIN,
         "resolvConf": "",
         "cgroupDriver": "cgroupfs",

@@ -35,6 +35,8 @@ class Options(msgspec.Struct, frozen=True):
 
     scheduler: bool = False
     kwok: bool = False
+    ipv6: bool = False
+    """No IPv4, in a full cluster; it has both otherwise."""
 
 
 class Record(msgspec.Struct, forbid_unknown_fields=True):

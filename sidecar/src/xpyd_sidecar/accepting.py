@@ -16,6 +16,7 @@ import ssl
 from collections.abc import Callable
 
 from xpyd_sidecar import resources
+from xpyd_sidecar.listening import both_families, bound
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ async def bind(host: str, port: int, *, shared: bool = False, backlog: int = BAC
     Raises:
         OSError: an address cannot be listened on.
     """
-    found = await asyncio.get_running_loop().getaddrinfo(host or None, port, type=socket.SOCK_STREAM,
+    found = await asyncio.get_running_loop().getaddrinfo(bound(host) or None, port, type=socket.SOCK_STREAM,
                                                          flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
@@ -129,8 +130,7 @@ async def bind(host: str, port: int, *, shared: bool = False, backlog: int = BAC
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if shared:
                 listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if family == socket.AF_INET6:
-                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            both_families(listening, host)
             listening.bind(address)
             listening.listen(backlog)
     except BaseException:

@@ -6,6 +6,7 @@ Belongs here: decoding and the checks that need more than one field or a look at
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -22,6 +23,7 @@ HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 ORIGIN: Final = re.compile(r"\*|[a-z][a-z0-9+.-]*://[a-z0-9._~%-]+(:[0-9]{1,5})?|[a-z][a-z0-9+.-]*://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
 """An origin as browsers write it (RFC 6454, section 6.2), or all of them."""
+NAME_OR_V4: Final = re.compile(r"[A-Za-z0-9._~-]+")
 HOST: Final = re.compile(r"[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\]")
 """The name or address of a host, as it stands in front of a port."""
 
@@ -61,7 +63,13 @@ def faults(config: SidecarConfig) -> Iterator[str]:
 
 
 def _agent_faults(agent: AgentConfig) -> Iterator[str]:
-    addresses = [("engine", agent.engine), ("advertise_http", agent.advertise_http)]
+    addresses = [("engine", agent.engine)]
+    if agent.advertise_host:
+        yield from _advertised(agent.advertise_host, agent.advertise_port)
+    elif agent.advertise_http:
+        addresses.append(("advertise_http", agent.advertise_http))
+    else:
+        yield "a host is required - at `$.agent.advertise_host`"
     addresses += [(f"routers[{index}]", router) for index, router in enumerate(agent.routers)]
     if agent.listen is not None:
         addresses.append(("listen", agent.listen))
@@ -80,6 +88,22 @@ def _agent_faults(agent: AgentConfig) -> Iterator[str]:
         yield f"must be at least 1, not {agent.data_parallel} - at `$.agent.data_parallel`"
     for field in ("heartbeat_s", "resolve_s", "drain_timeout_s", "startup_timeout_s"):
         yield from _positive("agent", field, getattr(agent, field))
+
+
+def _advertised(host: str, port: int) -> Iterator[str]:
+    if not (_is_v6(host) if ":" in host else NAME_OR_V4.fullmatch(host)):
+        right = "write a name or an address, without brackets and port"
+        yield f"{host!r} is not a host; {right} - at `$.agent.advertise_host`"
+    if not 0 < port < 65536:
+        yield f"must be a port from 1 to 65535, not {port} - at `$.agent.advertise_port`"
+
+
+def _is_v6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _router_faults(router: RouterConfig) -> Iterator[str]:

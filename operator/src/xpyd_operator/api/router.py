@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from xpyd_operator.api.base import (
@@ -14,6 +15,8 @@ from xpyd_operator.api.base import (
     Origins,
     Part,
     Port,
+    Preserved,
+    Quantities,
     SecretKeyRef,
     ShortDuration,
     Size,
@@ -102,6 +105,16 @@ class Tracing(Part, frozen=True):
     `networkPolicy.egress`."""
 
 
+class RouterResources(Part, frozen=True):
+    """Resources of one router, as in Kubernetes. What is not named has its default."""
+
+    limits: Quantities = msgspec.field(default_factory=dict)
+    """Most that one router may use. Default: memory, 448 MiB, 64 MiB for each of `workers`, and what bodies may take."""
+    requests: Quantities = msgspec.field(default_factory=dict)
+    """What the scheduler reserves for one router. Default: the limits that are written; without them 250m of cpu and 64 MiB
+    of memory for each of `workers`, and 192 MiB of memory."""
+
+
 class Router(Part, frozen=True):
     """How requests come in and how instances are chosen."""
 
@@ -111,6 +124,12 @@ class Router(Part, frozen=True):
     """Most decode pods that route (placement Sidecar); the number of heartbeats grows with it."""
     replicas: Annotated[int, Meta(ge=1, le=64)] | None = None
     """Routers with placement Deployment; 2 by default."""
+    resources: RouterResources | None = None
+    """Resources of one router: of the container `router`, or with placement Sidecar of `sidecar`. Their defaults follow
+    `workers` and the budget of bodies; `{}`: no resources at all. Not used by `xpyd up`."""
+    template: Preserved | None = None
+    """Pod template laid over the pods of routers (placement Deployment), as that of a role over its pods; their container
+    is named `router`: `imagePullSecrets`, `tolerations`, `securityContext` and so on. Not used by `xpyd up`."""
     policy: Literal["round_robin", "random", "least_loaded", "prefix_aware"] = "round_robin"
     """How instances are chosen: in turn, at random, the less loaded of two, or by the first blocks of the prompt with a
     bound on load."""
@@ -193,6 +212,11 @@ class Router(Part, frozen=True):
     def body_budget_bytes(self) -> int:
         """Bytes."""
         return size(self.body_budget)
+
+    @property
+    def held_bodies_bytes(self) -> int:
+        """Bytes of bodies that all processes of one router may hold: each has its part of the budget, and room for two."""
+        return self.workers * max(-(-self.body_budget_bytes // self.workers), 2 * self.max_body_bytes)
 
     @property
     def replicas_or_default(self) -> int:

@@ -110,6 +110,12 @@ def _router_replicas(router: Router) -> list[Finding]:
     return when(useless, "replicas", "only for placement: Deployment; with Sidecar write maxSidecars")
 
 
+def _router_template(router: Router) -> list[Finding]:
+    useless = router.template is not None and router.placement != "Deployment"
+    right = "with Sidecar routers live in the pods of decode: write decode.template"
+    return when(useless, "template", f"only for placement: Deployment; {right}")
+
+
 def _options(router: Router) -> Iterator[Finding]:
     given = router.policy_options
     for name, value, policy in (
@@ -249,6 +255,13 @@ RULES: tuple[Rule, ...] = (
         says="replicas is only for placement Deployment",
         cel="!has(self.replicas) || self.placement == 'Deployment'",
         wrong=_router_replicas,
+    ),
+    Rule(
+        at=("spec.router",),
+        reads=("template", "placement"),
+        says="template is only for placement Deployment; with Sidecar write decode.template",
+        cel="!has(self.template) || self.placement == 'Deployment'",
+        wrong=_router_template,
     ),
     Rule(
         at=("spec.router",),

@@ -28,6 +28,7 @@ from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Facts, Told, facts, front, instances
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.pods import Pods
+from xpyd_operator.kube.routers import RouterTroubles, router_troubles
 from xpyd_operator.kube.settings import OperatorSettings
 from xpyd_operator.kube.status import pool_status, service_status
 from xpyd_operator.kube.status_writer import StatusWriter, read
@@ -87,6 +88,7 @@ class KubeBackend:
         timeout_s = shared.settings.fleet_timeout_s
         self._switches = Switches(shared.api, shared.cache, entry, shared.session, timeout_s=timeout_s)
         self._switching = False
+        self._both_families = True
         self._waits_until = 0.0
         """When a surplus has waited long enough for the other role to want it."""
 
@@ -120,9 +122,12 @@ class KubeBackend:
         pods = self._cache.of_service("Pod", self.namespace, self.name)
         seen = [pod.derived(facts) for pod in pods]
         mine = [each for each in seen if each.owner == self.uid]
-        apart = service.spec.router.placement == "Deployment"
-        routers = [each for each in seen if each.component == labels.ROUTERS] if apart else [e for e in mine if e.router]
-        learners = [] if apart else [each for each in mine if each.roster and not each.router]
+        on_their_own = service.spec.router.placement == "Deployment"
+        away = self._away(pods, now) if on_their_own else None
+        routers = [e for e in seen if e.component == labels.ROUTERS] if on_their_own else [e for e in mine if e.router]
+        # A Service that led to a router by IPv6 before it listens there would lose requests, after an upgrade of xpyd.
+        self._both_families = not any(e.ipv4_alone and not e.ends_by for e in (routers if on_their_own else mine))
+        learners = [] if on_their_own else [each for each in mine if each.roster and not each.router]
         self._told = await self._fleets.ask(
             [each for each in routers if each.usable],
             [each for each in learners if each.usable],
@@ -144,9 +149,14 @@ class KubeBackend:
         clients = f"Service {service.name}"
         return Observed(
             found,
-            front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else ""),
+            front=front(
+                routers, self._told, prefill=prefill, taken=clients if clients in self._named else "", away=away
+            ),
             fleet_known=self._told.fleet is not None,
-            problems=troubles(self._named, self._blueprint.valid, self._told.fleet, self._shared.master.trouble),
+            problems=(
+                *troubles(self._named, self._blueprint.valid, self._told.fleet, self._shared.master.trouble),
+                *(away.problems if away is not None else ()),
+            ),
         )
 
     @property
@@ -157,6 +167,13 @@ class KubeBackend:
 
     def _key_of(self, pod: Facts) -> ServiceKey | None:
         return self._keys.of(pod.key)
+
+    def _away(self, pods: list[Entry], now: float) -> RouterTroubles:
+        """What is wrong with routers in pods of their own."""
+        name = labels.router_name(self.name)
+        deployment = self._cache.get("Deployment", self.namespace, name)
+        mine = [pod for pod in pods if pod.derived(facts).component == labels.ROUTERS]
+        return router_troubles(name, deployment.body if deployment is not None else None, mine, now)
 
     # What is done
 
@@ -177,7 +194,8 @@ class KubeBackend:
             if self._choice.wanted is not None:
                 await self._keys.provide(service, self._choice.wanted, self._choice.used, now, soon=making)
             await self._switches.tend(self._told.fleet, self._key_of)
-            await self._children.tend(service, wanted, now, self._choice.of_routers(service))
+            key = self._choice.of_routers(service)
+            await self._children.tend(service, wanted, now, key, both_families=self._both_families)
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
             await self._planner.tend(self._entry(), service, planned, self._key_of, now=now)
         except ApiError as error:

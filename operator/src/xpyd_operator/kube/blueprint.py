@@ -32,7 +32,10 @@ from xpyd_operator.kube.observe import facts
 from xpyd_operator.kube.status_writer import read
 from xpyd_operator.plan.counts import Counts, counts, target
 from xpyd_operator.plan.desired import Desired, Revision
+from xpyd_operator.render.compare import differs
 from xpyd_operator.render.judge import Judgement, judge
+from xpyd_operator.render.labels import router_name
+from xpyd_operator.render.objects import router_deployment
 from xpyd_operator.render.pod import pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import NEVER, pods_difference
@@ -154,6 +157,9 @@ class Blueprint:
             if words := await self._tried(service, role, revisions[role], key, now):
                 self._refuse("TemplateRejected", f"the API server refuses a pod of {role}: {words}")
                 return
+        if service is not self._service and (words := await self._tried_router(service, now, key)):
+            self._refuse("TemplateRejected", f"the API server refuses a pod of a router: {words}")
+            return
         if service is not self._service:
             self._no_switch = pods_difference(service, self._settings)
         self._service, self.revisions = service, revisions
@@ -220,6 +226,20 @@ class Blueprint:
                 return ""
         try:
             return await self._dry_run.ask(service, role, revision, now, key.pod)
+        except Unsupported as error:
+            return str(error)
+
+    async def _tried_router(self, service: DisaggService, now: float, key: Known) -> str:
+        """The same of a router's pod, where the document says what it is like, and none like it exists."""
+        router = service.spec.router
+        if router.placement != "Deployment" or (router.template is None and router.resources is None):
+            return ""
+        there = self._cache.get("Deployment", service.metadata.namespace or "", router_name(service.name))
+        try:
+            like = router_deployment(service, self._settings, key.pod)
+            if there is not None and not differs(like["spec"], there.body["spec"]):
+                return ""
+            return await self._dry_run.ask_router(service, now, key.pod)
         except Unsupported as error:
             return str(error)
 

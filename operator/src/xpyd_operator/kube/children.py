@@ -52,8 +52,17 @@ class Children:
         """Kinds and names of what others have."""
         return [f"{kind} {name}" for kind, name in sorted(self._taken)]
 
-    async def tend(self, service: DisaggService, counts: Mapping[Role, int], now: float, key: PodKey | None = None) -> None:
-        """Make everything as it should be. ``key``: of routers in pods of their own.
+    async def tend(
+        self,
+        service: DisaggService,
+        counts: Mapping[Role, int],
+        now: float,
+        key: PodKey | None = None,
+        *,
+        both_families: bool = True,
+    ) -> None:
+        """Make everything as it should be. ``key``: of routers in pods of their own; ``both_families``: as
+        ``objects.children`` has it.
 
         Raises:
             ApiError: something could not be written; everything else was.
@@ -66,7 +75,8 @@ class Children:
             if entry is not None and not entry.deleting and controller(entry.body["metadata"]) == uid:
                 work.append(self._delete(entry))
             self._taken.pop((kind, name), None)
-        work += [self._child(service, wanted, now) for wanted in self._children(service, counts, key)]
+        rendered = self._children(service, counts, key, both_families)
+        work += [self._child(service, wanted, now) for wanted in rendered]
         work += [self._pool(service, role, counts[role], now) for role in Role]
         await all_of(each for each in work if each is not None)
 
@@ -76,10 +86,13 @@ class Children:
         ours = entry is not None and controller(entry.body["metadata"]) == service.metadata.uid
         return entry if ours and entry is not None and not entry.deleting else None
 
-    def _children(self, service: DisaggService, counts: Mapping[Role, int], key: PodKey | None) -> tuple[Body, ...]:
-        made_of = (service, tuple(sorted(counts.items())), key)
+    def _children(
+        self, service: DisaggService, counts: Mapping[Role, int], key: PodKey | None, both_families: bool
+    ) -> tuple[Body, ...]:
+        made_of = (service, tuple(sorted(counts.items())), key, both_families)
         if self._rendered[0] != made_of:
-            self._rendered = (made_of, children(service, counts, self._settings, key))
+            made = children(service, counts, self._settings, key, both_families=both_families)
+            self._rendered = (made_of, made)
         return self._rendered[1]
 
     def _child(self, service: DisaggService, wanted: Body, now: float) -> Awaitable[None] | None:

@@ -8,11 +8,14 @@ revision goes on.
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.api import Api, ApiError
-from xpyd_operator.plan.desired import Revision
+from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render.keys import PodKey
+from xpyd_operator.render.labels import ROUTERS
+from xpyd_operator.render.objects import router_pod
 from xpyd_operator.render.pod import engine_pod
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -35,12 +38,12 @@ def fault(error: ApiError) -> str | None:
 
 
 class DryRun:
-    """Of one service; remembers its verdicts by role and revision."""
+    """Of one service; remembers its verdicts by role (or that it was a router) and revision."""
 
     def __init__(self, api: Api, settings: KubeSettings) -> None:
         self._api = api
         self._settings = settings
-        self._verdicts: dict[tuple[Role, Revision], tuple[str, float]] = {}
+        self._verdicts: dict[tuple[str, Revision], tuple[str, float]] = {}
 
     async def ask(
         self, service: DisaggService, role: Role, revision: Revision, now: float, key: PodKey | None = None
@@ -51,25 +54,43 @@ class DryRun:
             ApiError: it cannot be told at present.
             Unsupported: the pod cannot be rendered.
         """
-        known = self._verdicts.get((role, revision))
-        if known is not None and (not known[0] or 0 <= now - known[1] < AGAIN_S):
-            return known[0]
-        pod = engine_pod(service, role, InstanceName(f"{service.name}-check-{role}"), revision, self._settings, key=key)
+        name = InstanceName(f"{service.name}-check-{role}")
+        if (known := self._known(role, revision, now)) is not None:
+            return known
+        return await self._ask(engine_pod(service, role, name, revision, self._settings, key=key), role, revision, now)
+
+    async def ask_router(self, service: DisaggService, now: float, key: PodKey | None = None) -> str:
+        """The same of a router's pod, where routers have pods of their own.
+
+        Raises:
+            ApiError, Unsupported: as ``ask``.
+        """
+        pod = router_pod(service, f"{service.name}-check-router", self._settings, key)
+        revision = revision_of(pod)
+        if (known := self._known(ROUTERS, revision, now)) is not None:
+            return known
+        return await self._ask(pod, ROUTERS, revision, now)
+
+    def _known(self, what: str, revision: Revision, now: float) -> str | None:
+        known = self._verdicts.get((what, revision))
+        return known[0] if known is not None and (not known[0] or 0 <= now - known[1] < AGAIN_S) else None
+
+    async def _ask(self, pod: dict[str, Any], what: str, revision: Revision, now: float) -> str:
         words = ""
         try:
-            await self._api.create("Pod", service.metadata.namespace or "", pod, dry_run=True)
+            await self._api.create("Pod", pod["metadata"]["namespace"], pod, dry_run=True)
         except ApiError as error:
             refused = fault(error)
             admitted = error.conflict or (error.status == 403 and "exceeded quota" in error.message)
             if refused is None and not admitted:
                 raise
             words = refused or ""
-        self.accept(role, revision, words, now)
+        self.accept(what, revision, words, now)
         return words
 
-    def accept(self, role: Role, revision: Revision, words: str = "", now: float = 0.0) -> None:
+    def accept(self, what: str, revision: Revision, words: str = "", now: float = 0.0) -> None:
         """Remember a verdict; without words: pods of this revision exist, so it was taken."""
-        self._verdicts.pop((role, revision), None)
-        self._verdicts[role, revision] = (words, now)
+        self._verdicts.pop((what, revision), None)
+        self._verdicts[what, revision] = (words, now)
         while len(self._verdicts) > KNOWN:
             del self._verdicts[next(iter(self._verdicts))]

@@ -13,6 +13,7 @@ import msgspec
 
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.problems import clock, condition, problem, unix
+from xpyd_operator.kube.routers import RouterTroubles
 from xpyd_operator.plan.backoff import HEALTHY_S
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.names import ordinal_of
@@ -60,6 +61,8 @@ class Facts(msgspec.Struct, frozen=True):
     """Its agent sees what it is told."""
     key: str = ""
     """The Secret that it has its service's key from."""
+    ipv4_alone: bool = False
+    """Its router, if it has one, was told to listen on IPv4 alone, as xpyd did before."""
 
     @property
     def usable(self) -> bool:
@@ -119,7 +122,14 @@ def facts(pod: Body) -> Facts:
         switching=told is not None and told.role is not role,
         can_switch=_volume(pod, "assignment") is not None,
         key=secret_of(pod),
+        ipv4_alone=_ipv4_alone(pod.get("spec") or {}),
     )
+
+
+def _ipv4_alone(spec: Body) -> bool:
+    containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
+    ours = (each for each in containers if each.get("name") in (labels.SIDECAR, labels.ROUTERS))
+    return any('"host":"0.0.0.0"' in word for each in ours for word in each.get("command") or ())
 
 
 def secret_of(pod: Body) -> str:
@@ -172,19 +182,24 @@ def instances(
     return tuple(found[ordinal] for ordinal in sorted(found))
 
 
-def front(routers: Iterable[Facts], told: Told, *, prefill: bool, taken: str = "") -> Front:
+def front(
+    routers: Iterable[Facts], told: Told, *, prefill: bool, taken: str = "", away: RouterTroubles | None = None
+) -> Front:
     """Whether clients are served by the routers that they reach.
 
-    ``prefill``: prefill instances are asked for; ``taken``: the clients' Service, if it is somebody else's.
+    ``prefill``: prefill instances are asked for; ``taken``: the clients' Service, if it is somebody else's; ``away``: what
+    is known of routers in pods of their own, None where routers live beside engines.
     """
     if taken:
         return Front(False, "NameTaken", f"{taken} is somebody else's, so that clients reach whatever that one selects")
     reached = [each for each in routers if each.usable]
     if not reached:
-        return Front(False, "NoRouter", "no pod routes yet: the first decode instance that runs becomes the router")
+        return Front(False, "NoRouter", _nobody(away))
     ready = [each for each in reached if each.phase is Phase.READY]
     if not ready:
-        return Front(False, "RouterNotReady", f"no router is ready: {', '.join(sorted(each.name for each in reached))}")
+        names = ", ".join(sorted(each.name for each in reached))
+        cause = f": {away.why}" if away is not None and away.why else ""
+        return Front(False, "RouterNotReady", f"no router is ready: {names}{cause}")
     if told.fleet is None or not any(each.name in told.settled for each in ready):
         return Front(False, "RouterNotSettled", "no router answers that has heard from all instances")
     pickable = [each for each in told.fleet.instances if each.state is State.READY and not each.suspended]
@@ -198,6 +213,12 @@ def front(routers: Iterable[Facts], told: Told, *, prefill: bool, taken: str = "
         if not prefills & decode:
             return Front(False, "NoPair", "prefill and decode instances compute different KV; they cannot serve together")
     return Front(True, "Serving", f"{len(ready)} router{'s' if len(ready) > 1 else ''} ready")
+
+
+def _nobody(away: RouterTroubles | None) -> str:
+    if away is None:
+        return "no pod routes yet: the first decode instance that runs becomes the router"
+    return f"no router runs: {away.why or f'Deployment {away.deployment} has made no pod that runs yet'}"
 
 
 def _instance(

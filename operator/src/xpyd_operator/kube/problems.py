@@ -1,7 +1,8 @@
 """Why a pod does not serve, from what its status says: one word for programs, and a sentence with what to do for people.
 
 Pure: the body of a pod and the time in, a ``Problem`` or None out. The first cause in the pod's way up is told, since what
-comes after it only follows from it: placed on a node → init containers → images → configuration → main → sidecar.
+comes after it only follows from it: placed on a node → init containers → images → configuration → main → sidecar. What a
+person can do about it depends on what the pod is (``PodWords``): an engine with its sidecar, or a router in a pod of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.cause import cause
 from xpyd_operator.plan.observed import QUEUED, Problem
-from xpyd_operator.render.labels import MAIN, SIDECAR
+from xpyd_operator.render.labels import COMPONENT, MAIN, ROUTERS, SIDECAR
 
 Body = dict[str, Any]
 PLACING_S = 60.0
@@ -27,6 +30,36 @@ STUCK_CREATING_S = 900.0
 WORDS_MAX = 500
 
 _QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+class PodWords(msgspec.Struct, frozen=True):
+    """What is said of one kind of pod."""
+
+    what: str
+    pull: str
+    """Where its pull secrets are written."""
+    room: str
+    """How it asks for less of a node."""
+    memory: str
+    """How it gets more memory."""
+    start: str
+    """What gives it more time to start."""
+
+
+ENGINE = PodWords(
+    what="engine",
+    pull="imagePullSecrets",
+    room="add nodes or devices, or ask for fewer (resources, replicas)",
+    memory="give it more memory (resources.limits.memory), or let it take less",
+    start="raise spec.engine.startupTimeout or see why it is slow",
+)
+ROUTER = PodWords(
+    what="router",
+    pull="spec.router.template.spec.imagePullSecrets",
+    room="add nodes, let it run on more of them (spec.router.template) or ask for less (spec.router.resources)",
+    memory="give it more memory (spec.router.resources.limits.memory), or a smaller spec.router.bodyBudget",
+    start="see why it is slow",
+)
 _PULL = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError"}
 _NEVER_PULL = {"InvalidImageName", "ErrImageNeverPull"}
 _CREATE = {"CreateContainerError", "RunContainerError", "PostStartHookError"}
@@ -36,7 +69,7 @@ _SECRET = re.compile(r'secret "[^"]+" not found|couldn\'t find key \S+ in Secret
 
 def problem(pod: Body, now: float) -> Problem | None:
     """What is wrong with a pod at ``now`` (unix seconds); None: nothing, or nothing yet."""
-    name = pod["metadata"]["name"]
+    name, said = pod["metadata"]["name"], _words(pod)
     status: Body = pod.get("status") or {}
     if status.get("phase") in ("Failed", "Succeeded"):
         return _over(name, status)
@@ -47,21 +80,25 @@ def problem(pod: Body, now: float) -> Problem | None:
     if placing is not None and placing.get("reason") == "SchedulingGated":
         return None  # its gates have just gone: the scheduler has not looked yet
     if placing is not None and placing.get("status") == "False":
-        return _not_placed(name, placing, now)
+        return _not_placed(name, placing, said, now)
     for each in status.get("initContainerStatuses") or ():
-        if each["name"] != SIDECAR and (found := _init(name, each)):
+        if each["name"] != SIDECAR and (found := _init(name, each, said)):
             return found
     containers = {each["name"]: each for each in status.get("containerStatuses") or ()}
     sidecar = next((each for each in status.get("initContainerStatuses") or () if each["name"] == SIDECAR), None)
     for each in (sidecar, *containers.values()):
-        if each is not None and (found := _waiting(name, each)):
+        if each is not None and (found := _waiting(name, each, said)):
             return found
     if sidecar is not None and (found := _crash(name, sidecar, pod, "SidecarCrash")):
         return found
     main = containers.get(MAIN) or next(iter(containers.values()), None)
     if main is not None and (found := _crash(name, main, pod, "CrashLoop")):
         return found
-    return _not_ready(name, status, main, sidecar, now, created=unix(pod["metadata"].get("creationTimestamp")))
+    return _not_ready(name, said, status, (main, sidecar), now, created=unix(pod["metadata"].get("creationTimestamp")))
+
+
+def _words(pod: Body) -> PodWords:
+    return ROUTER if (pod["metadata"].get("labels") or {}).get(COMPONENT) == ROUTERS else ENGINE
 
 
 def condition(status: Body, kind: str) -> Body | None:
@@ -106,17 +143,16 @@ def _queued(name: str, gates: Sequence[Body], labels: Body) -> Problem:
     return Problem(QUEUED, f"pod {name} waits to be admitted (gate {which}{queue}); {advice}", lasting=False)
 
 
-def _not_placed(name: str, placing: Body, now: float) -> Problem:
+def _not_placed(name: str, placing: Body, said: PodWords, now: float) -> Problem:
     since = unix(placing.get("lastTransitionTime"))
     words = last_line(placing.get("message"))
-    advice = "add nodes or devices, or ask for fewer (resources, replicas)"
-    return Problem("Unschedulable", f"no node takes pod {name}: {words}; {advice}", lasting=now - since >= PLACING_S)
+    return Problem("Unschedulable", f"no node takes pod {name}: {words}; {said.room}", lasting=now - since >= PLACING_S)
 
 
-def _init(name: str, container: Body) -> Problem | None:
+def _init(name: str, container: Body, said: PodWords) -> Problem | None:
     state: Body = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
-    if found := _waiting(name, container):
+    if found := _waiting(name, container, said):
         return found
     if ended is None or not ended.get("exitCode") or (state.get("terminated") or {}).get("exitCode") == 0:
         return None
@@ -129,12 +165,12 @@ def _init(name: str, container: Body) -> Problem | None:
     return Problem("InitFailed", f"init container {which} of pod {name} {words}; {advice}", lasting=lasting)
 
 
-def _waiting(name: str, container: Body) -> Problem | None:
+def _waiting(name: str, container: Body, said: PodWords) -> Problem | None:
     waiting = (container.get("state") or {}).get("waiting") or {}
     reason, words = waiting.get("reason") or "", last_line(waiting.get("message"))
     which = f"container {container['name']} of pod {name}"
     if reason in _PULL:
-        advice = "check the image's name, its registry and imagePullSecrets"
+        advice = f"check the image's name, its registry and {said.pull}"
         return Problem("ImagePull", f"{container.get('image')} for {which} cannot be pulled: {words or reason}; {advice}",
                        lasting=reason != "ErrImagePull")
     if reason in _NEVER_PULL:
@@ -160,15 +196,14 @@ def _crash(name: str, container: Body, pod: Body, loop: str) -> Problem | None:
     how_often = "once" if times == 1 else f"{times} times"
     lasting = times >= LOOPING
     if ended.get("reason") == "OOMKilled":
-        advice = "give it more memory (resources.limits.memory), or let it take less"
-        words = f"container {which} of pod {name} was killed for memory {how_often}; {advice}"
+        words = f"container {which} of pod {name} was killed for memory {how_often}; {_words(pod).memory}"
         return Problem("OutOfMemory", words, lasting=lasting)
     limit_s = _startup_limit_s(pod, which)
     ran_s = unix(ended.get("finishedAt")) - unix(ended.get("startedAt"))
     if limit_s and ran_s >= limit_s and ended.get("exitCode") in (137, 143):
-        advice = "raise spec.engine.startupTimeout or see why it is slow"
-        return Problem("StartupTimeout", f"the engine of pod {name} was not up within {limit_s:.0f} s ({how_often}); "
-                       f"{advice}: kubectl logs {name} -c {which} --previous")
+        said = _words(pod)
+        return Problem("StartupTimeout", f"the {said.what} of pod {name} was not up within {limit_s:.0f} s ({how_often}); "
+                       f"{said.start}: kubectl logs {name} -c {which} --previous")
     advice = f"see kubectl logs {name} -c {which} --previous"
     words = f"container {which} of pod {name} ended {how_often}, last {_ended(ended)}; {advice}"
     return Problem(loop, words, lasting=lasting)
@@ -193,8 +228,9 @@ def _startup_limit_s(pod: Body, container: str) -> float:
 
 
 def _not_ready(
-    name: str, status: Body, main: Body | None, sidecar: Body | None, now: float, *, created: float
+    name: str, said: PodWords, status: Body, containers: tuple[Body | None, Body | None], now: float, *, created: float
 ) -> Problem | None:
+    main, sidecar = containers
     ready = condition(status, "Ready")
     if ready is not None and ready.get("status") == "True":
         return None
@@ -207,6 +243,8 @@ def _not_ready(
         if not main.get("ready"):
             if not main.get("started"):
                 return None  # the startup probe sets the limit
+            if said is ROUTER:
+                return None  # it is not ready either while nobody decodes, and the kubelet ends one that hangs
             words = f"the engine of pod {name} was up and does not answer its health check since {clock(since)}"
             return Problem("EngineNotReady", f"{words}; see kubectl logs {name} -c {MAIN}", lasting=late)
         if sidecar is not None and not sidecar.get("ready"):

@@ -100,7 +100,9 @@ class LocalInstance:
             assert config is not None
             assert config.agent is not None
             address = join_host_port(host, port)
-            agent = msgspec.structs.replace(config.agent, engine=address, advertise_http=address)
+            agent = msgspec.structs.replace(
+                config.agent, engine=address, advertise_host=host, advertise_port=port, advertise_http=None
+            )
             self.write(record, msgspec.structs.replace(config, agent=agent))
             await self.start_agent()
         await self.engine.start((*record.process.argv, *port_args(record.port)), record.process.env)

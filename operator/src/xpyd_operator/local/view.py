@@ -191,4 +191,4 @@ def _joined(seen: FleetInstance) -> InstanceView:
 
 def _reachable(listen: str) -> str:
     """An address for people: the loopback one stands for all interfaces."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen, listen)
+    return "127.0.0.1" if listen in ("0.0.0.0", "::") else listen

@@ -12,6 +12,7 @@ from xpyd_operator.render import keys, labels
 from xpyd_operator.render import paths as at
 from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import metadata
+from xpyd_operator.render.overlay import overlay
 from xpyd_operator.render.pod import engine_pod, grace_s, pod_revision
 from xpyd_operator.render.policies import budget, clients_policy, pods_policy
 from xpyd_operator.render.settings import KubeSettings
@@ -44,15 +45,21 @@ def manifests(service: DisaggService, settings: KubeSettings) -> tuple[dict[str,
 
 
 def children(
-    service: DisaggService, counts: Mapping[Role, int], settings: KubeSettings, key: PodKey | None = None
+    service: DisaggService,
+    counts: Mapping[Role, int],
+    settings: KubeSettings,
+    key: PodKey | None = None,
+    *,
+    both_families: bool = True,
 ) -> tuple[dict[str, Any], ...]:
     """Everything that is server-side applied. ``counts``: wanted instances of each role; ``key``: of routers in pods of
-    their own.
+    their own; ``both_families``: every router there is listens on IPv6, too, so that Services may lead to it by both.
 
     Each object carries a hash of what it was rendered to: without it, a field that is no longer rendered would look like
     one that others added (``differs``), and stay.
     """
-    found = [_clients_service(service), _members_service(service)]
+    families = {"ipFamilyPolicy": "PreferDualStack"} if both_families else {}
+    found = [_clients_service(service, families), _members_service(service, families)]
     if service.spec.network_policy.enabled:
         found += [pods_policy(service, settings), clients_policy(service)]
     for role in Role:
@@ -104,7 +111,7 @@ def pool(service: DisaggService, role: Role, replicas: int) -> dict[str, Any]:
     }
 
 
-def _clients_service(service: DisaggService) -> dict[str, Any]:
+def _clients_service(service: DisaggService, families: dict[str, str]) -> dict[str, Any]:
     protocol = "http" if service.spec.router.tls.secret is None else "https"
     port = {"name": "http", "port": service.spec.router.ports.http, "protocol": "TCP", "appProtocol": protocol}
     return _service(
@@ -112,6 +119,7 @@ def _clients_service(service: DisaggService) -> dict[str, Any]:
         service.name,
         {
             "type": "ClusterIP",
+            **families,
             "selector": labels.selector(service, router=labels.YES),
             "sessionAffinity": "None",
             "ports": [port | {"targetPort": port["port"]}],
@@ -119,7 +127,7 @@ def _clients_service(service: DisaggService) -> dict[str, Any]:
     )
 
 
-def _members_service(service: DisaggService) -> dict[str, Any]:
+def _members_service(service: DisaggService, families: dict[str, str]) -> dict[str, Any]:
     """Resolves to every router, ready or not: else agents and routers would wait for each other."""
     port = {"name": "members", "port": service.spec.router.ports.members, "protocol": "TCP"}
     return _service(
@@ -128,6 +136,7 @@ def _members_service(service: DisaggService) -> dict[str, Any]:
         {
             "type": "ClusterIP",
             "clusterIP": "None",
+            **families,
             "publishNotReadyAddresses": True,
             "selector": labels.selector(service, roster=labels.YES),
             "ports": [port | {"targetPort": port["port"]}],
@@ -145,9 +154,12 @@ def _marked(made: dict[str, Any]) -> dict[str, Any]:
 
 
 def router_deployment(service: DisaggService, settings: KubeSettings, key: PodKey) -> dict[str, Any]:
-    """The Deployment. A router drains at SIGTERM, so its pods need no hook; a new one is ready before an old one goes."""
+    """The Deployment. A router drains at SIGTERM, so its pods need no hook; a new one is ready before an old one goes.
+
+    Raises:
+        Unsupported: the template takes away what xpyd needs.
+    """
     selector = labels.selector(service, component=labels.ROUTERS)
-    pod_labels = labels.common(service) | selector | {labels.ROSTER: labels.YES, labels.ROUTER: labels.YES}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -156,22 +168,44 @@ def router_deployment(service: DisaggService, settings: KubeSettings, key: PodKe
             "replicas": service.spec.router.replicas_or_default,
             "selector": {"matchLabels": selector},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-            "template": {
-                "metadata": {"labels": pod_labels},
-                "spec": {
-                    "enableServiceLinks": False,
-                    "automountServiceAccountToken": False,
-                    "terminationGracePeriodSeconds": grace_s(service),
-                    "securityContext": at.pod_security(settings),
-                    "topologySpreadConstraints": at.spread(selector),
-                    "containers": [router_container(service, settings, key)],
-                    "volumes": [
-                        {"name": "run", "emptyDir": {}},
-                        {"name": "tmp", "emptyDir": {}},
-                        key.volume(),
-                        *clients_volumes(service),
-                    ],
-                },
-            },
+            "template": _router_template(service, selector, settings, key),
         },
     }
+
+
+def router_pod(
+    service: DisaggService, name: str, settings: KubeSettings, key: PodKey | None = None
+) -> dict[str, Any]:
+    """A pod as the Deployment would make it, for a dry run.
+
+    Raises:
+        Unsupported: the template takes away what xpyd needs.
+    """
+    selector = labels.selector(service, component=labels.ROUTERS)
+    template = _router_template(service, selector, settings, key or keys.unknown(service.name))
+    of_all = metadata(service, name, labels.common(service))
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": of_all | template["metadata"], "spec": template["spec"]}
+
+
+def _router_template(
+    service: DisaggService, selector: dict[str, str], settings: KubeSettings, key: PodKey
+) -> dict[str, Any]:
+    pod: dict[str, Any] = {
+        "metadata": {"labels": labels.common(service) | selector | {labels.ROSTER: labels.YES, labels.ROUTER: labels.YES}},
+        "spec": {
+            "enableServiceLinks": False,
+            "automountServiceAccountToken": False,
+            "terminationGracePeriodSeconds": grace_s(service),
+            "securityContext": at.pod_security(settings),
+            "topologySpreadConstraints": at.spread(selector),
+            "containers": [router_container(service, settings, key)],
+            "volumes": [
+                {"name": "run", "emptyDir": {}},
+                {"name": "tmp", "emptyDir": {}},
+                key.volume(),
+                *clients_volumes(service),
+            ],
+        },
+    }
+    template = service.spec.router.template
+    return pod if template is None else overlay(pod, template, "spec.router.template")

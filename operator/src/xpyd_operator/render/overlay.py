@@ -1,4 +1,4 @@
-"""Laying the user's pod template over a pod that xpyd made.
+"""Laying the user's pod template over a pod that xpyd made: that of an engine, or of a router in a pod of its own.
 
     maps                                   merged; ``null`` takes a field away
     containers, initContainers, volumes,   merged by ``name``; what is new comes last. A variable or a volume with another
@@ -9,8 +9,8 @@
 What xpyd needs cannot be taken away, and is refused with its path: names, its labels, what its containers run, its
 variables, ports, and the volumes ``xpyd``, ``run``, ``key``, ``clients`` and ``model`` with their mounts. The volumes
 ``shm``, ``tmp``, ``home`` and ``cache`` may become others, e.g. a larger disk; probes, resources and security contexts may
-change too. Of xpyd's own containers only resources and security context may. User and group are those of the
-pod, for all containers.
+change too. Of the containers beside ``main`` that are xpyd's own only resources and security context may. User and group
+are those of the pod, for all containers of an engine.
 
 This is the strategic merge of Kubernetes without its directives (``$patch`` and the like).
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from xpyd_operator.api import owned
@@ -45,23 +46,78 @@ _LISTS: Final = {
 """Those of a pod's spec."""
 _SOURCES: Final = frozenset({"env", "volumes"})
 """Lists whose items have one source each: another one replaces it."""
-_NEEDED_VOLUMES: Final = frozenset({"xpyd", "run", "key", "clients", "model", "assignment"})
-_NEEDED_MOUNTS: Final = (at.PACKAGE, at.RUN, at.KEY_DIR, at.CLIENTS_DIR, at.CLAIM)
 _NEEDED_LABELS: Final = frozenset({labels.NAME, labels.INSTANCE, labels.COMPONENT, labels.MANAGED_BY})
-_POD: Final = {
-    "restartPolicy": "an engine that ends is started again; leave it out",
-    "enableServiceLinks": "a Service named vllm would then set VLLM_PORT, on which vLLM ends; leave it out",
-    "terminationGracePeriodSeconds": "write spec.drain.timeout",
-    "hostNetwork": "the ports of two engines on one node would clash; leave it out",
-    "activeDeadlineSeconds": "an engine that serves would be ended; leave it out",
-}
-_MAIN: Final = {
-    "image": "write spec.engine.image",
-    "imagePullPolicy": "write spec.engine.imagePullPolicy",
-    "command": "xpyd starts the engine; write spec.engine.args or the role's args",
-    "args": "write spec.engine.args or the role's args",
-    "lifecycle": "xpyd drains the engine before it stops; leave it out",
-}
+
+
+class Kind(NamedTuple):
+    """What a pod of xpyd's needs, so that no template may touch it."""
+
+    what: str
+    """In words."""
+    main: str
+    """The container that everything is there for."""
+    own: frozenset[str]
+    """Those of xpyd among the init containers."""
+    pod: Mapping[str, str]
+    """Fields of the pod that are taken, and what to write instead."""
+    container: Mapping[str, str]
+    """The same of the main container."""
+    volumes: frozenset[str]
+    mounts: tuple[str, ...]
+    ports: frozenset[str | int]
+    """Names and numbers of the main container's."""
+    one_user: bool
+    """Its containers share files of one user."""
+
+
+ENGINE_POD: Final = Kind(
+    what="engine",
+    main=labels.MAIN,
+    own=frozenset({labels.SIDECAR, labels.INSTALL}),
+    pod={
+        "restartPolicy": "an engine that ends is started again; leave it out",
+        "enableServiceLinks": "a Service named vllm would then set VLLM_PORT, on which vLLM ends; leave it out",
+        "terminationGracePeriodSeconds": "write spec.drain.timeout",
+        "hostNetwork": "the ports of two engines on one node would clash; leave it out",
+        "activeDeadlineSeconds": "an engine that serves would be ended; leave it out",
+    },
+    container={
+        "image": "write spec.engine.image",
+        "imagePullPolicy": "write spec.engine.imagePullPolicy",
+        "command": "xpyd starts the engine; write spec.engine.args or the role's args",
+        "args": "write spec.engine.args or the role's args",
+        "lifecycle": "xpyd drains the engine before it stops; leave it out",
+    },
+    volumes=frozenset({"xpyd", "run", "key", "clients", "model", "assignment"}),
+    mounts=(at.PACKAGE, at.RUN, at.KEY_DIR, at.CLIENTS_DIR, at.CLAIM),
+    ports=frozenset({"engine", at.ENGINE_PORT}),
+    one_user=True,
+)
+_IMAGE: Final = "the operator names the image of routers (XPYD_SIDECAR_IMAGE, in the chart sidecar.image); leave it out"
+_RUNS: Final = "xpyd starts the router; write fields of spec.router"
+ROUTER_POD: Final = Kind(
+    what="router",
+    main=labels.ROUTERS,
+    own=frozenset(),
+    pod={
+        "restartPolicy": "a router that ends is started again; leave it out",
+        "enableServiceLinks": "a router asks no Service by its variables; leave it out",
+        "terminationGracePeriodSeconds": "write spec.drain.timeout",
+        "hostNetwork": "the ports of two routers on one node would clash; leave it out",
+        "activeDeadlineSeconds": "a router that serves would be ended; leave it out",
+    },
+    container={
+        "image": _IMAGE,
+        "imagePullPolicy": _IMAGE,
+        "command": _RUNS,
+        "args": _RUNS,
+        "lifecycle": "a router drains at its end by itself; leave it out",
+    },
+    volumes=frozenset({"run", "key", "clients", "tls"}),
+    mounts=(at.RUN, at.KEY_DIR, at.CLIENTS_DIR, at.TLS_DIR),
+    ports=frozenset({"http", "members", "older"}),
+    one_user=False,
+)
 _OWN: Final = frozenset({"name", "resources", "securityContext"})
 
 _USER: Final = ("runAsUser", "runAsGroup")
@@ -87,12 +143,12 @@ def overlay(pod: dict[str, Any], template: Mapping[str, Any], path: str = "templ
     return merged
 
 
-def faults(template: Mapping[str, Any], path: str = "template") -> Iterator[Finding]:
+def faults(template: Mapping[str, Any], path: str = "template", kind: Kind = ENGINE_POD) -> Iterator[Finding]:
     """What of a template would take away something that is needed, or has not the form of a pod template."""
     for key in template:
         if key not in ("metadata", "spec"):
             yield f"{path}.{key}", "a pod template has metadata and spec"
-    for key, check in (("metadata", _metadata), ("spec", _pod)):
+    for key, check in (("metadata", _metadata), ("spec", partial(_pod, kind))):
         part = template.get(key)
         if isinstance(part, dict):
             yield from check(part, f"{path}.{key}")
@@ -122,40 +178,42 @@ def _metadata(given: dict[str, Any], path: str) -> Iterator[Finding]:
                     yield f'{here}["{name}"]', "is set by xpyd; take another name"
 
 
-def _pod(spec: dict[str, Any], path: str) -> Iterator[Finding]:
-    yield from _taken(spec, _POD, path)
+def _pod(kind: Kind, spec: dict[str, Any], path: str) -> Iterator[Finding]:
+    yield from _taken(spec, kind.pod, path)
     for here, container in _items(spec, "containers", path):
-        if container["name"] == labels.MAIN:
-            yield from _main(container, here)
-        elif container["name"] in (labels.SIDECAR, labels.INSTALL):
+        if container["name"] == kind.main:
+            yield from _main(kind, container, here)
+        elif container["name"] in kind.own:
             yield f"{here}.name", f"{container['name']} is among initContainers; take another name"
     for here, container in _items(spec, "initContainers", path):
-        if container["name"] == labels.MAIN:
-            yield f"{here}.name", f"{labels.MAIN} is among containers; take another name"
-        elif container["name"] in (labels.SIDECAR, labels.INSTALL):
+        if container["name"] == kind.main:
+            yield f"{here}.name", f"{kind.main} is among containers; take another name"
+        elif container["name"] in kind.own:
             for key in container:
                 if key not in _OWN:
                     yield f"{here}.{key}", "of this container only resources and securityContext can be given"
             yield from _one_user(container, here)
     for here, volume in _items(spec, "volumes", path):
-        if volume["name"] in _NEEDED_VOLUMES:
+        if volume["name"] in kind.volumes:
             yield f"{here}.name", f"{volume['name']} is a volume of xpyd; take another name"
 
 
-def _main(container: dict[str, Any], path: str) -> Iterator[Finding]:
-    yield from _taken(container, _MAIN, path)
-    yield from _one_user(container, path)
+def _main(kind: Kind, container: dict[str, Any], path: str) -> Iterator[Finding]:
+    yield from _taken(container, kind.container, path)
+    if kind.one_user:
+        yield from _one_user(container, path)
     for here, variable in _items(container, "env", path):
         if instead := owned.env(variable["name"]):
             yield f"{here}.name", f"{variable['name']} is set by xpyd; {instead}"
     for here, mount in _items(container, "volumeMounts", path):
         where = posixpath.normpath(mount["mountPath"])
-        for needed in _NEEDED_MOUNTS:
+        for needed in kind.mounts:
             if where == needed or where.startswith(f"{needed}/"):
                 yield f"{here}.mountPath", f"{needed} is used by xpyd; take another path"
     for here, port in _items(container, "ports", path):
-        if port["name"] == "engine" or port.get("containerPort") == at.ENGINE_PORT:
-            yield here, f"{at.ENGINE_PORT} is the engine's own port; take another one"
+        if port["name"] in kind.ports or port.get("containerPort") in kind.ports:
+            which = port["name"] if port["name"] in kind.ports else port["containerPort"]
+            yield here, f"{which} is the {kind.what}'s own port; take another one"
 
 
 def _one_user(container: dict[str, Any], path: str) -> Iterator[Finding]:
@@ -166,7 +224,7 @@ def _one_user(container: dict[str, Any], path: str) -> Iterator[Finding]:
             yield f"{path}.securityContext.{key}", reason
 
 
-def _taken(given: dict[str, Any], fields: dict[str, str], path: str) -> Iterator[Finding]:
+def _taken(given: dict[str, Any], fields: Mapping[str, str], path: str) -> Iterator[Finding]:
     for key, instead in fields.items():
         if key in given:
             yield f"{path}.{key}", instead

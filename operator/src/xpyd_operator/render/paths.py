@@ -8,6 +8,8 @@ from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract import launch
 
 ENGINE_PORT: Final = 8000
+EVERYWHERE: Final = "::"
+"""All addresses of a pod, of both families where its node has both (the sidecar's ``listening``)."""
 AGENT_PORT: Final = 8009
 """Where an agent takes a new role from the operator."""
 USER: Final = 65532
@@ -33,6 +35,8 @@ SHM: Final = "/dev/shm"  # noqa: S108  # likewise, in memory
 KV_SHARED: Final = "/run/xpyd-kv"
 """The node's folder of ``kv.sharedMemory``."""
 
+LISTENING: Final = ["python3", "-m", "xpyd_sidecar.listening"]
+"""Stands before a module and its arguments; tells it to listen on all addresses, by what the pod's node has."""
 ASK: Final = ["python3", "-m", "xpyd_sidecar.agent.ask"]
 """Asks the agent of the pod, from a container of it."""
 HOST_VAR: Final = f"$({launch.ENV_HOST})"

@@ -164,12 +164,12 @@ def model_path(service: DisaggService) -> str:
 def engine_container(service: DisaggService, role: Role, member: Member, key: PodKey) -> dict[str, Any]:
     """The container ``main`` of a member, before the user's template."""
     engine = service.spec.engine
-    args = (*member.args, "--host", "0.0.0.0", "--port", str(at.ENGINE_PORT))
+    args = (*member.args, "--port", str(at.ENGINE_PORT))
     return {
         "name": labels.MAIN,
         "image": engine.image,
         "imagePullPolicy": engine.image_pull_policy,
-        "command": ["python3", "-m", member.module],
+        "command": [*at.LISTENING, member.module],
         "args": [literal(argument) for argument in args],
         "env": engine_variables(service, role, member, key),
         "ports": [{"name": "engine", "containerPort": at.ENGINE_PORT, "protocol": "TCP"}],

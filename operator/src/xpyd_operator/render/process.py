@@ -118,7 +118,7 @@ def agent_config(
         instance=binding.instance,
         key_file=place.key_file,
         run_dir=place.run_dir,
-        agent=agent_section(service, binding.role, engine, engine, routers),
+        agent=agent_section(service, binding.role, engine, (place.host, port), routers),
     )
 
 

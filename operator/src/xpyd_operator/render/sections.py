@@ -47,13 +47,16 @@ def router_section(service: DisaggService, listen: str) -> RouterConfig:
 
 
 def agent_section(
-    service: DisaggService, role: Role, engine: HostPort, advertised: HostPort, routers: tuple[HostPort, ...]
+    service: DisaggService, role: Role, engine: HostPort, advertised: tuple[str, int], routers: tuple[HostPort, ...]
 ) -> AgentConfig:
-    """The agent of an engine: where it finds it, where routers find it, and the routers' membership addresses."""
+    """The agent of an engine: where it finds it, on which host and port routers find it, and the routers' membership
+    addresses.
+    """
     return AgentConfig(
         role=role,
         engine=engine,
-        advertise_http=advertised,
+        advertise_host=advertised[0],
+        advertise_port=advertised[1],
         routers=routers,
         model=service.served_name,
         data_parallel=service.spec.role(role).parallelism.data,

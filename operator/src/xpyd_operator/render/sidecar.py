@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import msgspec
 
+from xpyd_operator.api.quantity import value
+from xpyd_operator.api.router import Router, RouterResources
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import labels
 from xpyd_operator.render import paths as at
@@ -22,7 +24,11 @@ COMMAND: Final = ["python3", "-m", "xpyd_sidecar"]
 _INSTANCE_VAR: Final = f"$({launch.ENV_INSTANCE})"
 _WHERE_GIVEN: Final = frozenset({"previous_key_file", "key_mark", "shared_folder"})
 """Left out where they say nothing."""
-_RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+_AGENT_RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
+_ROUTER_MIB: Final = 448
+_RESERVED_MIB: Final = 192
+_WORKER_MIB: Final = 64
+_WORKER_MILLICORES: Final = 250
 _INSTALL_RESOURCES: Final = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
 
 
@@ -75,6 +81,32 @@ def router_container(service: DisaggService, settings: KubeSettings, key: PodKey
     return container | _router_probes(service)
 
 
+def router_resources(router: Router) -> dict[str, Any]:
+    """Resources of a router, beside an engine with its agent: what is written, and defaults for what is not.
+
+    Memory: 64 MiB for each process that serves clients, all bodies that they may hold, and 448 MiB for streams, the roster,
+    metrics and their history. What is written as a limit is also reserved.
+    """
+    given = router.resources
+    if given == RouterResources():
+        return {}
+    limits: dict[str, int | str] = {"memory": _size(_ROUTER_MIB + router.workers * _WORKER_MIB, router.held_bodies_bytes)}
+    requests: dict[str, int | str] = {"cpu": f"{router.workers * _WORKER_MILLICORES}m",
+                                      "memory": _size(_RESERVED_MIB + router.workers * _WORKER_MIB)}
+    if given is not None:
+        requests |= {**given.limits, **given.requests}
+        if value(requests["memory"]) > value(limits["memory"]):
+            limits["memory"] = requests["memory"]
+        limits |= given.limits
+    return {"requests": requests, "limits": limits}
+
+
+def _size(mib: int, more_bytes: int = 0) -> str:
+    """A quantity of memory, in whole GiB where it is."""
+    mib += -(-more_bytes // (1 << 20))
+    return f"{mib}Mi" if mib % 1024 else f"{mib // 1024}Gi"
+
+
 def members_address(service: DisaggService, settings: KubeSettings) -> HostPort:
     """The name that stands for every router. Without the dot at its end a pod's resolver would try other domains first."""
     namespace = service.metadata.namespace or "default"
@@ -98,9 +130,9 @@ def _sidecar_config(
 ) -> SidecarConfig:
     engine = join_host_port("127.0.0.1", at.ENGINE_PORT)
     agent = msgspec.structs.replace(
-        agent_section(service, role, engine, HostPort(""), (members_address(service, settings),)),
+        agent_section(service, role, engine, ("", at.ENGINE_PORT), (members_address(service, settings),)),
         assignment_file=f"{at.ASSIGNMENT_DIR}/{at.ASSIGNMENT_FILE}",
-        listen=join_host_port("0.0.0.0", at.AGENT_PORT),
+        listen=join_host_port(at.EVERYWHERE, at.AGENT_PORT),
         shared_folder=at.KV_SHARED if service.spec.kv.shared_memory is not None else None,
         previous_key_file=key.before_path,
         key_mark=key.id if key.derived else "",
@@ -119,7 +151,7 @@ def _router(service: DisaggService, *, beside_engine: bool) -> RouterConfig:
     key_file = f"{at.CLIENTS_DIR}/{at.CLIENTS_FILE}" if service.spec.router.api_key_secret is not None else None
     tls = service.spec.router.tls.secret is not None
     return msgspec.structs.replace(
-        router_section(service, "0.0.0.0"),
+        router_section(service, at.EVERYWHERE),
         api_key_file=key_file,
         tls_cert_file=f"{at.TLS_DIR}/{at.TLS_CERT}" if tls else None,
         tls_key_file=f"{at.TLS_DIR}/{at.TLS_KEY}" if tls else None,
@@ -136,7 +168,7 @@ def _command(config: SidecarConfig, instance: str = "") -> list[str]:
         plain["instance"] = instance
     if plain["agent"] is not None:
         plain["agent"] = {name: value for name, value in plain["agent"].items() if value or name not in _WHERE_GIVEN}
-        plain["agent"]["advertise_http"] = f"{HOST_VAR}:{at.ENGINE_PORT}"
+        plain["agent"]["advertise_host"] = HOST_VAR
     return [*COMMAND, "--config-json", msgspec.json.encode(plain, order="sorted").decode()]
 
 
@@ -159,7 +191,7 @@ def _container(service: DisaggService, name: str, settings: KubeSettings, *, cli
         "name": name,
         "image": settings.sidecar_image,
         "imagePullPolicy": settings.sidecar_pull_policy,
-        "resources": _RESOURCES,
+        "resources": router_resources(service.spec.router) if clients else _AGENT_RESOURCES,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": at.OWN_SECURITY,
         "volumeMounts": mounts,

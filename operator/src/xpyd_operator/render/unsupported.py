@@ -36,6 +36,8 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
         if template is not None:
             yield from overlay.faults(template, f"spec.{role}.template")
     yield from _router(service)
+    if service.spec.router.template is not None:
+        yield from overlay.faults(service.spec.router.template, "spec.router.template", overlay.ROUTER_POD)
     yield from _ports(service)
     router = service.spec.router
     if router.compat == "p2p" and (router.placement != "Deployment" or router.replicas_or_default != 1):

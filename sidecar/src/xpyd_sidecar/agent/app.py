@@ -125,7 +125,7 @@ class Agent:
             "epoch": machine.epoch,
             "incarnation": machine.incarnation,
             "engine": self._config.engine,
-            "advertise_http": self._config.advertise_http,
+            "advertise_http": self._config.advertised,
             "drained": machine.drained,
             "waits_for": "" if machine.drained else machine.waits_for(routers, now),
             "load": msgspec.to_builtins(machine.load),

@@ -220,7 +220,7 @@ class Machine:
             epoch=self._epoch,
             state=self.state,
             incarnation=self.incarnation,
-            http=(self._agent.advertise_http,),
+            http=(self._agent.advertised,),
             control=tuple(record.control for record in self._records),
             model=self._model,
             max_model_len=self._max_model_len,

@@ -60,8 +60,8 @@ _PROBLEMS = {
 async def system_resolve(host: str, port: int) -> Sequence[str]:
     """The system's resolver; IP addresses pass through.
 
-    Of a name with addresses of both families the IPv4 ones are taken: they are two ways to the same routers, and routers
-    listen on 0.0.0.0 by default.
+    Of a name with addresses of both families the IPv4 ones are taken: they are two ways to the same routers, and those of a
+    machine without IPv6 listen on no other.
     """
     infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     v4 = [str(info[4][0]) for info in infos if info[0] == socket.AF_INET]

@@ -63,6 +63,8 @@ def split_host_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def join_host_port(host: str, port: int) -> HostPort:
-    """The inverse of ``split_host_port``."""
+def join_host_port(host: str, port: int | str) -> HostPort:
+    """The inverse of ``split_host_port``, and the one place where an address gets its brackets. ``port`` may be a word that
+    stands for one.
+    """
     return HostPort(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

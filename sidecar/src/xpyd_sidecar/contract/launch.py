@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName
+from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, join_host_port
 
 # Environment of the engine process, read by the connector. Everything else is in KvOptions.
 ENV_RUN_DIR = "XPYD_RUN_DIR"
@@ -82,10 +82,14 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Role
     engine: HostPort
     """Where the engine's HTTP server listens, as seen from the agent."""
-    advertise_http: HostPort
-    """The same, as seen from the routers."""
     routers: tuple[HostPort, ...]
     """Membership addresses; a DNS name stands for every address it resolves to, looked up again and again."""
+    advertise_host: str = ""
+    """The host on which routers reach the engine, without brackets, since in a pod Kubernetes fills it in."""
+    advertise_port: int = 0
+    """The port of it."""
+    advertise_http: HostPort | None = None
+    """Both in one, as an xpyd before this one wrote it into files; the two fields come first."""
     model: str = ""
     """Served model name."""
     epoch: int = 1
@@ -106,11 +110,19 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_timeout_s: float = 600.0
     startup_timeout_s: float = 1800.0
 
+    @property
+    def advertised(self) -> HostPort:
+        """The engine's address, as seen from the routers."""
+        if self.advertise_host:
+            return join_host_port(self.advertise_host, self.advertise_port)
+        return self.advertise_http or HostPort("")
+
 
 class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The router half of a sidecar."""
 
-    host: str = "0.0.0.0"
+    host: str = "::"
+    """Where it listens; ``::``: on all addresses (``listening``)."""
     port: int = 10001
     members_port: int = 30001
     policy: str = "round_robin"

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import msgspec
 import zmq
 
-from xpyd_sidecar import curve, sockets
+from xpyd_sidecar import curve, listening, sockets
+from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, Goodbye, Up
 from xpyd_sidecar.errors import ConfigError
@@ -131,6 +132,7 @@ def bind(socket: zmq.Socket[bytes], host: str, port: int, max_message: int, sett
     Raises:
         ConfigError: the address cannot be bound; names the setting. The socket is closed.
     """
+    host = listening.bound(host)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, max_message)
     socket.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
@@ -138,10 +140,10 @@ def bind(socket: zmq.Socket[bytes], host: str, port: int, max_message: int, sett
     socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
     sockets.find_dead(socket, FIND_DEAD_S)
     try:
-        socket.bind(f"tcp://[{host}]:{port or '*'}" if ":" in host else f"tcp://{host}:{port or '*'}")
+        socket.bind(f"tcp://{join_host_port(host, port or '*')}")
     except zmq.ZMQError as error:
         socket.close()
-        raise ConfigError(f"{setting}: cannot bind {host}:{port}: {error}") from None
+        raise ConfigError(f"{setting}: cannot bind {join_host_port(host, port)}: {error}") from None
     return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
 
 

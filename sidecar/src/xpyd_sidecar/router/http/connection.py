@@ -57,8 +57,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.outlet = Outlet()
         """What is written to a client that is gone goes nowhere."""
-        self._incoming = IncomingRequests(server.bounds, server.streamed, self, server.bodies,
-                                          server.heads)
+        self._incoming = IncomingRequests(server.bounds, server.streamed, self, server.bodies, server.heads)
         self._queue: deque[tuple[HttpRequest, Held, bool, bool] | HttpFault] = deque()
         self._queued_bytes = 0
         self._rest = b""
@@ -68,12 +67,10 @@ class ClientConnection(asyncio.Protocol):
         self._held: Held = 0
         """The body of the request that is being answered, as the budget has it; 0: there is none."""
         self._handler: RequestHandler | None = None
-        self._busy = False
-        self._served = False
+        self._busy = self._served = False
         self._due = False
         """It was idle for too long at the latest look."""
-        self._closing = False
-        self._paused = False
+        self._closing = self._paused = False
         self._deaf = False
         """Nothing more is read: what was being received was refused."""
         self._continue = False
@@ -100,12 +97,11 @@ class ClientConnection(asyncio.Protocol):
             return
         if not self._rest and not self._incoming.receiving:
             self._since = self.server.loop.time()
-            if not (self._busy or self._queue or self._scheduled or self._blocked_at):
-                request = self._incoming.known(data)
-                if request is not None:
-                    self._held = len(request.body)
-                    self._serve(request, close=False, old=False)
-                    return
+            free = not (self._busy or self._queue or self._scheduled or self._blocked_at)
+            if free and (request := self._incoming.known(data)) is not None:
+                self._held = len(request.body)
+                self._serve(request, close=False, old=False)
+                return
         self._rest += data
         if not self._scheduled:
             self._turn()

@@ -10,6 +10,7 @@ import math
 from email.utils import formatdate
 
 from xpyd_sidecar.accepting import Acceptor, bind
+from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.http import held_bodies
 from xpyd_sidecar.router.http.connection import ClientConnection
@@ -42,7 +43,8 @@ class Server(ServerState):
         try:
             sockets = await bind(host, port, shared=shared)
         except OSError as error:
-            raise ConfigError(f"router.port: cannot listen on {host}:{port}: {error.strerror or error}") from None
+            where = join_host_port(host, port)
+            raise ConfigError(f"router.port: cannot listen on {where}: {error.strerror or error}") from None
         self._certificate = certificate
         self._acceptor = Acceptor(sockets, lambda: ClientConnection(self), self._crowded,
                                   certificate.context if certificate is not None else None)

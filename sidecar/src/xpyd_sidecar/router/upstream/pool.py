@@ -81,7 +81,7 @@ class EnginePool:
                 self.lacks.add(error)
                 call.end_failed(FailureKind.LACKING, FailureReason(resources.words(error)))
             else:
-                call.end_failed(FailureKind.REFUSED, FailureReason("cannot connect", str(error)))
+                call.end_failed(FailureKind.REFUSED, FailureReason("cannot connect", f"{call.address}: {error}"))
         else:
             call.connected(connection)
 

@@ -6,6 +6,8 @@ import socket
 
 import msgspec
 
+from xpyd_sidecar import listening
+from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.errors import ConfigError
 
@@ -25,17 +27,21 @@ def reserve(host: str, port: int) -> socket.socket:
     Raises:
         ConfigError: it is taken, or the address cannot be bound.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    address = listening.bound(host)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family) as alone:
+            listening.both_families(alone, host)
             alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind((host, port))
+            alone.bind((address, port))
             alone.listen(1)
             port = alone.getsockname()[1]
         reserved = socket.socket(family)
+        listening.both_families(reserved, host)
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind((host, port))
+        reserved.bind((address, port))
     except OSError as error:
-        raise ConfigError(f"router.port: cannot listen on {host}:{port}: {error.strerror or error}") from None
+        where = join_host_port(host, port)
+        raise ConfigError(f"router.port: cannot listen on {where}: {error.strerror or error}") from None
     return reserved
