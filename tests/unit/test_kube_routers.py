@@ -8,7 +8,7 @@ import pytest
 
 from xpyd_operator.kube.cache import Entry
 from xpyd_operator.kube.observe import Facts, Told, facts, front
-from xpyd_operator.kube.routers import Apart, apart
+from xpyd_operator.kube.routers import RouterTroubles, router_troubles
 
 NAME = "qwen-router"
 NOW = 1_800_000_000.0
@@ -36,11 +36,11 @@ def deployment(failure: str = "") -> Body:
     return {"metadata": {"name": NAME}, "status": {"conditions": [condition] if failure else []}}
 
 
-def seen(*pods: Body, made: Body | None = None) -> Apart:
-    return apart(NAME, made, [Entry("Pod", each) for each in pods], NOW)
+def seen(*pods: Body, made: Body | None = None) -> RouterTroubles:
+    return router_troubles(NAME, made, [Entry("Pod", each) for each in pods], NOW)
 
 
-def told(*pods: Body, away: Apart | None) -> tuple[str, str]:
+def told(*pods: Body, away: RouterTroubles | None) -> tuple[str, str]:
     routers: list[Facts] = [facts(each) for each in pods]
     found = front(routers, Told(), prefill=True, away=away)
     assert not found.ready

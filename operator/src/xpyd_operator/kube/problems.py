@@ -2,7 +2,7 @@
 
 Pure: the body of a pod and the time in, a ``Problem`` or None out. The first cause in the pod's way up is told, since what
 comes after it only follows from it: placed on a node → init containers → images → configuration → main → sidecar. What a
-person can do about it depends on what the pod is (``PodWords``): an engine with its sidecar, or a router in a pod of its own.
+person can do about it depends on what the pod is (``PodWords``): an engine and its sidecar, or a router in its own pod.
 """
 
 from __future__ import annotations
