@@ -51,15 +51,30 @@ def test_the_first_break_holds_nobody_and_the_second_holds_until_both_verdicts_a
     assert (ledger.asked(0.3, A), ledger.asked(0.3, B), ledger.suspects) == (Word.ALONE, Word.GO, 1)
 
 
-def test_who_was_alone_at_a_second_death_is_convicted() -> None:
+def test_who_was_alone_at_two_deaths_is_convicted() -> None:
     ledger = Ledger()
-    assert death(ledger, 0.0, 1, A, B, C) is None
+    assert death(ledger, 0.0, 1, A) is None
     conviction = death(ledger, 1.0, 2, A)
     assert conviction is not None
     assert (conviction.request, conviction.engines) == (A, ("d1", "d2"))
     assert conviction.words.startswith("2 engines have died of this request")
     assert ledger.asked(1.0, A) == conviction
     assert [ledger.asked(1.0, one) for one in (B, C)] == [Word.GO] * 2
+    assert not ledger.cases(), "what it explains accuses nobody else"
+
+
+@pytest.mark.parametrize("first", [(A, B, C), (A,)])
+def test_who_was_beside_others_at_one_of_two_deaths_has_a_third_try_alone(first: tuple[RequestHash, ...]) -> None:
+    ledger, second = Ledger(), (A,) if len(first) > 1 else (C, A)
+    assert death(ledger, 0.0, 1, *first) is None
+    for other in (B, C):
+        ledger.ended(0.5, other)
+    assert death(ledger, 1.0, 2, *second) is None, "an unlucky one, as far as anybody knows"
+    ledger.ended(1.5, C)
+    assert ledger.asked(2.0, A) is Word.ALONE
+    conviction = death(ledger, 3.0, 3, A, B)
+    assert conviction is not None
+    assert (conviction.request, conviction.engines) == (A, ("d1", "d2", "d3"))
     assert not ledger.cases(), "what it explains accuses nobody else"
 
 
@@ -181,7 +196,8 @@ def test_what_is_old_is_forgotten() -> None:
     assert ledger.asked(601.0, A) is Word.ALONE
     ledger.tick(601.1)
     assert (ledger.asked(601.1, A), ledger.quiet) == (Word.GO, False)
-    assert death(ledger, 601.1, 3, A) is not None, "the second death still counts"
+    assert death(ledger, 601.1, 3, A, B) is None
+    assert ledger.asked(601.1, A) is Word.ALONE, "the second death still counts"
     ledger.tick(1201.2)
     assert (ledger.asked(1201.2, A), ledger.quiet) == (Word.GO, True)
 
@@ -213,7 +229,8 @@ def test_a_replica_that_is_told_convictions_knows_what_the_one_that_judges_knows
                     assert replica.died(now, where) is None
                 case "load":
                     said, replica = None, Ledger(judges=False)
-                    copies = {key: po.Case(case.at, set(case.present), case.dead) for key, case in judge.cases().items()}
+                    copies = {key: po.Case(case.at, set(case.present), case.dead, case.shared)
+                              for key, case in judge.cases().items()}
                     replica.load(copies, judge.convictions())
                 case what:
                     said = None

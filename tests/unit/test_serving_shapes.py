@@ -82,7 +82,7 @@ def test_what_is_kept_of_a_shape_is_what_the_tables_say_of_each_of_its_requests(
         asked = continuation.first_request(expected, position)
         looked = shapes.looked(body)
         assert looked is not None
-        names = dict(zip(looked[0][::2], looked[0][1::2], strict=True))
+        names = dict(zip(*looked[0], strict=True))
         assert list(names) == list(expected.fields)
         assert found.shape.plain == (bool(expected.stream) and not expected.skips and "priority" not in expected.fields
                                      and names[bodies.PROMPT[api]] is None)

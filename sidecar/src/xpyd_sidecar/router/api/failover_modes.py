@@ -99,7 +99,7 @@ def _unless_text_parts(raw: Raw, _: Fields) -> FailoverMode:
     return FailoverMode.REPLAY if has_parts(raw) else FailoverMode.CONTINUE
 
 
-def has_parts(raw: Raw) -> bool:
+def has_parts(raw: Raw | bytes) -> bool:
     """Whether messages may have parts that are not text."""
     return _PARTS.search(raw) is not None
 

@@ -20,6 +20,8 @@ from enum import IntEnum
 MAX_NAMES = 256
 MAX_DEPTH = 64
 """The body's own braces are the first."""
+SHORTEST = len('"":1,')
+"""Bytes of a name with its value."""
 
 
 class Outline(IntEnum):
@@ -47,7 +49,8 @@ _DEEPEST = re.compile(rb'[^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*+' % _TEXT, re.DOTALL)
 
 def judged(body: bytes, names: int, depth: int) -> Outline:
     """The outline of a body that may have so many names and go so deep. What is no object is within."""
-    if body.count(b"{") + body.count(b"[") <= depth and (body.count(b",") < names or body.count(b":") <= names):
+    if body.count(b"{") + body.count(b"[") <= depth and (
+            len(body) < SHORTEST * names or body.count(b":") <= names or body.count(b",") < names):
         return Outline.WITHIN
     begin = _OBJECT.match(body)
     if begin is None:

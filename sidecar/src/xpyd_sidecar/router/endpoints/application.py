@@ -74,7 +74,9 @@ class Paths:
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Judge a request by its head: whether its body is wanted. Raises HttpFault."""
-        self._hosts.check(headers.get(b"host"))
+        host = headers.get(b"host")
+        if host not in self._hosts.known:
+            self._hosts.check(host)
         if self._cors is not None and is_preflight(method, headers):
             return False
         route = paths.find(path)
@@ -85,13 +87,15 @@ class Paths:
             return False
         if route.way is RouteKind.REFUSED:
             raise not_served(path, route.reason)
-        self._allow(path, method, *route.methods)
+        if method not in route.methods:
+            self._allow(path, method, *route.methods)
         if route.way is RouteKind.OWN:
             return False  # those that ask for a key need no body
         self._check_client(headers)
         if route.way is RouteKind.PASSED and route.body is BodyKind.NONE:
             return False
-        self._media.check(headers, json=route.body is not BodyKind.FORM)
+        if headers.get(b"content-type") not in self._media.known or b"content-encoding" in headers:
+            self._media.check(headers, json=route.body is not BodyKind.FORM)
         return True
 
     def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:

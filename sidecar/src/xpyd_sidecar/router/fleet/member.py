@@ -33,7 +33,7 @@ class FleetMember:
 
     __slots__ = ("agent", "also", "beat_at", "control", "doubted", "drained", "epoch", "fingerprint", "http", "in_flight",
                  "in_flight_at_beat", "incarnation", "interval_s", "load", "max_model_len", "model", "name", "probe_at",
-                 "probing", "role", "sampling", "seq", "state", "stuck", "suspended", "turn", "unanswered")
+                 "probing", "role", "sampling", "seq", "state", "stuck", "suspended", "trouble", "turn", "unanswered")
 
     def __init__(self, name: InstanceName) -> None:
         self.name = name
@@ -55,6 +55,7 @@ class FleetMember:
         self.interval_s = 3.0
         self.beat_at = 0.0
         self.suspended = ""
+        self.trouble = ""
         self.doubted = False
         """A probe is owed."""
         self.probing = False
@@ -82,7 +83,7 @@ class FleetMember:
     def hear(self, now: float, beat: Heartbeat) -> None:
         """Take the part of a beat that changes from beat to beat."""
         self.seq = beat.seq
-        self.load, self.drained = beat.load, beat.drained
+        self.load, self.drained, self.trouble = beat.load, beat.drained, beat.trouble
         if beat.interval_s != self.interval_s:
             self.interval_s = min(max(beat.interval_s, INTERVAL_RANGE_S[0]), INTERVAL_RANGE_S[1])
         self.beat_at = now

@@ -57,7 +57,8 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.outlet = Outlet()
         """What is written to a client that is gone goes nowhere."""
-        self._incoming = IncomingRequests(server.bounds, server.streamed, self, server.bodies)
+        self._incoming = IncomingRequests(server.bounds, server.streamed, self, server.bodies,
+                                          server.heads)
         self._queue: deque[tuple[HttpRequest, Held, bool, bool] | HttpFault] = deque()
         self._queued_bytes = 0
         self._rest = b""
@@ -99,6 +100,12 @@ class ClientConnection(asyncio.Protocol):
             return
         if not self._rest and not self._incoming.receiving:
             self._since = self.server.loop.time()
+            if not (self._busy or self._queue or self._scheduled or self._blocked_at):
+                request = self._incoming.known(data)
+                if request is not None:
+                    self._held = len(request.body)
+                    self._serve(request, close=False, old=False)
+                    return
         self._rest += data
         if not self._scheduled:
             self._turn()

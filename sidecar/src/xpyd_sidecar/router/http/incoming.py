@@ -8,7 +8,8 @@ order, answers and time (``connection``), what is refused for its size or framin
 The first fault is kept, since exceptions would be wrapped by the parser; nothing is taken after it.
 
 Nearly every request is a plain one: its head fits into one read, no header is repeated, and its body is small and comes in
-one piece. It costs a call of the parser for each header and four more; whatever is rare is looked at only where it may be.
+one piece. It costs a call of the parser for each header and four more, the first time (``known_heads``); whatever is rare
+is looked at only where it may be.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import msgspec
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request
 from xpyd_sidecar.router.http import deadlines, ids, rules
 from xpyd_sidecar.router.http.held_bodies import SMALL, BodyOwner, Held, HeldBodies, HeldBody
+from xpyd_sidecar.router.http.known_heads import KnownHead, KnownHeads, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest
 from xpyd_sidecar.router.http.upload import Upload
 
@@ -78,14 +80,18 @@ def request_id_of(given: bytes | None) -> str:
 class IncomingRequests:
     """What has come of the next request."""
 
-    __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_extra", "_fed", "_head_size", "_headers", "_held",
-                 "_hosts", "_in_head", "_judged", "_known_path", "_line", "_parser", "_raw", "_size", "_streamed", "_url",
-                 "_version", "_wanted", "ended", "fault", "refused", "upload")
+    __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_extra", "_fed", "_head_size", "_headers",
+                 "_heads", "_held", "_hosts", "_in_head", "_judged", "_known_path", "_like", "_line", "_parser", "_raw",
+                 "_size", "_streamed", "_url", "_version", "_wanted", "ended", "fault", "refused", "upload")
 
-    def __init__(self, bounds: RequestBounds, streamed: frozenset[str], line: RequestSink, bodies: HeldBodies) -> None:
+    def __init__(self, bounds: RequestBounds, streamed: frozenset[str], line: RequestSink, bodies: HeldBodies,
+                 heads: KnownHeads) -> None:
         """``streamed``: paths whose bodies are handed on while they come."""
         self._bounds = bounds
         self._bodies = bodies
+        self._heads = heads
+        self._like = b""
+        """By what the head of the request that is being received would be known."""
         self._streamed = streamed
         self._line = line
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -143,6 +149,27 @@ class IncomingRequests:
         if self._held is not None:
             self._bodies.give_back(self._held)
 
+    def known(self, data: bytes) -> HttpRequest | None:
+        """The request that a read is, where its head is known; its body counts as one that came at once.
+
+        None: ``feed`` it. Nothing of a request may be in.
+        """
+        read = whole_read(data)
+        if read is None:
+            return None
+        like, length, body = read
+        head, size = self._heads.find(like), len(body)
+        if head is None or size > self._bounds.body_bytes or len(data) - size > self._bounds.header_bytes:
+            self._like = like
+            return None
+        headers = head.headers | {b"content-length": length}
+        try:
+            if not self._line.judge(head.method, head.path, headers) or not self._bodies.at_once(size):
+                return None
+        except HttpFault:
+            return None  # it is refused where everything is
+        return HttpRequest(head.method, head.path, headers, body, ids.fresh(), head.target, None, True)
+
     def feed(self, data: bytes) -> None:
         """Bytes of one or several requests, or of a part of one; ``fault`` says whether they are in order."""
         self._began = False
@@ -172,6 +199,7 @@ class IncomingRequests:
             return None
         tokens = [token.strip() for token in self._headers.pop(b"connection", b"").split(b",")]
         kept = [token for token in tokens if token.lower() not in {b"upgrade", b"http2-settings"}]
+        self._like = b""
         headers = {name: value for name, value in self._headers.items() if name not in {b"upgrade", b"http2-settings"}}
         if kept:
             headers[b"connection"] = b", ".join(kept)
@@ -304,8 +332,16 @@ class IncomingRequests:
             target = path.encode("latin-1") + mark + query
         request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body,
                               request_id_of(self._headers.get(b"x-request-id")), target, self.upload, self._judged, refusal)
-        self._line.taken(request, held, close=self.ended or not self._parser.should_keep_alive(),
-                         old=self._version == "1.0")
+        close = self.ended or not self._parser.should_keep_alive()
+        if self._like:
+            if body and self._wanted and not close and not self._extra and self._version == "1.1":
+                self._keep_head(request)
+            self._like = b""
+        self._line.taken(request, held, close=close, old=self._version == "1.0")
+
+    def _keep_head(self, request: HttpRequest) -> None:
+        if not {b"expect", b"transfer-encoding"} & self._headers.keys():
+            self._heads.keep(self._like, KnownHead(request.method, request.path, request.target, request.headers))
 
     # ---- bounds
 

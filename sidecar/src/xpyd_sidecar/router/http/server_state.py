@@ -14,6 +14,7 @@ from typing import Protocol
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http.held_bodies import HeldBodies
 from xpyd_sidecar.router.http.incoming import RequestBounds
+from xpyd_sidecar.router.http.known_heads import KnownHeads
 from xpyd_sidecar.router.http.reply import Application
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class ServerState:
         self.streamed = streamed
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
         self.bodies = HeldBodies(self.loop.time, body_budget, bounds.body_bytes)
+        self.heads = KnownHeads()
         self.connections: set[OpenConnection] = set()
         self.refusals: dict[str, int] = {}
         """How many were refused, by the code of the fault."""

@@ -11,6 +11,7 @@ requests (``waiting``, ``balance.queue``), the course of one (``request``), and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 from msgspec import Raw
@@ -144,7 +145,12 @@ class AdmittedRequest:
 
 def key_of(headers: Mapping[bytes, bytes], config: RouterConfig) -> str:
     """Whose share of the queue a request belongs to: its client key's, or everybody's where none is asked for."""
-    return auth.bearer(headers).decode("latin-1") if config.api_key_file is not None else ""
+    return _key(headers[b"authorization"]) if config.api_key_file is not None else ""
+
+
+@lru_cache(maxsize=1024)
+def _key(header: bytes) -> str:  # remembered: it brought a known key, and those are few
+    return auth.bearer({b"authorization": header}).decode("latin-1")
 
 
 def priority_of(headers: Mapping[bytes, bytes], asked: Mapping[str, Raw]) -> int:

@@ -13,8 +13,9 @@ Belongs here: the evidence and what follows from it. Does not belong here: what 
 Laws
   1. Only a death counts, once for an incarnation. An engine that lives, leaves in order, is lost with its machine, or of
      which nobody can say within ``VERDICT_S`` whether it lives accuses nobody.
-  2. A request is convicted where it was the sole suspect at a death, or the only request at all at a second one. So one
-     that ends whatever serves it ends two engines alone, and three among others, however many they are.
+  2. A request is convicted where it was the sole suspect at a death, or at a second one if nobody else was at either. So
+     one that ends whatever serves it ends two engines alone, and three among others, however many they are; and of one
+     that is unlucky twice, one of two engines that ended served others as well, unless hardly anything is asked.
   3. A conviction explains every death at which the request was: they accuse nobody else any more.
   4. A request that an engine answers to its end is cleared, unless it is being refused.
   5. Who is suspected or in question is never told GO; who is neither is never told anything else.
@@ -86,6 +87,8 @@ class Case(msgspec.Struct):
     at: float
     present: set[RequestHash]
     dead: bool = False
+    shared: bool = False
+    """Whether more than one request was ever present, whatever became of the others."""
 
 
 class Ledger:
@@ -161,6 +164,7 @@ class Ledger:
         known = request in self._counts or request in self._convicted
         if len(case.present) >= (2 * PRESENT if known else PRESENT):
             return None
+        case.shared = case.shared or bool(case.present)
         case.present.add(request)
         self._count(request)
         return self._judge(now, engine, case) if case.dead else None
@@ -236,8 +240,8 @@ class Ledger:
         several = case.present & self._several
         guilty = [one for one in case.present if one in self._convicted]
         guilty += [one for one in several - self._convicted.keys() if self._deaths_of(one) > 2]
-        if not guilty and len(case.present) == 1:
-            guilty = [one for one in several if self._deaths_of(one) > 1]
+        if not guilty and not case.shared:
+            guilty = [one for one in several if self._deaths_alone(one) > 1]
         if len(guilty) != 1:
             return None
         [request] = guilty
@@ -249,6 +253,9 @@ class Ledger:
 
     def _deaths_of(self, request: RequestHash) -> int:
         return sum(1 for case in self._cases.values() if case.dead and request in case.present)
+
+    def _deaths_alone(self, request: RequestHash) -> int:
+        return sum(1 for case in self._cases.values() if case.dead and not case.shared and request in case.present)
 
     # ---- tables
 

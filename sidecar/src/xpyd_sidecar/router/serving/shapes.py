@@ -35,8 +35,8 @@ MAX_SHAPES = 256
 MAX_BYTES = 1024
 """Of a request without its slots."""
 MAX_PEERS = 4096
-Key = tuple[str | bytes | None, ...]
-"""Names of fields and values in turn; None for the value of a slot."""
+Key = tuple[tuple[str, ...], tuple[bytes | None, ...]]
+"""Names of fields, and their values; None for the value of a slot."""
 Looked = tuple[Key, list[bytes], dict[str, Raw]]
 """A body's key, the values of its slots, and its fields."""
 Params = tuple[bytes, bytes]
@@ -212,25 +212,28 @@ def looked(body: bytes, most: int = MAX_BYTES) -> Looked | None:
         fields = bodies.split(body)
     except HttpFault:
         return None
-    key: list[str | bytes | None] = []
+    names = tuple(fields)
+    if sum(map(len, names)) > most:
+        return None
+    values: list[bytes | None] = list(map(bytes, fields.values()))
     slots: list[bytes] = []
     size = len(body)
-    for name, raw in fields.items():
-        plain = _PLAIN.get(name)
-        if plain is None and len(raw) > most:
-            return None
-        value = bytes(raw)
-        if plain is not None and plain(value):
+    for at, plain in _may_be_slots(names):
+        value = values[at]
+        if value is not None and plain(value):
             slots.append(value)
             size -= len(value)
-            key += name, None
-        else:
-            key += name, value
-    return None if size > most else (tuple(key), slots, fields)
+            values[at] = None
+    return None if size > most else ((names, tuple(values)), slots, fields)
+
+
+@lru_cache(maxsize=MAX_SHAPES)
+def _may_be_slots(names: tuple[str, ...]) -> list[tuple[int, Callable[[bytes], bool]]]:
+    return [(at, _PLAIN[name]) for at, name in enumerate(names) if name in _PLAIN]
 
 
 def _slot_names(key: Key) -> list[str]:
-    return [name for name, value in zip(key[::2], key[1::2], strict=True) if value is None and isinstance(name, str)]
+    return [name for name, value in zip(*key, strict=True) if value is None]
 
 
 def _plain_number(value: bytes) -> bool:
@@ -242,7 +245,7 @@ def _plain_text(value: bytes) -> bool:
 
 
 def _plain_messages(value: bytes) -> bool:
-    return value[0] == ord("[") and not has_parts(Raw(value))
+    return value[0] == ord("[") and not has_parts(value)
 
 
 _PLAIN: dict[str, Callable[[bytes], bool]] = {

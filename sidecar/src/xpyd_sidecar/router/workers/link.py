@@ -194,8 +194,8 @@ class SuspectTurn(msgspec.Struct, frozen=True, tag=True):
 class Evidence(msgspec.Struct, frozen=True, tag=True):
     """All that is known; it takes the place of what was."""
 
-    cases: list[tuple[InstanceName, Incarnation, float, bool, list[RequestHash]]]
-    """Each with its time, whether it is a death, and the requests that were there."""
+    cases: list[tuple[InstanceName, Incarnation, float, bool, bool, list[RequestHash]]]
+    """Each with its time, whether it is a death, whether several were ever there, and the requests that are suspected."""
     convicted: list[Conviction]
 
 

@@ -104,7 +104,8 @@ class OwnerPoison(Poison):
 
     def evidence(self) -> li.Evidence:
         """All that a worker must know which has not been told of it."""
-        cases = [(*engine, case.at, case.dead, list(case.present)) for engine, case in self.ledger.cases().items()]
+        cases = [(*engine, case.at, case.dead, case.shared, list(case.present))
+                 for engine, case in self.ledger.cases().items()]
         return li.Evidence(cases, self.ledger.convictions())
 
 
@@ -149,8 +150,8 @@ class WorkerPoison(Poison):
                 self._turn = self._wanted and number == self._number
                 self.moved()
             case li.Evidence(cases=cases, convicted=convicted):
-                self.ledger.load({(name, incarnation): Case(at, set(present), dead)
-                                  for name, incarnation, at, dead, present in cases}, convicted)
+                self.ledger.load({(name, incarnation): Case(at, set(present), dead, shared)
+                                  for name, incarnation, at, dead, shared, present in cases}, convicted)
                 self._changed()
 
     def _move(self) -> None:
