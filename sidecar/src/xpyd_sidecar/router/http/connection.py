@@ -160,7 +160,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._go_on()
 
-    # ---- what comes (incoming.Line)
+    # ---- what comes (incoming.RequestSink)
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Whether the body of this request is wanted. Raises HttpFault."""
