@@ -59,5 +59,5 @@ async def served(reads: list[bytes], bounds: RequestBounds) -> tuple[list[HttpRe
         connection.data_received(data)
         await asyncio.sleep(0)
     state = (connection._busy, connection._closing, connection._deaf, connection._served, connection._incoming.receiving,
-             connection._paused, connection._queued_bytes, len(connection._queue), connection._continue)
+             connection._paused, connection._full, len(connection._queue), connection._continue)
     return app.seen, transport.seen, state

@@ -9,5 +9,5 @@
     ask.py      its client, for preStop hooks                        I/O
     app.py      puts them together
 
-Does not belong here: choosing instances (``routing``), moving KV (``engine``).
+Does not belong here: choosing instances (``router``), moving KV (``engine``).
 """

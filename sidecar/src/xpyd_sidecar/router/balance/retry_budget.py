@@ -9,8 +9,8 @@ for routers with little traffic); counts per second in a ring keep it exact to a
 
 Ask it where an engine that lives said no (5xx, 429, an aborted request, silence). A leg that ended because its instance is
 gone (connection refused or broken, incarnation lost) needs no budget: each death gives at most one retry to each request
-that was there, and ``Limits`` bounds the legs of a request. Taking those from the budget would lose streams that could have
-been saved when one of two decode instances dies.
+that was there, and ``RequestLimits`` bounds the legs of a request. Taking those from the budget would lose streams that
+could have been saved when one of two decode instances dies.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def apply(roster: Roster, event: Event) -> list[Instruction]:
     """Apply an event.
 
     Raises:
-        roster.Refused: a message that is not taken; nothing has changed.
+        roster.BeatRefused: a message that is not taken; nothing has changed.
     """
     match event:
         case Message(at=at, message=message):

@@ -61,7 +61,7 @@ class FleetWatch:
         self._probes: set[asyncio.Task[None]] = set()
 
     def on_message(self, message: Up) -> int:
-        """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``roster.Refused``."""
+        """A heartbeat or goodbye. Returns how many legs are open on the instance. Raises ``roster.BeatRefused``."""
         now = self._loop.time()
         if isinstance(message, Heartbeat) and (same := self.roster.heard(now, message)) is not None:
             if self.told is not None:
@@ -87,7 +87,7 @@ class FleetWatch:
         self.take(rep.RosterTick(self._loop.time()))
 
     def take(self, event: rep.Event) -> None:
-        """An event, seen here or by somebody else. Raises ``roster.Refused``."""
+        """An event, seen here or by somebody else. Raises ``roster.BeatRefused``."""
         instructions = rep.apply(self.roster, event)
         if self.told is not None:
             self.told(event)

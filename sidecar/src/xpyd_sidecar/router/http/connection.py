@@ -46,11 +46,10 @@ HIGH_WATER = 256 << 10
 
 
 class ClientConnection(asyncio.Protocol):
-    """One client connection."""
+    """One client connection. A client that closes its sending side counts as gone: its answer would go nowhere."""
 
     __slots__ = ("_blocked_at", "_busy", "_closing", "_continue", "_deaf", "_due", "_handler", "_held", "_incoming",
-                 "_paused", "_queue", "_queued_bytes", "_rest", "_scheduled", "_served", "_since", "_transport", "outlet",
-                 "server")
+                 "_paused", "_queue", "_rest", "_scheduled", "_served", "_since", "_transport", "outlet", "server")
 
     def __init__(self, server: ServerState) -> None:
         self.server = server
@@ -59,7 +58,6 @@ class ClientConnection(asyncio.Protocol):
         """What is written to a client that is gone goes nowhere."""
         self._incoming = IncomingRequests(server.bounds, server.streamed, self, server.bodies, server.heads)
         self._queue: deque[tuple[HttpRequest, Held, bool, bool] | HttpFault] = deque()
-        self._queued_bytes = 0
         self._rest = b""
         """What was read and is not parsed yet: it waits for the queue."""
         self._scheduled = False
@@ -124,9 +122,6 @@ class ClientConnection(asyncio.Protocol):
         if not self._busy and not self._queue:
             self._close()
 
-    def eof_received(self) -> None:
-        """A client that closed its sending side counts as gone: its answer would go nowhere."""
-
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone, whoever closed it."""
         if exc is not None:
@@ -161,7 +156,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._go_on()
 
-    # ---- what comes (incoming.Line)
+    # ---- what comes (incoming.RequestSink)
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
         """Whether the body of this request is wanted. Raises HttpFault."""
@@ -175,7 +170,6 @@ class ClientConnection(asyncio.Protocol):
     def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
         """It waits for its turn."""
         self._queue.append((request, held, close, old))
-        self._queued_bytes += len(request.body)
 
     def complete(self) -> None:
         """A whole request is in: nobody waits for 100 any more."""
@@ -245,7 +239,6 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse(entry)
                 return
             request, self._held, close, old = entry
-            self._queued_bytes -= len(request.body)
             if request.upload is not None:
                 self._tell_continue()
             self._serve(request, close=close or (self._deaf and not self._queue), old=old)
@@ -269,7 +262,8 @@ class ClientConnection(asyncio.Protocol):
     def _full(self) -> bool:
         """Whether so much waits that nothing more is parsed, or read."""
         queued, upload = len(self._queue), self._incoming.upload
-        if queued and (queued > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES or self._blocked_at):
+        if queued and (queued > MAX_QUEUED or self._blocked_at or sum(
+                [len(entry[0].body) for entry in self._queue if not isinstance(entry, HttpFault)]) > MAX_QUEUED_BYTES):
             return True
         return upload is not None and upload.blocked
 

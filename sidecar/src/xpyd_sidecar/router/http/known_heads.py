@@ -7,7 +7,7 @@ Theory: what a parser makes of a head depends on its bytes alone. So one that wa
 digits of its length alone need not be parsed again. Parsing costs a call for each header; looking a head up costs two.
 
 Belongs here: telling what is alike, and keeping it. Does not belong here: what a head means (``incoming``), and whether its
-request is wanted now (``incoming.Line.judge``): that is asked each time.
+request is wanted now (``incoming.RequestSink.judge``): that is asked each time.
 
 Laws
   * A head is kept if each of its headers stands in one line, which is its own: then leaving one line out leaves the others

@@ -209,7 +209,7 @@ class RouterObserver:
             self.counting.closed(done)
             self.history.closed(done)
 
-    # ---- instances (watch.Notes)
+    # ---- instances (watch.FleetNotes)
 
     def changed(self, change: ro.Changed) -> None:
         """The roster changed."""

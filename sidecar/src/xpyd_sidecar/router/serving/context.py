@@ -1,6 +1,6 @@
 """What the requests of one process share: the instances, the connections, the bounds, and who is told of how they end.
 
-    admission, entering ──▶ Serving, Lane ──▶ Context: roster, picker, pool, budget, poison, queue, observer
+    admission, fast_entrance ──▶ Serving, FastPath ──▶ RequestContext: roster, picker, pool, budget, poison, queue, observer
 
 Belongs here: what a request is given besides itself, and how a router of one process puts it together. Does not belong
 here: HTTP paths (``endpoints``), the socket of heartbeats (``fleet.heartbeat_listener``), what a request does (``request``,
@@ -19,7 +19,7 @@ from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.sampled import SamplingTerms
 from xpyd_sidecar.router.balance import policies
 from xpyd_sidecar.router.balance.affinity import SessionAffinity
-from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits as Rooms
+from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.balance.retry_budget import RetryBudget
 from xpyd_sidecar.router.fleet import roster as ro
@@ -54,7 +54,7 @@ class RequestContext:
                                 missed_beats=router.missed_beats, beside_engine=router.beside_engine)
         policy = policies.make(router.policy, router.policy_options, secrets.randbits(64))
         self.affinity_header = router.affinity_header.lower().encode()
-        self.rooms = Rooms(router.max_per_instance)
+        self.rooms = ConcurrencyLimits(router.max_per_instance)
         """How much room each instance has."""
         self.picker = Picker(self.roster, SessionAffinity(policy) if self.affinity_header else policy, room=self.rooms,
                              cached_share=router.skip_prefill_cached)

@@ -99,7 +99,7 @@ class Exchange:
 
     @property
     def deadline(self) -> float:
-        """When ``Tick`` is due."""
+        """When ``DeadlinePassed`` is due."""
         if self._over:
             return math.inf
         return min(self._request_at, self._pair_at, self._linger_at) if not self._answered else self._linger_at

@@ -15,7 +15,7 @@ from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
 from xpyd_sidecar.router.fleet.roster import FleetMember
 from xpyd_sidecar.router.fleet.target import Pair
-from xpyd_sidecar.router.http.reply import ReplyConnection as Client
+from xpyd_sidecar.router.http.reply import ReplyConnection
 from xpyd_sidecar.router.http.wire import ResponseHead
 from xpyd_sidecar.router.observing.fast_record import StraightRecord
 from xpyd_sidecar.router.relay.whole import Whole
@@ -31,7 +31,7 @@ class FastState(msgspec.Struct, eq=False):
     """What is known of one request, from both legs sent to its last byte, or to another course."""
 
     context: RequestContext
-    client: Client
+    client: ReplyConnection
     shape: Shape
     slots: list[bytes]
     fields: dict[str, msgspec.Raw]

@@ -92,7 +92,7 @@ class Serving:
         else:
             self._do(exchange.start(self._began) if pair is None else exchange.started(pair, self._began))
 
-    # ---- the client (server.Handler)
+    # ---- the client (reply.RequestHandler)
 
     def on_client_gone(self) -> None:
         """Abort both legs."""
@@ -111,7 +111,7 @@ class Serving:
         if self.relaying is not None:
             self.relaying.resume()
 
-    # ---- the engines (upstream.Sink)
+    # ---- the engines (call.Sink)
 
     def on_events(self, call: UpstreamCall, data: bytes) -> None:
         """The first part of an answer."""
@@ -233,7 +233,7 @@ class Serving:
         """The router stops before this request could end: cut it off."""
         self._on(mv.RouterStops(reason))
 
-    # ---- requests that end engines (poison.Suspect)
+    # ---- requests that end engines (quarantine.Suspect)
 
     def go_on(self) -> None:
         """It was held: what happened meanwhile happens now."""

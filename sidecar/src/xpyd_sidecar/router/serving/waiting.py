@@ -55,7 +55,7 @@ class QueueEntry:
         if self._paused:
             self._handler.on_pause()
 
-    # ---- the client (reply.Handler)
+    # ---- the client (reply.RequestHandler)
 
     def on_client_gone(self) -> None:
         """Leave at once."""

@@ -61,7 +61,7 @@ class Farewells:
             self._open.discard(call)
             call.cancel()
 
-    # ---- upstream.Sink
+    # ---- call.Sink
 
     def on_comments(self, call: UpstreamCall, data: bytes) -> None:
         """Nobody waits for one."""

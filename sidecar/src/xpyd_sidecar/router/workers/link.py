@@ -19,7 +19,7 @@ import msgspec
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.router.api.request_hash import RequestHash
-from xpyd_sidecar.router.fleet.deaths import DeathVerdict as EngineVerdict
+from xpyd_sidecar.router.fleet.deaths import DeathVerdict
 from xpyd_sidecar.router.fleet.replica import Event
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.observing.vitals import Vitals
@@ -166,7 +166,7 @@ class DeathJudged(msgspec.Struct, frozen=True, tag=True):
 
     instance: InstanceName
     incarnation: Incarnation
-    verdict: EngineVerdict
+    verdict: DeathVerdict
     conviction: Conviction | None
 
 
