@@ -212,3 +212,13 @@ def test_a_router_in_a_pod_of_its_own_has_words_of_its_own(case: str, reason: st
     if found is not None:
         assert words in found.message
         assert "engine" not in found.message
+
+
+@pytest.mark.parametrize(("ports", "words"), [([{"name": "http"}], "spec.router.resources.limits.memory"),
+                                              ([], "template.spec.initContainers, sidecar: resources.limits.memory")])
+def test_a_sidecar_that_is_killed_for_memory_is_a_router_or_an_agent_alone(ports: list[Body], words: str) -> None:
+    body = pod(container(), init=(INSTALLED, loops(3, ended(137, "OOMKilled"), "sidecar")))
+    body["spec"]["initContainers"] = [{"name": "xpyd-install"}, {"name": "sidecar", "ports": ports}]
+    found = problem(body, NOW)
+    assert found is not None
+    assert (found.reason, words in found.message) == ("OutOfMemory", True)

@@ -46,9 +46,11 @@ class PodWords(msgspec.Struct, frozen=True):
     """What gives it more time to start."""
 
 
+_ROUTER_MEMORY = "give it more memory (spec.router.resources.limits.memory), or a smaller spec.router.bodyBudget"
+_AGENT_MEMORY = "give it more memory (template.spec.initContainers, sidecar: resources.limits.memory)"
 ENGINE = PodWords(
     what="engine",
-    pull="imagePullSecrets",
+    pull="template.spec.imagePullSecrets of its role",
     room="add nodes or devices, or ask for fewer (resources, replicas)",
     memory="give it more memory (resources.limits.memory), or let it take less",
     start="raise spec.engine.startupTimeout or see why it is slow",
@@ -57,7 +59,7 @@ ROUTER = PodWords(
     what="router",
     pull="spec.router.template.spec.imagePullSecrets",
     room="add nodes, let it run on more of them (spec.router.template) or ask for less (spec.router.resources)",
-    memory="give it more memory (spec.router.resources.limits.memory), or a smaller spec.router.bodyBudget",
+    memory=_ROUTER_MEMORY,
     start="see why it is slow",
 )
 _PULL = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError"}
@@ -99,6 +101,14 @@ def problem(pod: Body, now: float) -> Problem | None:
 
 def _words(pod: Body) -> PodWords:
     return ROUTER if (pod["metadata"].get("labels") or {}).get(COMPONENT) == ROUTERS else ENGINE
+
+
+def _memory(pod: Body, container: str) -> str:
+    """How a container gets more memory. The sidecar of an engine is also a router where it has ports for clients."""
+    if container != SIDECAR:
+        return _words(pod).memory
+    sidecars = [each for each in (pod.get("spec") or {}).get("initContainers") or () if each["name"] == SIDECAR]
+    return _ROUTER_MEMORY if any(each.get("ports") for each in sidecars) else _AGENT_MEMORY
 
 
 def condition(status: Body, kind: str) -> Body | None:
@@ -196,7 +206,7 @@ def _crash(name: str, container: Body, pod: Body, loop: str) -> Problem | None:
     how_often = "once" if times == 1 else f"{times} times"
     lasting = times >= LOOPING
     if ended.get("reason") == "OOMKilled":
-        words = f"container {which} of pod {name} was killed for memory {how_often}; {_words(pod).memory}"
+        words = f"container {which} of pod {name} was killed for memory {how_often}; {_memory(pod, which)}"
         return Problem("OutOfMemory", words, lasting=lasting)
     limit_s = _startup_limit_s(pod, which)
     ran_s = unix(ended.get("finishedAt")) - unix(ended.get("startedAt"))
