@@ -17,6 +17,8 @@ import msgspec
 from msgspec import inspect as mi
 
 from xpyd_operator.api import durations, source
+from xpyd_operator.api.values import advice as _advice
+from xpyd_operator.api.values import describe as _describe
 from xpyd_operator.errors import Fault
 
 _RIGHT = {
@@ -259,31 +261,6 @@ def _off(values: tuple[Any, ...], data: bool) -> str | None:
 
 def _names(kind: mi.StructType) -> str:
     return ", ".join(field.encode_name for field in kind.fields)
-
-
-def _describe(data: Any) -> str:
-    match data:
-        case None:
-            return "empty"
-        case bool():
-            return "true" if data else "false"
-        case str():
-            return f"the text {data[:60]!r}"
-        case int() | float():
-            return f"the number {data}"
-        case dict():
-            return "an object"
-        case list() | tuple():
-            return "a list"
-    return f"a {type(data).__name__}"
-
-
-def _advice(data: Any, wanted: str) -> str:
-    if wanted == "text" and isinstance(data, bool | int | float):
-        return f'; put it in quotes: "{str(data).lower() if isinstance(data, bool) else data}"'
-    if wanted.endswith("number") and isinstance(data, str) and re.fullmatch(r"-?[0-9]+", data):
-        return "; write it without quotes"
-    return ""
 
 
 def _stand_in(kind: mi.Type) -> Any:
