@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -14,10 +15,14 @@ from pathlib import Path
 import pytest
 from processes import free_port
 
+from xpyd_operator.handlers import Kopf
 from xpyd_operator.handlers import settings as kopf_settings
 from xpyd_operator.kube import logs
 from xpyd_operator.kube.__main__ import parse
+from xpyd_operator.kube.cache import Cache
 from xpyd_operator.kube.login import Login, LoginError
+from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.kube.watch import Watch
 
 IMAGE = ("--sidecar-image", "registry.example/xpyd-sidecar:0.1.0")
 
@@ -45,6 +50,8 @@ def test_flags_win_over_the_environment() -> None:
     assert (settings.sidecar_image, settings.http_port, settings.namespaces) == ("image:env", 9000, ("a", "b"))
     assert settings.dry_run
     assert settings.log_format == "text"
+    assert settings.pod_user == "fixed"
+    assert parse(("--pod-user", "assigned"), environment)[0].pod_user == "assigned"
     settings, _, elect = parse(("--http-port", "9001", "--namespace", "c", "--namespace", "d", "--namespace", "c",
                                 "--no-leader-election", "--lease-namespace", "leases"), environment)
     assert (settings.http_port, settings.namespaces, settings.lease_namespace) == (9001, ("c", "d"), "leases")
@@ -61,6 +68,7 @@ def test_flags_win_over_the_environment() -> None:
     (IMAGE, {"XPYD_NAMESPACE": "ok,Not"}, "XPYD_NAMESPACE: 'Not' is not a namespace"),
     ((*IMAGE, "--resync", "0"), {}, "argument --resync: '0' is not a number from 0.5 to 3600"),
     ((*IMAGE, "--lease-seconds", "nan"), {}, "argument --lease-seconds: 'nan' is not a number from 5 to 300"),
+    (IMAGE, {"XPYD_POD_USER": "1000"}, "XPYD_POD_USER: '1000' is none of fixed, assigned"),
     ((*IMAGE, "--log-level", "loud"), {}, "argument --log-level: 'loud' is none of debug, info, warning, error"),
     ((*IMAGE, "--sidecar-pull-policy", "never"), {}, "'never' is none of Always, IfNotPresent, Never"),
     (IMAGE, {"XPYD_DRY_RUN": "yes"}, "XPYD_DRY_RUN: 'yes' is neither true nor false"),
@@ -152,3 +160,24 @@ def test_lines_of_kopf_name_their_object_and_carry_nothing_else_of_it(log: io.St
     line, = log.getvalue().splitlines()
     assert json.loads(line) | {"time": ""} == {
         "time": "", "level": "warning", "logger": "kopf.objects", "message": "odd", "namespace": "team", "object": "Pod/p"}
+
+
+async def test_the_watches_begin_for_a_user_whom_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenShift runs the operator as a number that stands in no list of users, where asking for a name is an error."""
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 1000660000")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    monkeypatch.delenv("POD_ID", raising=False)
+    login = Login(kubeconfig="/nowhere")
+    watches = Kopf(login, Watch(Cache(), Metrics(), (), lambda *_: None), (), lambda: None)
+    running = asyncio.create_task(watches.run())
+    try:
+        async with asyncio.timeout(10):
+            while not watches.starts:
+                assert not running.done()
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert watches.starts == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from kube_documents import document, pod
+from kube_keys import master, turns
 from memory_api import MemoryApi
 
 from xpyd_operator.kube.api import ApiError
@@ -34,7 +34,8 @@ class World:
         self.api, self.cache, self.now = MemoryApi(), Cache(), time.time()
         settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2)
         self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
-        self.shared = Shared(self.api, self.cache, settings, self.events, session, lambda: self.now)  # type: ignore[arg-type]
+        self.shared = Shared(  # type: ignore[arg-type]
+            self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache))
         self.backend: KubeBackend
 
     def write(self, **spec: Any) -> None:
@@ -99,18 +100,17 @@ async def test_everything_is_made_once_and_then_nothing_is_asked(world: World) -
     assert (world.api.asked, done.failures, done.plan.actions) == ([], (), ())
 
 
-async def test_a_new_backend_over_what_is_there_asks_only_for_the_key(world: World) -> None:
+async def test_a_new_backend_over_what_is_there_only_sees_to_it_that_the_key_is_there(world: World) -> None:
     world.write()
     await settle(world)
     await world.round()
-    key = world.api.objects["Secret", "team-a", "qwen-key"]
-    key["data"] = {"key": base64.b64encode(key["stringData"]["key"].encode()).decode()}  # as the API server does
     entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
     assert entry is not None
     world.backend = KubeBackend(world.shared, entry)
     world.api.asked.clear()
     done = await world.round()
-    assert world.api.asked == [("get", "Secret", "qwen-key")]
+    name, = (at[2] for at in world.api.objects if at[0] == "Secret" and at[2] != "xpyd-master")
+    assert world.api.asked == [("create", "Secret", name)]
     assert done.plan.actions == ()
 
 
@@ -311,9 +311,6 @@ def upgraded(world: World, **spec: Any) -> None:
     """The service as an operator made it for which resources without a device meant none, under a new operator."""
     entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
     assert entry is not None
-    key = world.api.objects["Secret", "team-a", "qwen-key"]
-    if "data" not in key:
-        key["data"] = {"key": base64.b64encode(key["stringData"]["key"].encode()).decode()}  # as the API server does
     world.write(**spec)
     entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
     assert entry is not None

@@ -71,6 +71,13 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 /usr/lib/python3.12/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked
   warnings.warn('resource_tracker: There appear to be %d '
 """
+def gated(age_s: float, *gates: str, queue: str = "") -> Body:
+    made = unplaced(age_s, "SchedulingGated")
+    made["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+    made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": queue} if queue else {}
+    return made
+
+
 LOG = "Traceback (most recent call last):\n  File x\nRuntimeError: CUDA out of luck\n\n"
 CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
     "ready": (pod(container(ready=True, started=True), ready="True"), None, None, ()),
@@ -83,7 +90,11 @@ CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
         stuck("ContainerCreating", age_s=1000), "NotStarted", True, ("describe pod qwen-e1",)),
     "unschedulable": (unplaced(70), "Unschedulable", True, ("3 Insufficient nvidia.com/gpu", "add nodes")),
     "unschedulable for a moment": (unplaced(5), "Unschedulable", False, ("qwen-e1",)),
-    "gated": (unplaced(5, "SchedulingGated"), "SchedulingGated", True, ("gate",)),
+    "gated": (gated(5, "kueue.x-k8s.io/admission", queue="team-a"), "Queued", False,
+              ("qwen-e1 waits to be admitted", "gate kueue.x-k8s.io/admission, queue team-a")),
+    "just admitted": (gated(3600), None, None, ()),
+    "gated for a day": (gated(86_400, "example.com/quota", "example.com/licence"), "Queued", False,
+                        ("(gate example.com/quota, example.com/licence)",)),
     "image pull": (stuck("ImagePullBackOff", 'Back-off pulling image "vllm:1": not found'), "ImagePull",
                    True, ("vllm:1", "not found", "imagePullSecrets")),
     "image pull, first try": (stuck("ErrImagePull", "timeout"), "ImagePull", False, ("timeout",)),

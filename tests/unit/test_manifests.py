@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pod_security import violations
 from scripts import load
 
 from xpyd_operator.kube.__main__ import parse
@@ -121,7 +122,18 @@ def test_the_role_lets_it_watch_what_it_caches_and_has_no_wildcard() -> None:
         assert {(group, RESOURCES[kind].plural, verb) for verb in ("list", "watch")} <= held
     service = RESOURCES[OWNER_KIND].plural
     assert {verb for _, resource, verb in held if resource == service} == {"list", "watch"}
-    assert {verb for _, resource, verb in held if resource == "secrets"} == {"get", "create"}
+    assert {verb for _, resource, verb in held if resource == "secrets"} == {"create"}
+
+
+def test_the_only_secret_that_it_may_read_is_its_own() -> None:
+    settings, _, _ = parse([], environment(operator_container(installed())))
+    roles = [each for each in installed() if each["kind"] in ("ClusterRole", "Role")]
+    rules = [(each["kind"], rule) for each in roles for rule in each["rules"]
+             if "secrets" in rule["resources"] and "get" in rule["verbs"]]
+    assert rules == [("Role", {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [settings.master_secret],
+                               "verbs": ["get"]})]
+    role, binding = (one(installed(), kind, "xpyd-operator-keys") for kind in ("Role", "RoleBinding"))
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "xpyd-system"
 
 
 def test_users_get_their_rights_by_aggregation() -> None:
@@ -147,6 +159,17 @@ def test_the_namespaced_overlay_grants_nothing_across_the_cluster_but_discovery(
     assert settings.namespaces == (one(documents, "RoleBinding", "xpyd-operator")["metadata"]["namespace"],)
     verbs = {verb for rule in one(documents, "ClusterRole", "xpyd-operator-discovery")["rules"] for verb in rule["verbs"]}
     assert verbs == {"list", "watch"}
+
+
+@needs_kubectl
+def test_the_openshift_overlay_names_no_user_and_stays_restricted() -> None:
+    documents = overlay("openshift")
+    spec = one(documents, "Deployment", "xpyd-operator")["spec"]["template"]["spec"]
+    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert "runAsUser" not in operator_container(documents)["securityContext"]
+    assert list(violations(spec)) == []
+    settings, _, _ = parse([], environment(operator_container(documents)))
+    assert settings.pod_user == "assigned"
 
 
 @needs_kubectl

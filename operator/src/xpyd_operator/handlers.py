@@ -125,6 +125,10 @@ def settings() -> kopf.OperatorSettings:
     return chosen
 
 
+WHO = "xpyd-operator"
+"""For kopf's peering, which is off."""
+
+
 class Kopf:
     """kopf in our loop, started again whenever it ends."""
 
@@ -158,6 +162,7 @@ class Kopf:
         tasks = await kopf.spawn_tasks(
             registry=registry(self._login, self._watch), settings=settings(), standalone=True,
             clusterwide=not self._namespaces, namespaces=self._namespaces,
+            identity=WHO,  # type: ignore[arg-type]  # else it asks for the user's name, and an assigned user has none
         )
         self._claim_signals()
         self.starts += 1

@@ -26,11 +26,12 @@ from xpyd_operator.errors import Unsupported, XpydError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
-from xpyd_operator.kube.key import KeySecret, NameTaken
+from xpyd_operator.kube.key import Known
+from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.observe import facts
 from xpyd_operator.kube.status_writer import read
-from xpyd_operator.plan.counts import Counts, counts
-from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
+from xpyd_operator.plan.counts import Counts, counts, target
+from xpyd_operator.plan.desired import Desired, Revision
 from xpyd_operator.render.judge import Judgement, judge
 from xpyd_operator.render.pod import pod_revision
 from xpyd_operator.render.settings import KubeSettings
@@ -68,7 +69,7 @@ class Blueprint:
     """Of one service. ``service`` is the document in force, ``valid`` what is said of the newest one."""
 
     def __init__(
-        self, cache: Cache, children: Children, secret: KeySecret, dry_run: DryRun, settings: KubeSettings
+        self, cache: Cache, children: Children, keys: KeyChoice, dry_run: DryRun, settings: KubeSettings
     ) -> None:
         self._cache = cache
         self._settings = settings
@@ -76,7 +77,7 @@ class Blueprint:
         self._counts_since = 0.0
         """Since when the counts are what they are. After a start of the operator a surplus waits once more."""
         self._children = children
-        self._secret = secret
+        self._keys = keys
         self._dry_run = dry_run
         self._judged: tuple[tuple[str, object], Judgement] | None = None
         self._service: DisaggService | None = None
@@ -107,6 +108,7 @@ class Blueprint:
 
         Raises:
             Refused: neither this document nor one before it can be followed.
+            KeyTrouble: the key of its pods cannot be told.
             XpydError: it cannot be told at present.
         """
         await self._consider(entry, now)
@@ -118,14 +120,12 @@ class Blueprint:
             self._counts_since = now
         self.counts = found
         one_by_one = spec.prefill.scaling is not None and spec.decode.scaling is not None
-        targets = {role: RoleTarget(found.of(role), self.revisions[role]) for role in Role}
+        targets = {role: target(found.of(role), self.revisions[role], spec.rollout) for role in Role}
         return Desired(
             service=ServiceName(service.name),
             prefill=targets[Role.PREFILL],
             decode=targets[Role.DECODE],
             router=None,
-            max_surge=spec.rollout.max_surge,
-            max_unavailable=spec.rollout.max_unavailable,
             drain_timeout_s=spec.drain.timeout_s,
             startup_timeout_s=seconds(spec.engine.startup_timeout),
             max_sidecars=spec.router.max_sidecars if spec.router.placement == "Sidecar" else 0,
@@ -144,17 +144,14 @@ class Blueprint:
         if judged.service is None or (refused and not accepted_before(entry)):
             self._refuse("Invalid" if judged.faults else "Unsupported", refused)
             return
-        try:
-            await self._secret.ensure(judged.service, now)
-        except NameTaken as error:
-            self._refuse("NameTaken", str(error))
-            return
-        service, kept = self._kept(judged.service)
-        revisions = {role: pod_revision(service, role, self._secret.identity) for role in Role}
+        document = judged.service
+        key = await self._keys.choose(document, lambda of, role: pod_revision(self._kept(document, of)[0], role, of), now)
+        service, kept = self._kept(document, key.pod.id)
+        revisions = {role: pod_revision(service, role, key.pod.id) for role in Role}
         for role in Role:
             if service is self._service and self.revisions == revisions:
                 break
-            if words := await self._tried(service, role, revisions[role], now):
+            if words := await self._tried(service, role, revisions[role], key, now):
                 self._refuse("TemplateRejected", f"the API server refuses a pod of {role}: {words}")
                 return
         if service is not self._service:
@@ -168,7 +165,7 @@ class Blueprint:
         message = "; ".join(words for words in said.values() if words) or "the document is followed"
         self.valid = Condition(type="Valid", status="True", reason=reason, message=message)
 
-    def _kept(self, service: DisaggService) -> tuple[DisaggService, list[str]]:
+    def _kept(self, service: DisaggService, key_id: str) -> tuple[DisaggService, list[str]]:
         """The document with roles kept without devices that were made so, and what is to be said of them.
 
         Resources that name no device once meant that there is none. Pods that were made then have the revision of such a
@@ -179,7 +176,7 @@ class Blueprint:
             if not devices.unstated(service.spec.role(role)):
                 continue
             before = devices.without(service, role)
-            revision = pod_revision(before, role, self._secret.identity)
+            revision = pod_revision(before, role, key_id)
             if self._without_devices.get(role) == revision or self._has_pods(service, revision):
                 self._without_devices[role] = revision
                 service = before
@@ -212,7 +209,7 @@ class Blueprint:
             logger.warning("document refused (%s): %s", reason, message)
         self.valid = condition
 
-    async def _tried(self, service: DisaggService, role: Role, revision: Revision, now: float) -> str:
+    async def _tried(self, service: DisaggService, role: Role, revision: Revision, key: Known, now: float) -> str:
         """What the API server has against pods of this revision, where some are wanted and none exists."""
         if service.spec.role(role).most == 0:
             return ""
@@ -222,7 +219,7 @@ class Blueprint:
                 self._dry_run.accept(role, revision)
                 return ""
         try:
-            return await self._dry_run.ask(service, role, revision, now)
+            return await self._dry_run.ask(service, role, revision, now, key.pod)
         except Unsupported as error:
             return str(error)
 
