@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from xpyd_sidecar.contract.ids import InstanceName, Role
 
 pytestmark = pytest.mark.timeout(1200)
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "kubernetes").glob("*.yaml"))
+GUIDE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 NAMESPACE = "models"
 SETTINGS = KubeSettings(sidecar_image="xpyd-sidecar:1")
 SECRET = {"name": "s", "key": "k"}
@@ -99,13 +101,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightCluster]:
     with start_light(tmp_path_factory) as running:
         running.kubectl("create", "namespace", NAMESPACE)
         running.kubectl("label", "namespace", NAMESPACE, "pod-security.kubernetes.io/enforce=restricted")
+        running.kubectl("create", "namespace", "guide")
         yield running
 
 
-def try_out(cluster: LightCluster, made: list[dict[str, Any]] | tuple[dict[str, Any], ...]) -> None:
+def try_out(
+    cluster: LightCluster, made: list[dict[str, Any]] | tuple[dict[str, Any], ...], namespace: str = NAMESPACE
+) -> None:
     text = msgspec.json.encode({"apiVersion": "v1", "kind": "List", "items": made}).decode()
     flags = ("--dry-run=server", "--validate=strict", "--warnings-as-errors")
-    answer = cluster.kubectl("create", *flags, "-n", NAMESPACE, "-f", "-", stdin=text)
+    answer = cluster.kubectl("create", *flags, "-n", namespace, "-f", "-", stdin=text)
     assert answer.count("(server dry run)") == len(made)
 
 
@@ -131,6 +136,21 @@ def test_the_api_server_takes_every_object_of_every_example(cluster: LightCluste
         return
     assert list(kube_refusals(service)) == []
     try_out(cluster, manifests(service, SETTINGS))
+
+
+def shown() -> list[dict[str, Any]]:
+    """Every service of the guide."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", GUIDE.read_text(), flags=re.MULTILINE | re.DOTALL)
+    found = [each.value for block in blocks for each in documents(block)]
+    return [each for each in found if each.get("kind") == "DisaggService"]
+
+
+@pytest.mark.parametrize("number", range(len(shown())), ids=lambda number: shown()[number]["metadata"]["name"])
+def test_the_api_server_takes_every_service_that_the_guide_shows(cluster: LightCluster, number: int) -> None:
+    """Not all of them are for namespaces that enforce ``restricted``: locked memory is a capability."""
+    document = shown()[number]
+    service = decode_service(document, target=Target.KUBERNETES).service
+    try_out(cluster, [document, *manifests(service, SETTINGS)], "guide")
 
 
 @pytest.mark.parametrize("name", CORNERS)

@@ -3,12 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from render_service import service
 
+from xpyd_operator.api.rule import Target
 from xpyd_operator.errors import LocalError, SpecError
 from xpyd_operator.local import store
 from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.store import Settings, StopRequest
+from xpyd_operator.render.judge import judge
 
 
 @pytest.fixture
@@ -32,6 +35,14 @@ def test_an_edited_document_is_checked(folder: ServiceFolder) -> None:
     folder.desired.unlink()
     with pytest.raises(LocalError, match="cannot read"):
         store.load_desired(folder)
+
+
+def test_a_rule_that_came_later_stops_nothing_that_was_handed_over(folder: ServiceFolder) -> None:
+    store.save_desired(folder, service(rollout={"maxSurge": 2}))
+    text = folder.desired.read_text()
+    folder.desired.write_text(text.replace("maxSurge: 2", "maxSurge: 0"))  # refused now, as nothing could be replaced
+    assert judge(yaml.safe_load(folder.desired.read_text()), Target.LOCAL).refusals
+    assert store.load_desired(folder).spec.rollout.max_surge == 0
 
 
 def test_structs_come_back_and_damage_is_named(folder: ServiceFolder) -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 import yaml
 
-from xpyd_operator.api.decode import decode_service
+from xpyd_operator.api.decode import decode_service, examine
 from xpyd_operator.api.load import documents
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
@@ -84,17 +84,21 @@ def save_desired(folder: ServiceFolder, service: DisaggService) -> None:
 
 
 def load_desired(folder: ServiceFolder) -> DisaggService:
-    """The document.
+    """The document as it was handed over. It was judged then: what a later version has against it stops nothing that runs.
 
     Raises:
-        SpecError: it is wrong (somebody edited it).
+        SpecError: it has not its form (somebody edited it).
         LocalError: it cannot be read.
     """
     try:
         text = folder.desired.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise LocalError(f"cannot read {folder.desired}: {error}") from None
-    return decode_service(documents(text)[0].value, target=Target.LOCAL).service
+    value = documents(text)[0].value
+    seen = examine(value, strict=False, target=Target.LOCAL)
+    if seen.service is None or seen.warnings:
+        return decode_service(value, target=Target.LOCAL).service
+    return seen.service
 
 
 def save(path: Path, value: msgspec.Struct) -> None:
