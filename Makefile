@@ -18,7 +18,7 @@ help: ## List the targets
 setup: $(STAMP) ## Check the machine and install everything, pinned
 
 $(STAMP): requirements/uv.txt requirements/cpu.txt operator/pyproject.toml sidecar/pyproject.toml \
-		sidecar/hatch_build.py $(wildcard sidecar/src/xpyd_sidecar/proxy/_*.[ch]) \
+		sidecar/hatch_build.py $(wildcard sidecar/src/xpyd_sidecar/router/relay/_*.[ch]) \
 		sidecar/src/xpyd_sidecar/engine/links/_moves.c scripts/preflight.py
 	@$(PYTHON) scripts/preflight.py $(VENV)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -6,6 +6,7 @@ Everything runs in one thread, as in the router; figures are processor time, the
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -16,11 +17,11 @@ from beats import SERVICE, beat
 from records import leg, record
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.proxy.observer import Observer
-from xpyd_sidecar.routing import history as hi
-from xpyd_sidecar.routing import summary
-from xpyd_sidecar.routing.record import Record
-from xpyd_sidecar.routing.roster import Roster
+from xpyd_sidecar.router.fleet.roster import Roster
+from xpyd_sidecar.router.observing import history as hi
+from xpyd_sidecar.router.observing.batch import of_records
+from xpyd_sidecar.router.observing.observer import RouterObserver
+from xpyd_sidecar.router.observing.record import Record
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "observer.json"
 ROUNDS = 7
@@ -55,7 +56,7 @@ def measured() -> dict[str, float]:
         roster.on_message(1.0, beat(f"p{number}", Role.PREFILL))
     for number in range(DECODES):
         roster.on_message(1.0, beat(f"d{number}"))
-    observer = Observer(roster)
+    observer = RouterObserver(roster, asyncio.AbstractEventLoop())
     records = [made(number) for number in range(REQUESTS)]
     each = iter(records * (2 * ROUNDS))
 
@@ -68,7 +69,7 @@ def measured() -> dict[str, float]:
     for second in range(hi.SECONDS + 1):
         for number in range(64):
             of = records[(second * 64 + number) % REQUESTS]
-            observer.history.closed(now + second, of, summary.of(of))
+            observer.history.closed(of_records(of.api, [of]))
         observer.history.turn(now + second + 1, 100, 0)
     out["second_of_64_pairs_us"] = best_us(lambda: hi.row_of(observer.history.seconds[-1]), 1000)
     out["scrape_ms"] = best_us(observer.metrics.text, 20) / 1000

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 from kube_client import Kube, KubeError, Mirror, Object
-from kube_routers import read_token
+from kube_routers import key_secret_of, read_keys
 from kube_team import is_ready, label
 from node_agent import ROLE, ROSTER, SERVICE
 from processes import free_port
@@ -92,10 +92,11 @@ class Routers:
         if pod is None:
             return web.Response(status=404)
         service = label(pod, SERVICE)
-        owner = pod["metadata"]["ownerReferences"][0]["uid"]
-        if owner not in self._tokens:
-            self._tokens[owner] = await read_token(self._kube, self._namespace, service)
-        if request.headers.get("Authorization") != f"Bearer {self._tokens[owner]}":
+        secret = key_secret_of(pod)
+        if secret not in self._tokens:
+            found = await read_keys(self._kube, self._namespace, pod)
+            self._tokens[secret] = found.token if found is not None else ""
+        if request.headers.get("Authorization") != f"Bearer {self._tokens[secret]}":
             return web.Response(status=401)
         settled = time.monotonic() - self._since[pod["metadata"]["uid"]] >= SETTLE_S
         return web.Response(body=self._answer(service, settled=settled), content_type="application/json")

@@ -25,12 +25,12 @@ from typing import Any
 
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.routing import policies
-from xpyd_sidecar.routing.holdings import Holdings
-from xpyd_sidecar.routing.load import Mean, score
-from xpyd_sidecar.routing.policies import Policy, Query
-from xpyd_sidecar.routing.prompt import Prefix
-from xpyd_sidecar.routing.roster import Member
+from xpyd_sidecar.router.api.prompt import PromptPrefix
+from xpyd_sidecar.router.balance import policies
+from xpyd_sidecar.router.balance.load import Mean, score
+from xpyd_sidecar.router.balance.policies import Policy, Query
+from xpyd_sidecar.router.balance.prefix_index import Holdings
+from xpyd_sidecar.router.fleet.roster import FleetMember
 
 INSTANCES = 8
 TOKENS_PER_S = 8000.0
@@ -98,8 +98,8 @@ class Fleet:
         self.beat_at = 0.0
 
     @staticmethod
-    def _member(index: int) -> Member:
-        made = Member(InstanceName(f"qwen-e{index}"))
+    def _member(index: int) -> FleetMember:
+        made = FleetMember(InstanceName(f"qwen-e{index}"))
         made.role = Role.PREFILL
         return made
 
@@ -117,7 +117,7 @@ class Fleet:
 
     def serve(self, now: float, router: int, blocks: list[int]) -> tuple[int, float]:
         """Blocks that were held, and seconds until the first token."""
-        view, prefix = self.views[router], Prefix(b"".join(b"%08d" % block * 256 for block in blocks))
+        view, prefix = self.views[router], PromptPrefix(b"".join(b"%08d" % block * 256 for block in blocks))
         holdings = self.holdings[router]
         index = self.policies[router].choose(Query(Role.PREFILL, view, 1, prefix, holdings))
         if holdings is not None:
@@ -165,7 +165,7 @@ def costs() -> Iterator[tuple[str, float]]:
         holdings = Holdings() if policy.holds else None
 
         def choose() -> None:
-            prefix = Prefix(next(turn))  # noqa: B023  # called within this turn alone
+            prefix = PromptPrefix(next(turn))  # noqa: B023  # called within this turn alone
             index = policy.choose(Query(Role.DECODE, view, 1, prefix, holdings))  # noqa: B023
             if holdings is not None:  # noqa: B023
                 holdings.add(view[index], prefix)  # noqa: B023

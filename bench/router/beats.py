@@ -74,18 +74,18 @@ def _receive(end: Connection, timeout_s: float):  # type: ignore[no-untyped-def]
 def _router(end: Connection, window_s: float) -> None:
     import asyncio  # noqa: PLC0415
 
-    from xpyd_sidecar.proxy import loop as loops  # noqa: PLC0415
+    from xpyd_sidecar.router.relay import loop as loops  # noqa: PLC0415
 
     async def run() -> None:
         from xpyd_sidecar.contract import keys  # noqa: PLC0415
         from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig  # noqa: PLC0415
         from xpyd_sidecar.contract.membership import Up  # noqa: PLC0415
-        from xpyd_sidecar.proxy.app import Router  # noqa: PLC0415
+        from xpyd_sidecar.router.app import RouterProcess  # noqa: PLC0415
 
         loop = asyncio.get_running_loop()
-        router = Router(SidecarConfig(service=SERVICE, instance="r0", key_file="", run_dir="", router=RouterConfig(
+        router = RouterProcess(SidecarConfig(service=SERVICE, instance="r0", key_file="", run_dir="", router=RouterConfig(
             host="127.0.0.1", port=0, members_port=0)), keys.ServiceKey(bytes(32)))
-        take, taken = router.dispatch.on_message, 0
+        take, taken = router.context.watch.on_message, 0
 
         def counted(message: Up) -> int:
             nonlocal taken
@@ -105,7 +105,7 @@ def _router(end: Connection, window_s: float) -> None:
         while True:
             asked = await loop.run_in_executor(None, end.recv)
             if asked == "count":
-                end.send(len(router.dispatch.roster.members()))
+                end.send(len(router.context.roster.members()))
             else:
                 cpu, seconds, beats = await window(window_s)
                 end.send({"share": cpu / seconds, "us": 1e6 * cpu / max(1, beats), "beats": beats,

@@ -27,12 +27,14 @@ from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
-from xpyd_sidecar.proxy import connection, incoming, leg, loop
-from xpyd_sidecar.proxy.admin import Paths
-from xpyd_sidecar.proxy.app import GC_THRESHOLD
-from xpyd_sidecar.proxy.dispatch import Dispatch
-from xpyd_sidecar.proxy.server import Server
-from xpyd_sidecar.proxy.wire import chunk_of
+from xpyd_sidecar.router.app import GC_THRESHOLD
+from xpyd_sidecar.router.endpoints.application import Paths
+from xpyd_sidecar.router.http import connection, incoming
+from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.wire import chunk_of
+from xpyd_sidecar.router.relay import loop
+from xpyd_sidecar.router.serving.context import RequestContext
+from xpyd_sidecar.router.upstream import engine_connection
 
 KEY = "k" * 32
 MODEL = "tiny"
@@ -112,28 +114,28 @@ class Router:
                               failover="error" if error else "continue")
         config = SidecarConfig(service=ServiceName("bench"), instance=InstanceName("r"), key_file="", run_dir="",
                                router=router)
-        self.dispatch = Dispatch(config)
-        paths = Paths(self.dispatch, Keys(), "token")  # type: ignore[arg-type]
-        server = Server(paths, incoming.Bounds(64 << 10, 64 << 20, 30.0))
-        self.legs: dict[leg.Connection, Paper] = {}
-        self.clients: list[tuple[connection.Connection, Paper]] = []
+        self.context = RequestContext(config)
+        paths = Paths(self.context, Keys(), "token")  # type: ignore[arg-type]
+        server = Server(paths, incoming.RequestBounds(64 << 10, 64 << 20, 30.0))
+        self.legs: dict[engine_connection.EngineConnection, Paper] = {}
+        self.clients: list[tuple[connection.ClientConnection, Paper]] = []
         for port, role in ((1, Role.PREFILL), (2, Role.DECODE), (3, Role.DECODE)):
             self._join(HostPort(f"127.0.0.1:{port}"), role)
         for _ in range(STREAMS):
-            made, paper = connection.Connection(server), Paper()
+            made, paper = connection.ClientConnection(server), Paper()
             made.connection_made(paper)  # type: ignore[arg-type]
             self.clients.append((made, paper))
 
     def _join(self, address: HostPort, role: Role) -> None:
-        self.dispatch.on_message(Heartbeat(
+        self.context.watch.on_message(Heartbeat(
             v=1, service=ServiceName("bench"), instance=InstanceName(f"{role}-{address[-1]}"), seq=1, role=role, epoch=1,
             state=State.READY, incarnation=Incarnation(f"i{address[-1]}"), http=(address,), control=(address,), model=MODEL,
             max_model_len=32768, fingerprint=Fingerprint("f" * 32), interval_s=3.0))
         for _ in range(STREAMS + 4):
-            made, paper = leg.Connection(self.dispatch.pool, address), Paper()
+            made, paper = engine_connection.EngineConnection(self.context.pool, address), Paper()
             made.connection_made(paper)  # type: ignore[arg-type]
             self.legs[made] = paper
-            self.dispatch.pool.release(made, address)
+            self.context.pool.release(made, address)
 
     async def round(self, reads: int) -> dict[str, float]:
         """All clients once; µs a request, by step.
@@ -163,7 +165,7 @@ class Router:
         return spent | {"all": sum(spent.values())}
 
     def _record(self) -> None:
-        self.dispatch.observer.settle()
+        self.context.observer.settle()
         logging.getLogger().handlers[0].flush()
 
 

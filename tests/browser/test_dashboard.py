@@ -101,7 +101,7 @@ async def test_an_instance_that_goes_away_and_one_that_is_suspended(page: Page) 
         await enter(page, s)
         await page.wait("#shape", lambda text: text == "1P3D", "the board")
         s.silent.add("d2")
-        s.fleet.dispatch.on_message(bye("d2"))
+        s.fleet.context.watch.on_message(bye("d2"))
         await page.wait("#shape", lambda text: text == "1P2D", "one less")
         assert await page.texts('[data-role="decode"] .name') == ["d0", "d1"]
         await page.wait("#changes", lambda text: "d2" in text and "said goodbye" in text, "the change")
@@ -136,7 +136,7 @@ async def test_states_without_instances_and_without_a_router(page: Page) -> None
         await enter(page, s)
         assert "No instance is known" in await page.wait("#fleet", bool, "the empty state")
         assert await page.text("#state") in {"nobody decodes", "waiting for agents"}
-        s.fleet.dispatch.on_message(beat("d7"))
+        s.fleet.context.watch.on_message(beat("d7"))
         await page.wait('[data-role="decode"]', lambda text: "d7" in text, "the first instance")
         assert "No prefill instance" in await page.text('[data-role="prefill"]')
         assert await page.text("#notice") == ""
@@ -150,14 +150,14 @@ async def test_names_and_reasons_are_shown_as_text_and_never_run(page: Page) -> 
     async with stage(0, 0) as s:
         await enter(page, s)
         # The roster refuses such names; should one get through some day, the page must not run it.
-        member = s.fleet.dispatch.roster
-        s.fleet.dispatch.on_message(beat("d0"))
-        s.fleet.dispatch.on_message(beat("p0", Role.PREFILL))
+        member = s.fleet.context.roster
+        s.fleet.context.watch.on_message(beat("d0"))
+        s.fleet.context.watch.on_message(beat("p0", Role.PREFILL))
         found = {each.name: each for each in member.members()}
         found["d0"].name = evil
         found["d0"].suspended = evil
         found["p0"].model = evil
-        observer = s.fleet.dispatch.observer
+        observer = s.fleet.context.observer
         observer.refused("chat", evil, "unavailable", 503, evil)
         observer.history.changed(1.0, evil, evil)
         await page.wait("#failures", lambda text: evil in text, "the reason as text")
@@ -172,9 +172,9 @@ async def test_many_instances_stay_readable(page: Page) -> None:
     async with stage(0, 0) as s:
         await enter(page, s)
         for number in range(90):
-            s.fleet.dispatch.on_message(beat(f"d{number}"))
+            s.fleet.context.watch.on_message(beat(f"d{number}"))
         for number in range(20):
-            s.fleet.dispatch.on_message(beat(f"p{number}", Role.PREFILL))
+            s.fleet.context.watch.on_message(beat(f"p{number}", Role.PREFILL))
         await page.wait("#shape", lambda text: text == "20P90D", "all of them")
         assert len(await page.texts('[data-role="decode"] .dense')) == 60
         assert "and 30 more" in await page.text('[data-role="decode"]')

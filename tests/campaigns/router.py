@@ -32,7 +32,8 @@ from recorded import load  # noqa: E402
 from replay import Replay  # noqa: E402
 from router_fleet import fleet  # noqa: E402
 
-from xpyd_sidecar.proxy import dispatch, loop  # noqa: E402
+from xpyd_sidecar.router.relay import loop  # noqa: E402
+from xpyd_sidecar.router.serving import in_flight  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_router.json"
 VICTIMS = 5
@@ -44,7 +45,7 @@ Section = dict[str, Any]
 
 async def scripted(kills: int, aborts: int, seed: int) -> Section:
     """Before scripted engines, with the router in this process."""
-    dispatch.STALL_S = 0.5  # so that silent engines do not take ten seconds each
+    in_flight.STALL_S = 0.5  # so that silent engines do not take ten seconds each
     async with fleet(2, 4, replay=Replay(load())) as f:
         killed = await kill_streams(f, kills, seed)
         await f.wait_quiet()

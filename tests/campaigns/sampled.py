@@ -64,7 +64,7 @@ async def before(engines: list[Engine], cuts: dict[str, Cut]) -> AsyncIterator[R
                   for one in engines]
         try:
             for engine, relay in zip(engines, relays, strict=True):
-                f.dispatch.on_message(beat(engine.name, http=f"127.0.0.1:{relay.port}", interval_s=60.0,
+                f.context.watch.on_message(beat(engine.name, http=f"127.0.0.1:{relay.port}", interval_s=60.0,
                                            sampling=Sampling(), model=MODEL_NAME))
             yield f
         finally:

@@ -22,7 +22,7 @@ from hypothesis import strategies
 from make_model import ensure_model
 
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.routing import paths
+from xpyd_sidecar.router.api import paths
 
 GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "max_tokens": 16}
 MESSAGES: list[Any] = [{"role": "user", "content": "What is a lease? ☃"}]
@@ -113,7 +113,7 @@ def test_vllm_bench_serve_completes_every_request(cluster: Cluster, tmp_path: Pa
 def test_schemathesis_finds_no_server_error_of_the_routers_own(cluster: Cluster) -> None:
     """vLLM's own OpenAPI document, cut to the routed paths. A server error is right only if the engine gives it too."""
     document = json.loads(get(f"{cluster.plain_url}/openapi.json"))
-    routed = {route.path for route in paths.TABLE if route.way in {paths.Way.DISAGGREGATED, paths.Way.PASSED}}
+    routed = {route.path for route in paths.TABLE if route.way in {paths.RouteKind.DISAGGREGATED, paths.RouteKind.PASSED}}
     document["paths"] = {path: row for path, row in document["paths"].items() if path in routed}
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize"} <= set(document["paths"])
     sent: Counter[str] = Counter()

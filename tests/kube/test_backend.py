@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from kube_client import Kube, KubeError, Mirror, Object
+from kube_routers import key_secret_of
 from node_agent import ROLE, ROUTER, SERVICE, NodeAgent, Script
 from testcluster.light import LightCluster
 
@@ -38,7 +39,7 @@ class Place:
         self.mirrors: dict[str, Mirror] = {}
 
     def look_after(self, api: Api) -> None:
-        settings = OperatorSettings(sidecar_image=IMAGE, resync_s=1.0, gap_s=0.05)
+        settings = OperatorSettings(sidecar_image=IMAGE, resync_s=1.0, gap_s=0.05, operator_namespace=self.namespace)
         self.api = api
         self.services = Services(api, self.cache, settings, self.metrics)
 
@@ -160,7 +161,7 @@ async def test_a_document_becomes_a_service_and_then_nothing_is_asked(place: Pla
     assert service["status"]["url"] == f"http://qwen.{place.namespace}.svc.cluster.local:10001"
     assert len(service["status"]["fingerprints"]) == 1
     owners = [each["metadata"]["ownerReferences"][0] for kind in ("Pod", "Service", "Secret", "NetworkPolicy", "DisaggPool")
-              for each in place.of(kind).values()]
+              for each in place.of(kind).values() if label(each, SERVICE)]
     assert {(owner["uid"], owner["controller"], owner.get("blockOwnerDeletion", False)) for owner in owners} == {
         (service["metadata"]["uid"], True, False)}
     pool = place.of("DisaggPool")
@@ -208,16 +209,17 @@ async def test_a_pod_that_loses_our_label_gets_it_back(place: Place) -> None:
 async def test_the_key_stays_the_same_when_its_secret_is_deleted(place: Place) -> None:
     await place.apply()
     await place.wait_settled("1P2D")
-    secret = place.of("Secret")["qwen-key"]
+    name = key_secret_of(place.of("Pod")["qwen-e0"])
+    secret = place.of("Secret")[name]
     assert secret["immutable"] is True
     key = base64.b64decode(secret["data"]["key"]).decode()
     assert len(bytes.fromhex(key)) == 32
-    await place.kube.delete("Secret", place.namespace, "qwen-key")
-    await place.wait(lambda: "qwen-key" not in place.of("Secret"), "it is gone")
+    await place.kube.delete("Secret", place.namespace, name)
+    await place.wait(lambda: name not in place.of("Secret"), "it is gone")
     await asyncio.sleep(10.5)  # it is looked at at most so often before pods are made
     await place.kube.delete("Pod", place.namespace, "qwen-e1")
-    await place.wait(lambda: "qwen-key" in place.of("Secret"), "it is made again")
-    assert place.of("Secret")["qwen-key"]["data"] == secret["data"]
+    await place.wait(lambda: name in place.of("Secret"), "it is made again")
+    assert place.of("Secret")[name]["data"] == secret["data"]
     await place.wait_settled("1P2D")
     said = str([place.of(OWNER_KIND), place.of("Event"), place.of("Pod")])
     assert key not in said

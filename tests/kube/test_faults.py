@@ -232,20 +232,6 @@ async def test_a_pool_that_people_delete_comes_again(team: Team) -> None:
     await team.wait_settled("1P2D")
 
 
-async def test_a_key_that_is_lost_for_good_is_replaced_without_less_capacity(team: Team) -> None:
-    await team.apply(team.document(decode=2))
-    await team.wait_settled("1P2D")
-    first, old = uids(team), team.of("Secret")["qwen-key"]["data"]
-    await team.operator.kill()
-    await team.kube.delete("Secret", team.namespace, "qwen-key")
-    dog = Watchdog(team, floors={"prefill": 1, "decode": 2}, most={"prefill": 2, "decode": 3})
-    await team.operator.start()
-    await team.wait(lambda: team.of("Secret").get("qwen-key", {"data": old})["data"] != old, "another key is made")
-    await team.wait(lambda: not uids(team) & first, "no pod with the lost key is left", SLOW_S)
-    await team.wait_settled("1P2D", deadline_s=SLOW_S)
-    dog.end()
-
-
 async def test_two_operators_and_one_of_them_dies(quiet_team: Team, operator_kubeconfig: Path, tmp_path: Path) -> None:
     team = quiet_team
     flags = (f"--lease-namespace={team.namespace}", "--lease-seconds=5")

@@ -112,9 +112,9 @@ async def abort_scripted(fleet: RouterFleet, count: int, seed: int, gone_s: floa
 
 
 def _left(fleet: RouterFleet) -> dict[str, int]:
-    found = {"servings": len(fleet.dispatch.servings), "calls": len(fleet.dispatch.pool.calls),
+    found = {"servings": len(fleet.context.servings), "calls": len(fleet.context.pool.calls),
              "connections of clients": len(fleet.router.server.connections),
-             "legs": sum(m.in_flight for m in fleet.dispatch.roster.members()),
+             "legs": sum(m.in_flight for m in fleet.context.roster.members()),
              "requests at engines": sum(engine.open for engine in (*fleet.p, *fleet.d))}
     return {name: number for name, number in found.items() if number}
 

@@ -275,6 +275,20 @@ MALFORMED: dict[str, Bad] = {
     "shared memory with tcp": bad(
         "spec.kv.sharedMemory", "does not use it", kv={"transport": "tcp", "sharedMemory": {"hostPath": "/dev/shm/x"}}
     ),
+    **{
+        f"shared memory in {path}": bad(
+            "spec.kv.sharedMemory.hostPath", words, kv={"transport": "shm", "sharedMemory": {"hostPath": path}}
+        )
+        for path, words in (
+            ("//", "the node's system"), ("/etc", "the node's system"), ("/etc/kubernetes", "the node's system"),
+            ("//var//lib", "the node's system"), ("/usr/", "the node's system"), ("/proc/1/root", "the node's system"),
+            ("/sys", "the node's system"), ("/root/kv", "the node's system"), ("/home/a", "the node's system"),
+            ("/boot", "the node's system"), ("/lib/modules", "the node's system"), ("/lib64", "the node's system"),
+            ("/bin", "the node's system"), ("/sbin", "the node's system"), ("/opt/x", "the node's system"),
+            ("/dev/shm/../../etc", "must not go through"), ("/dev/shm/..", "must not go through"),
+            ("/..", "must not go through"), ("/./etc", "must not go through"),
+        )
+    },
     "both ports the same": bad("spec.router.ports.members", "(10001)", router={"ports": {"members": 10001}}),
     "replicas of sidecars": bad("spec.router.replicas", "maxSidecars", router={"replicas": 2}),
     "option of another policy": bad(

@@ -37,9 +37,9 @@ from xpyd_sidecar.contract.ids import (
     join_host_port,
 )
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.proxy.farewell import Farewells
-from xpyd_sidecar.proxy.upstream import Pool
-from xpyd_sidecar.routing.pick import Target
+from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.upstream.cancel_notice import Farewells
+from xpyd_sidecar.router.upstream.pool import EnginePool
 
 PEER_TIMEOUT_S = 4.0
 OUTPUT = 12
@@ -118,10 +118,10 @@ def _empty(engine: Engine) -> bool:
 async def say_farewell(engine: Engine, leg: legs.Leg) -> None:
     """Take a decode leg back as the router does, and wait for the engine's answer."""
     loop = asyncio.get_running_loop()
-    pool = Pool(loop)
+    pool = EnginePool(loop)
     farewells = Farewells(loop, pool)
     address = HostPort(engine.address)
-    farewells.say(Target(InstanceName(engine.name), Incarnation(""), Fingerprint(""), address, HostPort("")), leg)
+    farewells.say(EngineTarget(InstanceName(engine.name), Incarnation(""), Fingerprint(""), address, HostPort("")), leg)
     end = loop.time() + 30
     while len(farewells):
         assert loop.time() < end, "the engine does not answer"

@@ -6,31 +6,35 @@ from collections.abc import Collection
 from typing import Any
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, TransferId
-from xpyd_sidecar.routing.exchange import Exchange
-from xpyd_sidecar.routing.exchange_inputs import Course, Limits
-from xpyd_sidecar.routing.moves import (
+from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
+from xpyd_sidecar.router.serving.exchange import Exchange
+from xpyd_sidecar.router.serving.exchange_inputs import Course, RequestLimits
+from xpyd_sidecar.router.serving.instructions import (
     Answered,
+    AttemptFailed,
     Begun,
     Break,
-    Cancel,
+    CancelAttempt,
     Complete,
     Event,
-    Failed,
     Instruction,
-    Kind,
-    Over,
     Pass,
-    Refuse,
+    RefuseClient,
     Relay,
+    RequestOver,
     Resume,
-    Send,
+    SendAttempt,
 )
-from xpyd_sidecar.routing.pick import Pair, Target
-from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 
-def target(name: str) -> Target:
-    return Target(InstanceName(name), Incarnation(f"i-{name}"), Fingerprint("f"), HostPort(f"{name}:1"),
+def word_of(instruction: Instruction) -> str:
+    """Its first word."""
+    return type(instruction).__name__.removesuffix("Attempt").removesuffix("Client").lower()
+
+
+def target(name: str) -> EngineTarget:
+    return EngineTarget(InstanceName(name), Incarnation(f"i-{name}"), Fingerprint("f"), HostPort(f"{name}:1"),
                   HostPort(f"{name}:2"))
 
 
@@ -49,7 +53,7 @@ class FakePicks:
         prefill = None if alone else self.prefill_for(target(decodes[0]), not_prefill)
         return Pair(target(decodes[0]), prefill)
 
-    def prefill_for(self, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+    def prefill_for(self, decode: EngineTarget, not_prefill: Collection[InstanceName] = ()) -> EngineTarget | None:
         return next((target(name) for name in self.prefills if name not in not_prefill), None)
 
     def why_not(self, role: Role) -> str:
@@ -86,24 +90,24 @@ class Drive:
                  budget: FakeBudget | None = None, **limits: Any) -> None:
         self.now = 0.0
         self.exchange = Exchange(TransferId("0" * 32), picks or FakePicks(),
-                                 Limits(**({"request_s": 100.0, "pair_s": 10.0} | limits)),
+                                 RequestLimits(**({"request_s": 100.0, "pair_s": 10.0} | limits)),
                                  alone=alone, now=0.0, course=course, budget=budget)
-        self.sent: list[Send] = []
+        self.sent: list[SendAttempt] = []
         self.said = self._note(self.exchange.start(0.0))
 
     def _note(self, out: list[Instruction]) -> list[str]:
         words = []
         for i in out:
             match i:
-                case Send(leg=leg, target=to, params=params):
+                case SendAttempt(leg=leg, target=to, params=params):
                     self.sent.append(i)
                     words.append(f"send {leg} {to.instance}" + (f" a{params.attempt}" if params else " alone"))
-                case Refuse(fault=fault) | Break(fault=fault):
-                    words.append(f"{type(i).__name__.lower()} {fault.status}")
-                case Over(outcome=outcome):
+                case RefuseClient(fault=fault) | Break(fault=fault):
+                    words.append(f"{word_of(i)} {fault.status}")
+                case RequestOver(outcome=outcome):
                     words.append(f"over {outcome}")
-                case Cancel(leg=leg) | Relay(leg=leg) | Pass(leg=leg):
-                    words.append(f"{type(i).__name__.lower()} {leg}")
+                case CancelAttempt(leg=leg) | Relay(leg=leg) | Pass(leg=leg):
+                    words.append(f"{word_of(i)} {leg}")
                 case Complete(tail=tail):
                     words.append("complete" + (f" {tail.decode()}" if tail else ""))
                 case Resume():
@@ -115,8 +119,8 @@ class Drive:
         return self._note(self.exchange.handle(event, self.now))
 
 
-def lost(leg: int, kind: Kind = Kind.LOST) -> Failed:
-    return Failed(leg, kind, Reason("it broke", "at 10.1.2.3:8000"))
+def lost(leg: int, kind: FailureKind = FailureKind.LOST) -> AttemptFailed:
+    return AttemptFailed(leg, kind, FailureReason("it broke", "at 10.1.2.3:8000"))
 
 
 def begun(**options: Any) -> Drive:

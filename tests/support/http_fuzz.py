@@ -84,7 +84,7 @@ async def site(**settings: Any) -> AsyncIterator[RouterFleet]:
     async with fleet(0, 0, **(made | settings)) as f:
         for number, engine in enumerate(engines):
             role = Role.PREFILL if number == 0 else Role.DECODE
-            f.dispatch.on_message(beat(f"e{number}", role, await engine.start(), interval_s=1e6))
+            f.context.watch.on_message(beat(f"e{number}", role, await engine.start(), interval_s=1e6))
         try:
             yield f
         finally:

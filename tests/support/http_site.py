@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable
 
 from router_fleet import Answer, read_answer
 
-from xpyd_sidecar.proxy.incoming import Bounds
-from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
-from xpyd_sidecar.proxy.server import Server
-from xpyd_sidecar.routing.faults import Fault
+from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.http.incoming import RequestBounds
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
+from xpyd_sidecar.router.http.server import Server
 
 
 class Later:
@@ -51,7 +51,7 @@ class Echo:
     def enter(self, request: HttpRequest, client: object) -> None:
         """Leave everything to ``handle``."""
 
-    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+    def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         if request.refusal is not None:
             raise request.refusal
         self.requests.append(request)
@@ -59,7 +59,7 @@ class Echo:
             self.later.append(Later(request, reply))
             return self.later[-1]
         if request.path == "/fault":
-            raise Fault(418, "teapot")
+            raise HttpFault(418, "teapot")
         if request.path == "/bug":
             raise RuntimeError("a bug")
         if request.path == "/half":
@@ -99,7 +99,7 @@ class Site:
 async def site(header: int = 4096, body: int = 100_000, receive_s: float = 30.0, *, budget: int = 1 << 30,
                streamed: frozenset[str] = frozenset()) -> AsyncIterator[Site]:
     app = Echo()
-    server = Server(app, Bounds(header, body, receive_s), streamed, body_budget=budget)
+    server = Server(app, RequestBounds(header, body, receive_s), streamed, body_budget=budget)
     port = await server.listen("127.0.0.1", 0)
     try:
         yield Site(server, app, port)

@@ -181,10 +181,11 @@ async def kill_streams(fleet: RouterFleet, kills: int, seed: int, requests: list
 
 
 async def _one(fleet: RouterFleet, killer: Killer, report: Report, request: Request, name: str) -> None:
-    body = {"model": "tiny", **request.body, "stream": True}
+    report.requests += 1
+    # Means nothing without a beam search; but so no two requests are equal, of which one would be blamed for the other.
+    body = {"model": "tiny", **request.body, "length_penalty": 1 + report.requests / 1e6, "stream": True}
     answer = await fleet.raw(request_bytes(PATHS[request.api], body, headers={"X-Request-Id": name}), ANSWER_S)
     kills = killer.done.get(name, [])
-    report.requests += 1
     report.kills += len(kills)
     report.ways.update(way.value for way, _, _ in kills)
     await killer.revive(name)

@@ -26,7 +26,8 @@ class OperatorProcess:
         self.port = 0
         self.image = IMAGE
         self._kubeconfig = kubeconfig
-        self._flags = (*flags, *((f"--namespace={namespace}",) if namespace else ()))
+        here = (f"--namespace={namespace}", f"--operator-namespace={namespace}") if namespace else ()
+        self._flags = (*here, *flags)
         self._group: Group | None = None
 
     def spawn(self) -> None:

@@ -6,6 +6,7 @@ import base64
 import hmac
 import itertools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import web
@@ -13,6 +14,7 @@ from kube_client import Kube, KubeError, Object
 
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
+from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 
 PORT = 10001
@@ -33,15 +35,38 @@ def router_port(pod: Object) -> int:
     return PORT
 
 
-async def read_token(kube: Kube, namespace: str, service: str) -> str:
-    """The admin token by the service's Secret as it is now; empty while there is none."""
+class Keys(NamedTuple):
+    """What a pod has from its Secret."""
+
+    key: ServiceKey
+    before: ServiceKey | None
+    mark: str
+    """What its agent puts behind the fingerprint."""
+
+    @property
+    def token(self) -> str:
+        """The admin token."""
+        return keys.admin_token(self.key)
+
+
+def key_secret_of(pod: Object) -> str:
+    """The Secret that a pod has its key from."""
+    volumes = pod["spec"].get("volumes") or ()
+    return next((str(each["secret"]["secretName"]) for each in volumes if each["name"] == "key"), "")
+
+
+async def read_keys(kube: Kube, namespace: str, pod: Object) -> Keys | None:
+    """The keys by the pod's Secret as it is now; None while there is none."""
+    name = key_secret_of(pod)
     try:
-        secret = await kube.get("Secret", namespace, f"{service}-key")
+        secret = await kube.get("Secret", namespace, name)
     except KubeError as error:
         if error.status != 404:
             raise
-        return ""
-    return keys.admin_token(keys.ServiceKey(bytes.fromhex(base64.b64decode(secret["data"]["key"]).decode().strip())))
+        return None
+    key, before = (keys.parse(base64.b64decode(secret["data"].get(item, "")).decode()) for item in ("key", "before"))
+    assert key is not None, f"{name} holds no key"
+    return Keys(key, before, keys.digest(key)[:8] if "before" in secret["data"] else "")
 
 
 class ScriptedRouter:

@@ -20,8 +20,8 @@ from agent_fakes import config_of, record_of
 from xpyd_sidecar.agent.beat import Look, Looked, Machine
 from xpyd_sidecar.contract.ids import AgentId, HostPort, InstanceName, Role
 from xpyd_sidecar.contract.membership import Load, Up
-from xpyd_sidecar.routing.member import Changed, Instruction, Lost, Probe, Probed
-from xpyd_sidecar.routing.roster import Roster
+from xpyd_sidecar.router.fleet.member import Changed, InstanceLost, Instruction, Probed, ProbeInstance
+from xpyd_sidecar.router.fleet.roster import Roster
 
 JOINED_S = 30.0
 """By then all have joined, however many of their first beats were lost."""
@@ -103,7 +103,7 @@ class World:
     def _do(self, instructions: list[Instruction]) -> None:
         for each in instructions:
             match each:
-                case Probe():
+                case ProbeInstance():
                     self.probes += 1
                     silent = not self.instances[each.instance].alive or self.rng.random() < self._unanswered
                     self._at(self.now + (5.0 if silent else 0.01), lambda each=each, silent=silent:  # type: ignore[misc]
@@ -112,10 +112,10 @@ class World:
                     self.evicted.append((self.now, each.instance))
                 case Changed(kind="suspended"):
                     self.suspended.append((self.now, each.instance))
-                case Lost():
+                case InstanceLost():
                     self.given_up += 1
                 case _:
                     pass
 
-    def _probed(self, probe: Probe, result: Probed) -> None:
+    def _probed(self, probe: ProbeInstance, result: Probed) -> None:
         self._do(self.roster.on_probe(self.now, probe.instance, probe.incarnation, result, "no answer"))

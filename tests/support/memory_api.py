@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import itertools
 from collections.abc import Callable
@@ -60,6 +61,9 @@ class MemoryApi:
         if (kind, namespace, name) in self.objects:
             raise ApiError(409, "AlreadyExists", f"{kind} {name} already exists")
         body = {"metadata": {"namespace": namespace}} | body
+        if kind == "Secret":
+            data = {item: base64.b64encode(text.encode()).decode() for item, text in body.get("stringData", {}).items()}
+            body = {part: value for part, value in body.items() if part != "stringData"} | {"data": data}
         return body if dry_run else self.put(kind, body)
 
     async def apply(self, kind: str, namespace: str, body: Body) -> Body:

@@ -32,7 +32,7 @@ from typing import Literal, Self
 import aiohttp
 from kube_client import Kube, KubeError, Mirror, Object
 from kube_pods import MAIN, Exit, Facts, now_text, status_of
-from kube_routers import ScriptedRouter, read_token, router_port
+from kube_routers import Keys, ScriptedRouter, read_keys, router_port
 
 from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import FIRST_EPOCH
@@ -118,8 +118,8 @@ class Life:
     router_since: float | None = None
     """Since when its router runs (monotonic seconds)."""
     router: ScriptedRouter | None = None
-    token: str = ""
-    """By the key that the pod was started with."""
+    keys: Keys | None = None
+    """What the pod was started with."""
     written: Object | None = None
     dirty: asyncio.Event = field(default_factory=asyncio.Event)
     kick: asyncio.Event = field(default_factory=asyncio.Event)
@@ -328,7 +328,8 @@ class NodeAgent:
             life.dirty.set()
             await self._kicked(life, None)
         await self._mount(life)
-        life.router = ScriptedRouter(life.ip, router_port(life.pod), life.token, lambda: self._fleet(life),
+        assert life.keys is not None
+        life.router = ScriptedRouter(life.ip, router_port(life.pod), life.keys.token, lambda: self._fleet(life),
                                      lambda: self.why_not(life))
         await life.router.start()
         life.router_since = time.monotonic()
@@ -418,14 +419,16 @@ class NodeAgent:
 
     async def _mount(self, life: Life) -> None:
         """The key as it is when the pod starts; without its Secret a pod does not start."""
-        while not life.token:
+        while life.keys is None:
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, OSError):
-                life.token = await read_token(self._kube, self._namespace, life.service)
-            if not life.token:
+                life.keys = await read_keys(self._kube, self._namespace, life.pod)
+            if life.keys is None:
                 await asyncio.sleep(AGAIN_S)
 
     def _fleet(self, life: Life) -> Fleet:
-        known = [each for each in self.engines(life.service) if life.heard_since is not None and each.token == life.token]
+        assert life.keys is not None
+        known = [each for each in self.engines(life.service) if life.heard_since is not None and each.keys is not None
+                 and life.keys.key in (each.keys.key, each.keys.before)]
         uptime_s = 0.0 if life.heard_since is None else time.monotonic() - life.heard_since
         return Fleet(service=ServiceName(life.service), router=life.name, uptime_s=uptime_s, settled=self._settled(life),
                      totals=self.totals(life),
@@ -435,7 +438,9 @@ class NodeAgent:
         ready = life.facts.stage == "ready"
         state = State.DRAINING if life.ending else State.READY if ready else State.STARTING
         incarnation = hashlib.sha256(f"{life.uid} {life.facts.restarts}".encode()).hexdigest()[:32]
-        fingerprint = self.fingerprint(life.pod) if ready else ""
+        assert life.keys is not None
+        mark = f"-{life.keys.mark}" if life.keys.mark else ""
+        fingerprint = f"{self.fingerprint(life.pod)}{mark}" if ready else ""
         role, epoch = Role(life.labels[ROLE]), FIRST_EPOCH
         shown = (life.pod["metadata"].get("annotations") or {}).get(ASSIGNMENT)
         if shown and self.shows_roles:

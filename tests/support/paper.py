@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from xpyd_sidecar.proxy.connection import Connection
-from xpyd_sidecar.proxy.incoming import Bounds
-from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
-from xpyd_sidecar.proxy.server import Server
+from xpyd_sidecar.router.http.connection import ClientConnection
+from xpyd_sidecar.router.http.incoming import RequestBounds
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
+from xpyd_sidecar.router.http.server import Server
 
 
 class Paper:
@@ -40,7 +40,7 @@ class Echo:
     def enter(self, request: HttpRequest, client: object) -> None:
         """Leave everything to ``handle``."""
 
-    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+    def handle(self, request: HttpRequest, reply: Reply) -> RequestHandler | None:
         if request.refusal is not None:
             raise request.refusal
         self.seen.append(request)
@@ -48,12 +48,12 @@ class Echo:
         return None
 
 
-async def served(reads: list[bytes], bounds: Bounds) -> tuple[list[HttpRequest], list[object], tuple[object, ...]]:
+async def served(reads: list[bytes], bounds: RequestBounds) -> tuple[list[HttpRequest], list[object], tuple[object, ...]]:
     """Everything that one connection does with what it reads: requests, what its transport is told, its state then."""
     app = Echo()
     server = Server(app, bounds)
     server.date = b"now"
-    transport, connection = Paper(), Connection(server)
+    transport, connection = Paper(), ClientConnection(server)
     connection.connection_made(transport)  # type: ignore[arg-type]
     for data in reads:
         connection.data_received(data)

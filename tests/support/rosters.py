@@ -7,8 +7,8 @@ from typing import Any
 from beats import SERVICE
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
-from xpyd_sidecar.routing import roster as ro
-from xpyd_sidecar.routing.roster import Lost, Probe, Roster
+from xpyd_sidecar.router.fleet import roster as ro
+from xpyd_sidecar.router.fleet.roster import InstanceLost, ProbeInstance, Roster
 
 D0 = InstanceName("d0")
 I0 = Incarnation("i-d0")
@@ -22,9 +22,9 @@ def names(roster: Roster, role: Role = Role.DECODE) -> list[str]:
     return [member.name for member in roster.pickable(role)]
 
 
-def probes(out: list[ro.Instruction]) -> list[Probe]:
-    return [i for i in out if isinstance(i, Probe)]
+def probes(out: list[ro.Instruction]) -> list[ProbeInstance]:
+    return [i for i in out if isinstance(i, ProbeInstance)]
 
 
 def losts(out: list[ro.Instruction]) -> list[str]:
-    return [i.incarnation for i in out if isinstance(i, Lost)]
+    return [i.incarnation for i in out if isinstance(i, InstanceLost)]

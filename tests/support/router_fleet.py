@@ -22,7 +22,7 @@ from scripted_engine import ScriptedEngine
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
-from xpyd_sidecar.proxy.app import Router
+from xpyd_sidecar.router.app import RouterProcess
 
 KEY = keys.ServiceKey(bytes(range(32)))
 HOSTS = ("router", "a", "bench", "h", "r", "x")
@@ -104,19 +104,19 @@ def request_bytes(path: str, body: Any = None, *, method: str = "POST", headers:
 class RouterFleet:
     """A router and its engines."""
 
-    def __init__(self, router: Router, prefills: list[ScriptedEngine], decodes: list[ScriptedEngine]) -> None:
+    def __init__(self, router: RouterProcess, prefills: list[ScriptedEngine], decodes: list[ScriptedEngine]) -> None:
         self.router = router
         self.p = prefills
         self.d = decodes
 
     @property
-    def dispatch(self) -> Any:
-        return self.router.dispatch
+    def context(self) -> Any:
+        return self.router.context
 
     def beat(self, engine: ScriptedEngine, **fields: Any) -> None:
         """A heartbeat of an engine, without the socket."""
         role = Role.PREFILL if engine in self.p else Role.DECODE
-        self.dispatch.on_message(beat(engine.name, role, engine.address, **fields))
+        self.context.watch.on_message(beat(engine.name, role, engine.address, **fields))
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self.router.port, limit=1 << 26)
@@ -158,8 +158,8 @@ class RouterFleet:
 
     async def wait_quiet(self) -> None:
         """Nothing is open: no request, no leg, no call, no engine at work."""
-        await self.wait(lambda: not self.dispatch.servings and not self.dispatch.pool.calls
-                        and all(not m.in_flight for m in self.dispatch.roster.members())
+        await self.wait(lambda: not self.context.servings and not self.context.pool.calls
+                        and all(not m.in_flight for m in self.context.roster.members())
                         and not any(engine.open for engine in (*self.p, *self.d)), "a quiet router")
 
 
@@ -173,7 +173,7 @@ async def fleet(prefills: int = 1, decodes: int = 1, replay: Replay | None = Non
                             "drain_timeout_s": 1.0, "hosts": HOSTS}
     config = SidecarConfig(service=SERVICE, instance=InstanceName("r0"), key_file="", run_dir="",
                            router=RouterConfig(**(made | settings)))
-    router = Router(config, KEY)
+    router = RouterProcess(config, KEY)
     try:
         await router.start()
         made_fleet = RouterFleet(router, ps, ds)

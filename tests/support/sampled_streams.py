@@ -18,13 +18,14 @@ from seam_judge import Sample
 from toy_model import END, PROMPT, ToyReplay, encode
 
 from xpyd_sidecar.contract.membership import Sampling
-from xpyd_sidecar.proxy.streams import spliced, stream_of
-from xpyd_sidecar.proxy.wire import Chunks, chunk_of
-from xpyd_sidecar.routing import bodies, continuation
-from xpyd_sidecar.routing.continuation import Going
-from xpyd_sidecar.routing.position import Position
-from xpyd_sidecar.routing.sampled import Terms, Told, told_of
-from xpyd_sidecar.routing.ways import Way
+from xpyd_sidecar.router.api import bodies
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
+from xpyd_sidecar.router.api.sampled import EngineDefaults, SamplingTerms, told_of
+from xpyd_sidecar.router.http.wire import Chunks, chunk_of
+from xpyd_sidecar.router.stream import continuation
+from xpyd_sidecar.router.stream.continuation import Going
+from xpyd_sidecar.router.stream.position import Position
+from xpyd_sidecar.router.stream.streams import spliced, stream_of
 
 PATH = "/v1/completions"
 MAX_TOKENS = 24
@@ -33,8 +34,8 @@ BYTES = MAX_TOKENS * 300
 FIELDS: dict[str, Any] = {"model": "tiny", "prompt": PROMPT, "stream": True, "temperature": 0.5, "min_tokens": 16,
                           "max_tokens": MAX_TOKENS, "stop_token_ids": [END], "repetition_penalty": 1.1,
                           "logit_bias": {"97": 0.5}}
-TERMS = Terms(True, told_of([Sampling()]))
-GoOn = Callable[[bodies.Request, Position, Told], Going]
+TERMS = SamplingTerms(True, told_of([Sampling()]))
+GoOn = Callable[[bodies.GenerationRequest, Position, EngineDefaults], Going]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Plant:
     """Beside ``FIELDS``: with these it would be one."""
 
 
-def _again_from_clean(request: bodies.Request, position: Position, told: Told) -> Going:
+def _again_from_clean(request: bodies.GenerationRequest, position: Position, told: EngineDefaults) -> Going:
     lines = bytes(position.log).split(b"\n")[:-1]
     while lines and lines[-1].startswith(b'""'):
         lines.pop()
@@ -55,14 +56,14 @@ def _again_from_clean(request: bodies.Request, position: Position, told: Told) -
 
 
 def _without(*names: str) -> GoOn:
-    def go_on(request: bodies.Request, position: Position, told: Told) -> Going:
+    def go_on(request: bodies.GenerationRequest, position: Position, told: EngineDefaults) -> Going:
         going = continuation.go_on(request, position, told)
         left = {name: raw for name, raw in going.request.fields.items() if name not in names}
         return msgspec.structs.replace(going, request=msgspec.structs.replace(going.request, fields=left))
     return go_on
 
 
-def _min_tokens_kept(request: bodies.Request, position: Position, told: Told) -> Going:
+def _min_tokens_kept(request: bodies.GenerationRequest, position: Position, told: EngineDefaults) -> Going:
     going = continuation.go_on(request, position, told)
     fields = {**going.request.fields, "min_tokens": Raw(b"%d" % FIELDS["min_tokens"])}
     return msgspec.structs.replace(going, request=msgspec.structs.replace(going.request, fields=fields))
@@ -104,7 +105,7 @@ def _one(body: dict[str, Any], at: int, engines: list[ToyReplay], go_on: GoOn, *
     request = bodies.parse("completions", json.dumps(body).encode())
     position = continuation.position_of(request, goes_on=True, terms=TERMS)
     if position is None or not position.sampled:  # by the error that is planted it would be
-        position = Position("completions", Way.CONTINUE, sampled=True)
+        position = Position("completions", FailoverMode.CONTINUE, sampled=True)
     raw = _answer(engines[0], continuation.first_request(request, position))
     seam = seam_of(raw[:at]) if at < len(raw) else None
     stream = stream_of(position, framed=True)
@@ -124,7 +125,7 @@ def _one(body: dict[str, Any], at: int, engines: list[ToyReplay], go_on: GoOn, *
     return Sample(tokens_of(text, choices[-1]["finish_reason"]), seam, cut)
 
 
-def _answer(engine: ToyReplay, request: bodies.Request) -> bytes:
+def _answer(engine: ToyReplay, request: bodies.GenerationRequest) -> bytes:
     body = json.loads(bodies.decode_body(request, None))
     events = [b"data: " + event + b"\n\n" for event in engine.stream(PATH, body, "r")]
     return b"".join(map(chunk_of, [*events, b"data: [DONE]\n\n"])) + b"0\r\n\r\n"

@@ -65,7 +65,7 @@ class Engine:
         self.healthy = False
         """It answers probes."""
         self.farewells: list[Leg] = []
-        """By which the router takes legs back (``proxy.farewell``)."""
+        """By which the router takes legs back (``upstream.cancel_notice``)."""
         self.tasks: set[asyncio.Task[Any]] = set()
 
     async def one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,7 +113,7 @@ async def joined(f: RouterFleet, name: str, role: Role, number: int,
     """An engine that listens and is known to the router; ``number``: none other has it."""
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    f.dispatch.on_message(beat(name, role, address, interval_s=60.0, control=(HostPort(f"127.0.0.1:{number + 1}"),)))
+    f.context.watch.on_message(beat(name, role, address, interval_s=60.0, control=(HostPort(f"127.0.0.1:{number + 1}"),)))
     return server
 
 
@@ -127,7 +127,7 @@ async def site(*serves: tuple[Role, Serve], **settings: Any) -> AsyncIterator[tu
             engines.append(engine)
         try:
             yield f, engines
-            await f.wait(lambda: all(not m.in_flight for m in f.dispatch.roster.members()), "every leg is closed")
+            await f.wait(lambda: all(not m.in_flight for m in f.context.roster.members()), "every leg is closed")
         finally:
             for task in [task for engine in engines for task in engine.tasks]:
                 task.cancel()

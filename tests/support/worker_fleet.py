@@ -20,13 +20,13 @@ from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
-from xpyd_sidecar.proxy.owner import Owner
+from xpyd_sidecar.router.workers.owner import OwnerRouter
 
 
 class Several(RouterFleet):
     """A fleet whose router is several processes."""
 
-    router: Owner
+    router: OwnerRouter
 
     @property
     def pids(self) -> list[int]:
@@ -59,7 +59,7 @@ async def several(prefills: int = 1, decodes: int = 2, workers: int = 3, replay:
                             "drain_timeout_s": 5.0, "workers": workers, "hosts": HOSTS}
     config = SidecarConfig(service=SERVICE, instance=InstanceName("r0"), key_file="", run_dir="", log_level="error",
                            router=RouterConfig(**(made | settings)))
-    router = Owner(config, KEY)
+    router = OwnerRouter(config, KEY)
     try:
         await router.start()
         found = Several(router, ps, ds)

@@ -401,3 +401,24 @@ def test_a_look_that_could_not_be_made_counts_neither_for_nor_against_a_drain_or
     machine.handle(UNMADE, 3.5)
     machine.handle(up(), 4.0)
     assert machine.drained
+
+
+def test_the_fingerprint_says_under_which_key_it_is() -> None:
+    """So that a router that hears of engines under two keys pairs within one."""
+    config = config_of()
+    assert config.agent is not None
+    marked = Machine(msgspec.structs.replace(config, agent=msgspec.structs.replace(config.agent, key_mark="1a2b3c4d")))
+    assert marked.heartbeat().fingerprint == ""
+    for now in (0.0, 0.5):
+        marked.handle(up(), now)
+    assert marked.heartbeat().fingerprint == f"{digest(FIELDS)}-1a2b3c4d"
+    assert ready().heartbeat().fingerprint == digest(FIELDS)
+
+
+def test_what_a_person_should_see_to_goes_with_every_beat() -> None:
+    machine = ready()
+    assert machine.heartbeat().trouble == ""
+    machine.trouble = "on ext4"
+    beat = machine.heartbeat()
+    assert (beat.trouble, beat.state) == ("on ext4", State.READY), "it serves all the same"
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(beat), type=Heartbeat) == beat

@@ -17,7 +17,7 @@ from xpyd_sidecar.agent.beat import Machine
 from xpyd_sidecar.agent.beats import Beats, system_resolve
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.proxy.members import Members
+from xpyd_sidecar.router.fleet.heartbeat_listener import Members
 
 Make = Callable[..., Awaitable[Beats]]
 NewRouter = Callable[..., FakeRouter]
@@ -136,6 +136,41 @@ async def test_a_router_with_another_key_never_acks_and_the_warning_says_so(make
     assert router.beats == []
     assert beats.routers()[0].acked == -1
     assert "does it hold another service key?" in caplog.text
+
+
+async def test_routers_of_the_key_before_and_of_ours_hear_the_same_beats(make: Make, machine: Machine, router: FakeRouter,
+                                                                          new_router: NewRouter) -> None:
+    """While keys change both kinds are there; what once answered is not asked with the other key again."""
+    before = ServiceKey(bytes(range(32)))
+    older = new_router(before, name="older")
+    beats = await make(router.address, older.address, before=before)
+
+    async def beat_until(*names: str) -> None:
+        async with asyncio.timeout(30):
+            while {view.name for view in beats.routers() if view.acked > 0} != set(names):
+                beats.send(machine.heartbeat())
+                await asyncio.sleep(0.05)
+
+    await beat_until("r0", "older")
+    last = machine.heartbeat()
+    beats.send(last)
+    await wait(lambda: all(view.acked == last.seq for view in beats.routers()))
+    assert router.beats[-1] == older.beats[-1] == last
+    await older.close()
+    again = new_router(port=older.port, name="newer")  # a router with our key comes at the same address
+    await beat_until("r0", "newer")
+    assert again.beats[-1].instance == last.instance
+
+
+async def test_a_router_that_takes_neither_key_is_warned_of(make: Make, machine: Machine, new_router: NewRouter,
+                                                             caplog: pytest.LogCaptureFixture) -> None:
+    router = new_router(ServiceKey(bytes(32)))
+    beats = await make(router.address, before=ServiceKey(bytes(range(32))))
+    for _ in range(12):
+        beats.send(machine.heartbeat())
+        await asyncio.sleep(0.05)
+    assert (router.beats, beats.routers()[0].acked) == ([], -1)
+    assert f"router {router.address} has not acknowledged" in caplog.text
 
 
 async def test_a_router_that_is_not_there_cannot_be_reached(make: Make, machine: Machine, router: FakeRouter,

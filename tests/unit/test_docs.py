@@ -9,14 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from xpyd_operator.api.decode import decode_service
 from xpyd_operator.api.load import documents
 from xpyd_operator.api.recognize import Kind, recognize
 from xpyd_operator.api.rule import Target
-from xpyd_operator.errors import SpecError, Unsupported
 from xpyd_operator.kube.api import RESOURCES
 from xpyd_operator.plan import news
-from xpyd_operator.render.unsupported import check_kube
+from xpyd_operator.render.judge import judge
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR = ROOT / "operator/src/xpyd_operator"
@@ -138,7 +136,5 @@ def test_services_that_are_shown_are_right_and_can_be_done() -> None:
     assert len(shown) > 5
     for page, value in shown:
         target = Target.LOCAL if page == short(LOCAL) else Target.KUBERNETES
-        try:
-            check_kube(decode_service(value, strict=True, target=target).service)
-        except (SpecError, Unsupported) as error:
-            pytest.fail(f"{page}: {error}")
+        found = judge(value, target)
+        assert (found.refusals, found.warnings) == ((), ()), page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from kube_documents import document, pod
+from kube_keys import master, turns
 from memory_api import MemoryApi
 
 from xpyd_operator.kube.api import ApiError
@@ -34,7 +34,8 @@ class World:
         self.api, self.cache, self.now = MemoryApi(), Cache(), time.time()
         settings = OperatorSettings(sidecar_image="sidecar:1", fleet_timeout_s=0.2)
         self.events = Events(self.api, Metrics())  # type: ignore[arg-type]
-        self.shared = Shared(self.api, self.cache, settings, self.events, session, lambda: self.now)  # type: ignore[arg-type]
+        self.shared = Shared(  # type: ignore[arg-type]
+            self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache))
         self.backend: KubeBackend
 
     def write(self, **spec: Any) -> None:
@@ -99,18 +100,17 @@ async def test_everything_is_made_once_and_then_nothing_is_asked(world: World) -
     assert (world.api.asked, done.failures, done.plan.actions) == ([], (), ())
 
 
-async def test_a_new_backend_over_what_is_there_asks_only_for_the_key(world: World) -> None:
+async def test_a_new_backend_over_what_is_there_only_sees_to_it_that_the_key_is_there(world: World) -> None:
     world.write()
     await settle(world)
     await world.round()
-    key = world.api.objects["Secret", "team-a", "qwen-key"]
-    key["data"] = {"key": base64.b64encode(key["stringData"]["key"].encode()).decode()}  # as the API server does
     entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
     assert entry is not None
     world.backend = KubeBackend(world.shared, entry)
     world.api.asked.clear()
     done = await world.round()
-    assert world.api.asked == [("get", "Secret", "qwen-key")]
+    name, = (at[2] for at in world.api.objects if at[0] == "Secret" and at[2] != "xpyd-master")
+    assert world.api.asked == [("create", "Secret", name)]
     assert done.plan.actions == ()
 
 
@@ -311,9 +311,6 @@ def upgraded(world: World, **spec: Any) -> None:
     """The service as an operator made it for which resources without a device meant none, under a new operator."""
     entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
     assert entry is not None
-    key = world.api.objects["Secret", "team-a", "qwen-key"]
-    if "data" not in key:
-        key["data"] = {"key": base64.b64encode(key["stringData"]["key"].encode()).decode()}  # as the API server does
     world.write(**spec)
     entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
     assert entry is not None
@@ -373,3 +370,77 @@ async def test_a_new_service_and_a_changed_one_get_the_device_beside_their_resou
     await world.round()
     assert {name: count for name, count in gpus(world).items() if name not in before} == {"qwen-e2": 1}
     assert world.condition("Valid")["reason"] == "Valid"
+
+
+def newly_refused(*found: tuple[str, str]) -> Any:
+    """What a later version has against documents that this one takes."""
+    return lambda service: iter(found)
+
+
+async def test_a_service_that_runs_is_followed_on_whatever_a_later_operator_has_against_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = {"prefill": {"replicas": 1}, "decode": {"replicas": 1}}
+    world.write(**spec)
+    await settle(world)
+    upgraded(world, **spec)
+    await settle(world)  # of the generation that this operator knows
+    entry = world.cache.get(OWNER_KIND, "team-a", "qwen")
+    assert entry is not None
+    monkeypatch.setattr("xpyd_operator.render.judge.kube_refusals", newly_refused(("spec.decode", "not any more")))
+    world.backend = KubeBackend(world.shared, entry)
+    done = await world.round()
+    assert (done.plan.actions, done.failures) == ((), ())
+    valid = world.condition("Valid")
+    assert (valid["status"], valid["reason"]) == ("True", "AcceptedBefore")
+    assert valid["message"].endswith("new ones like it are refused: spec.decode: not any more")
+    world.backend = KubeBackend(world.shared, world.cache.get(OWNER_KIND, "team-a", "qwen"))  # type: ignore[arg-type]
+    for kind, namespace, name in [at for at in world.api.objects if at == ("Pod", "team-a", "qwen-e1")]:
+        world.cache.gone(kind, world.api.objects.pop((kind, namespace, name)))
+    await settle(world)
+    assert world.named("Pod") == {"qwen-e0", "qwen-e1"}, "and it is cared for, after another start, too"
+    world.write(**spec, rollout={"maxSurge": 2})
+    await world.round()
+    valid = world.condition("Valid")
+    assert (valid["status"], valid["reason"], valid["message"]) == ("False", "Unsupported", "spec.decode: not any more")
+    assert world.named("Pod") == {"qwen-e0", "qwen-e1"}, "the one before goes on"
+
+
+async def test_counts_that_do_not_fit_any_more_stop_no_service(world: World) -> None:
+    """A rule of the API that came later; the operator that accepted the document knew nothing of it."""
+    four = {"parallelism": {"tensor": 4}, "resources": {"limits": {"amd.com/gpu": 2}}}
+    world.write(prefill={"replicas": 1}, decode={"replicas": 1, **four})
+    with pytest.raises(Refused, match="must be 4, not 2"):
+        await world.round()
+    await world.backend.close()
+    assert (world.condition("Valid")["reason"], world.named("Pod")) == ("Invalid", set())
+    body = world.api.objects[OWNER_KIND, "team-a", "qwen"]
+    for condition in body["status"]["conditions"]:
+        condition["status"] = "True" if condition["type"] == "Valid" else condition["status"]
+    world.cache.seen(OWNER_KIND, world.api.put(OWNER_KIND, body))
+    world.backend = KubeBackend(world.shared, world.cache.get(OWNER_KIND, "team-a", "qwen"))  # type: ignore[arg-type]
+    await settle(world)
+    assert world.named("Pod") == {"qwen-e0", "qwen-e1"}
+    valid = world.condition("Valid")
+    assert (valid["status"], valid["reason"]) == ("True", "AcceptedBefore")
+    assert 'spec.decode.resources.limits["amd.com/gpu"]: must be 4, not 2' in valid["message"]
+
+
+async def test_what_engines_would_not_start_with_is_an_event_once(world: World) -> None:
+    def told() -> list[str]:
+        return [body["message"] for at, body in world.api.objects.items()
+                if at[0] == "Event" and body["reason"] == "EngineWouldRefuse"]
+
+    drafts = ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}']
+    world.write(decode={"replicas": 1, "args": drafts})
+    await settle(world)
+    await world.events.flush()
+    (words,) = told()
+    assert words.startswith("spec.decode.args[0]: --speculative-config: an engine with it ends at its start")
+    assert words.endswith("(vLLM 0.32)")
+    assert world.condition("Valid")["status"] == "True"
+    assert len(world.named("Pod")) == 2, "it is followed all the same"
+    world.write(decode={"replicas": 1})
+    await settle(world)
+    await world.events.flush()
+    assert told() == [words]

@@ -81,11 +81,11 @@ async def ask(fleets: Fleets, routers: Routers, route: list[Facts], learn: list[
               picture: object = None) -> Told:
     """What is known once the answers are there, also those that nobody waits for."""
     routers.asked.clear()
-    told = await fleets.ask(route, learn, routers.port, KEY, now, limit=limit, picture=hash(picture))
+    told = await fleets.ask(route, learn, routers.port, lambda pod: KEY, now, limit=limit, picture=hash(picture))
     if fleets._later is None:
         return told
     await fleets._later
-    return await fleets.ask(route, learn, routers.port, KEY, now, limit=limit, picture=hash(picture))
+    return await fleets.ask(route, learn, routers.port, lambda pod: KEY, now, limit=limit, picture=hash(picture))
 
 
 async def test_one_settled_router_tells_for_all(routers: Routers, fleets: Fleets) -> None:
@@ -114,7 +114,7 @@ async def test_while_nothing_is_under_way_nobody_waits_for_an_answer(routers: Ro
     one = await routers.start(11)
     first = await ask(fleets, routers, [one], [], 100.0)
     routers.says[11] = "slow"
-    calm = await fleets.ask([one], [], routers.port, KEY, 100.0 + EVERY_S, limit=9, picture=hash(None))
+    calm = await fleets.ask([one], [], routers.port, lambda pod: KEY, 100.0 + EVERY_S, limit=9, picture=hash(None))
     assert calm == first, "the answer before counts until there is another one"
     assert not (await ask(fleets, routers, [one], [], 100.0 + 2 * EVERY_S)).settled, "silence counts once it lasts"
 
@@ -184,6 +184,6 @@ async def test_an_old_answer_is_not_believed_for_ever(routers: Routers, fleets: 
 
 async def test_pods_that_speak_the_other_scheme_still_are_asked(routers: Routers, fleets: Fleets) -> None:
     """While a service goes over to HTTPS, its older pods speak plain HTTP."""
-    told = await fleets.ask([await routers.start(11)], [], routers.port, KEY, 100.0, limit=9, tls=True)
+    told = await fleets.ask([await routers.start(11)], [], routers.port, lambda pod: KEY, 100.0, limit=9, tls=True)
     assert told.fleet is not None
     assert routers.asked == [11]

@@ -1,101 +1,174 @@
-"""The Secret with a service's key: made once, adopted, put back, and never somebody else's."""
+"""The keys of a service: derived, told by the names of Secrets, made without being read, and never somebody else's."""
 
 from __future__ import annotations
 
-import base64
-from typing import Any
-
 import pytest
-from kube_documents import service
+from kube_documents import UID, document, service
+from kube_keys import OLD, encoded, key, secret_name, service_keys, store_master
 from memory_api import MemoryApi
 
-from xpyd_operator.errors import XpydError
+from xpyd_operator.api.decode import decode_service
+from xpyd_operator.api.rule import Target
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.key import CHECK_S, SOON_S, KeySecret, NameTaken
+from xpyd_operator.kube.key import CHECK_S, SOON_S
+from xpyd_operator.kube.master import KeyTrouble
 from xpyd_operator.render.objects import key_secret
 
-AT = ("Secret", "team-a", "qwen-key")
 
-
-def made(api: MemoryApi, *, dry_run: bool = False) -> KeySecret:
-    return KeySecret(api, dry_run=dry_run)  # type: ignore[arg-type]
-
-
-def stored(text: str) -> dict[str, Any]:
-    """As the API server shows it."""
+def old_secret(api: MemoryApi, text: str = OLD.hex(), *, owned: bool = True) -> None:
     body = key_secret(service(), "")
-    body["data"] = {"key": base64.b64encode(text.encode()).decode()}
-    del body["stringData"]
-    return body
+    body["data"] = encoded({"key": text})
+    if not owned:
+        del body["metadata"]["ownerReferences"]
+    api.put("Secret", body)
 
 
-async def test_it_is_made_once() -> None:
+async def test_its_secret_is_made_once_and_never_read() -> None:
     api = MemoryApi()
-    secret = made(api)
-    with pytest.raises(XpydError, match="not known yet"):
-        _ = secret.key
+    store_master(api, 1)
+    mine = service_keys(api)
     for now in (0.0, 1.0, SOON_S - 1):
-        await secret.ensure(service(), now, soon=True)
-    assert [verb for verb, _, _ in api.asked] == ["get", "create"]
-    assert api.objects[AT]["stringData"]["key"] == secret.key.hex()
-    assert secret.key.hex() not in secret.identity
-
-
-async def test_one_that_is_there_is_taken_over() -> None:
-    api = MemoryApi()
-    api.put("Secret", stored("ab" * 32 + "\n"))
-    secret = made(api)
-    await secret.ensure(service(), 0.0)
-    assert secret.key.hex() == "ab" * 32
-    assert [verb for verb, _, _ in api.asked] == ["get"]
+        await mine.look(service(), (), now)
+        await mine.provide(service(), mine.newest, (), now, soon=True)
+    name = secret_name(1)
+    assert [each for each in api.asked if each[2] != "xpyd-master"] == [("create", "Secret", name)]
+    made = api.objects["Secret", "team-a", name]
+    assert (made["data"], made["immutable"]) == (encoded({"key": key(1).hex(), "before": ""}), True)
+    assert mine.of(name) == key(1)
+    assert mine.of("another") is None
 
 
 async def test_it_is_put_back_with_the_same_key() -> None:
     api = MemoryApi()
-    secret = made(api)
-    await secret.ensure(service(), 0.0)
-    key, identity = secret.key, secret.identity
-    del api.objects[AT]
-    await secret.ensure(service(), SOON_S)
-    assert AT not in api.objects
-    await secret.ensure(service(), SOON_S, soon=True)
-    assert (api.objects[AT]["stringData"]["key"], secret.identity) == (key.hex(), identity)
-    del api.objects[AT]
-    await secret.ensure(service(), SOON_S + CHECK_S)
-    assert api.objects[AT]["stringData"]["key"] == key.hex()
+    store_master(api, 1)
+    mine = service_keys(api)
+    await mine.look(service(), (), 0.0)
+    await mine.provide(service(), mine.newest, (), 0.0)
+    made = api.objects.pop(("Secret", "team-a", secret_name(1)))
+    await mine.provide(service(), mine.newest, (), SOON_S)
+    assert ("Secret", "team-a", secret_name(1)) not in api.objects
+    await mine.provide(service(), mine.newest, (), CHECK_S)
+    assert api.objects["Secret", "team-a", secret_name(1)]["data"] == made["data"]
 
 
-@pytest.mark.parametrize("text", ["", "abcd", "zz" * 32, "ab" * 33, "ä" * 32])
-async def test_one_without_a_key_is_an_error_that_names_it(text: str) -> None:
+async def test_one_that_is_there_is_not_written_to_whoever_made_it() -> None:
+    """Its content is for the pods to judge: they mount it under the name of the key."""
     api = MemoryApi()
-    api.put("Secret", stored(text))
-    with pytest.raises(XpydError, match="Secret qwen-key holds no key"):
-        await made(api).ensure(service(), 0.0)
+    store_master(api, 1)
+    theirs = {"metadata": {"name": secret_name(1), "namespace": "team-a"}, "data": encoded({"key": "ab" * 32})}
+    api.put("Secret", theirs)
+    mine = service_keys(api)
+    await mine.look(service(), (), 0.0)
+    await mine.provide(service(), mine.newest, (), 0.0, soon=True)
+    assert api.objects["Secret", "team-a", secret_name(1)]["data"] == theirs["data"]
+    assert [verb for verb, _, name in api.asked if name == secret_name(1)] == ["create"]
 
 
-async def test_somebody_elses_is_left_alone() -> None:
+async def test_a_failed_write_is_tried_again() -> None:
     api = MemoryApi()
-    body = stored("ab" * 32)
-    del body["metadata"]["ownerReferences"]
-    api.put("Secret", body)
-    with pytest.raises(NameTaken, match="Secret qwen-key is not of this service"):
-        await made(api).ensure(service(), 0.0)
-    assert [verb for verb, _, _ in api.asked] == ["get"]
-
-
-async def test_a_failed_write_leaves_no_key_behind_that_nobody_has() -> None:
-    api = MemoryApi()
-    secret = made(api)
+    store_master(api, 1)
+    mine = service_keys(api)
+    await mine.look(service(), (), 0.0)
     api.fault = lambda verb, kind, name: ApiError(500, "InternalError", "etcd") if verb == "create" else None
     with pytest.raises(ApiError):
-        await secret.ensure(service(), 0.0)
-    with pytest.raises(XpydError, match="not known yet"):
-        _ = secret.key
+        await mine.provide(service(), mine.newest, (), 0.0)
+    api.fault = lambda verb, kind, name: None
+    await mine.provide(service(), mine.newest, (), 0.1)
+    assert ("Secret", "team-a", secret_name(1)) in api.objects
 
 
-async def test_a_dry_run_makes_none() -> None:
+async def test_the_secret_of_a_new_generation_holds_the_key_that_pods_have() -> None:
     api = MemoryApi()
-    secret = made(api, dry_run=True)
-    await secret.ensure(service(), 0.0)
-    assert len(secret.key) == 32
-    assert api.objects == {}
+    store_master(api, 1, 2, 3)
+    mine, used = service_keys(api), (secret_name(1),)
+    await mine.look(service(), used, 0.0)
+    await mine.provide(service(), mine.newest, used, 0.0)
+    assert api.objects["Secret", "team-a", secret_name(3)]["data"] == encoded({"key": key(3).hex(), "before": key(1).hex()})
+
+
+async def test_a_service_that_is_made_again_or_restored_has_another_key() -> None:
+    """Whatever Secrets were restored beside it: they are named for keys of another uid."""
+    api = MemoryApi()
+    store_master(api, 1)
+    mine = service_keys(api)
+    await mine.look(service(), (), 0.0)
+    await mine.provide(service(), mine.newest, (), 0.0)
+    body = document()
+    body["metadata"]["uid"] = "restored"
+    restored = decode_service(body, strict=False, target=Target.KUBERNETES).service
+    again = service_keys(api)
+    await again.look(restored, (), 0.0)
+    assert again.newest.key == key(1, "restored") != key(1, UID)
+    assert again.newest.pod.secret == secret_name(1, "restored")
+    await again.provide(restored, again.newest, (), 0.0)
+    made = api.objects["Secret", "team-a", secret_name(1, "restored")]
+    assert made["metadata"]["ownerReferences"][0]["uid"] == "restored"
+
+
+async def test_pods_with_a_key_of_no_generation_are_trouble() -> None:
+    api = MemoryApi()
+    store_master(api, 2)
+    with pytest.raises(KeyTrouble, match=f"Secret {secret_name(1)}, which is of no generation of the master") as error:
+        await service_keys(api).look(service(), (secret_name(1), secret_name(2)), 0.0)
+    assert error.value.reason == "KeyUnknown"
+
+
+async def test_a_key_of_before_is_read_where_pods_have_it_and_nowhere_else() -> None:
+    api = MemoryApi()
+    store_master(api, 1)
+    old_secret(api)
+    mine = service_keys(api)
+    await mine.look(service(), (), 0.0)
+    assert ("get", "Secret", "qwen-key") not in api.asked
+    await mine.look(service(), ("qwen-key",), 1.0)
+    await mine.look(service(), ("qwen-key",), 2.0)
+    assert api.asked.count(("get", "Secret", "qwen-key")) == 1
+    assert mine.of("qwen-key") == OLD
+    found = mine.known("qwen-key")
+    assert found is not None
+    assert (found.generation, found.pod.secret, found.pod.derived) == (0, "qwen-key", False)
+
+
+@pytest.mark.parametrize(("fault", "owned", "text", "reason", "words"), [
+    (ApiError(403, "Forbidden", "no"), True, "", "KeyNotReadable", "apply the overlay migrate"),
+    (ApiError(404, "NotFound", "no"), True, "", "KeyUnknown", "is not there any more"),
+    (None, False, OLD.hex(), "KeyUnknown", "is not of this service"),
+    (None, True, "zz" * 32, "KeyUnknown", "holds no key"),
+    (None, True, "", "KeyUnknown", "holds no key"),
+])
+async def test_a_key_of_before_that_cannot_be_had_is_trouble(
+    fault: ApiError | None, owned: bool, text: str, reason: str, words: str
+) -> None:
+    api = MemoryApi()
+    store_master(api, 1)
+    old_secret(api, text, owned=owned)
+    api.fault = lambda verb, kind, name: fault if name == "qwen-key" else None
+    with pytest.raises(KeyTrouble, match=words) as error:
+        await service_keys(api).look(service(), ("qwen-key",), 0.0)
+    assert error.value.reason == reason
+
+
+async def test_which_key_is_wanted() -> None:
+    api = MemoryApi()
+    store_master(api, 1)
+    old_secret(api)
+    mine = service_keys(api)
+
+    async def wanted(*used: int, stays: bool = True, may_roll: bool = False) -> int:
+        names = [secret_name(each) for each in used]
+        await mine.look(service(), names, 0.0)
+        return mine.wanted(names, lambda _: stays, lambda: may_roll).generation
+
+    assert await wanted() == 1, "no pods"
+    assert await wanted(1) == 1
+    assert await wanted(0) == 0, "made before, and stays"
+    assert await wanted(0, may_roll=True) == 0, "and is not rolled for the first generation"
+    assert await wanted(0, stays=False) == 1, "its next rollout takes it over"
+    assert await wanted(0, 1) == 1, "what was begun ends"
+    store_master(api, 1, 3)
+    mine = service_keys(api)
+    assert await wanted(1) == 1, "it is not its turn"
+    assert await wanted(1, may_roll=True) == 3
+    assert await wanted(0, may_roll=True) == 3
+    assert await wanted(1, stays=False) == 3
+    assert await wanted(1, 3) == 3

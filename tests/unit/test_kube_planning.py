@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,6 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 from kube_documents import document
+from kube_keys import master, turns
 from memory_api import MemoryApi
 from planner_traffic import PROMPT, Traffic
 
@@ -33,8 +33,9 @@ class World:
         self.events = Events(self.api, self.metrics)  # type: ignore[arg-type]
         self.said: list[tuple[str, str]] = []
         self.events.say = self._say  # type: ignore[method-assign]
-        shared = Shared(
-            self.api, self.cache, settings, self.events, session, lambda: self.now, self.metrics)  # type: ignore[arg-type]
+        shared = Shared(  # type: ignore[arg-type]
+            self.api, self.cache, settings, self.events, session, lambda: self.now, master(self.api), turns(self.cache),
+            self.metrics)
         body = document(
             prefill={"scaling": {"min": 1, "max": 8}}, decode={"scaling": {"min": 1, "max": 4}},
             limits={"maxInstances": 9},
@@ -57,9 +58,6 @@ class World:
             last = self.backend.last.desired if self.backend.last else None
             done = await converge(self.backend, self.now, last=last)
             assert done.failures == ()
-            key = self.api.objects["Secret", "team-a", "qwen-key"]
-            if "stringData" in key:  # as the API server does
-                key["data"] = {"key": base64.b64encode(key.pop("stringData")["key"].encode()).decode()}
         await self.backend.close()
 
     def replicas(self, role: str) -> int:

@@ -14,7 +14,7 @@ from memory_api import MemoryApi
 from xpyd_operator.kube import switches as module
 from xpyd_operator.kube.api import ApiError
 from xpyd_operator.kube.cache import OWNER_KIND, Cache
-from xpyd_operator.kube.observe import facts
+from xpyd_operator.kube.observe import Facts, facts
 from xpyd_operator.kube.switches import Switches
 from xpyd_operator.plan.actions import Switch
 from xpyd_operator.render import labels
@@ -26,6 +26,12 @@ from xpyd_sidecar.contract.keys import ServiceKey, agent_token
 from xpyd_sidecar.contract.membership import Load
 
 KEY = ServiceKey(bytes(range(32)))
+
+
+def key_of(pod: Facts) -> ServiceKey | None:
+    return KEY
+
+
 NAME = InstanceName("qwen-e2")
 TO_PREFILL = Switch(NAME, Role.PREFILL, 2, "asked for")
 
@@ -82,7 +88,7 @@ def heard(role: Role, epoch: int) -> Fleet:
 
 async def test_the_annotation_comes_first_and_the_label_last(world: World) -> None:
     switches = world.switches()
-    await switches.assign(TO_PREFILL, KEY, 1000.0)
+    await switches.assign(TO_PREFILL, key_of, 1000.0)
     assert assignment.decode(world.metadata["annotations"][labels.ASSIGNMENT]) == Assignment(Role.PREFILL, 2, 1000.0)
     assert world.metadata["labels"][labels.ROLE] == "decode"
     assert not {labels.ROSTER, labels.ROUTER} & world.metadata["labels"].keys(), "it routes no more"
@@ -94,23 +100,23 @@ async def test_the_annotation_comes_first_and_the_label_last(world: World) -> No
     fact = entry.derived(facts)
     assert (fact.role, fact.switching) == (Role.PREFILL, True)
 
-    await switches.tend(heard(Role.DECODE, 1), KEY)
+    await switches.tend(heard(Role.DECODE, 1), key_of)
     assert (len(world.told), world.metadata["labels"][labels.ROLE]) == (2, "decode"), "told once more, the label waits"
-    await switches.tend(heard(Role.PREFILL, 2), KEY)
+    await switches.tend(heard(Role.PREFILL, 2), key_of)
     assert world.metadata["labels"][labels.ROLE] == "prefill"
     world.api.asked.clear()
-    await switches.tend(heard(Role.PREFILL, 2), KEY)
+    await switches.tend(heard(Role.PREFILL, 2), key_of)
     assert (world.api.asked, len(world.told)) == ([], 2), "nothing more to do"
 
 
 async def test_an_operator_that_begins_in_the_middle_goes_on(world: World) -> None:
     world.status = 503
-    await world.switches().assign(TO_PREFILL, KEY, 1000.0)
+    await world.switches().assign(TO_PREFILL, key_of, 1000.0)
     world.status = 200
     again = world.switches()
-    await again.tend(None, KEY)
+    await again.tend(None, key_of)
     assert len(world.told) == 2
-    await world.switches().tend(heard(Role.PREFILL, 2), KEY)
+    await world.switches().tend(heard(Role.PREFILL, 2), key_of)
     assert world.metadata["labels"][labels.ROLE] == "prefill"
 
 
@@ -119,23 +125,23 @@ async def test_an_agent_that_cannot_be_told_is_no_failure_and_said_once(
 ) -> None:
     monkeypatch.setattr(module, "AGENT_PORT", 1)
     switches = world.switches()
-    await switches.assign(TO_PREFILL, KEY, 1000.0)
+    await switches.assign(TO_PREFILL, key_of, 1000.0)
     for _ in range(3):
-        await switches.tend(None, KEY)
+        await switches.tend(None, key_of)
     assert caplog.text.count("was not told its role") == 1
-    await switches.tend(heard(Role.PREFILL, 2), KEY)
+    await switches.tend(heard(Role.PREFILL, 2), key_of)
     assert world.metadata["labels"][labels.ROLE] == "prefill", "its volume told it"
 
 
 async def test_what_has_changed_meanwhile_is_no_error_and_tells_nobody(world: World) -> None:
     world.api.fault = lambda verb, *_: ApiError(409, "Conflict", "changed") if verb == "patch" else None
-    await world.switches().assign(TO_PREFILL, KEY, 1000.0)
+    await world.switches().assign(TO_PREFILL, key_of, 1000.0)
     world.api.fault = lambda verb, *_: ApiError(404, "NotFound", "gone") if verb == "patch" else None
-    await world.switches().assign(TO_PREFILL, KEY, 1000.0)
+    await world.switches().assign(TO_PREFILL, key_of, 1000.0)
     assert not world.told
     assert world.cache.get("Pod", "team-a", NAME) is None
-    await world.switches().assign(TO_PREFILL, KEY, 1000.0)
-    await world.switches().tend(heard(Role.PREFILL, 2), KEY)
+    await world.switches().assign(TO_PREFILL, key_of, 1000.0)
+    await world.switches().tend(heard(Role.PREFILL, 2), key_of)
 
 
 def test_an_annotation_that_a_person_broke_counts_for_nothing() -> None:

@@ -122,7 +122,18 @@ def test_the_role_lets_it_watch_what_it_caches_and_has_no_wildcard() -> None:
         assert {(group, RESOURCES[kind].plural, verb) for verb in ("list", "watch")} <= held
     service = RESOURCES[OWNER_KIND].plural
     assert {verb for _, resource, verb in held if resource == service} == {"list", "watch"}
-    assert {verb for _, resource, verb in held if resource == "secrets"} == {"get", "create"}
+    assert {verb for _, resource, verb in held if resource == "secrets"} == {"create"}
+
+
+def test_the_only_secret_that_it_may_read_is_its_own() -> None:
+    settings, _, _ = parse([], environment(operator_container(installed())))
+    roles = [each for each in installed() if each["kind"] in ("ClusterRole", "Role")]
+    rules = [(each["kind"], rule) for each in roles for rule in each["rules"]
+             if "secrets" in rule["resources"] and "get" in rule["verbs"]]
+    assert rules == [("Role", {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [settings.master_secret],
+                               "verbs": ["get"]})]
+    role, binding = (one(installed(), kind, "xpyd-operator-keys") for kind in ("Role", "RoleBinding"))
+    assert role["metadata"]["namespace"] == binding["metadata"]["namespace"] == "xpyd-system"
 
 
 def test_users_get_their_rights_by_aggregation() -> None:

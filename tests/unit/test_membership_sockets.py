@@ -54,7 +54,7 @@ async def test_256_agents_over_sockets_with_a_tenth_of_beats_lost_and_nobody_is_
                         assert turn < 12
                     if index % 16 == 15:
                         await asyncio.sleep(INTERVAL_S * 16 / AGENTS)
-            roster = f.dispatch.roster
+            roster = f.context.roster
             await f.wait(lambda: sum(len(roster.pickable(role)) for role in Role) == AGENTS, "all to be picked")
             assert lost > 200
             assert acked > AGENTS * 4

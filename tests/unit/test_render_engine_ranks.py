@@ -5,6 +5,7 @@ from render_service import service
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render.engine import dp_env, engine_args, engine_revision, step_sync
+from xpyd_operator.render.keys import unknown
 from xpyd_operator.render.layout import layout
 from xpyd_operator.render.pod import engine_variables
 from xpyd_operator.render.sections import agent_section
@@ -29,7 +30,7 @@ def test_pods_get_the_ranks_and_the_variable() -> None:
 
 def variables(asked: DisaggService, role: Role) -> dict[str, Any]:
     (member,) = layout(asked, role, InstanceName("s-e0"), "m")
-    return {one["name"]: one.get("value") for one in engine_variables(asked, role, member)}
+    return {one["name"]: one.get("value") for one in engine_variables(asked, role, member, unknown("s"))}
 
 
 def test_the_agent_waits_for_the_record_of_each_rank() -> None:

@@ -382,8 +382,8 @@ def test_a_template_is_laid_over_the_pod_of_its_role() -> None:
     one = make(decode={"template": {"spec": {"nodeSelector": {"disk": "fast"}}}})
     assert pod_of(one)["spec"]["nodeSelector"] == {"disk": "fast"}
     assert "nodeSelector" not in pod_of(one, Role.PREFILL)["spec"]
-    with pytest.raises(Unsupported, match=r"^spec\.decode\.template\.spec\.hostNetwork: "):
-        pod_of(make(decode={"template": {"spec": {"hostNetwork": True}}}))
+    with pytest.raises(Unsupported, match=r"^spec\.decode\.template\.spec\.volumes: must be a list"):
+        pod_of(make(decode={"template": {"spec": {"volumes": {"name": "x"}}}}))
 
 
 def revision(role: Role = Role.DECODE, key: str = "k", **spec: Any) -> str:

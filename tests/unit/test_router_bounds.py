@@ -21,7 +21,7 @@ from scripted_engine import Play
 from socket_engines import MESSAGE
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.routing.budget import RetryBudget
+from xpyd_sidecar.router.balance.retry_budget import RetryBudget
 
 LOOPS = ("router",)
 P, D = Role.PREFILL, Role.DECODE
@@ -205,7 +205,7 @@ async def test_a_request_is_not_tried_at_every_instance_that_refuses_connections
             nobody = stack.enter_context(socket.socket())
             nobody.bind(("127.0.0.1", 0))  # a port that nobody listens at, and that nobody else gets
             address = f"127.0.0.1:{nobody.getsockname()[1]}"
-            f.dispatch.on_message(beat(f"d{number}", D, address, interval_s=60.0))
+            f.context.watch.on_message(beat(f"d{number}", D, address, interval_s=60.0))
         assert (await f.complete()).status == 503
         assert await retries(f) == REFUSALS + TRIES - 1
 

@@ -14,7 +14,7 @@ from router_fleet import Answer, RouterFleet, request_bytes
 from socket_engines import joined
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.routing.reason import Reason
+from xpyd_sidecar.router.stream.failures import FailureReason
 
 LOOPS = ("router",)
 P, D = Role.PREFILL, Role.DECODE
@@ -91,14 +91,14 @@ async def test_nor_where_nobody_listens(path: str, body: dict[str, Any], caplog:
         answers = [await f.post(path, body) for _ in range(4)]
         assert {answer.status for answer in answers} <= {502, 503}
         assert not [answer for answer in answers if PORT in told(answer)]
-        await f.wait(lambda: not f.dispatch.roster.pickable(D), "both are suspended")
-        f.dispatch.roster.begin(f.dispatch.started - 99.0, 0.0, beside_engine=False)  # every agent had its time
+        await f.wait(lambda: not f.context.roster.pickable(D), "both are suspended")
+        f.context.roster.begin(f.context.started - 99.0, 0.0, beside_engine=False)  # every agent had its time
         told_of = await ready(f)
         assert "d0 suspended" in told_of
         assert PORT not in told_of
         last = await f.post(path, body)
         assert (last.status, PORT in told(last)) == (503, False)
-        shown = [each.suspended for each in f.dispatch.roster.fleet(0.0) if each.suspended]
+        shown = [each.suspended for each in f.context.roster.fleet(0.0) if each.suspended]
         assert any("cannot connect" in why or "GET /health" in why for why in shown), "operators see why"
     assert any(PORT in record.getMessage() for record in caplog.records), "and so does the log"
 
@@ -115,9 +115,9 @@ async def test_nor_where_an_engine_is_lost_in_mid_stream() -> None:
         writer.write(request_bytes("/v1/completions", {"prompt": "hi", "stream": True}))
         await f.wait(lambda: bool(engine.asked), "the leg")
         await reader.readuntil(b"t0 ")
-        why = Reason("d0 failed its health check", "GET /health: connect to 127.0.0.1:4321")
-        member = f.dispatch.roster.members()[0]
-        f.dispatch.lost(member.name, member.incarnation, why)
+        why = FailureReason("d0 failed its health check", "GET /health: connect to 127.0.0.1:4321")
+        member = f.context.roster.members()[0]
+        f.context.servings.lost(member.name, member.incarnation, why)
         rest = await asyncio.wait_for(reader.read(), 30)
         assert b"d0 failed its health check" in rest
         assert PORT.encode() not in rest

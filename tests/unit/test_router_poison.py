@@ -17,8 +17,8 @@ from scripted_engine import Play, Seen
 from scripted_engine import ScriptedEngine as Engine
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
-from xpyd_sidecar.routing.deaths import Verdict
-from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
+from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
+from xpyd_sidecar.router.fleet.deaths import DeathVerdict
 
 LOOPS = ("router",)
 MID_STREAM = Play(down_after=3)
@@ -26,7 +26,7 @@ MID_STREAM = Play(down_after=3)
 
 def seed(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Policies draw the same in every run."""
-    monkeypatch.setattr("xpyd_sidecar.proxy.dispatch.secrets.randbits", lambda _: number)
+    monkeypatch.setattr("xpyd_sidecar.router.serving.context.secrets.randbits", lambda _: number)
 
 
 async def thrice(f: RouterFleet, **body: Any) -> list[Answer]:
@@ -205,7 +205,7 @@ async def breaks(f: RouterFleet) -> Answer:
 
 
 def nobody_is_suspected(f: RouterFleet) -> bool:
-    poison = f.dispatch.poison
+    poison = f.context.poison
     return poison.counts() == (0, 0, 0, 0) and not poison.alert
 
 
@@ -231,18 +231,18 @@ async def test_an_engine_that_drains_and_goes_accuses_nobody() -> None:
             await breaks(f)
         assert (await breaks(f)).status == 200
         assert len(breaking.broke) == 3
-        assert f.dispatch.poison.counts()[0] == 0
+        assert f.context.poison.counts()[0] == 0
         await f.wait_quiet()
 
 
 async def test_an_engine_that_says_goodbye_accuses_nobody() -> None:
     async with fleet(1, 5) as f:
-        breaking = Breaking(f, lambda engine: (stop(engine), f.dispatch.on_message(bye(engine.name))))
+        breaking = Breaking(f, lambda engine: (stop(engine), f.context.watch.on_message(bye(engine.name))))
         for _ in range(3):
             await breaks(f)
         assert (await breaks(f)).status == 200
         assert len(breaking.broke) == 3
-        assert f.dispatch.poison.counts()[0] == 0
+        assert f.context.poison.counts()[0] == 0
         await f.wait_quiet()
 
 
@@ -251,14 +251,14 @@ async def test_engines_whose_agents_are_silent_too_went_with_their_machines() ->
         for engine in f.d[:3]:
             f.beat(engine, seq=2, interval_s=0.05)
         await asyncio.sleep(0.2)
-        assert len(f.dispatch.roster.pickable(Role.DECODE)) == 5
+        assert len(f.context.roster.pickable(Role.DECODE)) == 5
         breaking = Breaking(f, stop)
         for engine in f.d[3:]:
             engine.choose = lambda _: Play(before=0.05)
         for _ in range(3):
             await breaks(f)
         assert (await breaks(f)).status == 200
-        assert f.dispatch.poison.counts()[0] == 0
+        assert f.context.poison.counts()[0] == 0
         assert len(breaking.broke) <= 3
         await f.wait_quiet()
 
@@ -280,8 +280,8 @@ async def suspect(f: RouterFleet, *hashes: RequestHash) -> None:
     for number in range(2):
         engine = InstanceName(f"gone{number}"), Incarnation("i0")
         for one in hashes:
-            f.dispatch.poison.noted(*engine, one)
-        f.dispatch.poison.judged(*engine, Verdict.DIED)
+            f.context.poison.noted(*engine, one)
+        f.context.poison.judged(*engine, DeathVerdict.DIED)
 
 
 def hash_of_prompt(prompt: str) -> RequestHash:
@@ -306,24 +306,24 @@ async def test_suspects_go_alone_among_them_and_one_that_ends_is_cleared() -> No
         asked = [asyncio.ensure_future(f.complete(prompt=name)) for name in names]
         await f.wait(lambda: sum(engine.open for engine in f.d) == 2, "two suspects on two engines")
         assert [len(engine.seen) for engine in f.d] == [1, 1]
-        assert f.dispatch.poison.counts() == (2, 3, 0, 1)
+        assert f.context.poison.counts() == (2, 3, 0, 1)
         assert (await f.complete(prompt="innocent")).status == 200, "others do not wait for them"
         gate.set()
         assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 3
         await f.wait_quiet()
-        assert f.dispatch.poison.counts() == (2, 0, 0, 0)
-        assert not f.dispatch.poison.alert
+        assert f.context.poison.counts() == (2, 0, 0, 0)
+        assert not f.context.poison.alert
 
 
 async def test_one_that_is_held_keeps_its_deadline_and_may_leave() -> None:
     async with fleet(1, 1, request_timeout_s=0.5) as f:
         for number in range(2):  # of which nobody says whether they died
-            f.dispatch.poison.noted(InstanceName(f"gone{number}"), Incarnation("i0"), hash_of_prompt("a"))
+            f.context.poison.noted(InstanceName(f"gone{number}"), Incarnation("i0"), hash_of_prompt("a"))
         _, writer = await f.connect()
         writer.write(request_bytes("/v1/completions", {"model": "tiny", "prompt": "a", "max_tokens": 8}))
-        await f.wait(lambda: len(f.dispatch.poison) == 1, "one that waits")
+        await f.wait(lambda: len(f.context.poison) == 1, "one that waits")
         writer.transport.abort()
-        await f.wait(lambda: len(f.dispatch.poison) == 0, "it has left")
+        await f.wait(lambda: len(f.context.poison) == 0, "it has left")
         late = await f.complete(prompt="a")
         assert (late.status, code_of(late)) == (504, "engine_timeout")
         assert not any(engine.seen for engine in (*f.p, *f.d))
@@ -331,7 +331,7 @@ async def test_one_that_is_held_keeps_its_deadline_and_may_leave() -> None:
 
 
 async def test_no_more_than_so_many_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xpyd_sidecar.proxy.poison.MAX_HELD", 2)
+    monkeypatch.setattr("xpyd_sidecar.router.serving.quarantine.MAX_HELD", 2)
     async with fleet(1, 1) as f:
         await suspect(f, *map(hash_of_prompt, "abcd"))
         gate = asyncio.Event()
@@ -339,7 +339,7 @@ async def test_no_more_than_so_many_are_held(monkeypatch: pytest.MonkeyPatch) ->
         held = []
         for number, name in enumerate("abc"):
             held.append(asyncio.ensure_future(f.complete(prompt=name)))
-            await f.wait(lambda number=number: len(f.dispatch.poison) == number, "it is held")  # type: ignore[misc]
+            await f.wait(lambda number=number: len(f.context.poison) == number, "it is held")  # type: ignore[misc]
         full = await f.complete(prompt="d")
         assert (full.status, code_of(full)) == (503, "unavailable")
         gate.set()
@@ -372,14 +372,14 @@ async def test_metrics_and_the_access_log_say_it(caplog: pytest.LogCaptureFixtur
 
 async def test_a_router_without_deaths_makes_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    for module in ("dispatch", "generation", "passthrough", "poison"):
-        monkeypatch.setattr(f"xpyd_sidecar.proxy.{module}.hash_of", lambda kind, _: made.append(kind))
+    for module in ("fast_state", "generation", "passthrough", "quarantine"):
+        monkeypatch.setattr(f"xpyd_sidecar.router.serving.{module}.hash_of", lambda kind, _: made.append(kind))
     async with fleet(1, 1) as f:
         for _ in range(4):
             for stream in (True, False):
                 assert (await f.complete(prompt="hi", stream=stream)).status == 200
         await f.wait_quiet()
-        f.dispatch.settle()
+        f.context.observer.tell()
         assert not made
 
 
@@ -389,8 +389,8 @@ async def test_while_there_is_evidence_others_still_take_the_fast_path() -> None
             assert (await f.complete(prompt="hi", stream=True)).status == 200
         await suspect(f, hash_of_prompt("other"))
         taken: list[object] = []
-        ended = f.dispatch.lane_ended
-        f.dispatch.lane_ended = lambda lane: (taken.append(lane), ended(lane))
+        ended = f.context.observer.straight_over
+        f.context.observer.straight_over = lambda lane: (taken.append(lane), ended(lane))
         assert (await f.complete(prompt="hi", stream=True)).status == 200
         assert len(taken) == 1
-        f.dispatch.settle()
+        f.context.observer.tell()

@@ -8,12 +8,12 @@ from unittest.mock import patch
 
 from fuzz import reads
 from fuzz.reads import IDS, UNFRAMED, Given
-from xpyd_sidecar.proxy import whole
-from xpyd_sidecar.proxy.streams import stream_of
-from xpyd_sidecar.routing.position import Position
-from xpyd_sidecar.routing.ways import Way
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
+from xpyd_sidecar.router.relay import whole
+from xpyd_sidecar.router.stream.position import Position
+from xpyd_sidecar.router.stream.streams import stream_of
 
-MODULES = ("xpyd_sidecar.proxy._answer",)
+MODULES = ("xpyd_sidecar.router.relay._answer",)
 TOKENS = reads.TOKENS
 seeds = reads.seeds
 TAKE = whole.take
@@ -44,7 +44,7 @@ def check(data: bytes) -> Hashable:
 def read(given: Given) -> tuple[Any, ...]:
     """What the client gets, how the stream ends, and what is known of it then."""
     reads.forget()
-    position = Position(given.api, Way.CONTINUE, asked_ids=bool(given.flags & IDS), wants_usage=True)
+    position = Position(given.api, FailoverMode.CONTINUE, asked_ids=bool(given.flags & IDS), wants_usage=True)
     stream = stream_of(position, framed=not given.flags & UNFRAMED)
     out = []
     for data in given.reads:

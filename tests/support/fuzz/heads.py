@@ -15,13 +15,13 @@ from unittest.mock import patch
 import httptools
 from paper import served
 
-from xpyd_sidecar.proxy import ids
-from xpyd_sidecar.proxy.incoming import Bounds
-from xpyd_sidecar.proxy.reply import HttpRequest
+from xpyd_sidecar.router.http import ids
+from xpyd_sidecar.router.http.incoming import RequestBounds
+from xpyd_sidecar.router.http.reply import HttpRequest
 
 MODULES: tuple[str, ...] = ()
 """Nothing of it is compiled: outcomes alone lead on."""
-BOUNDS = (Bounds(600, 300, 30.0), Bounds(64 << 10, 1 << 20, 30.0), Bounds(80, 20, 30.0))
+BOUNDS = (RequestBounds(600, 300, 30.0), RequestBounds(64 << 10, 1 << 20, 30.0), RequestBounds(80, 20, 30.0))
 BODY = b'{"prompt":"hi"}'
 HEAD = b"POST /v1/completions HTTP/1.1\r\n"
 LINES = (b"Host: a\r\n", b"content-type: application/json\r\n", b"Content-Length: 15\r\n")

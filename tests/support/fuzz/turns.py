@@ -14,11 +14,11 @@ import socket
 from collections.abc import Hashable
 from typing import Any, cast
 
-from xpyd_sidecar.proxy import fast, loop
-from xpyd_sidecar.proxy.events import EventStream
-from xpyd_sidecar.proxy.leg import descriptor_of
+from xpyd_sidecar.router.relay import fast, loop
+from xpyd_sidecar.router.relay.loop import descriptor_of
+from xpyd_sidecar.router.stream.events import EventStream
 
-MODULES = ("xpyd_sidecar.proxy._loop", "xpyd_sidecar.proxy._fast")
+MODULES = ("xpyd_sidecar.router.relay._loop", "xpyd_sidecar.router.relay._fast")
 LIMIT_S = 5.0
 EVENT = b'data: {"id":"a"}\n\n'
 CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)
@@ -104,7 +104,7 @@ class Side:
         assert not self.whole or len(self.came) == len(self.sent), (len(self.sent), len(self.came), self.told)
 
 
-class Relay(fast.Leg, Side):  # type: ignore[misc]
+class Relay(fast.UpstreamReceiver, Side):  # type: ignore[misc]
     """An engine's leg: what comes goes to a client, by shortcut or by Python, in its order."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Relay(fast.Leg, Side):  # type: ignore[misc]
         if hook is not None:
             hook[1].act(hook[0])
 
-    data_received = fast.Leg.data_received
+    data_received = fast.UpstreamReceiver.data_received
 
     def drain(self) -> None:
         """What the client has got."""
@@ -146,7 +146,7 @@ _made: list[Any] = []
 def check(data: bytes) -> Hashable:
     """One program on a loop that all share."""
     if not _made:
-        _made.append(loop.Loop())
+        _made.append(loop.RouterLoop())
         _made[0].set_exception_handler(lambda *_: None)
     return _made[0].run_until_complete(asyncio.wait_for(_run(data), LIMIT_S))
 

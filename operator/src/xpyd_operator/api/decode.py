@@ -25,6 +25,18 @@ class Decoded(msgspec.Struct, frozen=True):
     """What would be wrong for one target, when no target was given."""
 
 
+class Examined(msgspec.Struct, frozen=True):
+    """What is known of a document, right or not."""
+
+    service: DisaggService | None
+    """The document without unknown fields, whatever the rules say of it; None where it has not its form."""
+    faults: tuple[Fault, ...] = ()
+    warnings: tuple[Fault, ...] = ()
+    """Fields that were ignored (lenient decoding only)."""
+    notes: tuple[tuple[Target, Fault], ...] = ()
+    """What would be wrong for one target, when no target was given."""
+
+
 class DecodedPool(msgspec.Struct, frozen=True):
     """A pool that is right."""
 
@@ -46,14 +58,22 @@ def decode_service(obj: Any, *, strict: bool = True, target: Target | None = Non
     Raises:
         SpecError: with all faults.
     """
+    seen = examine(obj, strict=strict, target=target)
+    if seen.service is None or seen.faults:
+        raise SpecError(seen.faults)
+    return Decoded(service=seen.service, warnings=seen.warnings, notes=seen.notes)
+
+
+def examine(obj: Any, *, strict: bool = True, target: Target | None = None) -> Examined:
+    """As ``decode_service``, with what was found instead of an error."""
     walk = Walk(strict=strict)
     service = msgspec.convert(walk.convert(DisaggService, obj, ""), DisaggService)
     wrong, notes = checks.faults(service, target, {fault.path for fault in walk.faults})
     if len(notes) == len(Target):
         wrong += [fault for target_notes in notes.values() for fault in target_notes]
-    _raise(walk.faults + wrong)
-    return Decoded(
-        service=service,
+    return Examined(
+        service=None if walk.formless else service,
+        faults=tuple(dict.fromkeys(walk.faults + wrong)),
         warnings=tuple(walk.warnings),
         notes=tuple((only, fault) for only, found in notes.items() for fault in found),
     )

@@ -6,10 +6,10 @@ right, but slower, and mostly not what was meant. So it is a note of ``xpyd chec
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from xpyd_operator.api import arguments
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Fault
 
@@ -47,14 +47,6 @@ def notes(service: DisaggService) -> list[Fault]:
 
 def _given(args: Sequence[str]) -> Iterator[tuple[str, tuple[int, tuple[str, ...]]]]:
     """``(name, (index, values))`` of the arguments that are in the table; of one that is repeated the last one counts."""
-    for index, argument in enumerate(args):
-        name, joined, value = argument.partition("=")
-        name = name.replace("_", "-")
-        if name not in JUDGING:
-            continue
-        values = [value] if joined else []
-        for following in args[index + 1:] if not joined else ():
-            if re.match(r"--?[A-Za-z]", following):
-                break
-            values.append(following)
-        yield name, (index, tuple(values))
+    for one in arguments.given(args):
+        if one.name in JUDGING:
+            yield one.name, (one.index, one.values)

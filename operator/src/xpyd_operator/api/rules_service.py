@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from xpyd_operator.api.durations import seconds
-from xpyd_operator.api.kv import Kv
+from xpyd_operator.api.kv import Kv, SharedMemory
 from xpyd_operator.api.operation import Limits, NetworkPolicy, Rollout
 from xpyd_operator.api.quantity import size_of_share
 from xpyd_operator.api.router import Ports, Router
 from xpyd_operator.api.rule import Finding, Rule, Target, when
 from xpyd_operator.api.service import ServiceSpec
 
+_NODES_OWN = re.compile(r"/+((etc|usr|var|proc|sys|root|home|boot|lib|lib64|bin|sbin|opt)(/.*)?)?")
+"""What no engine may write to: these folders, all in them, and what is above."""
+_DOTS = re.compile(r"(^|/)[.][.]?(/|$)")
 _COUNTS = tuple(f"{role}.{field}" for role in ("prefill", "decode") for field in ("replicas", "scaling", "scaling.min"))
 _LEAST = "(has(self.{0}.scaling) ? self.{0}.scaling.min : (has(self.{0}.replicas) ? self.{0}.replicas : 1))"
 _PREFILL, _DECODE = _LEAST.format("prefill"), _LEAST.format("decode")
@@ -88,6 +92,13 @@ def _shm_pods(kv: Kv) -> list[Finding]:
 def _shm_used(kv: Kv) -> list[Finding]:
     unused = kv.shared_memory is not None and kv.transport not in ("shm", "auto")
     return when(unused, "sharedMemory", f"transport {kv.transport} does not use it; write transport: shm or leave it out")
+
+
+def _host_path(shared: SharedMemory) -> list[Finding]:
+    right = "write a folder of its own in memory, such as /dev/shm/xpyd"
+    if _NODES_OWN.fullmatch(shared.host_path):
+        return [("hostPath", f"{shared.host_path} belongs to the node's system, and engines write there; {right}")]
+    return when(bool(_DOTS.search(shared.host_path)), "hostPath", f"must not go through . or ..; {right}")
 
 
 def _ports(ports: Ports) -> list[Finding]:
@@ -217,6 +228,13 @@ RULES: tuple[Rule, ...] = (
         says="sharedMemory is only for the transports shm and auto",
         cel="!has(self.sharedMemory) || self.transport in ['shm', 'auto']",
         wrong=_shm_used,
+    ),
+    Rule(
+        at=("spec.kv.sharedMemory",),
+        reads=("hostPath",),
+        says="hostPath must be a folder in memory that is not the system's, such as /dev/shm/xpyd",
+        cel=f"!self.hostPath.matches('^({_NODES_OWN.pattern})$') && !self.hostPath.matches('{_DOTS.pattern}')",
+        wrong=_host_path,
     ),
     Rule(
         at=("spec.router.ports",),

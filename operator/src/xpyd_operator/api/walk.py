@@ -31,6 +31,8 @@ class Walk:
         """Whether unknown fields are faults or warnings."""
         self.faults: list[Fault] = []
         self.warnings: list[Fault] = []
+        self.formless = False
+        """Whether something has a stand-in; what has unknown fields alone can be looked at without them."""
 
     def convert(self, kind: type[msgspec.Struct], data: Any, path: str) -> dict[str, Any]:
         """Data that ``msgspec.convert`` accepts; equal to ``data`` but for unknown fields when there is no fault."""
@@ -40,6 +42,7 @@ class Walk:
         return result
 
     def _fault(self, path: str, message: str) -> Any:
+        self.formless = True
         self.faults.append(Fault(path or "document", message))
         return _UNUSABLE
 
@@ -100,7 +103,7 @@ class Walk:
         close = difflib.get_close_matches(name.lower().replace("_", "").replace("-", ""), lower, 1, 0.7)
         hint = f"did you mean {lower[close[0]]}?" if close else f"known here: {', '.join(known)}"
         if self.strict:
-            self._fault(path, f"unknown field; {hint}")
+            self.faults.append(Fault(path, f"unknown field; {hint}"))
         else:
             self.warnings.append(Fault(path, f"unknown field, ignored; {hint}"))
 

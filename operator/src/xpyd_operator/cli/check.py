@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from xpyd_operator.api import devices, judging
 from xpyd_operator.api.base import GROUP
-from xpyd_operator.api.decode import decode_pool, decode_service
+from xpyd_operator.api.decode import decode_pool
 from xpyd_operator.api.load import Document, LoadError, documents
 from xpyd_operator.api.recognize import Kind, recognize
 from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.rule import Target
-from xpyd_operator.api.service import DisaggService
 from xpyd_operator.cli.documents import files, read
 from xpyd_operator.errors import Fault, SpecError
-from xpyd_operator.render.unsupported import kube_refusals, local_refusals
+from xpyd_operator.render.judge import judge
 
 
 class Place(msgspec.Struct, frozen=True):
-    """One fault or note."""
+    """One fault, warning or note."""
 
     line: int
     path: str
@@ -41,6 +38,9 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     summary: str = ""
     """Wanted instances of a service, or why a document was passed over."""
     faults: tuple[Place, ...] = ()
+    """Why it is refused."""
+    warnings: tuple[Place, ...] = ()
+    """What engines of a version of vLLM would not do; followed all the same."""
     notes: tuple[Place, ...] = ()
 
 
@@ -56,11 +56,12 @@ def add_parser(subparsers: Any) -> None:
         choices=[str(target) for target in Target],
         help="where it is to run; without this a document is right when one of them can run it",
     )
+    parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings, too")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="form of the answer")
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: all documents are right; 1: at least one is not."""
+    """0: all documents are right; 1: at least one is not, or, if strict, has a warning."""
     target = Target(args.target) if args.target else None
     reports = [report for name in files(args.file) for report in check(name, target)]
     if args.output == "json":
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for report in reports:
             sys.stdout.write(_text(report))
-    return 0 if all(report.ok for report in reports) else 1
+    return 0 if all(report.ok and not (args.strict and report.warnings) for report in reports) else 1
 
 
 def check(name: str, target: Target | None) -> list[Report]:
@@ -91,56 +92,42 @@ def _check_one(name: str, document: Document, target: Target | None) -> Report:
     if kind is Kind.OTHER:
         label = f"{document.value.get('apiVersion')} {document.value.get('kind')}"
         return Report(file=name, line=document.line, ok=True, summary=f"{label} is not of {GROUP}")
-    try:
-        if kind is Kind.POOL:
-            pool = decode_pool(document.value).pool
-            return Report(file=name, line=document.line, ok=True, kind=kind, name=pool.metadata.name)
-        decoded = decode_service(document.value, target=target)
-    except SpecError as error:
-        return Report(file=name, line=document.line, ok=False, kind=kind, faults=tuple(_places(document, error.faults)))
-    service = decoded.service
-    refused, limited = _refused(service, target)
-    if refused:
-        return Report(file=name, line=document.line, ok=False, kind=kind, faults=tuple(_places(document, refused)))
-    notes = tuple(
-        Place(document.line_of(fault.path), fault.path, f"not for {only}: {fault.message}")
-        for only, fault in (*decoded.notes, *limited)
+    if kind is Kind.POOL:
+        return _pool(name, document)
+    judgement = judge(document.value, target)
+    service = judgement.service
+    if service is None or judgement.refusals:
+        shape, named = "", ""
+    else:
+        shape, named = f"{_range(service.spec.prefill)}P{_range(service.spec.decode)}D", service.name
+    return Report(
+        file=name,
+        line=document.line,
+        ok=not judgement.refusals,
+        kind=kind,
+        name=named,
+        summary=shape,
+        faults=_places(document, judgement.refusals),
+        warnings=_places(document, judgement.warnings),
+        notes=_places(document, judgement.notes),
     )
-    said = [*judging.notes(service), *devices.notes(service)]
-    notes += tuple(Place(document.line_of(fault.path), fault.path, fault.message) for fault in said)
-    shape = f"{_range(service.spec.prefill)}P{_range(service.spec.decode)}D"
-    return Report(file=name, line=document.line, ok=True, kind=kind, name=service.name, summary=shape, notes=notes)
 
 
-def _refused(service: DisaggService, target: Target | None) -> tuple[tuple[Fault, ...], tuple[tuple[str, Fault], ...]]:
-    """What the backends cannot do: faults, and notes that say where it is so.
-
-    Hosts differ: what only a host without GPUs refuses is a note. Without a target, only what both refuse is a fault.
-    """
-    kube = _as_faults(kube_refusals(service))
-    local = _as_faults(local_refusals(service, gpus=1))
-    bare = tuple(("a host without GPUs", one) for one in _as_faults(local_refusals(service, gpus=0)) if one not in local)
-    if target is Target.KUBERNETES:
-        return kube, ()
-    if target is Target.LOCAL:
-        return local, bare
-    both = tuple(one for one in kube if one in local)
-    only = [(str(Target.KUBERNETES), one) for one in kube if one not in both]
-    only += [(str(Target.LOCAL), one) for one in local if one not in both]
-    return both, tuple(only)
-
-
-def _as_faults(refusals: Iterable[tuple[str, str]]) -> tuple[Fault, ...]:
-    return tuple(Fault(path, reason) for path, reason in refusals)
+def _pool(name: str, document: Document) -> Report:
+    try:
+        pool = decode_pool(document.value).pool
+    except SpecError as error:
+        return Report(file=name, line=document.line, ok=False, kind=Kind.POOL, faults=_places(document, error.faults))
+    return Report(file=name, line=document.line, ok=True, kind=Kind.POOL, name=pool.metadata.name)
 
 
 def _range(role: RoleSpec) -> str:
     return str(role.least) if role.scaling is None else f"({role.least}-{role.most})"
 
 
-def _places(document: Document, faults: tuple[Fault, ...]) -> list[Place]:
+def _places(document: Document, faults: tuple[Fault, ...]) -> tuple[Place, ...]:
     places = [Place(document.line_of(fault.path), fault.path, fault.message) for fault in faults]
-    return sorted(places, key=lambda place: place.line)
+    return tuple(sorted(places, key=lambda place: place.line))
 
 
 def _text(report: Report) -> str:
@@ -150,5 +137,6 @@ def _text(report: Report) -> str:
         words = f"{report.kind} {report.name}: ok" if report.name else f"passed over, {report.summary}"
         shape = f", {report.summary}" if report.name and report.summary else ""
         lines.append(f"{where}: {words}{shape}")
+    lines += [f"{report.file}:{place.line}: warning: {place.path}: {place.message}" for place in report.warnings]
     lines += [f"{report.file}:{place.line}: note: {place.path}: {place.message}" for place in report.notes]
     return "".join(f"{line}\n" for line in lines)

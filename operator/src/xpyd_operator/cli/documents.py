@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from xpyd_operator.api.decode import decode_service
 from xpyd_operator.api.load import Document, LoadError, documents
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside
 from xpyd_operator.errors import Fault, SpecError, XpydError
+from xpyd_operator.render.judge import judge
 
 ENDINGS = (".yaml", ".yml", ".json")
 
@@ -53,11 +53,11 @@ def read(name: str) -> str:
         raise XpydError(f"{name}: {error.strerror}") from None
 
 
-def load_service(name: str, target: Target | None = Target.LOCAL) -> DisaggService:
-    """The one DisaggService of a file. A source beside the document becomes an absolute path.
+def load_service(name: str, target: Target | None = Target.LOCAL, *, gpus: int = 1) -> DisaggService:
+    """The one DisaggService of a file. A source beside the document becomes an absolute path. Warnings go to stderr.
 
     Raises:
-        SpecError: with every fault; each path begins with ``file:line``.
+        SpecError: with every refusal; each path begins with ``file:line``.
         XpydError: the file cannot be read.
     """
     try:
@@ -67,11 +67,28 @@ def load_service(name: str, target: Target | None = Target.LOCAL) -> DisaggServi
     if len(found) > 1:
         message = f"has {len(found)} documents; write one DisaggService per file"
         raise SpecError((Fault(f"{name}:{found[1].line}", message),))
-    try:
-        service = decode_service(found[0].value, strict=True, target=target).service
-    except SpecError as error:
-        raise SpecError(tuple(located(name, found[0], fault) for fault in error.faults)) from None
+    service = accepted(name, found[0], target, gpus=gpus)
     return _absolute(service, Path.cwd() if name == "-" else Path(name).resolve().parent)
+
+
+def accepted(name: str, document: Document, target: Target | None, *, gpus: int = 1) -> DisaggService:
+    """The service of a document that is judged to be right. Warnings go to stderr.
+
+    Raises:
+        SpecError: with every refusal; each path begins with ``file:line``.
+    """
+    judgement = judge(document.value, target, gpus=gpus)
+    warn(located(name, document, fault) for fault in judgement.warnings)
+    try:
+        return judgement.accepted()
+    except SpecError as error:
+        raise SpecError(tuple(located(name, document, fault) for fault in error.faults)) from None
+
+
+def warn(warnings: Iterable[Fault]) -> None:
+    """Say warnings where they mix with nothing that a program reads."""
+    for one in warnings:
+        sys.stderr.write(f"xpyd: warning: {one}\n")
 
 
 def located(name: str, document: Document, fault: Fault) -> Fault:

@@ -14,9 +14,9 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
-from xpyd_operator.api.decode import decode_service
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
+from xpyd_operator.cli.documents import warn
 from xpyd_operator.cli.follow import out
 from xpyd_operator.cli.interpreter import add_python, check_python
 from xpyd_operator.errors import LocalError
@@ -28,8 +28,8 @@ from xpyd_operator.local.progress import Progress, advance
 from xpyd_operator.local.store import InstanceRecord
 from xpyd_operator.plan import backoff, names
 from xpyd_operator.plan.desired import Revision
+from xpyd_operator.render.judge import judge
 from xpyd_operator.render.process import EngineBinding, Place, agent_config, engine_process
-from xpyd_operator.render.unsupported import check_local
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import NAME, HostPort, InstanceName, Role, State, split_host_port
 
@@ -66,7 +66,6 @@ def run(args: argparse.Namespace) -> int:
     """0: ended in good order."""
     routers = tuple(_router(text) for text in args.router)
     service = _service(args)
-    check_local(service, gpus.count())
     key_file = _key_file(args.key_file)
     host = args.host or _own_address(*split_host_port(routers[0]))
     ports.check_address(host)
@@ -96,7 +95,11 @@ def _router(text: str) -> HostPort:
 
 
 def _service(args: argparse.Namespace) -> DisaggService:
-    """The document that this engine would come from, so that the same rules hold."""
+    """The document that this engine would come from, so that the same rules hold.
+
+    Raises:
+        SpecError: with every refusal.
+    """
     path = Path(args.model)
     source = str(path.resolve()) if path.is_dir() else args.model
     model = {"source": source} | ({"servedName": args.served_name} if args.served_name else {})
@@ -106,7 +109,9 @@ def _service(args: argparse.Namespace) -> DisaggService:
         "metadata": {"name": args.service},
         "spec": {"model": model, "engine": {"args": args.engine_args}},
     }
-    return decode_service(document, target=Target.LOCAL).service
+    judgement = judge(document, Target.LOCAL, gpus=gpus.count())
+    warn(judgement.warnings)
+    return judgement.accepted()
 
 
 def _key_file(text: str) -> str:

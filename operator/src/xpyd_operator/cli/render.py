@@ -13,16 +13,14 @@ import yaml
 
 from xpyd_operator import __version__
 from xpyd_operator.api import crds, reference
-from xpyd_operator.api.decode import decode_service
 from xpyd_operator.api.load import LoadError, documents
 from xpyd_operator.api.recognize import Kind, recognize
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.cli.documents import files, located, read
+from xpyd_operator.cli.documents import accepted, files, read
 from xpyd_operator.errors import Fault, SpecError, XpydError
 from xpyd_operator.render.objects import manifests
 from xpyd_operator.render.settings import KubeSettings
-from xpyd_operator.render.unsupported import kube_refusals
 
 
 class _Plain(yaml.SafeDumper):
@@ -99,7 +97,7 @@ def _pods(args: argparse.Namespace) -> int:
 
 
 def _services(name: str, namespace: str | None) -> Iterator[DisaggService]:
-    """The services of a file that can run in Kubernetes; other objects are passed over.
+    """The services of a file that can run in Kubernetes; other objects are passed over. Warnings go to stderr.
 
     Raises:
         SpecError: with every fault and every refusal of a document; each path begins with ``file:line``.
@@ -112,22 +110,11 @@ def _services(name: str, namespace: str | None) -> Iterator[DisaggService]:
     for document in found:
         if recognize(document.value) is not Kind.SERVICE:
             continue
-        service, faults = _decoded(document.value)
-        if service is None or faults:
-            raise SpecError(tuple(located(name, document, fault) for fault in faults))
+        service = accepted(name, document, Target.KUBERNETES)
         if service.metadata.namespace is None and namespace is not None:
             metadata = msgspec.structs.replace(service.metadata, namespace=namespace)
             service = msgspec.structs.replace(service, metadata=metadata)
         yield service
-
-
-def _decoded(value: Any) -> tuple[DisaggService | None, tuple[Fault, ...]]:
-    """The service, and what is wrong with it or not possible in Kubernetes."""
-    try:
-        service = decode_service(value, strict=True, target=Target.KUBERNETES).service
-    except SpecError as error:
-        return None, error.faults
-    return service, tuple(Fault(path, reason) for path, reason in kube_refusals(service))
 
 
 def _read(file: Path) -> str | None:

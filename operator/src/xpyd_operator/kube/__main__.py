@@ -88,6 +88,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Operator
     flag("operator-namespace", _namespace, here, "where the operator runs (default: as the pod says)")
     flag("pod-user", _one_of("fixed", "assigned"), "fixed", "who pods run as: 65532, or whom the cluster assigns")
     flag("lease-name", _matching(_DOMAIN, "a name"), "xpyd-operator", "Lease by which replicas elect who works")
+    flag("master-secret", _matching(_DOMAIN, "a name"), "xpyd-master", "Secret of its namespace that keys are derived from")
     flag("lease-namespace", _namespace, None, "its namespace (default: the operator's)")
     flag("lease-seconds", _number(5, 300), 10.0, "a Lease that was not renewed for so long may be taken over")
     flag("resync", _number(0.5, 3600), 5.0, "seconds after which a service that nothing wakes is looked at")
@@ -115,7 +116,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Operator
             sidecar_image=args.sidecar_image, sidecar_pull_policy=args.sidecar_pull_policy,
             cluster_domain=args.cluster_domain, operator_namespace=args.operator_namespace, pod_user=args.pod_user,
             namespaces=tuple(dict.fromkeys(args.namespace)), resync_s=args.resync, dry_run=args.dry_run,
-            http_port=args.http_port, lease_name=args.lease_name,
+            http_port=args.http_port, lease_name=args.lease_name, master_secret=args.master_secret,
             lease_namespace=args.lease_namespace or args.operator_namespace,
             identity=f"{host}_{secrets.token_hex(4)}",  # a restarted container is another candidate
             lease_s=args.lease_seconds, log_level=args.log_level, log_format=args.log_format,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 import aiohttp
 import msgspec
 
-from xpyd_operator.api.status import Condition, ServiceStatus
+from xpyd_operator.api.status import ServiceStatus
 from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.backoff import Holds
@@ -21,24 +21,29 @@ from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
 from xpyd_operator.kube.events import Events, now_text
 from xpyd_operator.kube.fleet import Fleets
-from xpyd_operator.kube.key import KeySecret
+from xpyd_operator.kube.key import ServiceKeys
+from xpyd_operator.kube.keychoice import KeyChoice
+from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Facts, Told, facts, front, instances
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.pods import Pods
 from xpyd_operator.kube.settings import OperatorSettings
-from xpyd_operator.kube.status import pool_status, service_status, stalled
+from xpyd_operator.kube.status import pool_status, service_status
 from xpyd_operator.kube.status_writer import StatusWriter, read
 from xpyd_operator.kube.switches import Switches
+from xpyd_operator.kube.troubles import keyless, refused, troubles
+from xpyd_operator.kube.turns import Turns
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Remove, Switch
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.news import news
-from xpyd_operator.plan.observed import Observed, Problem
+from xpyd_operator.plan.observed import Observed
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
 from xpyd_operator.render.pod import engine_pod
 from xpyd_sidecar.contract.ids import Role, ServiceName
+from xpyd_sidecar.contract.keys import ServiceKey
 
 
 class Shared(msgspec.Struct, frozen=True):
@@ -51,6 +56,8 @@ class Shared(msgspec.Struct, frozen=True):
     session: aiohttp.ClientSession
     clock: Callable[[], float]
     """Unix seconds."""
+    master: Master
+    turns: Turns
     metrics: Metrics = msgspec.field(default_factory=Metrics)
 
 
@@ -64,14 +71,16 @@ class KubeBackend:
         self._shared = shared
         self._cache, self._settings = shared.cache, shared.settings
         self._children = Children(shared.api, shared.cache, shared.events, shared.settings)
-        self._secret = KeySecret(shared.api, dry_run=shared.settings.dry_run)
+        self._keys = ServiceKeys(shared.api, shared.master, dry_run=shared.settings.dry_run)
         self._dry_run = DryRun(shared.api, shared.settings)
-        self._blueprint = Blueprint(shared.cache, self._children, self._secret, self._dry_run, shared.settings)
+        self._choice = KeyChoice(shared.cache, self._keys, shared.turns)
+        self._blueprint = Blueprint(shared.cache, self._children, self._choice, self._dry_run, shared.settings)
         self._fleets = Fleets(shared.session, timeout_s=shared.settings.fleet_timeout_s)
         self._planner = PoolPlanner(shared.api, shared.cache, events=shared.events, metrics=shared.metrics,
                                     fleets=self._fleets, children=self._children)
         self._status = StatusWriter(shared.api, shared.cache)
         self._told = Told()
+        self._warned: tuple[str, ...] = ()
         self._named: list[str] = []
         """Objects of others whose names we need, as the last round knew them."""
         self._pods = Pods(shared.api, shared.cache, entry, self.holds)
@@ -88,11 +97,16 @@ class KubeBackend:
 
         Raises:
             Gone: the service is not there any more.
+            KeyTrouble: the key of its pods cannot be told, so nothing is done.
             XpydError: it cannot be told, and nothing before was accepted.
         """
         entry = self._entry()
         try:
             return await self._blueprint.desired(entry, self._shared.clock())
+        except KeyTrouble as error:
+            if not self._settings.dry_run:
+                self._keyless(entry, error)
+            raise
         except XpydError as error:
             if self.last is None and not self._settings.dry_run:
                 self._refused(entry, error)
@@ -113,11 +127,12 @@ class KubeBackend:
             [each for each in routers if each.usable],
             [each for each in learners if each.usable],
             service.spec.router.ports.http,
-            self._secret.key,
+            self._key_of,
             now,
             limit=service.spec.router.max_sidecars + 1,
             tls=service.spec.router.tls.secret is not None,
             picture=_picture(seen, now),
+            prefill=self._blueprint.counts is None or self._blueprint.counts.prefill > 0,
         )
         name = ServiceName(service.name)
         found = instances(name, self.uid, pods, self._told, now, taken=self._pods.taken(now))
@@ -131,7 +146,7 @@ class KubeBackend:
             found,
             front=front(routers, self._told, prefill=prefill, taken=clients if clients in self._named else ""),
             fleet_known=self._told.fleet is not None,
-            problems=self._troubles(),
+            problems=troubles(self._named, self._blueprint.valid, self._told.fleet, self._shared.master.trouble),
         )
 
     @property
@@ -140,16 +155,8 @@ class KubeBackend:
         waits = self._shared.clock() < self._waits_until
         return self._fleets.hurried or self._switching or waits or self._named != self._children.taken
 
-    def _troubles(self) -> tuple[Problem, ...]:
-        """What is wrong with the service as a whole."""
-        found = [
-            Problem("NameTaken", f"{taken} is somebody else's; rename or delete it, since this service needs the name")
-            for taken in self._named
-        ]
-        valid = self._blueprint.valid
-        if valid.status == "False":
-            found.append(Problem(valid.reason, valid.message))
-        return tuple(found)
+    def _key_of(self, pod: Facts) -> ServiceKey | None:
+        return self._keys.of(pod.key)
 
     # What is done
 
@@ -167,11 +174,12 @@ class KubeBackend:
         desired = round_.desired
         self._waits_until = desired.counts_since + desired.switch_window_s + 1.0 if desired.counts_since else 0.0
         try:
-            await self._secret.ensure(service, now, soon=making)
-            await self._switches.tend(self._told.fleet, self._secret.key)
-            await self._children.tend(service, wanted, now)
+            if self._choice.wanted is not None:
+                await self._keys.provide(service, self._choice.wanted, self._choice.used, now, soon=making)
+            await self._switches.tend(self._told.fleet, self._key_of)
+            await self._children.tend(service, wanted, now, self._choice.of_routers(service))
             planned = (wanted[Role.PREFILL], wanted[Role.DECODE])
-            await self._planner.tend(self._entry(), service, planned, self._secret.key, now=now)
+            await self._planner.tend(self._entry(), service, planned, self._key_of, now=now)
         except ApiError as error:
             if not self.holds.excuses(error, "what goes with the service", now):
                 raise
@@ -189,12 +197,13 @@ class KubeBackend:
                 blueprint = self._blueprint
                 if blueprint.revisions.get(action.role) != action.revision:
                     raise XpydError(f"{action.instance} was planned of {action.revision}, which is not in force any more")
-                pod = engine_pod(blueprint.service, action.role, action.instance, action.revision, self._settings)
+                key = self._choice.wanted.pod if self._choice.wanted is not None else None
+                pod = engine_pod(blueprint.service, action.role, action.instance, action.revision, self._settings, key=key)
                 await self._pods.create(pod, self._shared.clock())
             case Drain() | Remove():
                 await self._pods.delete(action.instance)
             case Switch():
-                await self._switches.assign(action, self._secret.key, self._shared.clock())
+                await self._switches.assign(action, self._key_of, self._shared.clock())
             case Label():
                 await self._pods.label(action)
             case _:
@@ -208,6 +217,7 @@ class KubeBackend:
         if entry is None or entry.uid != self.uid or entry.deleting:
             return
         service, blueprint, now = self._blueprint.service, self._blueprint, now_text()
+        self._choice.seen(round_)
         if not any(isinstance(action, Create) for action in round_.plan.actions):
             self.holds.over(self._shared.clock())
         status = service_status(round_, service, self._settings, valid=blueprint.valid, holds=self.holds.words)
@@ -221,24 +231,33 @@ class KubeBackend:
         for each in news(self.last, round_):
             words = f"{each.instance}: {each.message}" if each.instance is not None else each.message
             self._shared.events.say(entry, each.type, each.reason, words)
+        self._warn(entry)
         self.last = round_
 
+    def _warn(self, entry: Entry) -> None:
+        """Of a document: once, and again when the operator begins."""
+        if self._warned != self._blueprint.warnings:
+            for words in self._blueprint.warnings:
+                self._shared.events.say(entry, "Warning", "EngineWouldRefuse", words)
+        self._warned = self._blueprint.warnings
+
     def _refused(self, entry: Entry, error: XpydError) -> None:
-        """Nothing was ever accepted while this process lives: say why. What runs goes on, so its Ready is left alone."""
+        """Nothing was ever accepted while this process lives."""
         valid = self._blueprint.valid
-        before = read(entry.body, ServiceStatus)
-        there = {each.type for each in before.conditions}
-        if valid.status != "False":
-            if "Valid" in there:
-                return  # it could not be told at present, and will be
-            valid = Condition(type="Valid", status="Unknown", reason="NotReached", message=str(error))
-        conditions = [each for each in before.conditions if each.type not in ("Valid", "Stalled")]
-        if "Ready" not in there:
-            conditions.append(Condition(type="Ready", status="False", reason=valid.reason, message=valid.message))
-        status = msgspec.structs.replace(before, conditions=(*conditions, valid, *stalled(conditions, valid)))
-        self._status.put(entry, status, entry.body["metadata"].get("generation"), now_text())
+        if (status := refused(read(entry.body, ServiceStatus), valid, error)) is not None:
+            self._status.put(entry, status, entry.body["metadata"].get("generation"), now_text())
         if valid.status == "False":
             self._shared.events.say(entry, "Warning", valid.reason, valid.message)
+
+    def _keyless(self, entry: Entry, error: KeyTrouble) -> None:
+        """It stays a status of the document that was acted on last."""
+        before = read(entry.body, ServiceStatus)
+        self._status.put(entry, keyless(before, error), before.observed_generation, now_text())
+        self._shared.events.say(entry, "Warning", error.reason, str(error))
+
+    def forget(self) -> None:
+        """The service is gone: who waits for it to have its new key need not."""
+        self._shared.turns.give_back(self.uid)
 
     async def close(self) -> None:
         """Write what was said, as far as that goes in time."""

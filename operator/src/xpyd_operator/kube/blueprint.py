@@ -1,8 +1,10 @@
 """What one DisaggService asks for: decoded, checked, tried, and in force as long as nothing better is.
 
-    watched body ─▶ decode ─▶ what this backend can do ─▶ dry run of a pod ─▶ in force
-                      │ Invalid      │ Unsupported            │ TemplateRejected
-                      └──────────────┴── Valid=False, and the last good document goes on ┘
+    watched body ─▶ judge (``render.judge``) ─▶ dry run of a pod ─▶ in force
+                      │ Invalid, Unsupported   │ TemplateRejected
+                      └────────────────────────┴── Valid=False, and the last good document goes on
+
+A document that was accepted once is followed until it changes, whatever a newer judge has against it (``AcceptedBefore``).
 
 Unknown fields (a newer CRD's) are dropped with a warning in the condition. Counts come from the pools.
 """
@@ -11,29 +13,29 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
 from xpyd_operator.api import devices
-from xpyd_operator.api.decode import decode_service
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.roles import GPU
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.api.status import Condition
-from xpyd_operator.errors import SpecError, Unsupported, XpydError
+from xpyd_operator.api.status import Condition, ServiceStatus
+from xpyd_operator.errors import Unsupported, XpydError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.dryrun import DryRun
-from xpyd_operator.kube.key import KeySecret, NameTaken
+from xpyd_operator.kube.key import Known
+from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.observe import facts
+from xpyd_operator.kube.status_writer import read
 from xpyd_operator.plan.counts import Counts, counts, target
 from xpyd_operator.plan.desired import Desired, Revision
+from xpyd_operator.render.judge import Judgement, judge
 from xpyd_operator.render.pod import pod_revision
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_operator.render.switch import NEVER, pods_difference
-from xpyd_operator.render.unsupported import kube_refusals
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
 logger = logging.getLogger(__name__)
@@ -49,33 +51,25 @@ class Gone(XpydError):
     """The service does not exist any more, or is being deleted: nothing may be written for it."""
 
 
-class Judged(msgspec.Struct, frozen=True):
-    """A document, and what is against it (``reason`` empty: nothing)."""
-
-    service: DisaggService | None
-    reason: str = ""
-    message: str = ""
-    warnings: str = ""
+def judge_body(body: Body) -> Judgement:
+    """Judge a watched document: unknown fields are those of a newer version, and ignored."""
+    document = {key: part for key, part in body.items() if key != "status"}
+    return judge(document, Target.KUBERNETES, strict=False)
 
 
-def judge(body: Body) -> Judged:
-    """Decode a watched document, and see whether this backend can do what it asks for."""
-    try:
-        document = {key: part for key, part in body.items() if key != "status"}
-        decoded = decode_service(document, strict=False, target=Target.KUBERNETES)
-    except SpecError as error:
-        return Judged(None, "Invalid", _listed([str(fault) for fault in error.faults]))
-    refused = [f"{path}: {reason}" for path, reason in kube_refusals(decoded.service)]
-    if refused:
-        return Judged(None, "Unsupported", _listed(refused))
-    return Judged(decoded.service, warnings=_listed([str(fault) for fault in decoded.warnings]))
+def accepted_before(entry: Entry) -> bool:
+    """Whether the status says that this very document was accepted, by this operator or one before it."""
+    generation = entry.body["metadata"].get("generation")
+    conditions = read(entry.body, ServiceStatus).conditions
+    valid = next((each for each in conditions if each.type == "Valid"), None)
+    return valid is not None and valid.status == "True" and valid.observed_generation == generation is not None
 
 
 class Blueprint:
     """Of one service. ``service`` is the document in force, ``valid`` what is said of the newest one."""
 
     def __init__(
-        self, cache: Cache, children: Children, secret: KeySecret, dry_run: DryRun, settings: KubeSettings
+        self, cache: Cache, children: Children, keys: KeyChoice, dry_run: DryRun, settings: KubeSettings
     ) -> None:
         self._cache = cache
         self._settings = settings
@@ -83,15 +77,17 @@ class Blueprint:
         self._counts_since = 0.0
         """Since when the counts are what they are. After a start of the operator a surplus waits once more."""
         self._children = children
-        self._secret = secret
+        self._keys = keys
         self._dry_run = dry_run
-        self._judged: tuple[tuple[str, object], Judged] | None = None
+        self._judged: tuple[tuple[str, object], Judgement] | None = None
         self._service: DisaggService | None = None
         self._rewritten: DisaggService | None = None
         """The document as it is followed; the same object while nothing changes."""
         self._without_devices: dict[Role, Revision] = {}
         """Revisions of roles that were seen with pods without devices, where the document does not say so."""
         self.valid = Condition(type="Valid", status="Unknown", reason="NotSeen")
+        self.warnings: tuple[str, ...] = ()
+        """What engines would not do of the document in force."""
         self.revisions: dict[Role, Revision] = {}
         """Of the document in force."""
         self.counts: Counts | None = None
@@ -112,6 +108,7 @@ class Blueprint:
 
         Raises:
             Refused: neither this document nor one before it can be followed.
+            KeyTrouble: the key of its pods cannot be told.
             XpydError: it cannot be told at present.
         """
         await self._consider(entry, now)
@@ -143,30 +140,32 @@ class Blueprint:
 
     async def _consider(self, entry: Entry, now: float) -> None:
         judged = self._judge(entry)
-        if judged.service is None:
-            self._refuse(judged.reason, judged.message)
+        refused = _listed(judged.refusals)
+        if judged.service is None or (refused and not accepted_before(entry)):
+            self._refuse("Invalid" if judged.faults else "Unsupported", refused)
             return
-        try:
-            await self._secret.ensure(judged.service, now)
-        except NameTaken as error:
-            self._refuse("NameTaken", str(error))
-            return
-        service, kept = self._kept(judged.service)
-        revisions = {role: pod_revision(service, role, self._secret.identity) for role in Role}
+        document = judged.service
+        key = await self._keys.choose(document, lambda of, role: pod_revision(self._kept(document, of)[0], role, of), now)
+        service, kept = self._kept(document, key.pod.id)
+        revisions = {role: pod_revision(service, role, key.pod.id) for role in Role}
         for role in Role:
             if service is self._service and self.revisions == revisions:
                 break
-            if words := await self._tried(service, role, revisions[role], now):
+            if words := await self._tried(service, role, revisions[role], key, now):
                 self._refuse("TemplateRejected", f"the API server refuses a pod of {role}: {words}")
                 return
         if service is not self._service:
             self._no_switch = pods_difference(service, self._settings)
         self._service, self.revisions = service, revisions
-        reason = "UnknownFields" if judged.warnings else "DeviceNotStated" if kept else "Valid"
-        message = _listed([*([judged.warnings] if judged.warnings else []), *kept]) or "the document is followed"
+        self.warnings = tuple(str(each) for each in judged.warnings[:FAULTS_MAX])
+        before = f"followed until it changes, as it was accepted before; new ones like it are refused: {refused}"
+        said = {"AcceptedBefore": before if refused else "", "UnknownFields": _listed(judged.ignored),
+                "DeviceNotStated": _listed(kept)}
+        reason = next((name for name, words in said.items() if words), "Valid")
+        message = "; ".join(words for words in said.values() if words) or "the document is followed"
         self.valid = Condition(type="Valid", status="True", reason=reason, message=message)
 
-    def _kept(self, service: DisaggService) -> tuple[DisaggService, list[str]]:
+    def _kept(self, service: DisaggService, key_id: str) -> tuple[DisaggService, list[str]]:
         """The document with roles kept without devices that were made so, and what is to be said of them.
 
         Resources that name no device once meant that there is none. Pods that were made then have the revision of such a
@@ -177,7 +176,7 @@ class Blueprint:
             if not devices.unstated(service.spec.role(role)):
                 continue
             before = devices.without(service, role)
-            revision = pod_revision(before, role, self._secret.identity)
+            revision = pod_revision(before, role, key_id)
             if self._without_devices.get(role) == revision or self._has_pods(service, revision):
                 self._without_devices[role] = revision
                 service = before
@@ -196,11 +195,11 @@ class Blueprint:
         found = (pod.derived(facts) for pod in pods)
         return any(fact.owner == service.metadata.uid and fact.revision == revision for fact in found)
 
-    def _judge(self, entry: Entry) -> Judged:
+    def _judge(self, entry: Entry) -> Judgement:
         at = (entry.uid, entry.body["metadata"].get("generation"))
         if self._judged is None or self._judged[0] != at:
             started = time.perf_counter()
-            self._judged = (at, judge(entry.body))
+            self._judged = (at, judge_body(entry.body))
             logger.debug("judged %s/%s in %.4f s", entry.namespace, entry.name, time.perf_counter() - started)
         return self._judged[1]
 
@@ -210,7 +209,7 @@ class Blueprint:
             logger.warning("document refused (%s): %s", reason, message)
         self.valid = condition
 
-    async def _tried(self, service: DisaggService, role: Role, revision: Revision, now: float) -> str:
+    async def _tried(self, service: DisaggService, role: Role, revision: Revision, key: Known, now: float) -> str:
         """What the API server has against pods of this revision, where some are wanted and none exists."""
         if service.spec.role(role).most == 0:
             return ""
@@ -220,7 +219,7 @@ class Blueprint:
                 self._dry_run.accept(role, revision)
                 return ""
         try:
-            return await self._dry_run.ask(service, role, revision, now)
+            return await self._dry_run.ask(service, role, revision, now, key.pod)
         except Unsupported as error:
             return str(error)
 
@@ -236,6 +235,6 @@ class Blueprint:
         return found
 
 
-def _listed(words: list[str]) -> str:
+def _listed(words: Sequence[object]) -> str:
     more = len(words) - FAULTS_MAX
-    return "; ".join([*words[:FAULTS_MAX], *([f"and {more} more"] if more > 0 else [])])
+    return "; ".join([*map(str, words[:FAULTS_MAX]), *([f"and {more} more"] if more > 0 else [])])

@@ -20,6 +20,7 @@ from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.observe import controller
 from xpyd_operator.render.compare import differs
+from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import role_name
 from xpyd_operator.render.objects import children, pool, unwanted
 from xpyd_operator.render.settings import KubeSettings
@@ -51,8 +52,8 @@ class Children:
         """Kinds and names of what others have."""
         return [f"{kind} {name}" for kind, name in sorted(self._taken)]
 
-    async def tend(self, service: DisaggService, counts: Mapping[Role, int], now: float) -> None:
-        """Make everything as it should be.
+    async def tend(self, service: DisaggService, counts: Mapping[Role, int], now: float, key: PodKey | None = None) -> None:
+        """Make everything as it should be. ``key``: of routers in pods of their own.
 
         Raises:
             ApiError: something could not be written; everything else was.
@@ -65,7 +66,7 @@ class Children:
             if entry is not None and not entry.deleting and controller(entry.body["metadata"]) == uid:
                 work.append(self._delete(entry))
             self._taken.pop((kind, name), None)
-        work += [self._child(service, wanted, now) for wanted in self._children(service, counts)]
+        work += [self._child(service, wanted, now) for wanted in self._children(service, counts, key)]
         work += [self._pool(service, role, counts[role], now) for role in Role]
         await all_of(each for each in work if each is not None)
 
@@ -75,10 +76,10 @@ class Children:
         ours = entry is not None and controller(entry.body["metadata"]) == service.metadata.uid
         return entry if ours and entry is not None and not entry.deleting else None
 
-    def _children(self, service: DisaggService, counts: Mapping[Role, int]) -> tuple[Body, ...]:
-        key = (service, tuple(sorted(counts.items())))
-        if self._rendered[0] != key:
-            self._rendered = (key, children(service, counts, self._settings))
+    def _children(self, service: DisaggService, counts: Mapping[Role, int], key: PodKey | None) -> tuple[Body, ...]:
+        made_of = (service, tuple(sorted(counts.items())), key)
+        if self._rendered[0] != made_of:
+            self._rendered = (made_of, children(service, counts, self._settings, key))
         return self._rendered[1]
 
     def _child(self, service: DisaggService, wanted: Body, now: float) -> Awaitable[None] | None:

@@ -12,6 +12,7 @@ import logging
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.plan.desired import Revision
+from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.pod import engine_pod
 from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -41,7 +42,9 @@ class DryRun:
         self._settings = settings
         self._verdicts: dict[tuple[Role, Revision], tuple[str, float]] = {}
 
-    async def ask(self, service: DisaggService, role: Role, revision: Revision, now: float) -> str:
+    async def ask(
+        self, service: DisaggService, role: Role, revision: Revision, now: float, key: PodKey | None = None
+    ) -> str:
         """What the API server has against a pod of this revision; empty where it would take it.
 
         Raises:
@@ -51,7 +54,7 @@ class DryRun:
         known = self._verdicts.get((role, revision))
         if known is not None and (not known[0] or 0 <= now - known[1] < AGAIN_S):
             return known[0]
-        pod = engine_pod(service, role, InstanceName(f"{service.name}-check-{role}"), revision, self._settings)
+        pod = engine_pod(service, role, InstanceName(f"{service.name}-check-{role}"), revision, self._settings, key=key)
         words = ""
         try:
             await self._api.create("Pod", service.metadata.namespace or "", pod, dry_run=True)

@@ -1,24 +1,27 @@
 """Asking the routers of a service what they know, each answer within a deadline.
 
 One settled router tells load, drain state and fingerprints for all; the one that told last is preferred, so that its counts
-go on. Pods that only learn the roster are asked too, since they get clients once they are settled; and the routers in turn,
-so that one that has lost the roster is noticed. While nothing is under way nobody waits for an answer: it counts from the
-next round on.
+go on. Pods that only learn the roster are asked too, since they get clients once they are settled (while pods have several
+keys: and know a pair, as none with the newest key hears of engines with another one); and the routers in turn, so that
+one that has lost the roster is noticed. While nothing is under way nobody waits for an answer: it counts from the next
+round on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
 
 import aiohttp
 import msgspec
 
 from xpyd_operator.kube.observe import Facts, Told
 from xpyd_sidecar.contract.fleet import Fleet
-from xpyd_sidecar.contract.ids import join_host_port
+from xpyd_sidecar.contract.ids import Role, State, join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey, admin_token
 
+KeyOf = Callable[[Facts], ServiceKey | None]
+"""The key of a pod's service as that pod has it; None where it is not known."""
 ANSWER_MAX = 16 << 20
 EVERY_S = 5.0
 HURRY_S = 1.0
@@ -45,8 +48,8 @@ class Fleets:
         """Some router was not settled when it was last asked: it is worth asking again soon."""
 
     async def ask(
-        self, routers: Sequence[Facts], learners: Sequence[Facts], port: int, key: ServiceKey, now: float, *, limit: int,
-        tls: bool = False, picture: Hashable = None,
+        self, routers: Sequence[Facts], learners: Sequence[Facts], port: int, key_of: KeyOf, now: float, *, limit: int,
+        tls: bool = False, picture: Hashable = None, prefill: bool = True,
     ) -> Told:
         """What is known now; asks at most once in 5 s, or in one while something is under way or ``picture`` changed.
 
@@ -54,11 +57,12 @@ class Fleets:
             routers: usable pods whose router clients reach.
             learners: usable pods whose router only learns the roster.
             port: the routers' HTTP port.
-            key: of the service.
+            key_of: tells the key of a pod.
             now: unix seconds.
             limit: most requests.
             tls: whether routers should speak HTTPS by now.
             picture: what the caller saw; another value than last time makes the question due at once.
+            prefill: whether prefill instances are asked for.
         """
         every = (*routers, *learners)
         due_s = HURRY_S if self._waits(every) else EVERY_S
@@ -67,7 +71,9 @@ class Fleets:
             calm = told and picture == self._picture and not self._waits(every)
             self._picture, self._asked_at = picture, now
             self.close()
-            look = self._look(self._choose(routers, learners, limit), port, key, tls, now)
+            chosen = self._choose(routers, learners, limit)
+            held = {each.uid for each in learners} if len({each.key for each in every}) > 1 else None
+            look = self._look(chosen, now, held, lambda pod: self._one(pod, port, key_of(pod), tls), prefill=prefill)
             if calm:
                 self._later = asyncio.create_task(look)
             else:
@@ -79,10 +85,10 @@ class Fleets:
         return Told(self._fleet, names)
 
     async def everyone(
-        self, routers: Sequence[Facts], port: int, key: ServiceKey, *, tls: bool = False
+        self, routers: Sequence[Facts], port: int, key_of: KeyOf, *, tls: bool = False
     ) -> dict[str, Fleet]:
         """What each settled router says now, by the uid of its pod: each counts its own requests."""
-        answers = await asyncio.gather(*(self._one(each, port, key, tls) for each in routers))
+        answers = await asyncio.gather(*(self._one(each, port, key_of(each), tls) for each in routers))
         return {
             each.uid: answer
             for each, answer in zip(routers, answers, strict=True)
@@ -95,13 +101,20 @@ class Fleets:
             self._later.cancel()
             self._later = None
 
-    async def _look(self, chosen: Sequence[Facts], port: int, key: ServiceKey, tls: bool, now: float) -> None:
-        self._note(now, chosen, await asyncio.gather(*(self._one(each, port, key, tls) for each in chosen)))
+    async def _look(
+        self, chosen: Sequence[Facts], now: float, held: Collection[str] | None,
+        one: Callable[[Facts], Awaitable[Fleet | None]], *, prefill: bool,
+    ) -> None:
+        """``held``: those who get clients only once they know a pair, where pods have several keys."""
+        answers = await asyncio.gather(*(one(each) for each in chosen))
+        kept = [None if answer is not None and held and pod.uid in held and not _pairs(answer, prefill=prefill) else answer
+                for pod, answer in zip(chosen, answers, strict=True)]
+        self._note(now, chosen, kept, fullest=held is not None)
 
     def _waits(self, pods: Sequence[Facts]) -> bool:
         return bool(pods) and (self._fleet is None or any(each.uid not in self._settled for each in pods))
 
-    def _note(self, now: float, chosen: Sequence[Facts], answers: Sequence[Fleet | None]) -> None:
+    def _note(self, now: float, chosen: Sequence[Facts], answers: Sequence[Fleet | None], *, fullest: bool) -> None:
         told: dict[str, Fleet] = {}
         for each, answer in zip(chosen, answers, strict=True):
             if answer is not None and answer.settled:
@@ -111,6 +124,8 @@ class Fleets:
                 self._settled.pop(each.uid, None)
         if self._told_by not in told:
             self._told_by = next((each.uid for each in chosen if each.uid in told), "")
+        if fullest and told:  # routers with the newest key do not hear of engines with another one
+            self._told_by = max((self._told_by, *told), key=lambda uid: len(told[uid].instances))
         self._fleet = told.get(self._told_by)
 
     def _choose(self, routers: Sequence[Facts], learners: Sequence[Facts], limit: int) -> list[Facts]:
@@ -121,8 +136,10 @@ class Fleets:
         rest = list(routers) if self._fleet is None else []
         return _distinct((*last, *turn, *learners, *new, *rest))[:limit]
 
-    async def _one(self, pod: Facts, port: int, key: ServiceKey, tls: bool) -> Fleet | None:
+    async def _one(self, pod: Facts, port: int, key: ServiceKey | None, tls: bool) -> Fleet | None:
         """While a service goes over to HTTPS, or back, pods of both kinds are there."""
+        if key is None:
+            return None
         for scheme in ("https", "http") if tls else ("http", "https"):
             answered, fleet = await self._over(f"{scheme}://{join_host_port(pod.ip, port)}/fleet", key)
             if answered:
@@ -153,6 +170,13 @@ async def _read(content: aiohttp.StreamReader) -> bytes:
             raise aiohttp.ClientPayloadError(f"an answer of more than {ANSWER_MAX} bytes")
         parts.append(part)
     return b"".join(parts)
+
+
+def _pairs(fleet: Fleet, *, prefill: bool) -> bool:
+    """Whether a router knows somebody of both roles who can serve together."""
+    ready = [each for each in fleet.instances if each.state is State.READY and not each.suspended]
+    decode = {each.fingerprint for each in ready if each.role is Role.DECODE}
+    return bool(decode & {each.fingerprint for each in ready if each.role is Role.PREFILL} if prefill else decode)
 
 
 def _distinct(pods: Iterable[Facts]) -> list[Facts]:

@@ -1,90 +1,153 @@
-"""The Secret with a service's key: made once, read once, and kept in memory while the service is looked after."""
+"""The keys of one service: which ones its pods have, which one is wanted, and the Secret that brings it to pods.
+
+Nothing is remembered: a pod's volume says which Secret it has, and from the master follow the keys and the names of all
+Secrets that the operator can have made (decision 0032). Those that were made before keys were derived are read, where the
+overlay ``migrate`` gives the right to.
+"""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
 import logging
-from typing import Any
+from collections.abc import Callable, Collection
+
+import msgspec
 
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.errors import XpydError
 from xpyd_operator.kube.api import Api, ApiError
+from xpyd_operator.kube.master import KeyTrouble, Master, text_key
 from xpyd_operator.kube.observe import controller
+from xpyd_operator.render import keys as render
 from xpyd_operator.render import labels
+from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.objects import key_secret
-from xpyd_sidecar.contract.keys import ServiceKey, mint
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.keys import ServiceKey
 
 logger = logging.getLogger(__name__)
 CHECK_S = 600.0
-"""So often the Secret is looked at in any case (it is not watched, so that the operator need not list Secrets)."""
+"""So often the Secret is made again in any case, where it is gone (it is not watched, so that the operator need not list
+Secrets, and 409 says that it is there)."""
 SOON_S = 10.0
 """So often at most before pods are made, which cannot start without it."""
+_ANEW = "or delete these pods, and they are made anew with another key"
+FIRST = 1
+"""The generation that services of before are not rolled for."""
 
 
-class NameTaken(XpydError):
-    """An object that the service needs has a name that somebody else's object has."""
+class Known(msgspec.Struct, frozen=True):
+    """A key, and how pods have it."""
+
+    key: ServiceKey
+    pod: PodKey
+    generation: int
+    """Of the master; 0: made before there was one."""
 
 
-class KeySecret:
-    """Of one service."""
+class ServiceKeys:
+    """Of one service. ``look`` first, in every round."""
 
-    def __init__(self, api: Api, *, dry_run: bool = False) -> None:
+    def __init__(self, api: Api, master: Master, *, dry_run: bool = False) -> None:
         self._api = api
+        self._master = master
         self._dry_run = dry_run
-        self._key: ServiceKey | None = None
-        self._looked = float("-inf")
+        self._old: Known | None = None
+        self._known: dict[str, Known] = {}
+        self._made: dict[str, float] = {}
+        """Name of a Secret → when it was last made, or found to be there."""
+
+    async def look(self, service: DisaggService, used: Collection[str], now: float) -> None:
+        """Tell all keys. ``used``: the Secrets that living pods of the service have.
+
+        Raises:
+            KeyTrouble: not all of those can be told.
+            ApiError: at present.
+        """
+        generations, uid = await self._master.generations(now), service.metadata.uid or ""
+        found = []
+        for number, master in generations.items():
+            key = keys.of_service(master, number, uid)
+            found.append(Known(key, render.derived(service.name, key), number))
+        if self._old is None and labels.key_name(service.name) in used:
+            self._old = await self._read_old(service)
+        if self._old is not None:
+            found.append(self._old)
+        self._known = {each.pod.secret: each for each in found}
+        if lost := sorted(set(used) - self._known.keys()):
+            words = f"pods have their key from Secret {', '.join(lost)}, which is of no generation of the master"
+            raise KeyTrouble("KeyUnknown", f"{words}; put that one back, {_ANEW}")
+
+    def known(self, secret: str) -> Known | None:
+        """The key in a Secret of this name."""
+        return self._known.get(secret)
+
+    def of(self, secret: str) -> ServiceKey | None:
+        """The key that pods with this Secret have."""
+        known = self.known(secret)
+        return known.key if known is not None else None
+
+    def wanted(self, used: Collection[str], stays: Callable[[Known], bool], may_roll: Callable[[], bool]) -> Known:
+        """The key that the service is to have.
+
+        Args:
+            used: the Secrets that living pods have.
+            stays: whether pods that are to stay as they are have this key.
+            may_roll: whether the service may be rolled now for the key alone.
+        """
+        newest = self.newest
+        before = self.before(used, newest)
+        if before is None or newest.pod.secret in used or not stays(before):
+            return newest
+        rolls = newest.generation > max(before.generation, FIRST)
+        return newest if rolls and may_roll() else before
 
     @property
-    def key(self) -> ServiceKey:
-        """The key, once ``ensure`` has found or made it."""
-        if self._key is None:
-            raise XpydError("the key of the service is not known yet")
-        return self._key
+    def newest(self) -> Known:
+        """The key of the newest generation."""
+        return max(self._known.values(), key=lambda each: each.generation)
 
-    @property
-    def identity(self) -> str:
-        """Stands for the key where the key must not be."""
-        return hashlib.sha256(b"xpyd key identity\n" + self.key).hexdigest()[:8]
+    def before(self, used: Collection[str], wanted: Known) -> Known | None:
+        """The newest one of those that pods have beside the one that is wanted."""
+        others = [self._known[name] for name in used if name in self._known and name != wanted.pod.secret]
+        return max(others, key=lambda each: each.generation, default=None)
 
-    async def ensure(self, service: DisaggService, now: float, *, soon: bool = False) -> None:
+    async def provide(
+        self, service: DisaggService, wanted: Known, used: Collection[str], now: float, *, soon: bool = False
+    ) -> None:
         """See that the Secret is there. ``soon``: pods are about to be made that need it.
 
         Raises:
-            NameTaken: the Secret of this name is somebody else's.
-            XpydError: it holds no key.
-            ApiError: it can be neither read nor made at present.
+            ApiError: it cannot be made at present.
         """
-        if self._key is not None and 0 <= now - self._looked < (SOON_S if soon else CHECK_S):
+        last = self._made.get(wanted.pod.secret, float("-inf"))
+        if self._dry_run or 0 <= now - last < (SOON_S if soon else CHECK_S):
             return
+        earlier = [each for each in self._known.values() if each.generation < wanted.generation]
+        before = self.before(used, wanted) or max(earlier, key=lambda each: each.generation, default=None)
+        body = key_secret(service, wanted.key.hex(), wanted.pod, before.key.hex() if before is not None else "")
+        try:
+            await self._api.create("Secret", service.metadata.namespace or "", body)
+            logger.info("made Secret %s/%s", service.metadata.namespace, wanted.pod.secret)
+        except ApiError as error:
+            if not error.conflict:
+                raise
+        self._made = {wanted.pod.secret: now}
+
+    async def _read_old(self, service: DisaggService) -> Known:
         namespace, name = service.metadata.namespace or "", labels.key_name(service.name)
         try:
-            found = await self._api.get("Secret", namespace, name)
+            secret = await self._api.get("Secret", namespace, name)
         except ApiError as error:
-            if not error.missing:
-                raise
-            await self._make(service)
-        else:
-            self._key = _read(found, service.metadata.uid or "")
-        self._looked = now
-
-    async def _make(self, service: DisaggService) -> None:
-        key = self._key or mint()
-        if not self._dry_run:
-            await self._api.create("Secret", service.metadata.namespace or "", key_secret(service, key.hex()))
-        self._key = key
-
-
-def _read(secret: dict[str, Any], owner: str) -> ServiceKey:
-    metadata = secret["metadata"]
-    name = metadata["name"]
-    if controller(metadata) != owner:
-        raise NameTaken(f"Secret {name} is not of this service; rename or delete it, or wait until it is collected")
-    try:
-        raw = bytes.fromhex(base64.b64decode((secret.get("data") or {}).get(labels.KEY, "")).decode("ascii").strip())
-    except (binascii.Error, ValueError):
-        raw = b""
-    if len(raw) != 32:
-        raise XpydError(f"Secret {name} holds no key (64 hex digits in {labels.KEY!r}); delete it, and a new one is made")
-    return ServiceKey(raw)
+            if error.missing:
+                words = f"Secret {name}, which pods have their key from, is not there any more; put it back"
+                raise KeyTrouble("KeyUnknown", f"{words}, {_ANEW}") from None
+            if error.status == 403:
+                words = f"the operator may not read Secret {name}, where this service has its key from since before"
+                words += "; apply the overlay migrate (docs/operations.md#keys)"
+                raise KeyTrouble("KeyNotReadable", words) from None
+            raise
+        key = text_key((secret.get("data") or {}).get(labels.KEY, ""))
+        if controller(secret["metadata"]) != service.metadata.uid:
+            raise KeyTrouble("KeyUnknown", f"Secret {name}, which pods have their key from, is not of this service")
+        if key is None:
+            raise KeyTrouble("KeyUnknown", f"Secret {name} holds no key (64 hex digits in {labels.KEY!r})")
+        return Known(ServiceKey(key), render.made_before(service.name, ServiceKey(key)), 0)

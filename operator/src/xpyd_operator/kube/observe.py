@@ -58,6 +58,8 @@ class Facts(msgspec.Struct, frozen=True):
     """Its label does not say that role yet."""
     can_switch: bool = False
     """Its agent sees what it is told."""
+    key: str = ""
+    """The Secret that it has its service's key from."""
 
     @property
     def usable(self) -> bool:
@@ -115,8 +117,19 @@ def facts(pod: Body) -> Facts:
         was_ready=phase is Phase.STARTING and bool(main.get("started")),
         told=told,
         switching=told is not None and told.role is not role,
-        can_switch=any(volume.get("name") == "assignment" for volume in pod.get("spec", {}).get("volumes") or ()),
+        can_switch=_volume(pod, "assignment") is not None,
+        key=secret_of(pod),
     )
+
+
+def secret_of(pod: Body) -> str:
+    """The Secret that a pod, or the template of one, has its service's key from."""
+    return str(((_volume(pod, "key") or {}).get("secret") or {}).get("secretName", ""))
+
+
+def _volume(pod: Body, name: str) -> Body | None:
+    volumes: list[Body] = pod.get("spec", {}).get("volumes") or []
+    return next((volume for volume in volumes if volume.get("name") == name), None)
 
 
 def _told(metadata: Body) -> Assignment | None:

@@ -14,14 +14,13 @@ from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.children import Children
 from xpyd_operator.kube.events import Events
-from xpyd_operator.kube.fleet import Fleets
+from xpyd_operator.kube.fleet import Fleets, KeyOf
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Facts
 from xpyd_operator.plan.observed import Instance
 from xpyd_operator.plan.planner.run import Planning, Verdict
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.contract.keys import ServiceKey
 
 logger = logging.getLogger(__name__)
 ACTED, WOULD = "Planned", "WouldPlan"
@@ -50,7 +49,7 @@ class PoolPlanner:
         self._planning.look(fleet, instances, now)
 
     async def tend(
-        self, entry: Entry, service: DisaggService, wanted: tuple[int, int], key: ServiceKey, *, now: float
+        self, entry: Entry, service: DisaggService, wanted: tuple[int, int], key_of: KeyOf, *, now: float
     ) -> None:
         """Decide when it is time, and act if the mode says so.
 
@@ -60,7 +59,7 @@ class PoolPlanner:
         if not self._planning.is_due(service, now):
             return
         router = service.spec.router
-        fleets = await self._fleets.everyone(self._routers, router.ports.http, key, tls=router.tls.secret is not None)
+        fleets = await self._fleets.everyone(self._routers, router.ports.http, key_of, tls=router.tls.secret is not None)
         verdict = self._planning.conclude(service, fleets, wanted, now)
         if verdict is None:
             return

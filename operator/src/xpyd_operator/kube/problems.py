@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from xpyd_operator.plan.backoff import LOOPING
+from xpyd_operator.plan.cause import cause
 from xpyd_operator.plan.observed import QUEUED, Problem
 from xpyd_operator.render.labels import MAIN, SIDECAR
 
@@ -174,11 +175,12 @@ def _crash(name: str, container: Body, pod: Body, loop: str) -> Problem | None:
 
 
 def _ended(ended: Body) -> str:
-    words = last_line(ended.get("message"))
+    message = ended.get("message") or ""
+    words = cause(message.splitlines(), cut=True) or last_line(message)
     reason = ended.get("reason") or ""
-    cause = f" ({reason})" if reason and reason not in ("Error", "Completed") else ""
+    why = f" ({reason})" if reason and reason not in ("Error", "Completed") else ""
     how = f"with signal {ended['signal']}" if ended.get("signal") else f"with exit code {ended.get('exitCode')}"
-    return f"{how}{cause}{f': {words}' if words else ''}"
+    return f"{how}{why}{f': {words}' if words else ''}"
 
 
 def _startup_limit_s(pod: Body, container: str) -> float:

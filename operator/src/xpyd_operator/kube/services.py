@@ -20,10 +20,14 @@ from xpyd_operator.kube.blueprint import Gone, Refused
 from xpyd_operator.kube.cache import OWNER_KIND, Cache
 from xpyd_operator.kube.events import Events
 from xpyd_operator.kube.logs import about
+from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
+from xpyd_operator.kube.observe import facts
 from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.turns import Turns
 from xpyd_operator.loop import SLOWEST_S, converge
 from xpyd_operator.plan.round import Round
+from xpyd_operator.render.keys import is_derived
 
 logger = logging.getLogger(__name__)
 SOON_S = 1.0
@@ -79,7 +83,11 @@ class Services:
         """Look after every service in the cache until cancelled or closed."""
         connector = aiohttp.TCPConnector(limit=256, limit_per_host=2)
         async with aiohttp.ClientSession(connector=connector) as session:
-            self._shared = Shared(self._api, self._cache, self._settings, self._events, session, time.time, self._metrics)
+            settings = self._settings
+            master = Master(self._api, settings.operator_namespace, settings.master_secret, self._derived_keys,
+                            dry_run=settings.dry_run)
+            self._shared = Shared(self._api, self._cache, settings, self._events, session, time.time, master,
+                                  Turns(self._cache), self._metrics)
             sender = asyncio.create_task(self._events.run(), name="events")
             in_order = False
             try:
@@ -101,6 +109,13 @@ class Services:
         tasks = [service.task for service in self._services.values() if service.task is not None]
         if tasks:
             await asyncio.wait(tasks, timeout=FINISH_S)
+
+    def _derived_keys(self) -> bool:
+        """Whether some engine has a key that was derived from a master."""
+        return any(
+            is_derived(name, pod.derived(facts).key)
+            for namespace, name in self._cache.services() for pod in self._cache.of_service("Pod", namespace, name)
+        )
 
     def _begin(self, service: _Service) -> None:
         """Once ``run`` has begun."""
@@ -156,6 +171,7 @@ class Services:
         backend, service.backend = service.backend, None
         service.failed = 0
         if backend is not None:
+            backend.forget()
             await backend.close()
 
     async def _pause(self, service: _Service, pause_s: float) -> None:
@@ -179,7 +195,7 @@ class Services:
                 done = await converge(backend, time.time(), dry_run=self._settings.dry_run, last=last)
         except Gone:
             result = "gone"
-        except Refused as error:
+        except (Refused, KeyTrouble) as error:
             service.failed, result = 0, "refused"
             if str(error) != service.refused:
                 logger.warning("%s/%s: %s", *service.name, error)

@@ -28,6 +28,8 @@ class OperatorSettings(KubeSettings, frozen=True, kw_only=True):
     """Deadline of one request to the API server."""
     http_port: int = 8080
     """Port for /metrics and the health paths."""
+    master_secret: str = "xpyd-master"  # noqa: S105 (its name)
+    """Secret of the operator's namespace that the keys of services are derived from."""
     lease_name: str = "xpyd-operator"
     lease_namespace: str = "xpyd-system"
     identity: str = ""

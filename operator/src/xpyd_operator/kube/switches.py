@@ -19,6 +19,7 @@ import msgspec
 
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.cache import Cache, Entry
+from xpyd_operator.kube.fleet import KeyOf
 from xpyd_operator.kube.observe import Facts, controller, facts
 from xpyd_operator.plan.actions import Switch
 from xpyd_operator.render import labels
@@ -48,7 +49,7 @@ class Switches:
         self._complained: dict[str, str] = {}
         """uid of a pod → why its agent could not be told."""
 
-    async def assign(self, action: Switch, key: ServiceKey, now: float) -> None:
+    async def assign(self, action: Switch, key_of: KeyOf, now: float) -> None:
         """Write the annotation, and tell the agent.
 
         Raises:
@@ -65,9 +66,9 @@ class Switches:
             "labels": {labels.ROSTER: None, labels.ROUTER: None},
         }
         if await self._patch(entry, metadata):
-            await self._push([msgspec.structs.replace(entry.derived(facts), told=told)], key)
+            await self._push([msgspec.structs.replace(entry.derived(facts), told=told)], key_of)
 
-    async def tend(self, fleet: Fleet | None, key: ServiceKey) -> None:
+    async def tend(self, fleet: Fleet | None, key_of: KeyOf) -> None:
         """Label those that the routers know in their new role, and tell the others once more.
 
         Raises:
@@ -86,24 +87,26 @@ class Switches:
                 await self._patch(pod, {"uid": pod.uid, "labels": {labels.ROLE: told.role.value}})
             else:
                 deaf.append(pod.derived(facts))
-        await self._push(deaf, key)
+        await self._push(deaf, key_of)
 
-    async def _push(self, pods: Iterable[Facts], key: ServiceKey) -> None:
+    async def _push(self, pods: Iterable[Facts], key_of: KeyOf) -> None:
         turns = asyncio.Semaphore(PUSHES)
 
         async def tell(pod: Facts) -> None:
             async with turns:
-                why = await self._tell(pod, key)
+                why = await self._tell(pod, key_of(pod))
             if why and self._complained.get(pod.uid) != why:
                 logger.warning("pod %s/%s was not told its role: %s; its volume will", self._namespace, pod.name, why)
             self._complained[pod.uid] = why
 
         await asyncio.gather(*(tell(pod) for pod in pods if pod.usable))
 
-    async def _tell(self, pod: Facts, key: ServiceKey) -> str:
+    async def _tell(self, pod: Facts, key: ServiceKey | None) -> str:
         """Empty where the agent took it, else why not."""
         if pod.told is None:
             return ""
+        if key is None:
+            return "its key is not known"
         url = f"http://{join_host_port(pod.ip, AGENT_PORT)}{assignment.PATH}"
         headers = {"Authorization": f"Bearer {agent_token(key)}"}
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)

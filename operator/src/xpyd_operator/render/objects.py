@@ -8,8 +8,9 @@ from typing import Any
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import revision_of
 from xpyd_operator.plan.names import instance_name
-from xpyd_operator.render import labels
+from xpyd_operator.render import keys, labels
 from xpyd_operator.render import paths as at
+from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import metadata
 from xpyd_operator.render.pod import engine_pod, grace_s, pod_revision
 from xpyd_operator.render.policies import budget, clients_policy, pods_policy
@@ -42,8 +43,11 @@ def manifests(service: DisaggService, settings: KubeSettings) -> tuple[dict[str,
     return tuple(found)
 
 
-def children(service: DisaggService, counts: Mapping[Role, int], settings: KubeSettings) -> tuple[dict[str, Any], ...]:
-    """Everything that is server-side applied. ``counts``: wanted instances of each role.
+def children(
+    service: DisaggService, counts: Mapping[Role, int], settings: KubeSettings, key: PodKey | None = None
+) -> tuple[dict[str, Any], ...]:
+    """Everything that is server-side applied. ``counts``: wanted instances of each role; ``key``: of routers in pods of
+    their own.
 
     Each object carries a hash of what it was rendered to: without it, a field that is no longer rendered would look like
     one that others added (``differs``), and stay.
@@ -58,7 +62,7 @@ def children(service: DisaggService, counts: Mapping[Role, int], settings: KubeS
     if service.spec.router.placement == "Deployment":
         name = labels.router_name(service.name)
         selector = labels.selector(service, component=labels.ROUTERS)
-        found.append(router_deployment(service, settings))
+        found.append(router_deployment(service, settings, key or keys.unknown(service.name)))
         found.append(budget(service, name, selector, service.spec.router.replicas_or_default, 1))
     return tuple(_marked(one) for one in found)
 
@@ -74,15 +78,18 @@ def unwanted(service: DisaggService) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def key_secret(service: DisaggService, key_hex: str) -> dict[str, Any]:
-    """The Secret with the service's key (64 hex digits), made once."""
+def key_secret(
+    service: DisaggService, key_hex: str, key: PodKey | None = None, before_hex: str = ""
+) -> dict[str, Any]:
+    """The Secret with the service's key, and the one before it (64 hex digits each); made once."""
+    key = key or keys.unknown(service.name)
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(service, labels.key_name(service.name), labels.common(service)),
+        "metadata": metadata(service, key.secret, labels.common(service)),
         "type": "Opaque",
         "immutable": True,
-        "stringData": {labels.KEY: key_hex},
+        "stringData": {labels.KEY: key_hex} | ({keys.BEFORE: before_hex} if key.derived else {}),
     }
 
 
@@ -137,7 +144,7 @@ def _marked(made: dict[str, Any]) -> dict[str, Any]:
     return made | {"metadata": made["metadata"] | {"annotations": {labels.APPLIED: revision_of(made)}}}
 
 
-def router_deployment(service: DisaggService, settings: KubeSettings) -> dict[str, Any]:
+def router_deployment(service: DisaggService, settings: KubeSettings, key: PodKey) -> dict[str, Any]:
     """The Deployment. A router drains at SIGTERM, so its pods need no hook; a new one is ready before an old one goes."""
     selector = labels.selector(service, component=labels.ROUTERS)
     pod_labels = labels.common(service) | selector | {labels.ROSTER: labels.YES, labels.ROUTER: labels.YES}
@@ -157,11 +164,11 @@ def router_deployment(service: DisaggService, settings: KubeSettings) -> dict[st
                     "terminationGracePeriodSeconds": grace_s(service),
                     "securityContext": at.pod_security(settings),
                     "topologySpreadConstraints": at.spread(selector),
-                    "containers": [router_container(service, settings)],
+                    "containers": [router_container(service, settings, key)],
                     "volumes": [
                         {"name": "run", "emptyDir": {}},
                         {"name": "tmp", "emptyDir": {}},
-                        at.secret_volume("key", labels.key_name(service.name), labels.KEY, labels.KEY),
+                        key.volume(),
                         *clients_volumes(service),
                     ],
                 },

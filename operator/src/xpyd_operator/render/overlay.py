@@ -73,10 +73,12 @@ Finding = tuple[str, str]
 def overlay(pod: dict[str, Any], template: Mapping[str, Any], path: str = "template") -> dict[str, Any]:
     """The pod with the template laid over it; neither is changed.
 
+    Whether the template may be followed is judged before (``faults``): what was accepted once goes on as it is.
+
     Raises:
-        Unsupported: the first of ``faults``.
+        Unsupported: something of it has not the form of a pod template, and cannot be merged.
     """
-    for where, reason in faults(template, path):
+    for where, reason in forms(template, path):
         raise Unsupported(where, reason)
     merged = dict(pod)
     for key, lists in (("metadata", {}), ("spec", _LISTS)):
@@ -90,10 +92,18 @@ def faults(template: Mapping[str, Any], path: str = "template") -> Iterator[Find
     for key in template:
         if key not in ("metadata", "spec"):
             yield f"{path}.{key}", "a pod template has metadata and spec"
-    for key, check, lists in (("metadata", _metadata, {}), ("spec", _pod, _LISTS)):
+    for key, check in (("metadata", _metadata), ("spec", _pod)):
         part = template.get(key)
         if isinstance(part, dict):
             yield from check(part, f"{path}.{key}")
+    yield from forms(template, path)
+
+
+def forms(template: Mapping[str, Any], path: str = "template") -> Iterator[Finding]:
+    """What of a template cannot be merged."""
+    for key, lists in (("metadata", {}), ("spec", _LISTS)):
+        part = template.get(key)
+        if isinstance(part, dict):
             yield from _form(part, f"{path}.{key}", lists)
         elif part is not None:
             yield f"{path}.{key}", "must be an object (key: value)"

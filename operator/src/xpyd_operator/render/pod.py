@@ -17,10 +17,11 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.api.source import Beside, Claim, Folder, Hub
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
-from xpyd_operator.render import labels
+from xpyd_operator.render import keys, labels
 from xpyd_operator.render import paths as at
 from xpyd_operator.render.defaults import without_defaults
 from xpyd_operator.render.engine import CPU_ENV, executor_env
+from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.labels import metadata
 from xpyd_operator.render.layout import Member, layout
 from xpyd_operator.render.literal import literal
@@ -37,14 +38,16 @@ _STARTUP_PERIOD_S: Final = 5
 
 
 def engine_pod(
-    service: DisaggService, role: Role, name: InstanceName, revision: Revision, settings: KubeSettings
+    service: DisaggService, role: Role, name: InstanceName, revision: Revision, settings: KubeSettings,
+    *, key: PodKey | None = None,
 ) -> dict[str, Any]:
-    """The pod, ready to be created.
+    """The pod, ready to be created. Without a ``key`` it is only to be looked at.
 
     Raises:
         Unsupported: the model cannot be read in a pod, or the template takes away what xpyd needs.
     """
     shared = at.KV_SHARED if service.spec.kv.shared_memory is not None else ""
+    key = key or keys.unknown(service.name)
     (member,) = layout(service, role, name, model_path(service), shared)
     pod = {
         "apiVersion": "v1",
@@ -58,9 +61,9 @@ def engine_pod(
             "terminationGracePeriodSeconds": grace_s(service),
             "securityContext": at.pod_security(settings),
             "topologySpreadConstraints": at.spread(labels.selector(service, role=role)),
-            "initContainers": [install_container(settings), sidecar_container(service, role, name, settings)],
-            "containers": [engine_container(service, role, member)],
-            "volumes": _volumes(service),
+            "initContainers": [install_container(settings), sidecar_container(service, role, name, settings, key)],
+            "containers": [engine_container(service, role, member, key)],
+            "volumes": _volumes(service, key),
         },
     }
     template = service.spec.role(role).template
@@ -112,7 +115,7 @@ def _without(parts: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if name not in names}
 
 
-def _volumes(service: DisaggService) -> list[dict[str, Any]]:
+def _volumes(service: DisaggService, key: PodKey) -> list[dict[str, Any]]:
     model = service.spec.model
     cache: dict[str, Any] = {"emptyDir": {}}
     if model.cache.claim is not None:
@@ -122,7 +125,7 @@ def _volumes(service: DisaggService) -> list[dict[str, Any]]:
     volumes: list[dict[str, Any]] = [
         {"name": "xpyd", "emptyDir": {}},
         {"name": "run", "emptyDir": {}},
-        at.secret_volume("key", labels.key_name(service.name), labels.KEY, labels.KEY),
+        key.volume(),
         at.annotation_volume("assignment", labels.ASSIGNMENT, at.ASSIGNMENT_FILE),
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
         {"name": "tmp", "emptyDir": {}},
@@ -158,7 +161,7 @@ def model_path(service: DisaggService) -> str:
             raise Unsupported("spec.model.source", reason)
 
 
-def engine_container(service: DisaggService, role: Role, member: Member) -> dict[str, Any]:
+def engine_container(service: DisaggService, role: Role, member: Member, key: PodKey) -> dict[str, Any]:
     """The container ``main`` of a member, before the user's template."""
     engine = service.spec.engine
     args = (*member.args, "--host", "0.0.0.0", "--port", str(at.ENGINE_PORT))
@@ -168,7 +171,7 @@ def engine_container(service: DisaggService, role: Role, member: Member) -> dict
         "imagePullPolicy": engine.image_pull_policy,
         "command": ["python3", "-m", member.module],
         "args": [literal(argument) for argument in args],
-        "env": engine_variables(service, role, member),
+        "env": engine_variables(service, role, member, key),
         "ports": [{"name": "engine", "containerPort": at.ENGINE_PORT, "protocol": "TCP"}],
         "resources": _resources(service.spec.role(role)),
         "startupProbe": at.killing(_health(_STARTUP_PERIOD_S, math.ceil(engine.startup_timeout_s / _STARTUP_PERIOD_S))),
@@ -181,7 +184,7 @@ def engine_container(service: DisaggService, role: Role, member: Member) -> dict
     }
 
 
-def engine_variables(service: DisaggService, role: Role, member: Member) -> list[dict[str, Any]]:
+def engine_variables(service: DisaggService, role: Role, member: Member, key: PodKey) -> list[dict[str, Any]]:
     """The environment: defaults, then what the user wrote, then what nobody may change.
 
     The address comes first, since a variable can be used only after it.
@@ -212,7 +215,7 @@ def engine_variables(service: DisaggService, role: Role, member: Member) -> list
     }
     fixed = {
         launch.ENV_RUN_DIR: at.RUN,
-        launch.ENV_KEY_FILE: f"{at.KEY_DIR}/{labels.KEY}",
+        launch.ENV_KEY_FILE: key.path,
         launch.ENV_SERVICE: service.name,
         launch.ENV_INSTANCE: member.instance,
         "PYTHONPATH": at.PACKAGE,

@@ -9,6 +9,7 @@ import msgspec
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render import labels
 from xpyd_operator.render import paths as at
+from xpyd_operator.render.keys import PodKey
 from xpyd_operator.render.literal import literals
 from xpyd_operator.render.paths import ASK, HOST_VAR
 from xpyd_operator.render.sections import agent_section, router_section
@@ -19,6 +20,8 @@ from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 
 COMMAND: Final = ["python3", "-m", "xpyd_sidecar"]
 _INSTANCE_VAR: Final = f"$({launch.ENV_INSTANCE})"
+_WHERE_GIVEN: Final = frozenset({"previous_key_file", "key_mark", "shared_folder"})
+"""Left out where they say nothing."""
 _RESOURCES: Final = {"requests": {"cpu": "250m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}}
 _INSTALL_RESOURCES: Final = {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}}
 
@@ -37,12 +40,16 @@ def install_container(settings: KubeSettings) -> dict[str, Any]:
     }
 
 
-def sidecar_container(service: DisaggService, role: Role, name: InstanceName, settings: KubeSettings) -> dict[str, Any]:
+def sidecar_container(
+    service: DisaggService, role: Role, name: InstanceName, settings: KubeSettings, key: PodKey
+) -> dict[str, Any]:
     """Agent of an engine, and with placement Sidecar its router, as a native sidecar."""
     own_router = service.spec.router.placement == "Sidecar"
     container = _container(service, labels.SIDECAR, settings, clients=own_router)
-    container |= {"command": _command(_sidecar_config(service, role, name, settings)), "restartPolicy": "Always"}
+    container |= {"command": _command(_sidecar_config(service, role, name, settings, key)), "restartPolicy": "Always"}
     container["volumeMounts"].append(at.mount("assignment", at.ASSIGNMENT_DIR, read_only=True))
+    if service.spec.kv.shared_memory is not None:
+        container["volumeMounts"].append(at.mount("kv", at.KV_SHARED, read_only=True))
     container["env"] = [_field(launch.ENV_HOST, "status.podIP"), {"name": launch.ENV_RUN_DIR, "value": at.RUN}]
     if own_router:
         container |= _router_probes(service)
@@ -53,13 +60,13 @@ def sidecar_container(service: DisaggService, role: Role, name: InstanceName, se
     return container
 
 
-def router_container(service: DisaggService, settings: KubeSettings) -> dict[str, Any]:
+def router_container(service: DisaggService, settings: KubeSettings, key: PodKey) -> dict[str, Any]:
     """A router in a pod of its own."""
     container = _container(service, labels.ROUTERS, settings, clients=True)
     config = SidecarConfig(
         service=ServiceName(service.name),
         instance=InstanceName(""),
-        key_file=f"{at.KEY_DIR}/{labels.KEY}",
+        key_file=key.path,
         run_dir=at.RUN,
         router=_router(service, beside_engine=False),
     )
@@ -86,17 +93,22 @@ def clients_volumes(service: DisaggService) -> list[dict[str, Any]]:
     return found
 
 
-def _sidecar_config(service: DisaggService, role: Role, name: InstanceName, settings: KubeSettings) -> SidecarConfig:
+def _sidecar_config(
+    service: DisaggService, role: Role, name: InstanceName, settings: KubeSettings, key: PodKey
+) -> SidecarConfig:
     engine = join_host_port("127.0.0.1", at.ENGINE_PORT)
     agent = msgspec.structs.replace(
         agent_section(service, role, engine, HostPort(""), (members_address(service, settings),)),
         assignment_file=f"{at.ASSIGNMENT_DIR}/{at.ASSIGNMENT_FILE}",
         listen=join_host_port("0.0.0.0", at.AGENT_PORT),
+        shared_folder=at.KV_SHARED if service.spec.kv.shared_memory is not None else None,
+        previous_key_file=key.before_path,
+        key_mark=key.id if key.derived else "",
     )
     return SidecarConfig(
         service=ServiceName(service.name),
         instance=name,
-        key_file=f"{at.KEY_DIR}/{labels.KEY}",
+        key_file=key.path,
         run_dir=at.RUN,
         agent=agent,
         router=_router(service, beside_engine=True) if service.spec.router.placement == "Sidecar" else None,
@@ -123,6 +135,7 @@ def _command(config: SidecarConfig, instance: str = "") -> list[str]:
     if instance:
         plain["instance"] = instance
     if plain["agent"] is not None:
+        plain["agent"] = {name: value for name, value in plain["agent"].items() if value or name not in _WHERE_GIVEN}
         plain["agent"]["advertise_http"] = f"{HOST_VAR}:{at.ENGINE_PORT}"
     return [*COMMAND, "--config-json", msgspec.json.encode(plain, order="sorted").decode()]
 

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from xpyd_operator.api.devices import devices, limits
 from xpyd_operator.api.quantity import size
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.api.source import Beside
-from xpyd_operator.errors import Unsupported
 from xpyd_operator.render import overlay
 from xpyd_operator.render.engine import RAY_OWNED, kv_options
 from xpyd_operator.render.paths import AGENT_PORT, ENGINE_PORT
@@ -27,21 +25,8 @@ STAGING_BYTES = 64 << 20
 """What the connector of one rank takes in before it is in the cache (its ``worker_side.STAGING_BYTES``)."""
 
 
-def check_kube(service: DisaggService) -> None:
-    """Refuse what this backend cannot do.
-
-    Raises:
-        Unsupported: the first such field.
-    """
-    for path, reason in kube_refusals(service):
-        raise Unsupported(path, reason)
-
-
 def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     """Every field that is refused, and why."""
-    if isinstance(service.spec.model.origin, Beside):
-        reason = f"{service.spec.model.source} lies beside the document, where no pod reads it; write a hub id, a path or pvc://"
-        yield "spec.model.source", reason
     for role in Role:
         yield from _role(service, role)
         yield from _executor(service, role, devices=bool(devices(service.spec.role(role))))
@@ -80,16 +65,6 @@ def _ports(service: DisaggService) -> Iterator[tuple[str, str]]:
             whose = {ENGINE_PORT: "engine", AGENT_PORT: "agent"}.get(port)
             if whose is not None:
                 yield f"spec.router.ports.{name}", f"{port} is the {whose}'s own port in the same pod; take another one"
-
-
-def check_local(service: DisaggService, gpus: int) -> None:
-    """Refuse what this backend cannot do on a host with so many GPUs.
-
-    Raises:
-        Unsupported: the first such field.
-    """
-    for path, reason in local_refusals(service, gpus):
-        raise Unsupported(path, reason)
 
 
 def local_refusals(service: DisaggService, gpus: int) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from xpyd_sidecar import resources
+from xpyd_sidecar.agent import folder
 from xpyd_sidecar.agent.beat import BeatNow, DrainAsked, DrainEnded, Event, Looked, Machine, RoleTold, UndrainAsked
 from xpyd_sidecar.agent.beats import Beats, Resolve, system_resolve
 from xpyd_sidecar.agent.control import Control, TooOld
@@ -24,12 +25,12 @@ from xpyd_sidecar.agent.engine import Probe
 from xpyd_sidecar.agent.remote import Remote
 from xpyd_sidecar.agent.role import Told
 from xpyd_sidecar.beside import Draining
-from xpyd_sidecar.contract import assignment, duty
+from xpyd_sidecar.contract import assignment, duty, keys
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.duty import Duty
 from xpyd_sidecar.contract.ids import AgentId, State
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.contract.launch import AgentConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Agent:
         """Opens nothing yet. ``draining`` is told of drains.
 
         Raises:
-            ConfigError: the configuration has no agent.
+            ConfigError: the configuration has no agent, or names a key of before that is none.
         """
         if config.agent is None:
             raise ConfigError("an agent needs its settings - at `$.agent`")
@@ -59,9 +60,13 @@ class Agent:
         self._run_dir = Path(config.run_dir)
         self._draining = draining or Draining()
         self._machine = Machine(config, AgentId(f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(4)}"))
+        if config.agent.shared_folder is not None:
+            self._machine.trouble = folder.trouble(config.agent.shared_folder)
+            if self._machine.trouble:
+                logger.warning("%s", self._machine.trouble)
         self._loop = asyncio.get_running_loop()
         self._beats = Beats(config.agent.routers, key, heartbeat_s=config.agent.heartbeat_s,
-                            resolve_s=config.agent.resolve_s, resolve=resolve)
+                            resolve_s=config.agent.resolve_s, resolve=resolve, before=_before(config.agent))
         self._probe = Probe(config.agent, self._run_dir)
         self._control = Control(self._run_dir, self)
         self._remote = Remote(config.agent.listen, key, self) if config.agent.listen is not None else None
@@ -251,6 +256,16 @@ class Agent:
             self._said_late = True
             logger.error("the engine is not ready after %g s: %s", self._config.startup_timeout_s, self._machine.problem,
                          extra={"engine": self._config.engine})
+
+
+def _before(config: AgentConfig) -> ServiceKey | None:
+    """The key that the service had before, where it is told."""
+    if config.previous_key_file is None:
+        return None
+    try:
+        return keys.read_before(Path(config.previous_key_file))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{error} - at `$.agent.previous_key_file`") from None
 
 
 async def _wait_or(event: asyncio.Event, timeout_s: float) -> None:

@@ -141,6 +141,8 @@ class Machine:
         self._max_model_len = 0
         self._also: tuple[str, ...] = ()
         self.problem = "the engine has not been looked at yet"
+        self.trouble = ""
+        """What routers are to say that a person should see to; whoever finds it writes it here."""
         """Why the instance is not ready; empty when it is."""
 
     @property
@@ -222,7 +224,7 @@ class Machine:
             control=tuple(record.control for record in self._records),
             model=self._model,
             max_model_len=self._max_model_len,
-            fingerprint=fingerprint.digest(first.fingerprint) if first else Fingerprint(""),
+            fingerprint=self._fingerprint,
             parallel=first.parallel if first else Parallel(),
             load=self._load,
             interval_s=self._agent.heartbeat_s,
@@ -231,6 +233,7 @@ class Machine:
             leaving=self._leaving,
             also=self._also,
             sampling=first.sampling if first else None,
+            trouble=self.trouble,
         )
 
     def goodbye(self) -> Goodbye:
@@ -245,6 +248,14 @@ class Machine:
             return "; ".join(f"router {router.name or router.address} {self._why_holding(router)}" for router in holding)
         load = self._load
         return f"{load.running} running, {load.waiting} waiting, {load.transfers} KV transfers"
+
+    @property
+    def _fingerprint(self) -> Fingerprint:
+        """Engines under different keys cannot exchange KV, whatever it is like."""
+        if not self._records:
+            return Fingerprint("")
+        found, mark = fingerprint.digest(self._records[0].fingerprint), self._agent.key_mark
+        return Fingerprint(f"{found}-{mark}") if mark else found
 
     @property
     def _moves_after_s(self) -> float:

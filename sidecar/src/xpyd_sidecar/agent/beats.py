@@ -7,6 +7,9 @@ outage of the name service takes no instance out of service.
 A socket queues for an established connection only (ZMQ_IMMEDIATE): a router that is away gets the newest state when it is
 back, never a heap of old beats. The sockets are polled on ZMQ_FD, which tells of *edges*: after every send or receive the
 events are read again until nothing is left (``_Link.pump``).
+
+While the keys of a service change, routers that still have the key of before are told with that one: a link whose handshake
+fails begins anew with the other key, and so on until a router answers. What it carries is the same.
 """
 
 from __future__ import annotations
@@ -42,6 +45,9 @@ MAX_ACK_BYTES = 64 << 10
 _ACK = msgspec.msgpack.Decoder(Ack)
 _EVENTS = (zmq.EVENT_CONNECTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_SUCCEEDED
            | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+_LOCKED_OUT = frozenset({zmq.EVENT_CONNECTED, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+                        zmq.EVENT_HANDSHAKE_FAILED_AUTH})
+"""The last one while a router is there and does not take our key: after a failed handshake it is connected to again."""
 _PROBLEMS = {
     zmq.EVENT_CONNECTED: "connected, the handshake is not done: does it hold another service key?",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "the handshake fails: does it hold another service key?",
@@ -82,9 +88,11 @@ class Beats:
     """Links to the routers. ``on_ack`` is called after each ack that changes what a router is known to have heard."""
 
     def __init__(self, routers: Sequence[HostPort], key: ServiceKey, *, heartbeat_s: float, resolve_s: float,
-                 resolve: Resolve = system_resolve, on_ack: Callable[[], None] = lambda: None) -> None:
+                 resolve: Resolve = system_resolve, on_ack: Callable[[], None] = lambda: None,
+                 before: ServiceKey | None = None) -> None:
+        """``before``: the key that the service had before, for routers that still have it."""
         self._names = {address: frozenset[HostPort]() for address in routers}
-        self._key = key
+        self._keys = (key,) if before is None else (key, before)
         self._heartbeat_s = heartbeat_s
         self._resolve_s = resolve_s
         self._resolve = resolve
@@ -108,23 +116,16 @@ class Beats:
             logger.info("router left the name service", extra={"router": address})
             self._links.pop(address).close(linger_s=0.0)
         for address in sorted(wanted - self._links.keys()):
-            try:
-                link = _Link(address, self._context, self._key, self._heartbeat_s, self._on_ack)
-            except zmq.ZMQError as error:
-                if not resources.ours(error):
-                    raise
-                self._warn(address, f"router {address} is told nothing yet: {resources.words(error)}")
-                continue  # the next look-up tries again
-            self._links[address] = link
-            if self._newest:
-                link.send(self._newest)
+            self._begin(Router(address, since=asyncio.get_running_loop().time()), 0)
 
     def send(self, beat: Heartbeat) -> None:
         """Hand one beat to every link; a link that is not connected sends it once it is."""
         self._newest = msgspec.msgpack.encode(beat)
-        for link in self._links.values():
+        for link in list(self._links.values()):
             link.send(self._newest)
             self._complain(link)
+            if len(self._keys) > 1 and link.locked_out(self._heartbeat_s):
+                self._other_key(link)
 
     def routers(self) -> tuple[Router, ...]:
         """What is known of each router, in order of address."""
@@ -144,6 +145,24 @@ class Beats:
             link.close(linger_s=0.1 if goodbye is not None else 0.0)
         self._links.clear()
         self._context.term()
+
+    def _begin(self, view: Router, which: int) -> None:
+        """A link with one of our keys. Without files for it there is none, and the next look-up tries again."""
+        try:
+            link = _Link(view, self._context, self._keys[which], self._heartbeat_s, self._on_ack, which=which)
+        except zmq.ZMQError as error:
+            if not resources.ours(error):
+                raise
+            self._warn(view.address, f"router {view.address} is told nothing yet: {resources.words(error)}")
+            return
+        self._links[HostPort(view.address)] = link
+        if self._newest:
+            link.send(self._newest)
+
+    def _other_key(self, link: _Link) -> None:
+        logger.debug("router does not take this key, the other one is tried", extra={"router": link.view.address})
+        self._links.pop(HostPort(link.view.address)).close(linger_s=0.0)
+        self._begin(link.view, (link.which + 1) % len(self._keys))
 
     async def _resolve_name(self, name: HostPort) -> None:
         host, port = split_host_port(name)
@@ -181,11 +200,14 @@ class Beats:
 class _Link:
     """One DEALER to one address."""
 
-    def __init__(self, address: HostPort, context: zmq.Context[zmq.Socket[bytes]], key: ServiceKey, heartbeat_s: float,
-                 on_ack: Callable[[], None]) -> None:
+    def __init__(self, view: Router, context: zmq.Context[zmq.Socket[bytes]], key: ServiceKey, heartbeat_s: float,
+                 on_ack: Callable[[], None], *, which: int) -> None:
+        """``view``: what is known of the router; ``which``: of our keys it is made with."""
         self._loop = asyncio.get_running_loop()
         self._on_ack = on_ack
-        self.view = Router(address, since=self._loop.time())
+        self._began = self._loop.time()
+        self.which = which
+        self.view = view
         self.left = asyncio.Event()
         self._unsent = b""
         self._last_event = zmq.Event(0)
@@ -198,7 +220,7 @@ class _Link:
             raise
         self._fd = int(sock.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self.pump)
-        sock.connect(f"tcp://{address}")
+        sock.connect(f"tcp://{view.address}")
 
     def send(self, text: bytes) -> None:
         """Send now, or when the connection stands; only the newest message is kept until then."""
@@ -228,6 +250,13 @@ class _Link:
             if event != zmq.EVENT_DISCONNECTED or self._last_event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._last_event = event
         return _PROBLEMS.get(self._last_event, "")
+
+    def locked_out(self, silent_s: float) -> bool:
+        """The router has been there for ``silent_s`` without a handshake that ended well, nor an answer."""
+        if self._loop.time() - max(self.view.heard, self._began) < silent_s:
+            return False
+        self.problem()  # reads what happened meanwhile
+        return self._last_event in _LOCKED_OUT
 
     def close(self, linger_s: float) -> None:
         """Disconnect."""

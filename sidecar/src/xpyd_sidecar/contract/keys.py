@@ -13,6 +13,9 @@ HMAC-SHA256 over a fixed label, so that a leaked admin token opens no KV port:
 
 CURVE: agents and peers derive the server's *public* key from the service key. It is never shown, so whoever completes
 the handshake holds the service key; no ZAP handler is needed.
+
+In a cluster the service key itself is derived, from the master of the operator (decision 0032), and pods have it in a file
+that is named for its digest, so that another one in its place is noticed (``read``).
 """
 
 from __future__ import annotations
@@ -20,17 +23,35 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Literal, NewType
 
 ServiceKey = NewType("ServiceKey", bytes)
 Purpose = Literal["membership", "control", "data", "broadcast", "admin", "agent"]
+_NAMED = re.compile(r"([0-9a-f]{32})\.key")
 
 
 def mint() -> ServiceKey:
     """A new random service key."""
     return ServiceKey(secrets.token_bytes(32))
+
+
+def of_service(master: bytes, generation: int, uid: str) -> ServiceKey:
+    """The key of the service with this uid, from one generation of the master."""
+    said = f"xpyd service key\n{generation}\n{uid}"
+    return ServiceKey(hmac.new(master, said.encode(), hashlib.sha256).digest())
+
+
+def digest(key: ServiceKey) -> str:
+    """64 hex digits that stand for the key where the key must not be; the first 8 are its id."""
+    return hashlib.sha256(b"xpyd key identity\n" + key).hexdigest()
+
+
+def file_name(key: ServiceKey) -> str:
+    """Name of a file that holds this key and no other."""
+    return f"{digest(key)[:32]}.key"
 
 
 def derive(key: ServiceKey, purpose: Purpose) -> bytes:
@@ -49,20 +70,39 @@ def agent_token(key: ServiceKey) -> str:
 
 
 def read(path: Path) -> ServiceKey:
-    """Read a key file: 64 hex digits and an optional newline.
+    """Read a key file: 64 hex digits and an optional newline. One that is named by ``file_name`` must hold that very key.
 
     Raises:
         ValueError: the file holds anything else.
         OSError: it cannot be read.
     """
-    text = path.read_text("ascii", errors="replace").strip()
-    try:
-        raw = bytes.fromhex(text)
-    except ValueError:
-        raw = b""
-    if len(raw) != 32:
+    found = parse(path.read_text("ascii", errors="replace"))
+    if found is None:
         raise ValueError(f"{path}: a service key is 64 hex digits")
-    return ServiceKey(raw)
+    named = _NAMED.fullmatch(path.name)
+    if named is not None and not hmac.compare_digest(digest(found)[:32], named[1]):
+        raise ValueError(f"{path}: it holds another key ({digest(found)[:8]}) than the service's ({named[1][:8]}): "
+                         "somebody else has made this Secret; delete it, and the operator makes it anew")
+    return found
+
+
+def read_before(path: Path) -> ServiceKey | None:
+    """Read the key that a service had before; None where it had none.
+
+    Raises:
+        ValueError: the file holds anything else than a key or nothing.
+        OSError: it cannot be read.
+    """
+    return None if not path.read_text("ascii", errors="replace").strip() else read(path)
+
+
+def parse(text: str) -> ServiceKey | None:
+    """64 hex digits, with space around; None for anything else."""
+    try:
+        raw = bytes.fromhex(text.strip())
+    except ValueError:
+        return None
+    return ServiceKey(raw) if len(raw) == 32 else None
 
 
 def write(path: Path, key: ServiceKey) -> None:

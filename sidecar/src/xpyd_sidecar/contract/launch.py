@@ -95,6 +95,12 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where the agent takes a new role over the network, from who has the agents' token; None: by its unix socket alone."""
     data_parallel: int = 1
     """How many DP ranks (engine records) the engine has."""
+    shared_folder: str | None = None
+    """The folder in memory that engines of a node share (``kv.sharedMemory``); None: there is none."""
+    previous_key_file: str | None = None
+    """The key that the service had before, for routers that still have it; an empty file or None: none."""
+    key_mark: str = ""
+    """Stands for the service's key in the fingerprint that routers hear, so that they pair within one key."""
     heartbeat_s: float = 3.0
     resolve_s: float = 5.0
     drain_timeout_s: float = 600.0

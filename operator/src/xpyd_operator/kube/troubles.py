@@ -1,0 +1,71 @@
+"""What is wrong with a service as a whole, and its status while nothing can be planned for it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from xpyd_operator.api.status import Condition, ServiceStatus
+from xpyd_operator.errors import XpydError
+from xpyd_operator.kube.master import KeyTrouble
+from xpyd_operator.kube.status import stalled
+from xpyd_operator.plan.conditions import bounded
+from xpyd_operator.plan.observed import Problem
+from xpyd_sidecar.contract.fleet import Fleet
+
+_NAMED = 3
+
+
+def troubles(
+    taken: Iterable[str], valid: Condition, fleet: Fleet | None, lacking: KeyTrouble | None
+) -> tuple[Problem, ...]:
+    """Of no instance.
+
+    Args:
+        taken: objects of others whose names the service needs.
+        valid: what is said of the newest document.
+        fleet: what a router tells: agents warn of what a person should see to, though they serve.
+        lacking: why the master of all keys may be lost.
+    """
+    found = [
+        Problem("NameTaken", f"{each} is somebody else's; rename or delete it, since this service needs the name")
+        for each in taken
+    ]
+    if valid.status == "False":
+        found.append(Problem(valid.reason, valid.message))
+    told: dict[str, list[str]] = {}
+    for each in fleet.instances if fleet is not None else ():
+        if each.trouble:
+            told.setdefault(each.trouble, []).append(each.instance)
+    for words, names in sorted(told.items()):
+        found.append(Problem("AgentWarns", f"{', '.join(sorted(names)[:_NAMED])}: {words}"))
+    if lacking is not None:
+        found.append(Problem(lacking.reason, str(lacking)))
+    return tuple(found)
+
+
+def refused(before: ServiceStatus, valid: Condition, error: XpydError) -> ServiceStatus | None:
+    """Nothing was ever accepted while this process lives: say why. What runs goes on, so its Ready is left alone.
+
+    None where it cannot be told at present, and will be.
+    """
+    there = {each.type for each in before.conditions}
+    if valid.status != "False":
+        if "Valid" in there:
+            return None
+        valid = Condition(type="Valid", status="Unknown", reason="NotReached", message=str(error))
+    conditions = [each for each in before.conditions if each.type not in ("Valid", "Stalled")]
+    if "Ready" not in there:
+        conditions.append(Condition(type="Ready", status="False", reason=valid.reason, message=valid.message))
+    return msgspec.structs.replace(before, conditions=(*conditions, valid, *stalled(conditions, valid)))
+
+
+def keyless(before: ServiceStatus, error: KeyTrouble) -> ServiceStatus:
+    """The key of its pods is not known, so nothing can be done. What runs goes on, so its Ready is left alone."""
+    words = bounded(str(error))
+    conditions = [each for each in before.conditions if each.type not in ("Degraded", "Stalled")]
+    if not any(each.type == "Ready" for each in conditions):
+        conditions.append(Condition(type="Ready", status="False", reason=error.reason, message=words))
+    stuck = (Condition(type=kind, status="True", reason=error.reason, message=words) for kind in ("Degraded", "Stalled"))
+    return msgspec.structs.replace(before, conditions=(*conditions, *stuck))

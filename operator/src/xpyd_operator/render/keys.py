@@ -1,0 +1,66 @@
+"""Which Secret a pod has its service's key from, and under which name it finds the key there (decision 0032)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from xpyd_operator.render import labels
+from xpyd_operator.render import paths as at
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract.keys import ServiceKey
+
+ID_CHARS: Final = 8
+BEFORE: Final = "before"
+"""Item and file with the key that the service had before; empty where it had none."""
+_DERIVED = re.compile(rf"-{labels.KEY}-[0-9a-f]{{{ID_CHARS}}}")
+
+
+class PodKey(msgspec.Struct, frozen=True):
+    """How pods get the key of a service."""
+
+    secret: str
+    id: str
+    """Stands for the key: the beginning of its digest."""
+    file: str
+    """Name of the file, which is made for this key alone where it is derived."""
+    derived: bool = True
+    """Else it was made at random, before keys were derived. Pods that have such a one may have an older sidecar."""
+
+    @property
+    def path(self) -> str:
+        """Path of the file in a container."""
+        return f"{at.KEY_DIR}/{self.file}"
+
+    @property
+    def before_path(self) -> str | None:
+        """Path of the file with the key of before; None where there is none."""
+        return f"{at.KEY_DIR}/{BEFORE}" if self.derived else None
+
+    def volume(self) -> dict[str, Any]:
+        """The volume of a pod, which mounts it at ``paths.KEY_DIR``."""
+        files = {labels.KEY: self.file} | ({BEFORE: BEFORE} if self.derived else {})
+        return at.secret_files("key", self.secret, files)
+
+
+def derived(service: str, key: ServiceKey) -> PodKey:
+    """Of a key that the operator has derived: the Secret and the file are named for it."""
+    key_id = keys.digest(key)[:ID_CHARS]
+    return PodKey(f"{labels.key_name(service)}-{key_id}", key_id, keys.file_name(key))
+
+
+def made_before(service: str, key: ServiceKey) -> PodKey:
+    """Of a key that was made at random, in the one Secret that a service had for it."""
+    return PodKey(labels.key_name(service), keys.digest(key)[:ID_CHARS], labels.KEY, derived=False)
+
+
+def unknown(service: str) -> PodKey:
+    """Where a document is rendered without a cluster, so that there is no key."""
+    return PodKey(labels.key_name(service), "", labels.KEY, derived=False)
+
+
+def is_derived(service: str, secret: str) -> bool:
+    """Whether a Secret of this name has a derived key of the service."""
+    return secret.startswith(service) and _DERIVED.fullmatch(secret, len(service)) is not None

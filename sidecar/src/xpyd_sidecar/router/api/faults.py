@@ -1,0 +1,102 @@
+"""Errors as clients see them: OpenAI's form, made in one place.
+
+Belongs here: status, type, code and words of every error that the router itself gives, and whose fault an engine's status
+is. Does not belong here: errors of an engine, which are relayed as they are.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+POISON = "poison_request"
+"""Code of the answer to a request that ends engines."""
+OF_THE_ENGINE = frozenset({401, 403, 408, 425, 429})
+"""4xx of a prefill engine that say something of the engine, not of the request: another prefill is asked."""
+
+
+class HttpFault(Exception):
+    """An answer that refuses a request.
+
+    ``status``: HTTP status. ``kind``: OpenAI's ``type``. ``code``: a word that programs can test. ``param``: the request
+    field at fault. ``retry_after_s``: when to come again (header Retry-After), None where coming again does not help.
+    """
+
+    def __init__(self, status: int, message: str, *, kind: str = "invalid_request_error", code: str | None = None,
+                 param: str | None = None, retry_after_s: int | None = None, allow: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
+        self.allow = allow
+
+    @property
+    def outcome(self) -> str:
+        """Of a request that it refuses before anything was sent, as records and metrics call it."""
+        if self.code == POISON:
+            return "poison"
+        return "unavailable" if self.status == 503 else "refused"
+
+    def body(self) -> bytes:
+        """``{"error": {"message", "type", "param", "code"}}``."""
+        return msgspec.json.encode(
+            {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code or self.status}})
+
+    def event(self) -> bytes:
+        """The same as one server-sent event."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Headers that go with it."""
+        found = [(b"content-type", b"application/json")]
+        if self.retry_after_s is not None:
+            found.append((b"retry-after", b"%d" % self.retry_after_s))
+        if self.allow is not None:
+            found.append((b"allow", self.allow.encode()))
+        if self.status == 401:
+            found.append((b"www-authenticate", b"Bearer"))
+        return found
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> HttpFault:
+    """400: the request is wrong, and the client must change it."""
+    return HttpFault(400, message, code=code, param=param)
+
+
+def unknown_model(model: str, served: list[str]) -> HttpFault:
+    """404, as OpenAI answers for a model that is not there."""
+    names = ", ".join(repr(name) for name in served) or "none yet"
+    return HttpFault(404, f"model {model!r} is not served here; served: {names}", kind="NotFoundError",
+                     code="model_not_found", param="model")
+
+
+def not_served(path: str, reason: str) -> HttpFault:
+    """404: engines have such a path, and the router does not."""
+    return HttpFault(404, f"{path} is not served by this router: {reason}", kind="NotFoundError", code="path_not_served")
+
+
+def unavailable(reason: str, retry_after_s: int = 1) -> HttpFault:
+    """503: nothing is wrong with the request."""
+    return HttpFault(503, reason, kind="service_unavailable", code="unavailable", retry_after_s=retry_after_s)
+
+
+def too_many(reason: str, retry_after_s: int) -> HttpFault:
+    """429: this client has its share."""
+    return HttpFault(429, reason, kind="rate_limit_error", code="rate_limit_exceeded", retry_after_s=retry_after_s)
+
+
+def upstream(reason: str, status: int = 502) -> HttpFault:
+    """502 or 504: an engine failed, and nobody else could take over."""
+    return HttpFault(status, reason, kind="upstream_error", code="engine_timeout" if status == 504 else "engine_failed")
+
+
+def poisonous(reason: str) -> HttpFault:
+    """502: engines died of this request, so no other is asked."""
+    return HttpFault(502, reason, kind="upstream_error", code=POISON)
+
+
+def refuses_request(status: int) -> bool:
+    """Whether an engine's answer says that the request is wrong; it may still be right for an engine of the other role."""
+    return 400 <= status < 500 and status not in OF_THE_ENGINE

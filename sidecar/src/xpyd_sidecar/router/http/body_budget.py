@@ -1,0 +1,173 @@
+"""Bytes of request bodies that a router holds, of all requests together: who may hold more, and who must go for it.
+
+    begin ──▶ grow … grow ──▶ whole ──▶ give_back          a body, from its head to the end of its request
+                        └───▶ ended (408, or 503)
+    at_once ──────────────────────────▶ give_back          a small one that came in one piece
+
+Belongs here: arithmetic, on the times and sizes that it is given. Does not belong here: connections, and what a request
+is answered.
+
+Laws
+  * What is held is at most the budget, whatever comes in whatever order: an eighth of it is the reserve, for bodies of up
+    to ``SMALL`` bytes, and the rest is for all others, and for those when the reserve is full.
+  * A body counts for what has come of it, until its request has ended: another engine may have to be asked with it.
+  * A body that is whole is never taken away. Of those that are not, the slowest goes first: the fewest bytes for each
+    second since its head; those that began less than ``GRACE_S`` ago only after all others.
+  * A large body that is announced when there is no room for it takes the room of those alone that come with less than
+    ``PRESSED`` bytes a second; if that is not enough, it is not begun and nobody is ended. So nobody who sends at a normal
+    speed loses to somebody who only announces.
+  * What is given back is what was taken, once, however often it is given back (a body that came at once: once).
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+SMALL = 64 << 10
+"""Bytes of a body that the reserve takes."""
+RESERVE = 8
+"""The reserve is the budget divided by this."""
+PRESSED = 1_000_000
+"""Bytes a second with which a body must come once there is no room for another one."""
+GRACE_S = 1.0
+"""How old a body must be for its speed to say anything."""
+LOOK_S = 0.05
+"""How long no bodies are looked for that come too slowly, when too few were found: all of them are looked at each time."""
+Owner = TypeVar("Owner")
+
+
+class BodyRoom:
+    """A part of the budget."""
+
+    __slots__ = ("held", "limit")
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+
+class HeldBody(Generic[Owner]):
+    """A body that is held."""
+
+    __slots__ = ("began", "came", "ended", "owner", "room", "size")
+
+    def __init__(self, owner: Owner, began: float) -> None:
+        self.owner = owner
+        """Whoever is told when it must go."""
+        self.began = began
+        """When its head was there."""
+        self.came = 0
+        """Bytes that have come, whether they are still here or not."""
+        self.size = 0
+        """Bytes that are held."""
+        self.room: BodyRoom | None = None
+        """Where it has its bytes; None: it has none, or has given them back."""
+        self.ended = False
+        """Its bytes were given back, or taken away: it is not to have any again."""
+
+    def speed(self, now: float) -> float:
+        """Bytes a second since its head."""
+        return self.came / max(now - self.began, 1e-3)
+
+
+class BodyBudget(Generic[Owner]):
+    """The bytes that all bodies may have."""
+
+    def __init__(self, budget: int, small: int = SMALL) -> None:
+        """``small``: how large a body of the reserve may be."""
+        self.small = small
+        self.reserve = BodyRoom(budget // RESERVE)
+        self.rest = BodyRoom(budget - self.reserve.limit)
+        self._coming: dict[HeldBody[Owner], None] = {}
+        """Those with room in the rest that are not whole, oldest first."""
+        self._look_at = 0.0
+
+    @property
+    def held(self) -> int:
+        """Bytes of all bodies that are here."""
+        return self.reserve.held + self.rest.held
+
+    def begin(self, owner: Owner, length: int | None, now: float) -> tuple[HeldBody[Owner] | None, list[HeldBody[Owner]]]:
+        """A head came. ``length``: bytes that it announces, None where nobody knows.
+
+        Returns the body (None: there is no room for it), and those that have to be ended for it.
+        """
+        if length is None or length <= self.small:
+            return HeldBody(owner, now), []
+        ended: list[HeldBody[Owner]] = []
+        missing = self.rest.held + length - self.rest.limit
+        if missing > 0:
+            ended = self._slow(missing, now)
+            if not ended:
+                return None, []
+            for body in ended:
+                self.give_back(body)
+        return HeldBody(owner, now), ended
+
+    def grow(self, body: HeldBody[Owner], more: int, now: float, *, kept: bool = True) -> list[HeldBody[Owner]]:
+        """More bytes came; ``kept``: and stay here. Returns those that have to be ended for them, maybe it as the last."""
+        body.came += more
+        if body.ended or not kept:
+            return []
+        reserve, room = self.reserve, self.rest
+        if body.room is not room and body.size + more <= self.small and reserve.held + more <= reserve.limit:
+            room = reserve
+        if body.room is not room:
+            if body.room is not None:
+                body.room.held -= body.size
+                more, body.size = more + body.size, 0
+            body.room = room
+            if room is self.rest:
+                self._coming[body] = None
+        ended: list[HeldBody[Owner]] = []
+        while room.held + more > room.limit:
+            slowest = min(self._coming, key=lambda one: (now - one.began < GRACE_S, one.speed(now)))
+            self.give_back(slowest)
+            ended.append(slowest)
+            if slowest is body:
+                return ended
+        room.held += more
+        body.size += more
+        return ended
+
+    def at_once(self, size: int) -> bool:
+        """Count a whole small body that came in one piece, as nearly all do: it is known by its size alone.
+
+        False: nothing was counted, since it is not small or the reserve is full; ``begin`` it.
+        """
+        reserve = self.reserve
+        if size > self.small or reserve.held + size > reserve.limit:
+            return False
+        reserve.held += size
+        return True
+
+    def whole(self, body: HeldBody[Owner]) -> None:
+        """The last byte has come: it stays until it is given back."""
+        self._coming.pop(body, None)
+
+    def give_back(self, body: HeldBody[Owner] | int) -> None:
+        """The bytes of a body are here no longer. ``body``: its size, where it was counted ``at_once``; that only once."""
+        if isinstance(body, int):
+            self.reserve.held -= body
+            return
+        self._coming.pop(body, None)
+        if body.room is not None:
+            body.room.held -= body.size
+        body.room, body.size, body.ended = None, 0, True
+
+    def _slow(self, missing: int, now: float) -> list[HeldBody[Owner]]:
+        """The slowest of those that come too slowly, as many as have so many bytes together; none where all have less."""
+        if now < self._look_at:
+            return []
+        slow = [body for body in self._coming if now - body.began >= GRACE_S and body.speed(now) < PRESSED]
+        if sum(body.size for body in slow) < missing:
+            self._look_at = now + LOOK_S
+            return []
+        slow.sort(key=lambda body: body.speed(now))
+        found: list[HeldBody[Owner]] = []
+        for body in slow:
+            if missing <= 0:
+                break
+            found.append(body)
+            missing -= body.size
+        return found

@@ -1,0 +1,123 @@
+"""What we warn of, against the vLLM that is installed: its parser, and what it says of such configurations."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+import pytest
+from make_model import ensure_model
+
+from xpyd_operator.api import vllm as warned
+from xpyd_sidecar.contract import launch
+from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.engine import compat
+
+pytest.importorskip("vllm")
+FULL = {option.replace("|", "") for option in warned._TABLE}
+
+
+@pytest.fixture(scope="module")
+def parser() -> argparse.ArgumentParser:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(message)
+
+    return make_arg_parser(Parser())
+
+
+def parsed(parser: argparse.ArgumentParser, *args: str) -> argparse.Namespace:
+    return parser.parse_args(["--model", "a/b", *args])
+
+
+def names(parser: argparse.ArgumentParser) -> list[str]:
+    return sorted({name for action in parser._actions for name in action.option_strings})
+
+
+def config(**given: Any) -> Any:
+    from vllm.engine.arg_utils import EngineArgs
+
+    transfer = launch.kv_transfer_config(KvOptions(), "recompute")
+    return EngineArgs(model=str(ensure_model()), enforce_eager=True, dtype="float32", max_model_len=2048,
+                      kv_transfer_config=transfer, **given).create_engine_config()
+
+
+def test_the_version_is_the_one_of_the_connector() -> None:
+    assert f"vLLM {compat.SUPPORTED}".rstrip(".") == warned.VERSION
+    assert compat.version().startswith(compat.SUPPORTED)
+
+
+def test_every_option_exists_and_its_short_forms_are_known_exactly_where_vllm_knows_them(
+    parser: argparse.ArgumentParser
+) -> None:
+    known = names(parser)
+    for option in (*FULL, *warned._EQUAL, *warned._CUMEM, warned._CHOICE, warned._CALLS):
+        assert option in known or any(name.startswith(option) for name in known), option
+    checked = 0
+    for name in known:
+        if name.startswith("--no-"):
+            continue  # it switches off what we warn of
+        for length in range(3, len(name) + 1) if name.startswith("--") else (len(name),):
+            try:
+                meant = parser._parse_optional(name[:length])
+            except ValueError:
+                continue  # ambiguous: vLLM refuses it
+            if meant is None:
+                continue
+            action = meant[0][0] if isinstance(meant, list) else meant[0]
+            if action is not None:
+                checked += 1
+                assert bool(warned.known(name[:length])) == any(map(warned.known, action.option_strings)), name[:length]
+    assert checked > 1000
+
+
+def test_a_second_model_is_left_out_and_a_third_one_ends_the_engine(parser: argparse.ArgumentParser) -> None:
+    assert parsed(parser, "c/d").model == "a/b"
+    with pytest.raises(ValueError, match="unrecognized arguments: e/f"):
+        parsed(parser, "c/d", "e/f")
+
+
+def test_choosing_tools_needs_a_parser(parser: argparse.ArgumentParser) -> None:
+    from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
+
+    with pytest.raises(TypeError, match="requires --tool-call-parser"):
+        validate_parsed_serve_args(parsed(parser, "--enable-auto-tool-choice"))
+
+
+def test_tokens_only_means_no_tokenizer() -> None:
+    assert config(tokens_only=True).model_config.skip_tokenizer_init
+    assert not config().model_config.skip_tokenizer_init
+
+
+@pytest.mark.parametrize("given", [{"runner": "pooling"}, {"convert": "embed"}])
+def test_a_runner_that_pools_does_not_generate(given: dict[str, str]) -> None:
+    assert config(**given).model_config.runner_type == "pooling"
+
+
+def test_drafts_are_refused_by_the_connector() -> None:
+    from xpyd_sidecar.errors import ConfigError
+
+    drafts = config(speculative_config={"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3})
+    with pytest.raises(ConfigError, match="speculative decoding"):
+        compat.check_model(drafts, None)
+
+
+def test_an_allocator_that_moves_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(warned._ALLOCATOR, "expandable_segments:True")
+    with pytest.raises(ValueError, match="expandable_segments"):
+        config()
+
+
+def test_rows_of_experts_are_refused_beside_connectors_by_name_and_so_not_beside_ours() -> None:
+    """Where this fails, vLLM knows more of it, and the warning is to say so."""
+    import inspect
+
+    from vllm.config import VllmConfig
+
+    text = inspect.getsource(VllmConfig)
+    assert '"NixlConnector"' in text
+    assert "PD auxiliary output is not supported" in text
+    assert "Xpyd" not in text
