@@ -25,11 +25,13 @@ import msgspec
 import xpyd_sidecar
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.proxy import connection, incoming, leg, loop
 from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.app import GC_THRESHOLD
+from xpyd_sidecar.proxy.auth import Admin
 from xpyd_sidecar.proxy.context import Context
 from xpyd_sidecar.proxy.server import Server
 from xpyd_sidecar.proxy.wire import chunk_of
@@ -113,7 +115,7 @@ class Router:
         config = SidecarConfig(service=ServiceName("bench"), instance=InstanceName("r"), key_file="", run_dir="",
                                router=router)
         self.context = Context(config)
-        paths = Paths(self.context, Keys(), "token")  # type: ignore[arg-type]
+        paths = Paths(self.context, Keys(), Admin(ServiceKey(bytes(32)), "bench"))  # type: ignore[arg-type]
         server = Server(paths, incoming.Bounds(64 << 10, 64 << 20, 30.0))
         self.legs: dict[leg.Connection, Paper] = {}
         self.clients: list[tuple[connection.Connection, Paper]] = []

@@ -15,10 +15,12 @@ import msgspec
 import pytest
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.proxy import connection, ids, incoming, lane, leg
 from xpyd_sidecar.proxy.admin import Paths
+from xpyd_sidecar.proxy.auth import Admin
 from xpyd_sidecar.proxy.context import Context
 from xpyd_sidecar.proxy.lane import Lane
 from xpyd_sidecar.proxy.server import Server
@@ -119,7 +121,7 @@ class World:
         self.context = context = Context(SidecarConfig(
             service=ServiceName("s"), instance=InstanceName("r"), key_file="", run_dir="", router=router))
         self.clock = context.loop = context.pool.loop = context.line._loop = context.farewells._loop = Clock()  # type: ignore[assignment]
-        paths = Paths(context, Keys(), "token")  # type: ignore[arg-type]
+        paths = Paths(context, Keys(), Admin(ServiceKey(bytes(32)), "r"))  # type: ignore[arg-type]
         paths.entrance.open = paths.entrance.open and lanes
         self.server = Server(paths, incoming.Bounds(1 << 16, 1 << 20, 30.0))
         self.server.loop, self.server.date = self.clock, b"now"  # type: ignore[assignment]

@@ -44,6 +44,9 @@ def test_a_key_of_before_is_mounted_as_it_always_was() -> None:
     assert config.key_file == environment["XPYD_KEY_FILE"] == "/etc/xpyd/key/key"
     assert config.agent is not None
     assert (config.agent.previous_key_file, config.agent.key_mark) == (None, "")
+    assert config.plain_bearer, "the operator may be one that knows no signed calls"
+    assert not pod(keys.derived("qwen", KEY))[1].plain_bearer
+    assert not pod(keys.unknown("qwen"))[1].plain_bearer
 
 
 def test_routers_in_pods_of_their_own_get_the_key_that_they_are_given() -> None:

@@ -11,13 +11,12 @@ from collections.abc import Callable
 import msgspec
 
 from xpyd_sidecar import resources
-from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.proxy import fast, loop
 from xpyd_sidecar.proxy.admin import Paths
-from xpyd_sidecar.proxy.auth import ClientKeys
+from xpyd_sidecar.proxy.auth import Admin, ClientKeys
 from xpyd_sidecar.proxy.context import Context
 from xpyd_sidecar.proxy.guests import PORT_AFTER_MEMBERS, GuestListener
 from xpyd_sidecar.proxy.incoming import Bounds
@@ -53,7 +52,7 @@ class Router:
         self._key = key
         self._client_keys = ClientKeys(self._config.api_key_file)
         self.context = self._make_context(config)
-        self.paths = self._make_paths(self._client_keys, keys.admin_token(key))
+        self.paths = self._make_paths(self._client_keys, Admin(key, config.instance, plain=config.plain_bearer))
         self.tracer = self.paths.tracer = Tracer(self.context, key)
         bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds, STREAMED, body_budget=self._config.body_budget_bytes)
@@ -88,8 +87,8 @@ class Router:
     def _make_context(self, config: SidecarConfig) -> Context:
         return Context(config)
 
-    def _make_paths(self, client_keys: ClientKeys, admin_token: str) -> Paths:
-        return Paths(self.context, client_keys, admin_token)
+    def _make_paths(self, client_keys: ClientKeys, admin: Admin) -> Paths:
+        return Paths(self.context, client_keys, admin)
 
     async def start(self) -> None:
         """Listen on all ports.

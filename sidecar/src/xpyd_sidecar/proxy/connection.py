@@ -23,6 +23,7 @@ import uuid
 from collections import deque
 from typing import Protocol, cast
 
+from xpyd_sidecar.accepting import same_host
 from xpyd_sidecar.proxy import deadlines, rules
 from xpyd_sidecar.proxy.fast import Outlet
 from xpyd_sidecar.proxy.held_bodies import Held, HeldBodies
@@ -62,6 +63,10 @@ class ServerState(Protocol):
     def full(self) -> bool:
         """Whether there are more connections than allowed."""
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether connections are TLS."""
+
     def refused(self, fault: Fault) -> None:
         """A connection was refused before there was a whole request."""
 
@@ -100,6 +105,15 @@ class Connection(asyncio.Protocol):
         self._blocked_at = 0.0
         self._since = server.loop.time()
         """When the request that is being received began, or the connection fell idle."""
+
+    @property
+    def private(self) -> bool:
+        """Whether nobody else reads it: TLS, or a client on this host."""
+        transport = self._transport
+        if transport is None:
+            return False
+        peer, own = (transport.get_extra_info(name) for name in ("peername", "sockname"))
+        return self.server.encrypted or same_host(peer, own)
 
     # ---- asyncio
 

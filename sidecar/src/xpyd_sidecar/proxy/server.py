@@ -75,6 +75,11 @@ class Server:
         return len(self.connections) > self.most
 
     @property
+    def encrypted(self) -> bool:
+        """Whether connections are TLS."""
+        return self._certificate is not None
+
+    @property
     def listening(self) -> bool:
         """Whether connections are accepted."""
         return self._acceptor is not None

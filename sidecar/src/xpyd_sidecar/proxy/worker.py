@@ -30,7 +30,7 @@ from xpyd_sidecar.proxy import link as li
 from xpyd_sidecar.proxy.admin import Paths
 from xpyd_sidecar.proxy.app import GC_THRESHOLD, Router
 from xpyd_sidecar.proxy.asked_paths import WorkerPaths
-from xpyd_sidecar.proxy.auth import ClientKeys
+from xpyd_sidecar.proxy.auth import Admin, ClientKeys
 from xpyd_sidecar.proxy.context import Context
 from xpyd_sidecar.proxy.following import WorkerContext
 from xpyd_sidecar.proxy.loop import run
@@ -56,8 +56,8 @@ class Worker(Router):
         self.worker = WorkerContext(config, self._link, self._begin.started)
         return self.worker
 
-    def _make_paths(self, client_keys: ClientKeys, admin_token: str) -> Paths:
-        paths = WorkerPaths(self.context, client_keys, admin_token)
+    def _make_paths(self, client_keys: ClientKeys, admin: Admin) -> Paths:
+        paths = WorkerPaths(self.context, client_keys, admin)
         paths.link = self._link
         self._asking = paths
         return paths
