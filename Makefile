@@ -18,7 +18,7 @@ help: ## List the targets
 setup: $(STAMP) ## Check the machine and install everything, pinned
 
 $(STAMP): requirements/uv.txt requirements/cpu.txt operator/pyproject.toml sidecar/pyproject.toml \
-		sidecar/hatch_build.py $(wildcard sidecar/src/xpyd_sidecar/proxy/_*.[ch]) \
+		sidecar/hatch_build.py $(wildcard sidecar/src/xpyd_sidecar/router/relay/_*.[ch]) \
 		sidecar/src/xpyd_sidecar/engine/links/_moves.c scripts/preflight.py
 	@$(PYTHON) scripts/preflight.py $(VENV)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -271,6 +271,14 @@ STEPS ?= 60
 SWITCHES ?= 100
 campaign-scale: $(STAMP) ## 1,000 simulated scale steps; STEPS= real ones, SWITCHES= of roles, added to bench/results (an hour; goes on where it ended, FRESH=1 begins anew)
 	@$(BIN)/python tests/campaigns/scale.py --simulated --real --steps $(STEPS) --switches $(SWITCHES) $(if $(FRESH),--fresh)
+
+.PHONY: campaign-fleet
+FLEET ?= 96P144D
+FLEET_START_S ?= 12
+campaign-fleet: $(STAMP) ## A rollout of 96P144D with scripted engines before a real API server, into bench/results (root, 10 minutes; FLEET=, FLEET_START_S= of an engine)
+	@$(CLUSTER) build --profile light
+	@XPYD_FLEET=$(FLEET) XPYD_FLEET_START_S=$(FLEET_START_S) XPYD_FLEET_RESULTS=bench/results/campaign_fleet.json \
+	  $(BIN)/pytest -s tests/kube/test_fleet.py -k batches --timeout 3600
 # --- end of campaigns ---
 
 .PHONY: dashboard-picture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from external_metrics import served
-from service_in_cluster import ServiceInCluster, check
+from service_in_cluster import ASK, ServiceInCluster, check
 from testcluster.errors import CommandFailed
 from testcluster.kubectl import wait_until
 from testcluster.network import HOST_ADDRESS
@@ -19,13 +19,6 @@ pytestmark = pytest.mark.timeout(900)
 AWAY_S = 60.0
 AUTOSCALING = Path(__file__).resolve().parent.parent / "examples/kubernetes/autoscaling.yaml"
 
-ASK = """
-import json, sys, urllib.request
-body = {"model": "tiny", "messages": [{"role": "user", "content": "What is xpyd?"}], "max_tokens": 40, "temperature": 0}
-head = {"Content-Type": "application/json"}
-request = urllib.request.Request(sys.argv[1] + "/chat/completions", json.dumps(body).encode(), head)
-print(urllib.request.urlopen(request, timeout=60).read().decode())
-"""
 CONNECT = """
 import socket, sys
 for address in sys.argv[1:]:

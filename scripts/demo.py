@@ -4,7 +4,8 @@
     make demo MODEL=path-or-hub-id       another one
 
 Steps: `xpyd up`, one chat request through the router (streamed to the terminal), the same question to a plain engine, the
-proof from the engines' own metrics. In a terminal the service then stays up until Ctrl-C; otherwise it is taken down.
+proof from the engines' own metrics. In a terminal the service then stays up until Ctrl-C; otherwise it is taken down, as it
+is when a signal ends the demo (SIGTERM, or SIGHUP as the terminal goes away), at whatever step.
 Exit code 0 only if the two answers are equal and decode computed no prompt token.
 """
 
@@ -23,7 +24,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import yaml
 
@@ -33,6 +35,7 @@ STATE = ROOT / ".cache" / "demo"
 QUESTION = "What is xpyd?"
 MAX_TOKENS = 200
 PLAIN_START_S = 300
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 ENGINE_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -227,9 +230,9 @@ def run(model: str | None) -> bool:
     path, content = document(model)
     name, spec = content["metadata"]["name"], content["spec"]
     served = spec["model"]["servedName"]
-    say(f"$ xpyd up -f {path.relative_to(ROOT)} --detach")
-    xpyd("up", "-f", str(path), "--detach")
     try:
+        say(f"$ xpyd up -f {path.relative_to(ROOT)} --detach")
+        xpyd("up", "-f", str(path), "--detach")
         xpyd("status", name)
         status = json.loads(xpyd("status", name, "-o", "json", capture=True))
         url = status["url"]
@@ -252,7 +255,8 @@ def run(model: str | None) -> bool:
             serve(url, served)
         return same and exact
     finally:
-        say(f"$ xpyd down {name}")
+        with suppress(OSError):  # perhaps nobody reads any more
+            say(f"$ xpyd down {name}")
         xpyd("down", name)
 
 
@@ -265,11 +269,24 @@ def serve(url: str, served: str) -> None:
         signal.pause()
 
 
+def end_by(number: int, _: FrameType | None) -> NoReturn:
+    """Take everything down, as Ctrl-C does; another such signal changes nothing. After SIGHUP there is no terminal."""
+    for each in ENDING:
+        signal.signal(each, lambda *_: None)
+    if number == signal.SIGHUP:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.dup2(nothing, 2)
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     """Parse the arguments and run."""
     parser = argparse.ArgumentParser(description="Serve a DisaggService locally and prove what it does.")
     parser.add_argument("--model", help="path or hub id of another model")
     arguments = parser.parse_args()
+    for number in ENDING:
+        signal.signal(number, end_by)
     os.environ["XPYD_HOME"] = str(STATE / "home")
     return 0 if run(arguments.model) else 1
 

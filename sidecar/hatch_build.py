@@ -25,8 +25,8 @@ except ImportError:  # run by hand, without the build's tools
     BuildHookInterface = object
 
 PACKAGE = Path("src", "xpyd_sidecar")
-SOURCES = (PACKAGE / "proxy" / "_fast.c", PACKAGE / "proxy" / "_answer.c", PACKAGE / "proxy" / "_loop.c",
-           PACKAGE / "engine" / "links" / "_moves.c")
+RELAY = PACKAGE / "router" / "relay"
+SOURCES = (RELAY / "_fast.c", RELAY / "_answer.c", RELAY / "_loop.c", PACKAGE / "engine" / "links" / "_moves.c")
 NEEDED = ("-Wall", "-Wextra", "-Wno-cast-function-type", "-fPIC", "-fvisibility=hidden", "-shared", "-D_GNU_SOURCE",
           "-pthread")
 HARDENED = ("-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=3", "-fstack-protector-strong", "-Wl,-z,relro,-z,now")

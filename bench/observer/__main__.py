@@ -16,11 +16,11 @@ from beats import SERVICE, beat
 from records import leg, record
 
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.proxy.observer import Observer
-from xpyd_sidecar.routing import history as hi
-from xpyd_sidecar.routing import summary
-from xpyd_sidecar.routing.record import Record
-from xpyd_sidecar.routing.roster import Roster
+from xpyd_sidecar.router.fleet.roster import Roster
+from xpyd_sidecar.router.observing import history as hi
+from xpyd_sidecar.router.observing import summary
+from xpyd_sidecar.router.observing.observer import Observer
+from xpyd_sidecar.router.observing.record import Record
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "observer.json"
 ROUNDS = 7

@@ -25,12 +25,12 @@ from typing import Any
 
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.routing import policies
-from xpyd_sidecar.routing.holdings import Holdings
-from xpyd_sidecar.routing.load import Mean, score
-from xpyd_sidecar.routing.policies import Policy, Query
-from xpyd_sidecar.routing.prompt import Prefix
-from xpyd_sidecar.routing.roster import Member
+from xpyd_sidecar.router.api.prompt import Prefix
+from xpyd_sidecar.router.balance import policies
+from xpyd_sidecar.router.balance.load import Mean, score
+from xpyd_sidecar.router.balance.policies import Policy, Query
+from xpyd_sidecar.router.balance.prefix_index import Holdings
+from xpyd_sidecar.router.fleet.roster import Member
 
 INSTANCES = 8
 TOKENS_PER_S = 8000.0

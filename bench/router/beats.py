@@ -74,13 +74,13 @@ def _receive(end: Connection, timeout_s: float):  # type: ignore[no-untyped-def]
 def _router(end: Connection, window_s: float) -> None:
     import asyncio  # noqa: PLC0415
 
-    from xpyd_sidecar.proxy import loop as loops  # noqa: PLC0415
+    from xpyd_sidecar.router.relay import loop as loops  # noqa: PLC0415
 
     async def run() -> None:
         from xpyd_sidecar.contract import keys  # noqa: PLC0415
         from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig  # noqa: PLC0415
         from xpyd_sidecar.contract.membership import Up  # noqa: PLC0415
-        from xpyd_sidecar.proxy.app import Router  # noqa: PLC0415
+        from xpyd_sidecar.router.app import Router  # noqa: PLC0415
 
         loop = asyncio.get_running_loop()
         router = Router(SidecarConfig(service=SERVICE, instance="r0", key_file="", run_dir="", router=RouterConfig(

@@ -28,13 +28,15 @@ from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, Instan
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
-from xpyd_sidecar.proxy import connection, incoming, leg, loop
-from xpyd_sidecar.proxy.admin import Paths
-from xpyd_sidecar.proxy.app import GC_THRESHOLD
-from xpyd_sidecar.proxy.auth import Admin
-from xpyd_sidecar.proxy.context import Context
-from xpyd_sidecar.proxy.server import Server
-from xpyd_sidecar.proxy.wire import chunk_of
+from xpyd_sidecar.router.app import GC_THRESHOLD
+from xpyd_sidecar.router.endpoints.application import Paths
+from xpyd_sidecar.router.http import connection, incoming
+from xpyd_sidecar.router.http.auth import Admin
+from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.wire import chunk_of
+from xpyd_sidecar.router.relay import loop
+from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.upstream import engine_connection
 
 KEY = "k" * 32
 MODEL = "tiny"
@@ -117,7 +119,7 @@ class Router:
         self.context = Context(config)
         paths = Paths(self.context, Keys(), Admin(ServiceKey(bytes(32)), "bench"))  # type: ignore[arg-type]
         server = Server(paths, incoming.Bounds(64 << 10, 64 << 20, 30.0))
-        self.legs: dict[leg.Connection, Paper] = {}
+        self.legs: dict[engine_connection.Connection, Paper] = {}
         self.clients: list[tuple[connection.Connection, Paper]] = []
         for port, role in ((1, Role.PREFILL), (2, Role.DECODE), (3, Role.DECODE)):
             self._join(HostPort(f"127.0.0.1:{port}"), role)
@@ -132,7 +134,7 @@ class Router:
             state=State.READY, incarnation=Incarnation(f"i{address[-1]}"), http=(address,), control=(address,), model=MODEL,
             max_model_len=32768, fingerprint=Fingerprint("f" * 32), interval_s=3.0))
         for _ in range(STREAMS + 4):
-            made, paper = leg.Connection(self.context.pool, address), Paper()
+            made, paper = engine_connection.Connection(self.context.pool, address), Paper()
             made.connection_made(paper)  # type: ignore[arg-type]
             self.legs[made] = paper
             self.context.pool.release(made, address)

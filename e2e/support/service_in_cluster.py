@@ -20,6 +20,15 @@ MODEL = ROOT / "examples" / "model" / "weights"
 START_S = 400
 """Four engines at most share two cores with the cluster; one alone is ready after about a minute."""
 
+ASK = """
+import json, sys, urllib.request
+body = {"model": "tiny", "messages": [{"role": "user", "content": "What is xpyd?"}], "max_tokens": 40, "temperature": 0}
+head = {"Content-Type": "application/json"}
+request = urllib.request.Request(sys.argv[1] + "/chat/completions", json.dumps(body).encode(), head)
+print(urllib.request.urlopen(request, timeout=60).read().decode())
+"""
+"""A program that asks a chat of the URL that it is given, and prints the answer."""
+
 
 class Images:
     """What was built, and which folders of the host hold vLLM."""

@@ -68,6 +68,7 @@ SCALE = (*zero("simulated/faults", "real/failed", "real/wrong", "real/engines_re
          Goal("real/idle_switch_s_median", "<=", 2.0))
 DP = (*zero("soak_*/wrong"), Goal("soak_*/requests", ">=", 10_000), Goal("model: */verdict", "=", "ok"),
       Goal("deaths_in_the_model/ok", "=", 1000), Goal("kills/*/seconds", "<=", 45.0))
+FLEET = (*zero("rolls/*/faults"), Goal("rolls/*/share", "<=", 1.0), Goal("fleet", "=", "96P144D"))
 
 ROWS: Final = (
     Row("campaign-buddy", 1, 10, AT + "buddy.json", BUDDY),
@@ -79,6 +80,7 @@ ROWS: Final = (
     Row("campaign-service", 15, 60),
     Row("mutants", 10, 60),
     Row("campaign-fuzz", 15, 40),
+    Row("campaign-fleet", 10, 40, AT + "campaign_fleet.json", FLEET, root=True),
     Row("campaign-sampled", 4, 20, AT + "campaign_sampled.json", SAMPLED),
     Row("campaign-parallel", 10, 40),
     Row("campaign-unequal", 20, 75, AT + "campaign_parallel.json", UNEQUAL),

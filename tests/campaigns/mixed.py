@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support")]
 
 from load import mixed_load  # noqa: E402 (tests/support is not on the path before)
 
-from xpyd_sidecar.proxy import loop  # noqa: E402
+from xpyd_sidecar.router.relay import loop  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_mixed.json"
 

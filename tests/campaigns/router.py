@@ -32,7 +32,8 @@ from recorded import load  # noqa: E402
 from replay import Replay  # noqa: E402
 from router_fleet import fleet  # noqa: E402
 
-from xpyd_sidecar.proxy import in_flight, loop  # noqa: E402
+from xpyd_sidecar.router.relay import loop  # noqa: E402
+from xpyd_sidecar.router.serving import in_flight  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_router.json"
 VICTIMS = 5

@@ -14,7 +14,7 @@ from connector_sides import KEY, Engine, decode_leg, idle, making, prefill_leg, 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, TransferId
 from xpyd_sidecar.contract.timeline import First, Side
-from xpyd_sidecar.proxy.traces import ask
+from xpyd_sidecar.router.endpoints.traces import ask
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from xpyd_sidecar.routing.faults import Fault
-from xpyd_sidecar.routing.hidden import CONTENT, REFUSED
-from xpyd_sidecar.routing.passed import checked
+from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.hidden import CONTENT, REFUSED
+from xpyd_sidecar.router.api.passthrough_bodies import checked
 
 _PARAMS = ("kv_transfer_params", "ec_transfer_params", "vllm_xargs.")
 CARRIERS = {*_PARAMS, "sampling_params.extra_args.",
@@ -73,7 +73,7 @@ def test_every_place_of_every_request_is_known_and_refused(requests: list[type[B
     assert {"CompletionRequest", "ChatCompletionRequest", "ResponsesRequest", "AnthropicMessagesRequest", "GenerateRequest",
             "TranscriptionRequest"} <= names, "this test sees too little"
     found = {path for one in requests for path in _carriers(one, "", frozenset({one}))}
-    assert found == CARRIERS | ANSWERS, "refuse it (routing/hidden.py), and name it here"
+    assert found == CARRIERS | ANSWERS, "refuse it (router/api/hidden.py), and name it here"
     for path in CARRIERS:
         assert path.split(".")[0] not in CONTENT
         for name in REFUSED:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import signal
 import subprocess
@@ -46,6 +47,8 @@ def test_a_service_from_up_to_down(service: LocalService, capsys: pytest.Capture
     answer = service.status(capsys)
     assert (answer["status"]["wanted"], answer["status"]["ready"]) == ("1P1D", "1P1D")
     assert answer["requests_total"] == 7
+    compatible = next(each for each in answer["status"]["conditions"] if each["type"] == "Compatible")
+    assert (compatible["status"], compatible["reason"]) == ("True", "SameFingerprint")
     assert answer["router"]["state"] == "ready"
 
     first = service.pid("instances", "tiny-e0", "engine")
@@ -204,6 +207,39 @@ def test_in_the_foreground_ctrl_c_drains_and_stops(service: LocalService) -> Non
         said = read_until(process, "tiny has ended")
         assert "draining and stopping; Ctrl-C again stops at once" in said
         assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert service.pids() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_in_the_foreground_other_signals_take_it_down_too(service: LocalService, number: signal.Signals) -> None:
+    service.write()
+    process = service.foreground()
+    try:
+        read_until(process, f"http://127.0.0.1:{service.port}/v1")
+        process.send_signal(number)
+        assert "draining and stopping" in read_until(process, "tiny has ended")
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.communicate()
+    assert service.pids() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=lambda number: number.name)
+def test_signals_take_it_down_where_nobody_reads_any_more(service: LocalService, number: signal.Signals) -> None:
+    service.write()
+    master, terminal = pty.openpty()
+    process = service.foreground(output=terminal)
+    os.close(terminal)
+    try:
+        wait(lambda: b"is ready" in os.read(master, 1 << 16), 40.0)
+        os.close(master)  # the terminal is gone, and writing to it fails
+        process.send_signal(number)
+        assert process.wait(30) == 0
+        assert "nobody reads any more" in service.folder.log.read_text()
     finally:
         process.kill()
         process.communicate()

@@ -9,11 +9,11 @@ import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.legs import FIELD, Leg, Peer
-from xpyd_sidecar.routing import dialects
-from xpyd_sidecar.routing.bodies import decode_body, parse, prefill_body
-from xpyd_sidecar.routing.faults import Fault
-from xpyd_sidecar.routing.fields import TABLE, Api
-from xpyd_sidecar.routing.passed import checked
+from xpyd_sidecar.router.api import dialects
+from xpyd_sidecar.router.api.bodies import decode_body, parse, prefill_body
+from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.fields import TABLE, Api
+from xpyd_sidecar.router.api.passthrough_bodies import checked
 
 P_LEG = Leg(1, Role.PREFILL, TransferId("0" * 32), Attempt(1), 5.0,
             Peer(InstanceName("d"), Incarnation("i"), HostPort("h:1")))

@@ -22,7 +22,7 @@ from hypothesis import strategies
 from make_model import ensure_model
 
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.routing import paths
+from xpyd_sidecar.router.api import paths
 
 GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "max_tokens": 16}
 MESSAGES: list[Any] = [{"role": "user", "content": "What is a lease? ☃"}]

@@ -20,7 +20,7 @@ from cluster import Cluster
 from engines import MODEL_NAME, post
 from processes import Group
 
-from xpyd_sidecar.proxy.admin import RENDERED_S
+from xpyd_sidecar.router.endpoints.application import RENDERED_S
 
 GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "max_tokens": 24}
 PROMPT = "Two routers, one fleet: "

@@ -48,6 +48,24 @@ async def test_a_crash_loop_with_its_last_log_line(team: Team) -> None:
     assert team.condition("Ready")["status"] == "False"
 
 
+async def test_pods_that_wait_to_be_admitted_are_queued(team: Team) -> None:
+    """As with Kueue: a gate in each pod, which somebody takes away. The API server itself says that it is gated."""
+    gate = {"template": {"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team-a"}},
+                         "spec": {"schedulingGates": [{"name": "example.com/quota"}]}}}
+    await team.apply(team.document(prefill={"replicas": 1, **gate}, decode={"replicas": 1, **gate}))
+    said = await team.wait_condition("Ready", "False", words=("Queued", "queued: qwen-e0, qwen-e1"))
+    assert said["reason"] == "Queued"
+    await team.wait_condition("Progressing", words=("Queued: queued: qwen-e0, qwen-e1",))
+    assert team.condition("Degraded")["status"] == "False"
+    told = "pod qwen-e0 waits to be admitted (gate example.com/quota, queue team-a)"
+    await team.wait(lambda: [each for each in team.events("Queued") if told in each["message"]], "an Event names the gate")
+    assert {each["type"] for each in team.events("Queued")} == {"Normal"}
+    for pod in team.pods():
+        patch = {"spec": {"schedulingGates": []}}
+        await team.kube.merge("Pod", team.namespace, pod["metadata"]["name"], patch)
+    await team.wait_settled("1P1D")
+
+
 async def test_a_pod_that_no_node_takes(team: Team) -> None:
     words = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     team.agent.script = lambda _: Script(trouble="unschedulable", words=words)

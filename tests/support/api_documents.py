@@ -325,6 +325,11 @@ MALFORMED: dict[str, Bad] = {
     "nothing may move": bad(
         "spec.rollout.maxUnavailable", "when maxSurge is 0", rollout={"maxSurge": 0, "maxUnavailable": 0}
     ),
+    "nothing may move, in shares": bad(
+        "spec.rollout.maxUnavailable", "when maxSurge is 0", rollout={"maxSurge": "0%", "maxUnavailable": 0}
+    ),
+    "more missing than there are": bad("spec.rollout.maxUnavailable", "0% to 100%", rollout={"maxUnavailable": "101%"}),
+    "a surge that is no share": bad("spec.rollout.maxSurge", "0% to 999%", rollout={"maxSurge": "10"}),
     "planner without scaling": bad(
         "spec.planner.mode", "write prefill.scaling", planner={"mode": "Auto", "slo": {"ttftP95": "2s"}}
     ),

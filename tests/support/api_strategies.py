@@ -14,6 +14,8 @@ _TEXT = {
     "duration": ["1s", "90s", "5m", "1h30m", "1.5s", "500ms", "10ms", "59m"],
     "size": ["0", "1", "500M", "2Gi", "1.5Gi"],
     "share": ["0", "10%", "2Gi", "0%"],
+    "count": ["0%", "10%", "250%"],
+    "part": ["0%", "25%", "100%"],
     "quantity": ["2", "500m", "16Gi", "1e3", "0.5"],
     "source": ["Qwen/Qwen3-8B", "gpt2", "/models/x", "pvc://claim/a/b", "../weights", "./w"],
     "name": ["a", "hub-cache", "x.y"],

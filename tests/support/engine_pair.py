@@ -37,9 +37,9 @@ from xpyd_sidecar.contract.ids import (
     join_host_port,
 )
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.proxy.farewell import Farewells
-from xpyd_sidecar.proxy.upstream import Pool
-from xpyd_sidecar.routing.target import Target
+from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.upstream.cancel_notice import Farewells
+from xpyd_sidecar.router.upstream.pool import Pool
 
 PEER_TIMEOUT_S = 4.0
 OUTPUT = 12

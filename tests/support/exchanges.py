@@ -6,9 +6,10 @@ from collections.abc import Collection
 from typing import Any
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, TransferId
-from xpyd_sidecar.routing.exchange import Exchange
-from xpyd_sidecar.routing.exchange_inputs import Course, Limits
-from xpyd_sidecar.routing.moves import (
+from xpyd_sidecar.router.fleet.target import Pair, Target
+from xpyd_sidecar.router.serving.exchange import Exchange
+from xpyd_sidecar.router.serving.exchange_inputs import Course, Limits
+from xpyd_sidecar.router.serving.instructions import (
     Answered,
     Begun,
     Break,
@@ -25,8 +26,7 @@ from xpyd_sidecar.routing.moves import (
     Resume,
     Send,
 )
-from xpyd_sidecar.routing.reason import Reason
-from xpyd_sidecar.routing.target import Pair, Target
+from xpyd_sidecar.router.stream.failures import Reason
 
 
 def target(name: str) -> Target:

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable
 
 from router_fleet import Answer, read_answer
 
-from xpyd_sidecar.proxy.incoming import Bounds
-from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
-from xpyd_sidecar.proxy.server import Server
-from xpyd_sidecar.routing.faults import Fault
+from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.http.incoming import Bounds
+from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.http.server import Server
 
 
 class Later:

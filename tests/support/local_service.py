@@ -58,10 +58,10 @@ class LocalService:
     def up(self, *arguments: str) -> int:
         return main.main(["up", "-f", str(self.file), "--timeout", "40", "--python", self.python, *arguments])
 
-    def foreground(self, *arguments: str) -> subprocess.Popen[str]:
-        """``xpyd up`` as a process of its own; its output is piped."""
+    def foreground(self, *arguments: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        """``xpyd up`` as a process of its own; its output is piped, or goes to a descriptor."""
         command = [sys.executable, "-m", "xpyd_operator.cli.main", "up", "-f", str(self.file), "--python", self.python]
-        return subprocess.Popen([*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen([*command, *arguments], stdout=output, stderr=subprocess.STDOUT, text=True)
 
     def status(self, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
         capsys.readouterr()

@@ -13,8 +13,8 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import cast
 
-from xpyd_sidecar.proxy import loop
-from xpyd_sidecar.proxy.loop import descriptor_of
+from xpyd_sidecar.router.relay import loop
+from xpyd_sidecar.router.relay.loop import descriptor_of
 
 LIMIT_S = 5.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.routing.roster import Member
+from xpyd_sidecar.router.fleet.roster import Member
 
 
 def member(name: str, role: Role = Role.DECODE, *, running: int = 0, waiting: int = 0, in_flight: int = 0,

@@ -20,8 +20,8 @@ from agent_fakes import config_of, record_of
 from xpyd_sidecar.agent.beat import Look, Looked, Machine
 from xpyd_sidecar.contract.ids import AgentId, HostPort, InstanceName, Role
 from xpyd_sidecar.contract.membership import Load, Up
-from xpyd_sidecar.routing.member import Changed, Instruction, Lost, Probe, Probed
-from xpyd_sidecar.routing.roster import Roster
+from xpyd_sidecar.router.fleet.member import Changed, Instruction, Lost, Probe, Probed
+from xpyd_sidecar.router.fleet.roster import Roster
 
 JOINED_S = 30.0
 """By then all have joined, however many of their first beats were lost."""

@@ -148,6 +148,11 @@ class Life:
         return any(each["name"] == MAIN for each in self.pod["spec"]["containers"])
 
     @property
+    def gated(self) -> bool:
+        """A scheduling gate keeps the scheduler away."""
+        return bool(self.pod["spec"].get("schedulingGates")) and not self.ending
+
+    @property
     def running(self) -> bool:
         return self.facts.stage in ("running", "ready", "crashed")
 
@@ -298,6 +303,8 @@ class NodeAgent:
     async def _live(self, life: Life) -> None:
         """From the scheduler to a serving engine, and again after every crash."""
         facts = life.facts
+        while life.gated:
+            await self._kicked(life, AGAIN_S)
         while True:
             script = self.script(life.pod)
             facts.unschedulable = self._no_place(life, script)
@@ -372,6 +379,8 @@ class NodeAgent:
                 async with asyncio.timeout(PROBE_S):
                     await life.dirty.wait()
             life.dirty.clear()
+            if life.gated:
+                continue  # its status is the API server's
             life.facts.sidecar_ready = self._sidecar_ready(life)
             status = status_of(life.pod, life.facts, life.written)
             if status != life.written:

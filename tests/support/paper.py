@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from xpyd_sidecar.proxy.connection import Connection
-from xpyd_sidecar.proxy.incoming import Bounds
-from xpyd_sidecar.proxy.reply import Handler, HttpRequest, Reply
-from xpyd_sidecar.proxy.server import Server
+from xpyd_sidecar.router.http.connection import Connection
+from xpyd_sidecar.router.http.incoming import Bounds
+from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.http.server import Server
 
 
 class Paper:

@@ -24,11 +24,15 @@ from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import Role, ServiceName
 
 
-def desired(prefill: int, decode: int, *, revision: str = "r1", router: str | None = "router1", **more: object) -> Desired:
+def desired(
+    prefill: int, decode: int, *, revision: str = "r1", router: str | None = "router1", max_surge: int = 1,
+    max_unavailable: int = 0, **more: object,
+) -> Desired:
+    """What is wanted of processes; surge and what may be missing are the same for both roles."""
     return Desired(
         service=ServiceName("qwen"),
-        prefill=RoleTarget(prefill, Revision(revision)),
-        decode=RoleTarget(decode, Revision(revision)),
+        prefill=RoleTarget(prefill, Revision(revision), max_surge, max_unavailable),
+        decode=RoleTarget(decode, Revision(revision), max_surge, max_unavailable),
         router=Revision(router) if router else None,
         **more,  # type: ignore[arg-type]
     )

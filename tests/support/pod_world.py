@@ -7,26 +7,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from xpyd_operator.plan import backoff
+from xpyd_operator.api.operation import Rollout
+from xpyd_operator.plan import backoff, counts
 from xpyd_operator.plan.actions import Action, Create, Drain, Label, Plan, Remove, Switch
 from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
-from xpyd_operator.plan.observed import Front, Instance, Observed, Phase, Problem
+from xpyd_operator.plan.observed import QUEUED, Front, Instance, Observed, Phase, Problem
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, Role, ServiceName
 
+ONE_BY_ONE = Rollout()
 ROLES = (Role.PREFILL, Role.DECODE)
 
 
-def wish(prefill: int, decode: int, revision: str = "r1", decode_revision: str = "", **more: object) -> Desired:
+def wish(
+    prefill: int, decode: int, revision: str = "r1", decode_revision: str = "", *, rollout: Rollout = ONE_BY_ONE,
+    **more: object,
+) -> Desired:
     """What is wanted of pods; ``decode_revision`` where the roles differ."""
     settings: dict[str, object] = {"max_sidecars": 8, "keep_terminating": False, **more}
     return Desired(
         service=ServiceName("qwen"),
-        prefill=RoleTarget(prefill, Revision(revision)),
-        decode=RoleTarget(decode, Revision(decode_revision or revision)),
+        prefill=bounded(RoleTarget(prefill, Revision(revision)), rollout),
+        decode=bounded(RoleTarget(decode, Revision(decode_revision or revision)), rollout),
         router=None,
         **settings,  # type: ignore[arg-type]
     )
+
+
+def bounded(target: RoleTarget, rollout: Rollout) -> RoleTarget:
+    """The same with the bounds that a document sets."""
+    return counts.target(target.replicas, target.revision, rollout)
 
 
 @dataclass
@@ -40,6 +50,8 @@ class Pod:
     phase: Phase = Phase.STARTING
     since: float = 0.0
     scheduled: bool = False
+    admitted: bool = True
+    """No scheduling gate holds it."""
     failed: str = ""
     """Reason for which it never runs again."""
     ends: float | None = None
@@ -68,6 +80,8 @@ class PodWorld:
     """From a new role until everybody knows."""
     room: int = 1000
     """Pods that find a node."""
+    quota: int | None = None
+    """Pods that are admitted, in the order in which they were made; the others wait at a scheduling gate. None: all."""
     broken: set[str] = field(default_factory=set)
     """Revisions that crash at start."""
     slow: set[str] = field(default_factory=set)
@@ -113,6 +127,8 @@ class PodWorld:
             return Problem("NodeLost", "its node is away")
         if pod.failed:
             return Problem(pod.failed, "it was put off its node")
+        if not pod.admitted:
+            return Problem(QUEUED, "it waits to be admitted", lasting=False)
         if pod.phase is Phase.STARTING and not pod.scheduled:
             return Problem("Unschedulable", "no node has room")
         if pod.phase is Phase.CRASHED:
@@ -157,7 +173,8 @@ class PodWorld:
             case Create():
                 assert action.instance not in self.pods, f"{action.instance} exists"
                 self.pods[action.instance] = Pod(
-                    action.instance, action.ordinal, action.role, action.revision, since=self.now
+                    action.instance, action.ordinal, action.role, action.revision, since=self.now,
+                    admitted=self.quota is None,
                 )
                 self._schedule()
             case Drain() | Remove():
@@ -225,9 +242,13 @@ class PodWorld:
         self._schedule()
 
     def _schedule(self) -> None:
+        admitted = sum(pod.admitted for pod in self.pods.values())
+        for pod in self.pods.values():
+            if not pod.admitted and pod.ends is None and (self.quota is None or admitted < self.quota):
+                pod.admitted, admitted = True, admitted + 1
         used = sum(pod.scheduled for pod in self.pods.values())
         for pod in self.pods.values():
-            if not pod.scheduled and pod.ends is None and used < self.room:
+            if pod.admitted and not pod.scheduled and pod.ends is None and used < self.room:
                 pod.scheduled, pod.since, used = True, self.now, used + 1
 
     def _enter(self, pod: Pod, phase: Phase) -> None:

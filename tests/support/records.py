@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from xpyd_sidecar.contract.ids import InstanceName, Role, TransferId
-from xpyd_sidecar.routing.record import LegRecord, Record
+from xpyd_sidecar.router.observing.record import LegRecord, Record
 
 
 def leg(role: Role, name: str, attempt: int, opened: float, first: float, ended: float,  # noqa: PLR0917

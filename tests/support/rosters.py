@@ -7,8 +7,8 @@ from typing import Any
 from beats import SERVICE
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
-from xpyd_sidecar.routing import roster as ro
-from xpyd_sidecar.routing.roster import Lost, Probe, Roster
+from xpyd_sidecar.router.fleet import roster as ro
+from xpyd_sidecar.router.fleet.roster import Lost, Probe, Roster
 
 D0 = InstanceName("d0")
 I0 = Incarnation("i-d0")

@@ -22,7 +22,7 @@ from scripted_engine import ScriptedEngine
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
-from xpyd_sidecar.proxy.app import Router
+from xpyd_sidecar.router.app import Router
 
 KEY = keys.ServiceKey(bytes(range(32)))
 HOSTS = ("router", "a", "bench", "h", "r", "x")

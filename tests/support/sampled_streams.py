@@ -18,13 +18,14 @@ from seam_judge import Sample
 from toy_model import END, PROMPT, ToyReplay, encode
 
 from xpyd_sidecar.contract.membership import Sampling
-from xpyd_sidecar.proxy.streams import spliced, stream_of
-from xpyd_sidecar.proxy.wire import Chunks, chunk_of
-from xpyd_sidecar.routing import bodies, continuation
-from xpyd_sidecar.routing.continuation import Going
-from xpyd_sidecar.routing.position import Position
-from xpyd_sidecar.routing.sampled import Terms, Told, told_of
-from xpyd_sidecar.routing.ways import Way
+from xpyd_sidecar.router.api import bodies
+from xpyd_sidecar.router.api.failover_modes import Way
+from xpyd_sidecar.router.api.sampled import Terms, Told, told_of
+from xpyd_sidecar.router.http.wire import Chunks, chunk_of
+from xpyd_sidecar.router.stream import continuation
+from xpyd_sidecar.router.stream.continuation import Going
+from xpyd_sidecar.router.stream.position import Position
+from xpyd_sidecar.router.stream.streams import spliced, stream_of
 
 PATH = "/v1/completions"
 MAX_TOKENS = 24

@@ -128,7 +128,7 @@ def agent(config: dict, run_dir: Path, beats: Path) -> None:
             body = {
                 "instance": config["instance"], "role": said["role"], "epoch": said["epoch"], "state": said["state"],
                 "incarnation": "",
-                "fingerprint": "", "http": [config["agent"]["advertise_http"]], "control": [], "model": "",
+                "fingerprint": "stands-in", "http": [config["agent"]["advertise_http"]], "control": [], "model": "",
                 "load": said["load"], "drained": said["drained"], "in_flight": 0, "beat_age_s": 0.0,
             }
             temporary = mine.with_suffix(".tmp")

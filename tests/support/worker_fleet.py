@@ -20,7 +20,7 @@ from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
-from xpyd_sidecar.proxy.owner import Owner
+from xpyd_sidecar.router.workers.owner import Owner
 
 
 class Several(RouterFleet):

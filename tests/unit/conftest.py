@@ -21,7 +21,7 @@ import uvloop
 from compiled import missing
 from hypothesis import settings
 
-from xpyd_sidecar.proxy import loop
+from xpyd_sidecar.router.relay import loop
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None)

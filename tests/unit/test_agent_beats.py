@@ -17,7 +17,7 @@ from xpyd_sidecar.agent.beat import Machine
 from xpyd_sidecar.agent.beats import Beats, system_resolve
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.proxy.members import Members
+from xpyd_sidecar.router.fleet.heartbeat_listener import Members
 
 Make = Callable[..., Awaitable[Beats]]
 NewRouter = Callable[..., FakeRouter]

@@ -68,6 +68,27 @@ def test_columns_and_scale_point_to_fields(name: str) -> None:
             assert node["type"] in ("string", "integer", "array"), path
 
 
-def test_kubectl_shows_model_wanted_serving_ready_url_age() -> None:
+def test_kubectl_shows_model_wanted_serving_ready_reason_url_age() -> None:
     columns = CRDS["disaggservices.yaml"]["spec"]["versions"][0]["additionalPrinterColumns"]
-    assert [column["name"] for column in columns] == ["Model", "Wanted", "Serving", "Ready", "URL", "Age"]
+    assert [column["name"] for column in columns] == ["Model", "Wanted", "Serving", "Ready", "Reason", "URL", "Age"]
+
+
+def described(name: str) -> str:
+    """What is said of the types of conditions."""
+    status = CRDS[name]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    text: str = status["properties"]["conditions"]["items"]["properties"]["type"]["description"]
+    return text
+
+
+def test_the_conditions_of_each_kind_are_described_by_their_own_text() -> None:
+    service, pool = described("disaggservices.yaml"), described("disaggpools.yaml")
+    assert all(f"`{kind}`" in service for kind in ("Ready", "Progressing", "Degraded", "Compatible", "Valid", "Stalled"))
+    assert all(f"`{kind}`" in pool for kind in ("Ready", "Limited"))
+    assert "Compatible" not in pool
+    assert "Limited" not in service
+
+
+def test_a_column_says_why_a_service_is_not_ready() -> None:
+    columns = CRDS["disaggservices.yaml"]["spec"]["versions"][0]["additionalPrinterColumns"]
+    assert {column["name"]: column["jsonPath"] for column in columns}["Reason"] == (
+        '.status.conditions[?(@.type=="Ready")].reason')

@@ -117,6 +117,6 @@ def test_every_policy_of_the_router_can_be_asked_for() -> None:
     """A policy that is added to the router is added to the API, too."""
     from typing import get_args, get_type_hints
 
-    from xpyd_sidecar.routing.policies import names
+    from xpyd_sidecar.router.balance.policies import names
 
     assert set(names()) <= set(get_args(get_type_hints(Router)["policy"]))

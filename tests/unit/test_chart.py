@@ -95,6 +95,7 @@ OVERLAYS: dict[str, Document] = {
                "sidecar": {"image": {"repository": "registry.example/team/xpyd-sidecar", "tag": "0.1.0"}}},
     "namespaced": {"namespaces": ["default"]},
     "migrate": {"rbac": {"migrate": True}},
+    "openshift": {"podSecurityContext": {"runAsUser": None, "runAsGroup": None}, "operator": {"podUser": "assigned"}},
     "dev": {"replicas": 1, "podDisruptionBudget": {"enabled": False}, "image": {"pullPolicy": "Never"},
             "sidecar": {"image": {"pullPolicy": "Never"}}, "operator": {"logLevel": "debug", "logFormat": "text"}},
 }
@@ -152,6 +153,21 @@ def test_what_else_can_be_set_arrives() -> None:
 
 
 @needs_helm
+def test_security_contexts_can_be_set_and_left_to_the_cluster() -> None:
+    def of(values: Document) -> tuple[Document | None, Document | None]:
+        spec = keyed(template(values))["Deployment", "xpyd-system", "xpyd-operator"]["spec"]["template"]["spec"]
+        return spec.get("securityContext"), spec["containers"][0].get("securityContext")
+
+    pod, container = of({"podSecurityContext": {"runAsUser": 1000, "fsGroup": 7}, "securityContext": {"privileged": False}})
+    profile = {"type": "RuntimeDefault"}
+    assert pod == {"runAsNonRoot": True, "runAsUser": 1000, "runAsGroup": 65532, "fsGroup": 7, "seccompProfile": profile}
+    assert container == {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "privileged": False,
+                         "capabilities": {"drop": ["ALL"]}}
+    pod, _ = of({"podSecurityContext": {"runAsUser": None, "runAsGroup": None}})
+    assert pod == {"runAsNonRoot": True, "seccompProfile": profile}
+
+
+@needs_helm
 @pytest.mark.parametrize(
     ("values", "field"),
     [
@@ -166,6 +182,8 @@ def test_what_else_can_be_set_arrives() -> None:
         ({"namespaces": "default"}, "namespaces"),
         ({"operator": {"logLevel": "trace"}}, "operator/logLevel"),
         ({"operator": {"httpPort": 80}}, "operator/httpPort"),
+        ({"operator": {"podUser": "65532"}}, "operator/podUser"),
+        ({"podSecurityContext": [1]}, "podSecurityContext"),
         ({"operator": {"env": [{"name": "XPYD_NAMESPACE", "value": "a"}]}}, "operator/env/0"),
         ({"resources": {"limit": {}}}, "resources"),
         ({"commonLabels": {"team": "a b"}}, "commonLabels/team"),

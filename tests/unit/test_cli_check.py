@@ -163,3 +163,15 @@ def test_no_such_file_is_a_usage_error(missing: str, capsys: pytest.CaptureFixtu
 def test_a_folder_without_documents_is_a_usage_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "-f", str(tmp_path)]) == 2
     assert "no file in it ends with .yaml" in capsys.readouterr().err
+
+
+def test_a_warning_is_shown_with_its_line_and_counts_if_strict(write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(f"{GOOD.rstrip()}\n  engine:\n    args: [--enforce-eager, --tokens-only]\n")
+    line = len(GOOD.splitlines()) + 2
+    for strict, code in (((), 0), (("--strict",), 1)):
+        assert main(["check", "-f", path, *strict]) == code
+        first, warning = capsys.readouterr().out.splitlines()
+        assert ": ok" in first
+        assert warning.startswith(f"{path}:{line}: warning: spec.engine.args[1]: --tokens-only: an engine with it has no")
+        assert warning.endswith("(vLLM 0.32)")
+    assert main(["check", "-f", write(GOOD), "--strict"]) == 0

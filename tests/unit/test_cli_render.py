@@ -78,6 +78,15 @@ def test_pods_prints_every_object_that_would_be_made(tmp_path: Path, capsys: pyt
     assert yaml.safe_load(capsys.readouterr().out) == {"apiVersion": "v1", "kind": "List", "items": made}
 
 
+def test_pods_are_those_of_the_operators_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "qwen.yaml"
+    file.write_text(DOCUMENT)
+    for user, uids in (("fixed", {65532}), ("assigned", {None})):
+        assert main(["render", "pods", "-f", str(file), "--pod-user", user]) == 0
+        pods = [one for one in yaml.safe_load_all(capsys.readouterr().out) if one["kind"] == "Pod"]
+        assert {one["spec"]["securityContext"].get("runAsUser") for one in pods} == uids
+
+
 def test_pods_names_every_refusal_by_file_line_and_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "qwen.yaml"
     file.write_text(DOCUMENT + "  router: {compat: p2p}\n  decode:\n    template: {spec: {hostNetwork: true}}\n")

@@ -29,7 +29,7 @@ NOT_REASONS = frozenset({
     "Completed", "ContainersReady", "CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError",
     "DisruptionTarget", "ErrImageNeverPull", "ErrImagePull", "Error", "ImageInspectError", "ImagePullBackOff",
     "Initialized", "InvalidImageName", "NamespaceTerminating", "OOMKilled", "PodScheduled", "PostStartHookError",
-    "RegistryUnavailable", "RunContainerError", "Succeeded",
+    "RegistryUnavailable", "RunContainerError", "SchedulingGated", "Succeeded",
     # errors of requests, headers, names of types
     "Accept", "All", "Authorization", "Background", "BadAnswer", "BearerToken", "Revision", "Status", "Timeout",
     "Unreachable",

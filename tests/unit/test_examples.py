@@ -14,6 +14,7 @@ from xpyd_operator.cli.documents import load_service
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LOCAL = sorted((EXAMPLES / "local").glob("*.yaml"))
+CASES = sorted((EXAMPLES / "kubernetes" / "cases").glob("*.yaml"))
 KUBERNETES = sorted((EXAMPLES / "kubernetes").glob("*.yaml"))
 
 
@@ -29,7 +30,14 @@ def test_check_finds_nothing(path: Path, target: Target) -> None:
     assert any(report.kind == "DisaggService" for report in reports)
 
 
-@pytest.mark.parametrize("path", [*LOCAL, *KUBERNETES], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.name)
+def test_check_refuses_no_case(path: Path) -> None:
+    """Notes may say what is added, such as a GPU; other objects beside the service are passed over."""
+    reports = [report for report in check(str(path), Target.KUBERNETES) if report.kind == "DisaggService"]
+    assert [report.faults for report in reports] == [()]
+
+
+@pytest.mark.parametrize("path", [*LOCAL, *CASES, *KUBERNETES], ids=lambda path: path.name)
 def test_it_opens_with_a_comment_that_says_what_it_shows(path: Path) -> None:
     assert path.read_text().startswith("# ")
 

@@ -85,7 +85,7 @@ def test_a_target_agrees_with_its_oracle_on_its_seeds_and_on_some_changes_of_the
 @built
 def test_what_was_not_built_for_the_fuzz_is_refused() -> None:
     with pytest.raises(NotCounted, match=r"scripts/sanitize\.py"):
-        Edges(["xpyd_sidecar.proxy._answer"])
+        Edges(["xpyd_sidecar.router.relay._answer"])
 
 
 TOY = """

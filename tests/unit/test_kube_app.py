@@ -45,6 +45,8 @@ def test_flags_win_over_the_environment() -> None:
     assert (settings.sidecar_image, settings.http_port, settings.namespaces) == ("image:env", 9000, ("a", "b"))
     assert settings.dry_run
     assert settings.log_format == "text"
+    assert settings.pod_user == "fixed"
+    assert parse(("--pod-user", "assigned"), environment)[0].pod_user == "assigned"
     settings, _, elect = parse(("--http-port", "9001", "--namespace", "c", "--namespace", "d", "--namespace", "c",
                                 "--no-leader-election", "--lease-namespace", "leases"), environment)
     assert (settings.http_port, settings.namespaces, settings.lease_namespace) == (9001, ("c", "d"), "leases")
@@ -61,6 +63,7 @@ def test_flags_win_over_the_environment() -> None:
     (IMAGE, {"XPYD_NAMESPACE": "ok,Not"}, "XPYD_NAMESPACE: 'Not' is not a namespace"),
     ((*IMAGE, "--resync", "0"), {}, "argument --resync: '0' is not a number from 0.5 to 3600"),
     ((*IMAGE, "--lease-seconds", "nan"), {}, "argument --lease-seconds: 'nan' is not a number from 5 to 300"),
+    (IMAGE, {"XPYD_POD_USER": "1000"}, "XPYD_POD_USER: '1000' is none of fixed, assigned"),
     ((*IMAGE, "--log-level", "loud"), {}, "argument --log-level: 'loud' is none of debug, info, warning, error"),
     ((*IMAGE, "--sidecar-pull-policy", "never"), {}, "'never' is none of Always, IfNotPresent, Never"),
     (IMAGE, {"XPYD_DRY_RUN": "yes"}, "XPYD_DRY_RUN: 'yes' is neither true nor false"),

@@ -65,6 +65,19 @@ def unplaced(age_s: float, reason: str = "Unschedulable") -> Body:
     return pod(phase="Pending", conditions=conditions, age_s=age_s)
 
 
+TOLD = """Traceback (most recent call last):
+  File "api_server.py", line 59, in <module>
+RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'EngineCore': 1}
+/usr/lib/python3.12/multiprocessing/resource_tracker.py:254: UserWarning: resource_tracker: There appear to be 1 leaked
+  warnings.warn('resource_tracker: There appear to be %d '
+"""
+def gated(age_s: float, *gates: str, queue: str = "") -> Body:
+    made = unplaced(age_s, "SchedulingGated")
+    made["spec"]["schedulingGates"] = [{"name": gate} for gate in gates]
+    made["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": queue} if queue else {}
+    return made
+
+
 LOG = "Traceback (most recent call last):\n  File x\nRuntimeError: CUDA out of luck\n\n"
 CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
     "ready": (pod(container(ready=True, started=True), ready="True"), None, None, ()),
@@ -77,7 +90,11 @@ CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
         stuck("ContainerCreating", age_s=1000), "NotStarted", True, ("describe pod qwen-e1",)),
     "unschedulable": (unplaced(70), "Unschedulable", True, ("3 Insufficient nvidia.com/gpu", "add nodes")),
     "unschedulable for a moment": (unplaced(5), "Unschedulable", False, ("qwen-e1",)),
-    "gated": (unplaced(5, "SchedulingGated"), "SchedulingGated", True, ("gate",)),
+    "gated": (gated(5, "kueue.x-k8s.io/admission", queue="team-a"), "Queued", False,
+              ("qwen-e1 waits to be admitted", "gate kueue.x-k8s.io/admission, queue team-a")),
+    "just admitted": (gated(3600), None, None, ()),
+    "gated for a day": (gated(86_400, "example.com/quota", "example.com/licence"), "Queued", False,
+                        ("(gate example.com/quota, example.com/licence)",)),
     "image pull": (stuck("ImagePullBackOff", 'Back-off pulling image "vllm:1": not found'), "ImagePull",
                    True, ("vllm:1", "not found", "imagePullSecrets")),
     "image pull, first try": (stuck("ErrImagePull", "timeout"), "ImagePull", False, ("timeout",)),
@@ -103,6 +120,12 @@ CASES: dict[str, tuple[Body, str | None, bool | None, tuple[str, ...]]] = {
                    ("5 times", "exit code 1", "RuntimeError: CUDA out of luck", "--previous")),
     "first crash": (pod(container(state={"terminated": ended(1, message=LOG)})), "CrashLoop", False, ("once",)),
     "starts again": (pod(container(restarts=1, last=ended(1, message=LOG))), "CrashLoop", False, ("CUDA out of luck",)),
+    "told of by another process": (
+        pod(container(restarts=1, last=ended(1, message=f"    raise e\nValueError: no such cache\n{TOLD}"))),
+        "CrashLoop", False, ("exit code 1: ValueError: no such cache;",)),
+    "what the engine left": (
+        pod(container(restarts=1, last=ended(1, message="torch.OutOfMemoryError: CUDA out of memory"))), "CrashLoop", False,
+        ("exit code 1: torch.OutOfMemoryError: CUDA out of memory;",)),
     "signal": (pod(loops(3, ended(139) | {"signal": 11})), "CrashLoop", True,
                ("signal 11",)),
     "out of memory": (pod(loops(3, ended(137, "OOMKilled"))), "OutOfMemory",

@@ -46,6 +46,13 @@ def test_scaling_starts_with_its_lower_bound(blueprint: Blueprint) -> None:
     assert blueprint.desired().shape == "1P2D"
 
 
+def test_shares_of_a_rollout_are_of_each_roles_count(blueprint: Blueprint) -> None:
+    write(blueprint.folder, 2, decode={"replicas": 12}, rollout={"maxSurge": "25%", "maxUnavailable": "10%"})
+    prefill, decode = blueprint.desired().prefill, blueprint.desired().decode
+    assert (prefill.max_surge, prefill.max_unavailable) == (1, 0)
+    assert (decode.max_surge, decode.max_unavailable) == (3, 1)
+
+
 def test_a_wish_to_end_stops_also_when_it_is_damaged(blueprint: Blueprint) -> None:
     store.save(blueprint.folder.stop, StopRequest())
     assert blueprint.desired().stopping

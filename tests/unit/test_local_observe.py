@@ -228,13 +228,15 @@ async def test_a_switch_lasts_until_agent_and_router_know_and_whoever_looks_sees
     host.runs("engine", "agent")
     host.route()
     known: dict[str, object] = {
-        "instance": NAME, "role": "decode", "epoch": 1, "state": "ready", "incarnation": "", "fingerprint": "", "http": [],
-        "control": [], "model": "", "load": {}, "drained": False, "in_flight": 0, "beat_age_s": 0.1, "cached": 7,
+        "instance": NAME, "role": "decode", "epoch": 1, "state": "ready", "incarnation": "", "fingerprint": "f7",
+        "http": [], "control": [], "model": "", "load": {}, "drained": False, "in_flight": 0, "beat_age_s": 0.1,
+        "cached": 7,
     }
     host.fleet = {"service": "qwen", "router": "r", "uptime_s": 9.0, "settled": True, "instances": [known]}
     host.says = {"state": "ready", "role": "decode", "epoch": 1}
     seen = await host.see(60.0)
     assert (seen.role, seen.epoch, seen.switching, seen.assigned, seen.cached) == (Role.PREFILL, 2, True, 50.0, 7)
+    assert seen.fingerprint == "f7", "by which Compatible is told"
     assert host.instance.told() == Assignment(Role.PREFILL, 2, 50.0)
     await agents.assign(host.instance.run_dir, Assignment(Role.PREFILL, 2, 50.0))
     assert host.roles == [Assignment(Role.PREFILL, 2, 50.0)]

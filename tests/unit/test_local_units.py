@@ -102,6 +102,26 @@ async def test_crashes_in_a_row_grow_and_are_forgotten_after_a_healthy_run(make:
     assert unit.seen(time.time() + 301).crashes == 0
 
 
+SAYS = """
+import sys
+sys.stderr.write("(EngineCore pid=7) ERROR 11-25 21:53:42 [core.py:1] Traceback (most recent call last):\\n"
+                 "(EngineCore pid=7) ERROR 11-25 21:53:42 [core.py:1] ValueError: no such cache\\n")
+raise RuntimeError("Engine core initialization failed. See root cause above.")
+"""
+
+
+async def test_an_end_by_itself_is_told_with_its_innermost_cause(make: Callable[[str], Unit]) -> None:
+    unit = make("engine")
+    for script, exit_ in ((SAYS, "exit code 1: ValueError: no such cache"), ("raise SystemExit(1)", "exit code 1"),
+                          (f"{SAYS.partition('raise')[0]}import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+                           "killed by SIGKILL")):
+        await unit.start((sys.executable, "-c", script), {})
+        assert await wait_until(lambda: not unit.alive(), 10)
+        ends = unit.note_end(time.time())
+        assert ends is not None
+        assert ends.exit == exit_, "what an earlier start wrote into the log is not its cause"
+
+
 async def test_a_stubborn_process_is_killed_after_its_grace(make: Callable[[str], Unit]) -> None:
     unit = make("engine")
     await unit.start((sys.executable, "-c", STUBBORN), {})

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pod_security import violations
 from scripts import load
 
 from xpyd_operator.kube.__main__ import parse
@@ -158,6 +159,17 @@ def test_the_namespaced_overlay_grants_nothing_across_the_cluster_but_discovery(
     assert settings.namespaces == (one(documents, "RoleBinding", "xpyd-operator")["metadata"]["namespace"],)
     verbs = {verb for rule in one(documents, "ClusterRole", "xpyd-operator-discovery")["rules"] for verb in rule["verbs"]}
     assert verbs == {"list", "watch"}
+
+
+@needs_kubectl
+def test_the_openshift_overlay_names_no_user_and_stays_restricted() -> None:
+    documents = overlay("openshift")
+    spec = one(documents, "Deployment", "xpyd-operator")["spec"]["template"]["spec"]
+    assert spec["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert "runAsUser" not in operator_container(documents)["securityContext"]
+    assert list(violations(spec)) == []
+    settings, _, _ = parse([], environment(operator_container(documents)))
+    assert settings.pod_user == "assigned"
 
 
 @needs_kubectl

@@ -13,8 +13,9 @@ from random import Random
 
 import msgspec
 import pytest
-from pod_world import ROLES, PodWorld, wish
+from pod_world import ROLES, PodWorld, bounded, wish
 
+from xpyd_operator.api.operation import Rollout
 from xpyd_operator.plan import balance, names, rollout, routers
 from xpyd_operator.plan import step as planning
 from xpyd_operator.plan import switch as switching
@@ -27,6 +28,11 @@ from xpyd_sidecar.contract.ids import Role
 
 HISTORIES, STEPS = 50, 200
 pytestmark = pytest.mark.timeout(300)  # seconds of work at most, but a busy machine may take long
+ROLLOUTS: list[dict[str, int | str]] = [
+    {}, {}, {"max_surge": 2}, {"max_unavailable": 1}, {"max_surge": 0, "max_unavailable": 1},
+    {"max_surge": 3, "max_unavailable": 2}, {"max_surge": "50%"}, {"max_surge": "100%", "max_unavailable": "34%"},
+    {"max_surge": 0, "max_unavailable": "50%"},
+]
 REVISIONS = ("r1", "r2", "r3", "r4")
 
 
@@ -46,9 +52,9 @@ class History:
         self.rough = random.choice([0.0, 0.3, 1.0])
         kinds = random.choice([("a",), ("a", "b"), ("a", "b", "c")])
         self.world.prints = {revision: random.choice(kinds) * 32 for revision in REVISIONS}
-        surge, unavailable = random.choice([(1, 0), (1, 0), (2, 0), (1, 1), (0, 1), (3, 2)])
+        self.rollout = Rollout(**random.choice(ROLLOUTS))
         self.want = wish(
-            1, 2, max_surge=surge, max_unavailable=unavailable, max_sidecars=random.choice([1, 2, 8]),
+            1, 2, rollout=self.rollout, max_sidecars=random.choice([1, 2, 8]),
             switches=random.random() < 0.7, switch_window_s=random.choice([0.0, 5.0, 30.0]),
         )
         self.one_by_one = random.random() < 0.5
@@ -107,8 +113,8 @@ class History:
             prefill = RoleTarget(max(0, prefill.replicas + shift), prefill.revision)
             decode = RoleTarget(max(1, decode.replicas - shift), decode.revision)
         else:
-            surge, unavailable = random.choice([(1, 0), (2, 1), (0, 1)])
-            return msgspec.structs.replace(want, max_surge=surge, max_unavailable=unavailable)
+            self.rollout = Rollout(**random.choice(ROLLOUTS))
+        prefill, decode = (bounded(target, self.rollout) for target in (prefill, decode))
         return msgspec.structs.replace(want, prefill=prefill, decode=decode)
 
     def _round(self) -> None:
@@ -180,9 +186,9 @@ def check(world: PodWorld, want: Desired, before: Sight, after: Sight, *, whole:
     law(len({pod.ordinal for pod in world.pods.values()}) == len(world.pods), "two instances of one ordinal")
     for role in ROLES:
         target = want.target(role)
-        limit = target.replicas + want.max_surge
+        limit = target.replicas + target.max_surge
         law(after.exist[role] <= max(limit, before.exist[role]), f"{role}: {after.exist[role]} exist, at most {limit}")
-        floor = min(before.ready[role], target.replicas - want.max_unavailable)
+        floor = min(before.ready[role], target.replicas - target.max_unavailable)
         law(after.ready[role] >= floor, f"{role}: {after.ready[role]} serve, not fewer than {floor}")
     law(not any(pod.roster or pod.router for pod in world.existing(Role.PREFILL)), "a prefill instance routes")
     heard = [pod for pod in world.existing(Role.DECODE) if pod.roster and pod.ends is None]
@@ -190,7 +196,7 @@ def check(world: PodWorld, want: Desired, before: Sight, after: Sight, *, whole:
     law(not whole or len(heard) <= most, f"{len(heard)} routers, at most {most}")
     if before.routing and after.ready[Role.DECODE]:
         law(after.routing > 0, "clients lost their last router")
-    if want.max_surge > 0 and want.prefill.replicas and whole:
+    if want.prefill.max_surge > 0 and want.decode.max_surge > 0 and want.prefill.replicas and whole:
         for found, (prefill, decode) in before.groups.items():
             left = after.groups.get(found, (0, 0))
             law(not (prefill and decode) or bool(left[0]) == bool(left[1]), f"{found[:1]}: {left} of {(prefill, decode)}")
@@ -244,8 +250,9 @@ def _all(mine: rollout.RoleView, *_: object, **__: object) -> int:
     return mine.ready
 
 
-def _no_surge(mine: rollout.RoleView, back: int, _: int, *, canary: bool = False) -> int:
-    return rollout.missing(mine, back, 1000, canary=canary)
+def _no_surge(mine: rollout.RoleView, back: int, *, canary: bool = False) -> int:
+    target = msgspec.structs.replace(mine.target, max_surge=1000)
+    return rollout.missing(msgspec.structs.replace(mine, target=target), back, canary=canary)
 
 
 def _nobody(*_: object) -> str:

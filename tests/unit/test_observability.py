@@ -22,9 +22,9 @@ from xpyd_operator.kube.metrics import Metrics as OperatorMetrics
 from xpyd_sidecar.contract import metrics as kv
 from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.proxy.metrics import Metrics as RouterMetrics
-from xpyd_sidecar.routing import summary
-from xpyd_sidecar.routing.summary import FAILED
+from xpyd_sidecar.router.observing import summary
+from xpyd_sidecar.router.observing.metrics import Metrics as RouterMetrics
+from xpyd_sidecar.router.observing.summary import FAILED
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "manifests/observability"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from pod_world import wish
+from pod_world import ONE_BY_ONE, wish
 
+from xpyd_operator.api.operation import Rollout
 from xpyd_operator.plan.balance import group, kept, lead, may_go_blank, rank
 from xpyd_operator.plan.canary import RoleView, view
 from xpyd_operator.plan.observed import Instance, Phase
 from xpyd_sidecar.contract.ids import Role
 
 
-def both(prefill: str, decode: str, wanted: tuple[int, int] = (9, 9)) -> tuple[RoleView, RoleView]:
+def both(
+    prefill: str, decode: str, wanted: tuple[int, int] = (9, 9), rollout: Rollout = ONE_BY_ONE
+) -> tuple[RoleView, RoleView]:
     """Instances that serve: a letter each, its fingerprint; upper case: of the wanted revision."""
     instances = tuple(
         Instance(
@@ -25,7 +28,7 @@ def both(prefill: str, decode: str, wanted: tuple[int, int] = (9, 9)) -> tuple[R
         for role, letters in ((Role.PREFILL, prefill), (Role.DECODE, decode))
         for number, letter in enumerate(letters)
     )
-    want = wish(*wanted, "new")
+    want = wish(*wanted, "new", rollout=rollout)
     return view(Role.PREFILL, want.prefill, instances), view(Role.DECODE, want.decode, instances)
 
 
@@ -48,22 +51,22 @@ def test_a_group_keeps_both_roles_or_goes_as_a_whole(
     prefill: str, decode: str, leaves: tuple[int, int], stays: list[str]
 ) -> None:
     views = both(prefill, decode)
-    assert sorted(kept(*views, going(views, *leaves), 1)) == stays
+    assert sorted(kept(*views, going(views, *leaves))) == stays
 
 
 def test_the_reason_names_what_would_be_alone() -> None:
     views = both("aB", "aaaB")
-    assert kept(*views, going(views, 1, 1), 1) == {"q-prefill0": "it is the last prefill of a, of which 2 decode serve"}
+    assert kept(*views, going(views, 1, 1)) == {"q-prefill0": "it is the last prefill of a, of which 2 decode serve"}
 
 
 def test_without_prefill_wanted_nobody_is_kept() -> None:
     views = both("a", "aaB", (0, 3))
-    assert kept(*views, going(views, 1, 1), 1) == {}
+    assert kept(*views, going(views, 1, 1)) == {}
 
 
 def test_without_surge_the_only_one_may_go() -> None:
-    views = both("a", "aa")
-    assert kept(*views, going(views, 1, 0), 0) == {}
+    views = both("a", "aa", rollout=Rollout(max_surge=0, max_unavailable=1))
+    assert kept(*views, going(views, 1, 0)) == {}
 
 
 def test_groups_that_cannot_pair_go_first_then_small_ones() -> None:
@@ -84,7 +87,21 @@ def test_groups_that_cannot_pair_go_first_then_small_ones() -> None:
     ],
 )
 def test_no_role_runs_ahead_by_more_than_an_instance(prefill: str, decode: str, wanted: tuple[int, int], most: int) -> None:
-    assert lead(*both(prefill, decode, wanted)) == most
+    assert lead(*both(prefill, decode, wanted), 0) == most
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "wanted", "follow", "most"),
+    [
+        ("aaaa", "aaaa", (4, 4), 3, 4),
+        ("aaaa", "aaaaaaaa", (4, 8), 4, 3),
+        ("aaa", "aaaa", (4, 4), 1, 1),
+        ("aaaa", "aa", (4, 4), 9, 4),
+    ],
+)
+def test_both_roles_go_in_one_step(prefill: str, decode: str, wanted: tuple[int, int], follow: int, most: int) -> None:
+    """``follow`` of decode are due as well."""
+    assert min(len(prefill), lead(*both(prefill, decode, wanted), follow)) == most
 
 
 def test_of_two_single_ones_prefill_is_tried_first() -> None:

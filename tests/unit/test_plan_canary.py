@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pod_world import PodWorld, wish
 
+from xpyd_operator.api.operation import Rollout
 from xpyd_operator.plan.canary import Stage, hopeless, stage, view
 from xpyd_operator.plan.desired import Desired
 from xpyd_operator.plan.observed import Instance, Phase, Problem
@@ -12,6 +13,7 @@ from xpyd_operator.plan.status import is_true, status
 from xpyd_operator.plan.step import step
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
+WITHOUT_SURGE = Rollout(max_surge=0, max_unavailable=1)
 OTHER = {"r2": "b" * 32}
 
 
@@ -26,8 +28,8 @@ def served(prefill: int = 1, decode: int = 3, **more: object) -> PodWorld:
 
 
 def test_one_canary_even_where_surge_has_room_for_more() -> None:
-    world = served(max_surge=3)
-    want = wish(1, 3, "r2", max_surge=3)
+    world = served(rollout=Rollout(max_surge=3))
+    want = wish(1, 3, "r2", rollout=Rollout(max_surge=3))
     plan = world.tick(want)
     assert [str(action) for action in plan.actions] == ["create qwen-e4 as prefill", "create qwen-e5 as decode"]
     assert not any("create" in str(action) for action in world.tick(want).actions)
@@ -140,8 +142,8 @@ def test_a_revert_in_the_middle_keeps_capacity() -> None:
 
 
 def test_without_surge_the_first_goes_before_its_canary_comes() -> None:
-    world = served(2, 2, max_surge=0, max_unavailable=1)
-    log = world.run(wish(2, 2, "r2", max_surge=0, max_unavailable=1))
+    world = served(2, 2, rollout=WITHOUT_SURGE)
+    log = world.run(wish(2, 2, "r2", rollout=WITHOUT_SURGE))
     assert log[:4] == [
         "drain qwen-e1: of an old revision, replaced",
         "drain qwen-e3: of an old revision, replaced",
@@ -151,9 +153,9 @@ def test_without_surge_the_first_goes_before_its_canary_comes() -> None:
 
 
 def test_without_surge_and_one_of_each_prefill_is_tried_first() -> None:
-    world = served(1, 1, max_surge=0, max_unavailable=1)
+    world = served(1, 1, rollout=WITHOUT_SURGE)
     world.prints = OTHER
-    want = wish(1, 1, "r2", max_surge=0, max_unavailable=1)
+    want = wish(1, 1, "r2", rollout=WITHOUT_SURGE)
     world.broken.add("r2")
     for _ in range(60):
         world.tick(want)

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from pod_world import PodWorld, wish
 
+from xpyd_operator.api.operation import Rollout
 from xpyd_operator.api.status import Condition
 from xpyd_operator.plan.conditions import LONGEST, bounded
 from xpyd_operator.plan.desired import Desired
@@ -84,6 +85,34 @@ def test_what_passes_by_itself_or_leaves_is_not_degraded() -> None:
     assert said(wish(1, 2), seen(P, passing, leaving))["Degraded"].status == "False"
 
 
+QUEUED = Problem("Queued", "pod waits to be admitted", lasting=False)
+
+
+def test_what_waits_to_be_admitted_is_queued_and_not_degraded() -> None:
+    waiting = [pod(n, Role.DECODE, Phase.STARTING, problem=QUEUED) for n in (1, 2)]
+    out = said(wish(1, 2, max_sidecars=0), seen(P, *waiting))
+    assert (out["Ready"].status, out["Ready"].reason) == ("False", "Queued")
+    assert out["Ready"].message == "0 of 2 decode instances ready; queued: qwen-e1, qwen-e2"
+    assert (out["Progressing"].status, out["Progressing"].reason) == ("True", "Queued")
+    assert out["Progressing"].message == "queued: qwen-e1, qwen-e2"
+    assert (out["Degraded"].status, out["Degraded"].reason) == ("False", "Healthy")
+
+
+def test_beside_what_is_queued_others_are_told() -> None:
+    waiting = pod(2, Role.DECODE, Phase.STARTING, problem=QUEUED)
+    serving = said(wish(1, 2, max_sidecars=0), seen(P, ROUTING, waiting))
+    assert (serving["Ready"].status, serving["Ready"].reason) == ("True", "Serving")
+    assert serving["Ready"].message == "1 of 2 decode instances ready; queued: qwen-e2"
+    starting = said(wish(1, 2, max_sidecars=0), seen(P, pod(1, Role.DECODE, Phase.STARTING), waiting))
+    assert (starting["Ready"].reason, starting["Progressing"].reason) == ("Starting", "Changing")
+    pull = pod(1, Role.DECODE, Phase.STARTING, problem=Problem("ImagePull", "no such image"))
+    stuck = said(wish(1, 2, max_sidecars=0), seen(P, pull, waiting))
+    assert (stuck["Progressing"].status, stuck["Progressing"].reason) == ("False", "Stuck")
+    assert stuck["Degraded"].reason == "ImagePull"
+    leaving = pod(2, Role.DECODE, Phase.STOPPING, problem=QUEUED)
+    assert "queued" not in said(wish(1, 2, max_sidecars=0), seen(P, ROUTING, leaving))["Ready"].message
+
+
 def test_a_lost_node_a_crash_loop_and_a_refused_template_are_degraded() -> None:
     lost = pod(2, Role.DECODE, Phase.LOST, problem=Problem("NodeLost", "node n1 is away"))
     assert said(wish(1, 1), seen(P, D, lost))["Degraded"].message == "qwen-e2: node n1 is away"
@@ -141,7 +170,7 @@ def test_a_thousand_instances_take_milliseconds() -> None:
     problem = Problem("Unschedulable", "0/9 nodes are available")
     many = [pod(n, Role.PREFILL if n < 250 else Role.DECODE, load=n % 7, roster=250 <= n < 258) for n in range(900)]
     late = [pod(n, Role.DECODE, Phase.STARTING, problem=problem) for n in range(900, 1000)]
-    observed, want = seen(*many, *late), wish(250, 750, "r2", max_surge=100)
+    observed, want = seen(*many, *late), wish(250, 750, "r2", rollout=Rollout(max_surge=100))
     think(want, observed, 0.0)
     took = []
     for _ in range(5):

@@ -95,6 +95,17 @@ def test_limits_are_told_once() -> None:
     assert reporter.run(want, 60).count("LimitsHeld") == 1
 
 
+def test_who_begins_to_wait_in_a_queue_is_told_once_and_is_no_warning() -> None:
+    reporter = Reporter()
+    reporter.world.quota = 2
+    told = reporter.run(wish(1, 2), 60)
+    assert [each for each in told if "Queued" in each] == ["qwen-e2 Queued"]
+    reporter.world.quota = 3
+    told += reporter.run(wish(1, 2), 60)
+    assert "qwen-e2 InstanceReady" in told
+    assert [each for each in told if each.endswith(("Queued", "Degraded"))] == ["qwen-e2 Queued"]
+
+
 def test_what_failed_is_told_once_and_not_as_done() -> None:
     world = PodWorld()
     done = think(wish(1, 1), world.observe(), world.now)

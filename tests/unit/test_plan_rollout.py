@@ -93,8 +93,8 @@ def test_fewer_instances_and_a_new_revision_at_once() -> None:
 
 @pytest.mark.parametrize(("replicas", "surge", "made"), [(0, 1, 0), (1, 0, 1), (3, 1, 3), (3, 0, 3)])
 def test_missing_from_nothing(replicas: int, surge: int, made: int) -> None:
-    want = desired(replicas, 1)
-    assert missing(view(Role.PREFILL, want.prefill, ()), 0, surge) == made
+    want = desired(replicas, 1, max_surge=surge)
+    assert missing(view(Role.PREFILL, want.prefill, ()), 0) == made
 
 
 def test_a_drain_is_taken_back_when_the_instance_is_wanted_again() -> None:
@@ -122,7 +122,7 @@ def test_retire_says_who_is_held_and_why() -> None:
     want = desired(1, 1)
     instances = world.observe().instances
     prefill, decode = (view(role, want.target(role), instances) for role in (Role.PREFILL, Role.DECODE))
-    out = retire(decode, prefill, max_surge=1, max_unavailable=0, fleet_known=False)
+    out = retire(decode, prefill, fleet_known=False)
     assert out.drain == ()
     assert [(instance.name, why) for instance, why in out.held] == [
         ("qwen-e2", "no router tells the load of the instances")

@@ -185,7 +185,7 @@ def check_step(world: World, want: Desired, before: dict[Role, tuple[int, int]])
     assert len({engine.ordinal for engine in world.engines.values()}) == len(world.engines)
     for role in ROLES:
         existed, _ = before[role]
-        limit = want.target(role).replicas + want.max_surge
+        limit = want.target(role).replicas + want.target(role).max_surge
         assert world.count(role) <= max(limit, existed), f"{role}: above surge"
 
 
@@ -226,7 +226,7 @@ def test_random_walks_keep_the_laws_and_converge(seed: int) -> None:
         check_step(world, want, before)
         for role in ROLES:
             serving = before[role][1]
-            floor = want.target(role).replicas - want.max_unavailable
+            floor = want.target(role).replicas - want.target(role).max_unavailable
             assert world.ready(role) >= min(serving, floor), f"{role}: taken from service: {plan.actions}"
         again = step(want, world.observe(), world.now)
         assert not [action for action in again.actions if action in plan.actions], "an action was repeated"

@@ -100,6 +100,25 @@ def test_one_pod_may_be_evicted_at_a_time() -> None:
     assert found["PodDisruptionBudget", "qwen-decode"]["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
+@pytest.mark.parametrize(
+    ("rollout", "least"),
+    [
+        ({}, (95, 143)),
+        ({"maxUnavailable": 4}, (92, 140)),
+        ({"maxUnavailable": "10%"}, (87, 130)),
+        ({"maxSurge": "10%", "maxUnavailable": "1%"}, (95, 143)),
+        ({"maxSurge": 0, "maxUnavailable": "100%"}, (0, 0)),
+        ({"maxUnavailable": 120}, (0, 24)),
+    ],
+    ids=str,
+)
+def test_so_many_may_be_evicted_as_a_rollout_lets_be_missing(rollout: dict[str, Any], least: tuple[int, int]) -> None:
+    """One at least: a budget of none would hold up drains of nodes for ever. Routers keep theirs."""
+    found = made({Role.PREFILL: 96, Role.DECODE: 144}, **APART, rollout=rollout)
+    budgets = {name: one["spec"]["minAvailable"] for (kind, name), one in found.items() if kind == "PodDisruptionBudget"}
+    assert budgets == {"qwen-prefill": least[0], "qwen-decode": least[1], "qwen-router": 3}
+
+
 def test_who_may_reach_the_pods() -> None:
     found = made()
     pods, clients = found["NetworkPolicy", "qwen"]["spec"], found["NetworkPolicy", "qwen-clients"]["spec"]

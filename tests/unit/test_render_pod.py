@@ -23,9 +23,10 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.render.engine import CPU_ENV, RAY_ENV
+from xpyd_operator.render.objects import children
 from xpyd_operator.render.paths import ENGINE_PORT
 from xpyd_operator.render.pod import engine_pod, pod_revision
-from xpyd_operator.render.settings import KubeSettings
+from xpyd_operator.render.settings import KubeSettings, PodUser
 from xpyd_sidecar.config import faults
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.launch import AGENT_SOCKET, SidecarConfig
@@ -251,6 +252,41 @@ def test_pods_of_a_node_share_a_folder_where_the_document_names_one() -> None:
     assert folders() == ([], [], "")
     there = {"path": "/dev/shm", "type": "Directory"}
     assert folders(transport="shm", sharedMemory={"hostPath": "/dev/shm"}) == ([there], ["/run/xpyd-kv"], "/run/xpyd-kv")
+
+
+USERS = {"runAsUser", "runAsGroup", "fsGroup"}
+
+
+@pytest.mark.parametrize("placement", ["Sidecar", "Deployment"])
+def test_where_the_cluster_assigns_users_no_pod_names_one(placement: str) -> None:
+    """OpenShift refuses pods that do; what it fills in is then the pod's."""
+    one = make(router={"placement": placement})
+    assigned = msgspec.structs.replace(SETTINGS, pod_user="assigned")
+    named: dict[str, list[set[str]]] = {}
+    for settings in (SETTINGS, assigned):
+        specs = [pod_of(one, role, settings)["spec"] for role in Role]
+        specs += [each["spec"]["template"]["spec"] for each in children(one, dict.fromkeys(Role, 1), settings)
+                  if each["kind"] == "Deployment"]
+        assert [list(violations(spec)) for spec in specs] == [[]] * len(specs)
+        contexts = [owner["securityContext"] for spec in specs for owner in (spec, *spec["containers"],
+                                                                             *spec.get("initContainers", ()))]
+        named[settings.pod_user] = [found for found in (USERS & context.keys() for context in contexts) if found]
+    assert named == {"fixed": [USERS] * (2 + (placement == "Deployment")), "assigned": []}
+
+
+@pytest.mark.parametrize("user", ["fixed", "assigned"])
+def test_whoever_it_runs_as_finds_folders_that_it_may_write(user: PodUser) -> None:
+    """A user that stands in no list of users has no home and no name of its own, and owns nothing in the image."""
+    settings = msgspec.structs.replace(SETTINGS, pod_user=user)
+    main = main_of(pod_of(make(), settings=settings))
+    writable = [mount["mountPath"] for mount in main["volumeMounts"] if not mount.get("readOnly")]
+    env = env_of(main)
+    for name in ("HOME", "TMPDIR", "XDG_CACHE_HOME", "VLLM_CACHE_ROOT", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR",
+                 "HF_HOME", "VLLM_RPC_BASE_PATH", "XPYD_RUN_DIR"):
+        assert any(env[name] == path or env[name].startswith(f"{path}/") for path in writable), name
+    assert env["USER"] == env["LOGNAME"] == "xpyd", "asked for by torch, which else looks for the user's number"
+    volumes = {volume["name"]: volume for volume in pod_of(make(), settings=settings)["spec"]["volumes"]}
+    assert volumes["key"]["secret"]["defaultMode"] == 0o440, "read by the group, which is the pod's fsGroup, or root's"
 
 
 def test_resources_default_to_a_gpu_per_device_and_requests_to_limits() -> None:

@@ -17,8 +17,8 @@ from scripted_engine import Play, Seen
 from scripted_engine import ScriptedEngine as Engine
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, State
-from xpyd_sidecar.routing.deaths import Verdict
-from xpyd_sidecar.routing.request_hash import RequestHash, hash_of
+from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
+from xpyd_sidecar.router.fleet.deaths import Verdict
 
 LOOPS = ("router",)
 MID_STREAM = Play(down_after=3)
@@ -26,7 +26,7 @@ MID_STREAM = Play(down_after=3)
 
 def seed(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Policies draw the same in every run."""
-    monkeypatch.setattr("xpyd_sidecar.proxy.context.secrets.randbits", lambda _: number)
+    monkeypatch.setattr("xpyd_sidecar.router.serving.context.secrets.randbits", lambda _: number)
 
 
 async def thrice(f: RouterFleet, **body: Any) -> list[Answer]:
@@ -331,7 +331,7 @@ async def test_one_that_is_held_keeps_its_deadline_and_may_leave() -> None:
 
 
 async def test_no_more_than_so_many_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xpyd_sidecar.proxy.poison.MAX_HELD", 2)
+    monkeypatch.setattr("xpyd_sidecar.router.serving.quarantine.MAX_HELD", 2)
     async with fleet(1, 1) as f:
         await suspect(f, *map(hash_of_prompt, "abcd"))
         gate = asyncio.Event()
@@ -372,8 +372,8 @@ async def test_metrics_and_the_access_log_say_it(caplog: pytest.LogCaptureFixtur
 
 async def test_a_router_without_deaths_makes_no_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
-    for module in ("straight_course", "generation", "passthrough", "poison"):
-        monkeypatch.setattr(f"xpyd_sidecar.proxy.{module}.hash_of", lambda kind, _: made.append(kind))
+    for module in ("fast_state", "generation", "passthrough", "quarantine"):
+        monkeypatch.setattr(f"xpyd_sidecar.router.serving.{module}.hash_of", lambda kind, _: made.append(kind))
     async with fleet(1, 1) as f:
         for _ in range(4):
             for stream in (True, False):

@@ -18,19 +18,19 @@ def test_tests_that_import_an_extension_over_any_number_of_modules_are_found(tmp
     def test(name: str, text: str) -> None:
         (tmp_path / f"test_{name}.py").write_text(text, encoding="utf-8")
 
-    test("direct", "from xpyd_sidecar.proxy import _fast")
-    test("through_a_module", "import xpyd_sidecar.proxy.app as a")
+    test("direct", "from xpyd_sidecar.router.relay import _fast")
+    test("through_a_module", "import xpyd_sidecar.router.app as a")
     test("through_support", "from router_fleet import fleet")
     test("inside", "def test_a():\n    from xpyd_sidecar.engine.links.moves import sums")
     test("other", "import json\nfrom xpyd_sidecar.contract import keys\nfrom . import nothing")
-    (tmp_path / "helper.py").write_text("from xpyd_sidecar.proxy import _fast", encoding="utf-8")
+    (tmp_path / "helper.py").write_text("from xpyd_sidecar.router.relay import _fast", encoding="utf-8")
     assert [path.stem for path in sanitized.tests_of_c(tmp_path)] == [
         "test_direct", "test_inside", "test_through_a_module", "test_through_support"]
 
 
 def test_of_this_repository_those_of_each_extension_are_among_them() -> None:
     found = {path.stem for path in sanitized.tests_of_c()}
-    assert found >= {"test_proxy_fast", "test_proxy_whole", "test_proxy_incoming", "test_proxy_loop",
+    assert found >= {"test_relay_fast", "test_relay_whole", "test_http_incoming", "test_relay_loop",
                      "test_engine_moves", "test_engine_mapped", "test_engine_receiver", "test_engine_links"}
 
 

@@ -165,7 +165,7 @@ def test_a_half_that_fails_stops_the_other_in_order(config: SidecarConfig, monke
 def test_only_the_configured_half_is_imported(config: SidecarConfig) -> None:
     """An agent alone stays small: no router in its process, and never vLLM or torch."""
     program = ("import sys; from xpyd_sidecar import __main__ as m; m._half('agent')\n"
-               "print([n for n in sys.modules if n.startswith(('xpyd_sidecar.proxy', 'vllm', 'torch'))])")
+               "print([n for n in sys.modules if n.startswith(('xpyd_sidecar.router', 'vllm', 'torch'))])")
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=30,
                          env={**os.environ})
     assert out.stdout.strip() == "[]"

@@ -29,7 +29,7 @@ from xpyd_sidecar.errors import ConfigError, XpydError
 
 logger = logging.getLogger("xpyd_sidecar")
 
-HALVES = {"router": ("xpyd_sidecar.proxy.run", "run_router"), "agent": ("xpyd_sidecar.agent.app", "run_agent")}
+HALVES = {"router": ("xpyd_sidecar.router.run", "run_router"), "agent": ("xpyd_sidecar.agent.app", "run_agent")}
 """Where each half is; imported only where it runs, so that an agent alone stays small."""
 
 Half = Callable[[SidecarConfig, keys.ServiceKey, asyncio.Event, Draining], Awaitable[None]]
@@ -61,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _loop_of(config: SidecarConfig) -> LoopMaker:
     made: LoopMaker = uvloop.new_event_loop
     if config.router is not None:
-        made = importlib.import_module("xpyd_sidecar.proxy.loop").maker(encrypted=config.router.tls_cert_file is not None)
+        loops = importlib.import_module("xpyd_sidecar.router.relay.loop")
+        made = loops.maker(encrypted=config.router.tls_cert_file is not None)
     return made
 
 

@@ -1,7 +1,7 @@
 """Listening, and accepting connections: a few per turn of the loop, and none while there is no file for them.
 
 Belongs here: listening sockets, of the router's clients and of the agent. Does not belong here: what a connection does
-(``proxy.connection``, ``agent.control``), how many may be open (who asks for an ``Acceptor`` says).
+(``http.connection``, ``agent.control``), how many may be open (who asks for an ``Acceptor`` says).
 
 asyncio's own server accepts as many connections in a row as its backlog has, and when it has no file left it goes on to the
 end of that row, with a line in the log for each.

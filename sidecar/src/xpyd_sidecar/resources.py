@@ -1,7 +1,7 @@
 """What this process has of its machine: open files, local ports, memory. Whose fault an error of a socket is.
 
 Belongs here: telling a lack of our own from a peer's failure; the limit of open files, and how much may be open within it.
-Does not belong here: what is done about it (``accepting``, ``routing.exchange``, ``agent``).
+Does not belong here: what is done about it (``accepting``, ``serving.exchange``, ``agent``).
 
 A connection that could not be made because this process has no file, no port or no memory left says nothing of the other
 side. Who takes it for the other side's failure ends what is healthy, and at the worst time: when much is to be done.

@@ -8,12 +8,12 @@ from unittest.mock import patch
 
 from fuzz import reads
 from fuzz.reads import IDS, UNFRAMED, Given
-from xpyd_sidecar.proxy import whole
-from xpyd_sidecar.proxy.streams import stream_of
-from xpyd_sidecar.routing.position import Position
-from xpyd_sidecar.routing.ways import Way
+from xpyd_sidecar.router.api.failover_modes import Way
+from xpyd_sidecar.router.relay import whole
+from xpyd_sidecar.router.stream.position import Position
+from xpyd_sidecar.router.stream.streams import stream_of
 
-MODULES = ("xpyd_sidecar.proxy._answer",)
+MODULES = ("xpyd_sidecar.router.relay._answer",)
 TOKENS = reads.TOKENS
 seeds = reads.seeds
 TAKE = whole.take

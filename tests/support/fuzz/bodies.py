@@ -10,7 +10,8 @@ import json
 from collections.abc import Hashable
 from typing import Any
 
-from xpyd_sidecar.routing import outline, shapes
+from xpyd_sidecar.router.api import outline
+from xpyd_sidecar.router.serving import shapes
 
 MODULES: tuple[str, ...] = ()
 """Nothing of it is compiled: outcomes alone lead on."""
@@ -46,14 +47,14 @@ def check(data: bytes) -> Hashable:
         return isinstance(read, _Pairs), judged
     key, slots, fields = found
     assert outline.judged(body, outline.MAX_NAMES, outline.MAX_DEPTH) == outline.Outline.WITHIN, body
-    assert list(key[::2]) == list(fields), body
+    assert list(key[0]) == list(fields), body
     left = list(slots)
-    values = [left.pop(0) if value is None else value for value in key[1::2]]
+    values = [left.pop(0) if value is None else value for value in key[1]]
     assert not left, body
     assert [bytes(raw) for raw in fields.values()] == values, body
     if isinstance(read, _Pairs):  # json takes less than msgspec in rare texts, such as halves of surrogates, and NaN more
         assert dict.fromkeys(name for name, _ in read).keys() == fields.keys(), body
-        known = [None if value is None else json.loads(value) for value in key[1::2]]
+        known = [None if value is None else json.loads(value) for value in key[1]]
         if len(_known) < MAX_KNOWN:
             assert repr(_known.setdefault(key, known)) == repr(known), body
     return len(slots), len(fields), judged

@@ -12,13 +12,14 @@ from unittest.mock import patch
 
 from fuzz import reads
 from fuzz.reads import IDS, ONE, TWO, UNFRAMED, Given
-from xpyd_sidecar.proxy import fast, noted, whole
-from xpyd_sidecar.proxy.events import EventStream
-from xpyd_sidecar.proxy.streams import stream_of
-from xpyd_sidecar.routing.position import Position, split_prompt
-from xpyd_sidecar.routing.ways import Way
+from xpyd_sidecar.router.api.failover_modes import Way
+from xpyd_sidecar.router.relay import fast, whole
+from xpyd_sidecar.router.stream import token_recorder
+from xpyd_sidecar.router.stream.events import EventStream
+from xpyd_sidecar.router.stream.position import Position, split_prompt
+from xpyd_sidecar.router.stream.streams import stream_of
 
-MODULES = ("xpyd_sidecar.proxy._fast",)
+MODULES = ("xpyd_sidecar.router.relay._fast",)
 TOKENS = reads.TOKENS
 seeds = reads.seeds
 LEARNED = ("_prefix", "_middle", "_last", "_lead", "_shown", "_log", "_clean", "_framed", "_way")
@@ -54,7 +55,7 @@ def check(data: bytes) -> Hashable:
     given = reads.given(data)
     learn(given)
     with patch.object(whole, "take", whole._nothing):
-        with patch.object(EventStream, "quick", lambda *_: None), patch.object(noted, "BY_HAND", True):
+        with patch.object(EventStream, "quick", lambda *_: None), patch.object(token_recorder, "BY_HAND", True):
             expected, seen, _ = read(given, by_leg=False)
         found, seen_too, short = read(given, by_leg=given.flags & (ONE | TWO) == ONE | TWO)
     if any(one is not None and isinstance(one[-1], str) for one in (seen, seen_too)):
@@ -100,7 +101,7 @@ def learn(given: Given) -> None:
     if taken is not None and taken[10] and taken[4]:
         at, to = taken[9:11]
         position = Position(given.api, Way.CONTINUE)
-        stream, scanner = noted.NotedStream(position, framed=True), fast.Scanner()
+        stream, scanner = token_recorder.NotedStream(position, framed=True), fast.Scanner()
         stream._learn(split_prompt(raw[at:to] + b"\n\n")[1], position)
         found = scanner.learn(raw, at, to, chat, position.log)
         if stream._sure:  # else both guess by streams before

@@ -15,9 +15,9 @@ from unittest.mock import patch
 import httptools
 from paper import served
 
-from xpyd_sidecar.proxy import ids
-from xpyd_sidecar.proxy.incoming import Bounds
-from xpyd_sidecar.proxy.reply import HttpRequest
+from xpyd_sidecar.router.http import ids
+from xpyd_sidecar.router.http.incoming import Bounds
+from xpyd_sidecar.router.http.reply import HttpRequest
 
 MODULES: tuple[str, ...] = ()
 """Nothing of it is compiled: outcomes alone lead on."""

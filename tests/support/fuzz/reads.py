@@ -13,10 +13,10 @@ from __future__ import annotations
 import random
 from typing import Literal, NamedTuple
 
-from xpyd_sidecar.proxy import noted
-from xpyd_sidecar.proxy.events import END
-from xpyd_sidecar.proxy.wire import chunk_of
-from xpyd_sidecar.routing.position import Position
+from xpyd_sidecar.router.http.wire import chunk_of
+from xpyd_sidecar.router.stream import token_recorder
+from xpyd_sidecar.router.stream.events import END
+from xpyd_sidecar.router.stream.position import Position
 
 CHAT, UNFRAMED, IDS, RAW, ENDED, ONE, TWO = (1 << bit for bit in range(7))
 PROMPT = b'"prompt_token_ids":[7,8]'
@@ -93,7 +93,7 @@ def seeds() -> list[bytes]:
 
 def forget() -> None:
     """What was learned of streams before: how malformed events are read depends on it."""
-    noted._guesses.clear()
+    token_recorder._guesses.clear()
 
 
 def known(position: Position) -> tuple[object, ...]:

@@ -14,11 +14,11 @@ import socket
 from collections.abc import Hashable
 from typing import Any, cast
 
-from xpyd_sidecar.proxy import fast, loop
-from xpyd_sidecar.proxy.events import EventStream
-from xpyd_sidecar.proxy.loop import descriptor_of
+from xpyd_sidecar.router.relay import fast, loop
+from xpyd_sidecar.router.relay.loop import descriptor_of
+from xpyd_sidecar.router.stream.events import EventStream
 
-MODULES = ("xpyd_sidecar.proxy._loop", "xpyd_sidecar.proxy._fast")
+MODULES = ("xpyd_sidecar.router.relay._loop", "xpyd_sidecar.router.relay._fast")
 LIMIT_S = 5.0
 EVENT = b'data: {"id":"a"}\n\n'
 CHUNK = b"%x\r\n%b\r\n" % (len(EVENT), EVENT)

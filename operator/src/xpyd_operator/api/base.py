@@ -27,6 +27,8 @@ DURATION_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(h|m|s|ms))+$"
 QUANTITY_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][0-9]{1,2})?$"
 SIZE_PATTERN: Final = r"^[0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
 SHARE_PATTERN: Final = r"^([0-9]+(\.[0-9]+)?(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?|[0-9]{1,2}%)$"
+PERCENT_PATTERN: Final = r"^(0|[1-9][0-9]{0,2})%$"
+TO_HUNDRED_PATTERN: Final = r"^(0|[1-9][0-9]?|100)%$"
 OBJECT_NAME_PATTERN: Final = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 HEADER_PATTERN: Final = r"^[A-Za-z0-9][-_A-Za-z0-9]*$"
 URL_PATTERN: Final = r"^https?://[^/?#@ ]+(/[^?# ]*)?$"
@@ -78,6 +80,16 @@ SizeOrShare = Annotated[
     Annotated[int, Meta(ge=0)] | Annotated[str, Meta(max_length=32, pattern=SHARE_PATTERN)], Meta(extra={"kind": "share"})
 ]
 """Bytes, or a share of the device's memory: ``10%``."""
+CountOrShare = Annotated[
+    Annotated[int, Meta(ge=0, le=1000)] | Annotated[str, Meta(max_length=4, pattern=PERCENT_PATTERN)],
+    Meta(extra={"kind": "count"}),
+]
+"""Instances, or a share of those that are wanted: ``2``, ``10%``. See ``Rollout``."""
+CountOrPart = Annotated[
+    Annotated[int, Meta(ge=0, le=1000)] | Annotated[str, Meta(max_length=4, pattern=TO_HUNDRED_PATTERN)],
+    Meta(extra={"kind": "part"}),
+]
+"""As ``CountOrShare``, and no share above all of them."""
 Quantity = Annotated[
     Annotated[int, Meta(ge=0)] | Annotated[str, Meta(max_length=32, pattern=QUANTITY_PATTERN)],
     Meta(extra={"kind": "quantity"}),

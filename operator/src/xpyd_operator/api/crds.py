@@ -13,6 +13,7 @@ from xpyd_operator.api.schema import Schema, schema_of, with_rules
 from xpyd_operator.api.service import DisaggService
 
 _READY = '.status.conditions[?(@.type=="Ready")].status'
+_REASON = '.status.conditions[?(@.type=="Ready")].reason'
 _HEAD = "# Made by `xpyd render crds` from operator/src/xpyd_operator/api; do not edit.\n"
 
 
@@ -44,6 +45,7 @@ def service_crd() -> Schema:
             ("Wanted", "string", ".status.wanted", "Wanted prefill and decode instances"),
             ("Serving", "string", ".status.ready", "Ready prefill and decode instances"),
             ("Ready", "string", _READY, "Whether requests are served"),
+            ("Reason", "string", _REASON, "Why requests are not served, or not by all wanted instances"),
             ("URL", "string", ".status.url", "Where clients reach the service"),
             ("Age", "date", ".metadata.creationTimestamp", "Time since creation"),
         ],

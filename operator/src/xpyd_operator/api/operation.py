@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from xpyd_operator.api.base import Count, Duration, Latency, Part, Positive, Preserved, Window
+from xpyd_operator.api.base import CountOrPart, CountOrShare, Duration, Latency, Part, Positive, Preserved, Window
 from xpyd_operator.api.durations import seconds
 
 
@@ -23,13 +23,14 @@ class Drain(Part, frozen=True):
 
 
 class Rollout(Part, frozen=True):
-    """How a new revision replaces the old one. Counts are per role."""
+    """How a new revision replaces the old one. Counts are per role, shares are of the wanted count of the role."""
 
-    max_surge: Count = 1
-    """Instances above the wanted count while rolling. 0 where no device is spare; not together with
-    `maxUnavailable` 0."""
-    max_unavailable: Count = 0
-    """Instances below the wanted count while rolling."""
+    max_surge: CountOrShare = 1
+    """Instances above the wanted count while rolling, as a number or a share, which is rounded up. 0 where no device is
+    spare; not together with `maxUnavailable` 0."""
+    max_unavailable: CountOrPart = 0
+    """Instances below the wanted count while rolling, as a number or a share, which is rounded down. So many pods may be
+    evicted at a time, too (one, where this is 0). Where both shares come to no instance, one may be missing."""
     switch_window: Window = "30s"
     """How long a surplus of one role waits for a deficit of the other, so that an instance switches its role
     instead of being replaced. 0s: never switch."""
@@ -38,6 +39,26 @@ class Rollout(Part, frozen=True):
     def switch_window_s(self) -> float:
         """Seconds."""
         return seconds(self.switch_window)
+
+    def surge(self, wanted: int) -> int:
+        """Instances of a role that may exist above ``wanted``."""
+        return _number(self.max_surge, wanted, up=True)
+
+    def unavailable(self, wanted: int) -> int:
+        """Instances of a role that may be missing of ``wanted``.
+
+        As Deployments of Kubernetes have it (``ResolveFenceposts``): at least one where the surge is none.
+        """
+        missing = _number(self.max_unavailable, wanted, up=False)
+        return missing if missing or self.surge(wanted) else 1
+
+
+def _number(given: int | str, wanted: int, *, up: bool) -> int:
+    """A number as it is; a share of ``wanted``, rounded up or down."""
+    if isinstance(given, int):
+        return given
+    hundredths = wanted * int(given.removesuffix("%"))
+    return -(-hundredths // 100) if up else hundredths // 100
 
 
 class Ratio(Part, frozen=True):

@@ -102,6 +102,8 @@ def _scalar(schema: Schema) -> str:
         return f"duration, {bounds}"
     if schema.get("x-kubernetes-int-or-string"):
         pattern = schema["pattern"]
+        if "maximum" in schema:
+            return f"whole number, {schema['minimum']} to {schema['maximum']}, or share of the wanted count (`10%`)"
         return "size or share" if "%" in pattern else "quantity" if "Ei" in pattern else "size"
     least, most = schema.get("minimum"), schema.get("maximum")
     if schema["type"] == "string":

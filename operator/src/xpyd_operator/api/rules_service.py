@@ -134,7 +134,7 @@ def _queue_timeout(router: Router) -> list[Finding]:
 
 
 def _no_room(rollout: Rollout) -> list[Finding]:
-    stuck = rollout.max_surge == 0 and rollout.max_unavailable == 0
+    stuck = all(given in (0, "0%") for given in (rollout.max_surge, rollout.max_unavailable))
     return when(stuck, "maxUnavailable", "must be at least 1 when maxSurge is 0, or nothing could ever be replaced")
 
 
@@ -276,7 +276,8 @@ RULES: tuple[Rule, ...] = (
         at=("spec.rollout",),
         reads=("maxSurge", "maxUnavailable"),
         says="maxUnavailable must be at least 1 when maxSurge is 0, or nothing could ever be replaced",
-        cel="self.maxSurge > 0 || self.maxUnavailable > 0",
+        cel="""(type(self.maxSurge) == int ? self.maxSurge > 0 : self.maxSurge != '0%') ||
+            (type(self.maxUnavailable) == int ? self.maxUnavailable > 0 : self.maxUnavailable != '0%')""",
         wrong=_no_room,
     ),
     Rule(

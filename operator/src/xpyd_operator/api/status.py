@@ -32,7 +32,17 @@ class Condition(Part, frozen=True):
     """Generation of the object that this was said of."""
 
 
-Conditions = Annotated[tuple[Condition, ...], Meta(extra={"max_items": 32, "merge_key": "type"})]
+class PoolCondition(Condition, frozen=True):
+    """One aspect of the state of a pool, as usual in Kubernetes."""
+
+    type: Annotated[str, Meta(max_length=316)]
+    """Which aspect. `Ready`: as many instances of the role serve as are wanted. `Limited`: a bound of the service
+    (`limits`, or the other role's count) keeps the count from what was asked for; the message names it."""
+
+
+_LISTED = Meta(extra={"max_items": 32, "merge_key": "type"})
+Conditions = Annotated[tuple[Condition, ...], _LISTED]
+PoolConditions = Annotated[tuple[PoolCondition, ...], _LISTED]
 
 
 class RoleStatus(Part, frozen=True):
@@ -103,5 +113,5 @@ class PoolStatus(Part, frozen=True):
     """Instances that serve."""
     selector: str | None = None
     """Label selector of the instances' pods, for autoscalers."""
-    conditions: Conditions = ()
+    conditions: PoolConditions = ()
     """Aspects of the state."""

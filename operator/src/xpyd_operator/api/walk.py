@@ -16,27 +16,10 @@ from typing import Any
 import msgspec
 from msgspec import inspect as mi
 
-from xpyd_operator.api import durations, source
+from xpyd_operator.api import durations
+from xpyd_operator.api.kinds import RIGHT
 from xpyd_operator.errors import Fault
 
-_RIGHT = {
-    "size": "write bytes as a number and a unit, e.g. 2Gi or 500M",
-    "share": "write bytes (2Gi, 500M) or a share of the device's memory (10%)",
-    "quantity": "write a Kubernetes quantity, e.g. 2, 500m or 16Gi",
-    "duration": "write a number and a unit (ms, s, m, h), e.g. 30s or 1h30m",
-    "source": f"write {source.FORMS}",
-    "name": "a name in Kubernetes: lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit",
-    "service": "lower-case letters, digits and '-', beginning with a letter and ending with a letter or digit",
-    "key": "letters, digits, '-', '_' and '.'",
-    "env": "letters, digits, '_', '-' and '.', not beginning with a digit",
-    "path": "write an absolute path without a colon",
-    "header": "the name of a header: letters, digits, '-' and '_', beginning with a letter or digit",
-    "host": "the name or address of a host, without a port",
-    "device": "write the key of a resource, e.g. nvidia.com/gpu or amd.com/gpu, or none",
-    "origin": "write https://host, with a port where it has one and no path, in lower case, or *",
-    "url": "write http://host:port or https://host:port",
-}
-"""What would be right, per kind (see ``base``)."""
 _UNUSABLE: Any = object()
 
 
@@ -132,7 +115,7 @@ class Walk:
         elif isinstance(inner, mi.StructType):
             values = f" (with {', '.join(part.encode_name for part in inner.fields if part.required)})"
         kind = (field.type.extra or {}).get("kind") if isinstance(field.type, mi.Metadata) else None
-        right = f"; {_RIGHT[kind]}" if kind else ""
+        right = f"; {RIGHT[kind]}" if kind else ""
         if not any(fault.path == path for fault in self.faults):
             self._fault(path, f"required{values}{right}")
 
@@ -210,16 +193,16 @@ class Walk:
         options = [option for option in kind.types if not isinstance(option, mi.NoneType)]
         if len(options) == 1:
             return self._any(options[0], data, path, extra)
-        for option in options:  # the one union that structs use: a quantity, a number or text
+        for option in options:  # the one union that structs use: a number or text
             if isinstance(option, mi.IntType) and isinstance(data, int) and not isinstance(data, bool):
                 return self._int(option, data, path)
             if isinstance(option, mi.StrType) and isinstance(data, str):
                 return self._str(option, data, path, extra)
-        right = _RIGHT[extra["kind"]]
+        right = RIGHT[extra["kind"]]
         return self._fault(path, f"must be a whole number or text, not {_describe(data)}; {right}")
 
     def _str(self, kind: mi.StrType, data: Any, path: str, extra: dict[str, Any]) -> Any:
-        right = _RIGHT.get(extra.get("kind", ""), "")
+        right = RIGHT.get(extra.get("kind", ""), "")
         tail = f"; {right}" if right else ""
         if not isinstance(data, str):
             return self._wrong(path, data, "text") if not right else self._fault(path, f"is {_describe(data)}{tail}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from xpyd_operator.local.logs import tail
 from xpyd_operator.local.view import Snapshot, Viewer
 from xpyd_operator.plan.backoff import LOOPING
 
+logger = logging.getLogger(__name__)
 POLL_S = 0.5
 
 
@@ -27,32 +30,59 @@ class Failed(XpydError):
     """What was waited for did not come, or cannot come any more."""
 
 
+class _Console(Console):
+    """Leaves it to its user what is done when nobody reads any more; rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """As rich calls it while it handles the error."""
+        raise BrokenPipeError("nobody reads")
+
+
 class Show:
-    """Shows snapshots on standard error; the progress of starting engines comes from their logs."""
+    """Shows snapshots on standard error; the progress of starting engines comes from their logs.
+
+    Once nobody reads any more, as the terminal is gone or the other end of a pipe, nothing more is said: whoever shows has
+    something to look after.
+    """
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = _Console(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._console.is_terminal else None
         self._began = time.monotonic()
         self._said: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         if self._live is not None:
-            self._live.start()
+            self._safely(self._live.start)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._live is not None:
-            self._live.stop()
+            self._safely(self._live.stop)
 
     def say(self, text: str) -> None:
         """A line of its own."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self._safely(lambda: self._console.print(text, highlight=False, markup=False, soft_wrap=True))
+
+    def answer(self, text: str) -> None:
+        """A line of the answer on standard output."""
+        self._safely(lambda: out(text))
+
+    def _safely(self, write: Callable[[], object]) -> None:
+        try:
+            write()
+        except OSError as error:
+            logger.warning("nobody reads any more: %s", error)
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            for stream in (sys.stdout, sys.stderr):
+                os.dup2(nothing, stream.fileno())
+            os.close(nothing)
 
     def update(self, snapshot: Snapshot) -> None:
         """Show a snapshot."""
         if self._live is not None:
-            self._live.update(render(snapshot), refresh=True)
+            live = self._live
+            self._safely(lambda: live.update(render(snapshot), refresh=True))
             return
         for view in (*snapshot.instances, *((snapshot.router,) if snapshot.router else ())):
             problem = f" ({view.problem})" if view.state in ("crashed", "draining") and view.problem else ""

@@ -45,6 +45,7 @@ def add_parser(subparsers: Any) -> None:
     pods.add_argument("--sidecar-image", default=image, help=f"the operator's setting (default: {image})")
     pods.add_argument("--operator-namespace", default="xpyd-system", help="where the operator runs (default: xpyd-system)")
     pods.add_argument("--cluster-domain", default="cluster.local", help="the cluster's domain (default: cluster.local)")
+    pods.add_argument("--pod-user", choices=("fixed", "assigned"), default="fixed", help="who pods run as (default: fixed)")
     some = what.add_parser("crds", help="the CustomResourceDefinitions")
     some.add_argument("--dir", default="crds", help="folder that gets one file per CRD; - prints them (default: crds)")
     text = what.add_parser("reference", help="the field reference (Markdown)")
@@ -79,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _pods(args: argparse.Namespace) -> int:
     settings = KubeSettings(
-        sidecar_image=args.sidecar_image, cluster_domain=args.cluster_domain, operator_namespace=args.operator_namespace
+        sidecar_image=args.sidecar_image, cluster_domain=args.cluster_domain, operator_namespace=args.operator_namespace,
+        pod_user=args.pod_user,
     )
     names = list(files(args.file))
     services = [service for name in names for service in _services(name, args.namespace)]

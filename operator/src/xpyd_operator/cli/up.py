@@ -9,6 +9,7 @@ import logging
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "up",
         help="run a service as processes of this host, or change the one that runs",
-        description="Run a service as processes of this host, in the foreground (Ctrl-C drains and stops it; a second "
-        "Ctrl-C stops at once). If it runs already, hand it the changed document and wait until it is as that says.",
+        description="Run a service as processes of this host, in the foreground (Ctrl-C, SIGTERM or SIGHUP drains and "
+        "stops it; a second one stops at once). If it runs already, hand it the changed document and wait until it is as "
+        "that says.",
         epilog="Exit codes: 0 ready (or ended in good order), 1 not ready in time or in a crash loop, 2 the document or "
         "the host is not right.",
     )
@@ -127,7 +129,7 @@ async def _change(folder: ServiceFolder, timeout_s: float) -> int:
             snapshot = await wait_for(Viewer(folder), show, _Still(), timeout_s, what="as the document says")
     except Failed as error:
         return _failed(folder, error)
-    _announce(snapshot)
+    _announce(snapshot, out)
     return 0
 
 
@@ -172,7 +174,7 @@ async def _foreground(folder: ServiceFolder, timeout_s: float) -> int:
         return 1
     if failure is not None:
         raise failure
-    out(f"{folder.service} has ended")
+    show.answer(f"{folder.service} has ended")
     return 0
 
 
@@ -186,7 +188,7 @@ async def _watch(folder: ServiceFolder, show: Show, timeout_s: float) -> None:
     await asyncio.sleep(0.2)
     snapshot = await wait_for(viewer, show, lambda seen: seen.ready or seen.stopping, timeout_s, what="ready")
     if snapshot.ready:
-        _announce(snapshot)
+        _announce(snapshot, show.answer)
     while True:
         with contextlib.suppress(LocalError):
             show.update(await viewer.look(time.time()))
@@ -208,9 +210,9 @@ class _Still:
         return self._since is not None and now - self._since >= SETTLING_S
 
 
-def _announce(snapshot: Snapshot) -> None:
-    out(f"{snapshot.service} is ready: {snapshot.status.ready}, model {snapshot.model}")
-    out(f"{snapshot.url}/v1")
+def _announce(snapshot: Snapshot, say: Callable[[str], None]) -> None:
+    say(f"{snapshot.service} is ready: {snapshot.status.ready}, model {snapshot.model}")
+    say(f"{snapshot.url}/v1")
 
 
 def _failed(folder: ServiceFolder, error: Failed) -> int:

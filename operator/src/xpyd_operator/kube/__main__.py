@@ -86,6 +86,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Operator
     flag("sidecar-pull-policy", _one_of("Always", "IfNotPresent", "Never"), "IfNotPresent", "when the kubelet pulls it")
     flag("cluster-domain", _matching(_DOMAIN, "a domain"), "cluster.local", "domain of the cluster's Services")
     flag("operator-namespace", _namespace, here, "where the operator runs (default: as the pod says)")
+    flag("pod-user", _one_of("fixed", "assigned"), "fixed", "who pods run as: 65532, or whom the cluster assigns")
     flag("lease-name", _matching(_DOMAIN, "a name"), "xpyd-operator", "Lease by which replicas elect who works")
     flag("master-secret", _matching(_DOMAIN, "a name"), "xpyd-master", "Secret of its namespace that keys are derived from")
     flag("lease-namespace", _namespace, None, "its namespace (default: the operator's)")
@@ -113,7 +114,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Operator
     return (
         OperatorSettings(
             sidecar_image=args.sidecar_image, sidecar_pull_policy=args.sidecar_pull_policy,
-            cluster_domain=args.cluster_domain, operator_namespace=args.operator_namespace,
+            cluster_domain=args.cluster_domain, operator_namespace=args.operator_namespace, pod_user=args.pod_user,
             namespaces=tuple(dict.fromkeys(args.namespace)), resync_s=args.resync, dry_run=args.dry_run,
             http_port=args.http_port, lease_name=args.lease_name, master_secret=args.master_secret,
             lease_namespace=args.lease_namespace or args.operator_namespace,

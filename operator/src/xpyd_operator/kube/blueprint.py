@@ -30,8 +30,8 @@ from xpyd_operator.kube.key import Known
 from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.observe import facts
 from xpyd_operator.kube.status_writer import read
-from xpyd_operator.plan.counts import Counts, counts
-from xpyd_operator.plan.desired import Desired, Revision, RoleTarget
+from xpyd_operator.plan.counts import Counts, counts, target
+from xpyd_operator.plan.desired import Desired, Revision
 from xpyd_operator.render.judge import Judgement, judge
 from xpyd_operator.render.pod import pod_revision
 from xpyd_operator.render.settings import KubeSettings
@@ -120,14 +120,12 @@ class Blueprint:
             self._counts_since = now
         self.counts = found
         one_by_one = spec.prefill.scaling is not None and spec.decode.scaling is not None
-        targets = {role: RoleTarget(found.of(role), self.revisions[role]) for role in Role}
+        targets = {role: target(found.of(role), self.revisions[role], spec.rollout) for role in Role}
         return Desired(
             service=ServiceName(service.name),
             prefill=targets[Role.PREFILL],
             decode=targets[Role.DECODE],
             router=None,
-            max_surge=spec.rollout.max_surge,
-            max_unavailable=spec.rollout.max_unavailable,
             drain_timeout_s=spec.drain.timeout_s,
             startup_timeout_s=seconds(spec.engine.startup_timeout),
             max_sidecars=spec.router.max_sidecars if spec.router.placement == "Sidecar" else 0,

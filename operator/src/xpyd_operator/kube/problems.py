@@ -7,11 +7,13 @@ comes after it only follows from it: placed on a node → init containers → im
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from xpyd_operator.plan.backoff import LOOPING
-from xpyd_operator.plan.observed import Problem
+from xpyd_operator.plan.cause import cause
+from xpyd_operator.plan.observed import QUEUED, Problem
 from xpyd_operator.render.labels import MAIN, SIDECAR
 
 Body = dict[str, Any]
@@ -24,6 +26,7 @@ STUCK_CREATING_S = 900.0
 """And later than this a person must look: kubelet says only in Events that a volume or Secret is missing."""
 WORDS_MAX = 500
 
+_QUEUE = "kueue.x-k8s.io/queue-name"
 _PULL = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ImageInspectError"}
 _NEVER_PULL = {"InvalidImageName", "ErrImageNeverPull"}
 _CREATE = {"CreateContainerError", "RunContainerError", "PostStartHookError"}
@@ -37,7 +40,12 @@ def problem(pod: Body, now: float) -> Problem | None:
     status: Body = pod.get("status") or {}
     if status.get("phase") in ("Failed", "Succeeded"):
         return _over(name, status)
+    gates = (pod.get("spec") or {}).get("schedulingGates") or ()
+    if gates:
+        return _queued(name, gates, pod["metadata"].get("labels") or {})
     placing = condition(status, "PodScheduled")
+    if placing is not None and placing.get("reason") == "SchedulingGated":
+        return None  # its gates have just gone: the scheduler has not looked yet
     if placing is not None and placing.get("status") == "False":
         return _not_placed(name, placing, now)
     for each in status.get("initContainerStatuses") or ():
@@ -90,12 +98,17 @@ def _over(name: str, status: Body) -> Problem:
     return Problem("Evicted" if said == "Evicted" else "Failed", f"pod {name} has ended ({why}) and will be replaced")
 
 
+def _queued(name: str, gates: Sequence[Body], labels: Body) -> Problem:
+    """Nobody looks for a node before the gates are gone. Kueue's label names the queue."""
+    queue = f", queue {labels[_QUEUE]}" if labels.get(_QUEUE) else ""
+    which = ", ".join(gate["name"] for gate in gates)
+    advice = "it goes on when whoever set the gate takes it away"
+    return Problem(QUEUED, f"pod {name} waits to be admitted (gate {which}{queue}); {advice}", lasting=False)
+
+
 def _not_placed(name: str, placing: Body, now: float) -> Problem:
-    reason = placing.get("reason") or "Unschedulable"
     since = unix(placing.get("lastTransitionTime"))
     words = last_line(placing.get("message"))
-    if reason == "SchedulingGated":
-        return Problem(reason, f"pod {name} is held by a scheduling gate: {words or 'see spec.schedulingGates'}")
     advice = "add nodes or devices, or ask for fewer (resources, replicas)"
     return Problem("Unschedulable", f"no node takes pod {name}: {words}; {advice}", lasting=now - since >= PLACING_S)
 
@@ -162,11 +175,12 @@ def _crash(name: str, container: Body, pod: Body, loop: str) -> Problem | None:
 
 
 def _ended(ended: Body) -> str:
-    words = last_line(ended.get("message"))
+    message = ended.get("message") or ""
+    words = cause(message.splitlines(), cut=True) or last_line(message)
     reason = ended.get("reason") or ""
-    cause = f" ({reason})" if reason and reason not in ("Error", "Completed") else ""
+    why = f" ({reason})" if reason and reason not in ("Error", "Completed") else ""
     how = f"with signal {ended['signal']}" if ended.get("signal") else f"with exit code {ended.get('exitCode')}"
-    return f"{how}{cause}{f': {words}' if words else ''}"
+    return f"{how}{why}{f': {words}' if words else ''}"
 
 
 def _startup_limit_s(pod: Body, container: str) -> float:

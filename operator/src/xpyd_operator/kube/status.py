@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from xpyd_operator.api.service import DisaggService
-from xpyd_operator.api.status import Condition, PoolStatus, ServiceStatus
+from xpyd_operator.api.status import Condition, PoolCondition, PoolStatus, ServiceStatus
 from xpyd_operator.plan.conditions import bounded
 from xpyd_operator.plan.round import Round
 from xpyd_operator.render import labels
@@ -60,11 +60,11 @@ def pool_status(round_: Round, service: DisaggService, role: Role) -> PoolStatus
     wanted = round_.desired.target(role).replicas
     enough = ready >= wanted
     words = f"{ready} of {wanted} ready"
-    conditions = [Condition(type="Ready", status="True" if enough else "False",
-                            reason="AllReady" if enough else "NotReady", message=words)]
+    conditions = [PoolCondition(type="Ready", status="True" if enough else "False",
+                                reason="AllReady" if enough else "NotReady", message=words)]
     held = round_.desired.limited[role is Role.DECODE]
-    conditions.append(Condition(type="Limited", status="True" if held else "False",
-                                reason="Limits" if held else "WithinLimits", message=held))
+    conditions.append(PoolCondition(type="Limited", status="True" if held else "False",
+                                    reason="Limits" if held else "WithinLimits", message=held))
     selector = ",".join(f"{key}={value}" for key, value in sorted(labels.selector(service, role=role).items()))
     return PoolStatus(replicas=len(mine), ready_replicas=ready, selector=selector, conditions=tuple(conditions))
 

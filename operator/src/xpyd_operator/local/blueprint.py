@@ -14,8 +14,8 @@ from xpyd_operator.local import gpus, ports, store
 from xpyd_operator.local.paths import ServiceFolder, run_folder
 from xpyd_operator.local.store import InstanceRecord, PlannedCounts, Settings, StopRequest
 from xpyd_operator.plan.actions import Create
-from xpyd_operator.plan.counts import counts
-from xpyd_operator.plan.desired import Desired, RoleTarget
+from xpyd_operator.plan.counts import counts, target
+from xpyd_operator.plan.desired import Desired
 from xpyd_operator.render.engine import engine_revision
 from xpyd_operator.render.process import (
     EngineBinding,
@@ -72,15 +72,15 @@ class Blueprint:
         spec = service.spec
         model = model_of(service)
         found = counts(service, self._planned(service))
-        targets = {role: RoleTarget(found.of(role), engine_revision(service, role, model)) for role in Role}
+        targets = {
+            role: target(found.of(role), engine_revision(service, role, model), spec.rollout) for role in Role
+        }
         no_switch = local_difference(service)
         return Desired(
             service=ServiceName(service.name),
             prefill=targets[Role.PREFILL],
             decode=targets[Role.DECODE],
             router=sidecar_revision(self.router()),
-            max_surge=spec.rollout.max_surge,
-            max_unavailable=spec.rollout.max_unavailable,
             drain_timeout_s=spec.drain.timeout_s,
             startup_timeout_s=seconds(spec.engine.startup_timeout),
             switches=not no_switch,

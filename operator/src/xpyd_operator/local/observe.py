@@ -19,7 +19,7 @@ from xpyd_operator.local.store import InstanceRecord, Settings
 from xpyd_operator.plan.desired import Revision
 from xpyd_operator.plan.observed import Instance, Observed, Phase, Router, Unit
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
-from xpyd_sidecar.contract.ids import InstanceName, State
+from xpyd_sidecar.contract.ids import Fingerprint, InstanceName, State
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 
@@ -151,9 +151,9 @@ class Observer:
 def _told(seen: Instance, record: InstanceRecord, status: AgentStatus | None, heard: FleetInstance | None) -> Instance:
     """With what agent and router know of it."""
     late = any(known.epoch < record.epoch for known in (status, heard) if known is not None)
-    cached = heard.cached if heard is not None else 0
+    cached, fingerprint = (heard.cached, heard.fingerprint) if heard is not None else (0, Fingerprint(""))
     return msgspec.structs.replace(
-        seen, epoch=record.epoch, assigned=record.assigned, switching=late, cached=cached
+        seen, epoch=record.epoch, assigned=record.assigned, switching=late, cached=cached, fingerprint=fingerprint
     )
 
 

@@ -25,9 +25,10 @@ from typing import TypeVar
 import msgspec
 
 from xpyd_operator.errors import LocalError
-from xpyd_operator.local import procs, shim
+from xpyd_operator.local import logs, procs, shim
 from xpyd_operator.local.procs import Identity, Scan, Stat
 from xpyd_operator.plan import backoff
+from xpyd_operator.plan.cause import cause
 from xpyd_operator.plan.observed import Unit as Seen
 
 RECORD_DEADLINE_S = 60.0
@@ -39,6 +40,10 @@ KILL_DEADLINE_S = 20.0
 TRACKER_S = 3.0
 """How long a resource tracker may take to clean up after the processes it served."""
 POLL_S = 0.05
+CAUSE_LINES = 4000
+"""Lines of a log in which the cause of an end is looked for: tracebacks of many workers are long."""
+ENDING_LINES = 200
+"""An end that has a cause has a traceback in its last lines; an older one was overcome."""
 START_LINE = "=== xpyd: start of"
 """Begins the output of each process in a log that has that of several."""
 T = TypeVar("T", bound=msgspec.Struct)
@@ -110,9 +115,23 @@ class Unit:
         code = self._child.poll() if self._child is not None and self._child.pid == leader.pid else None
         ran_s = max(0.0, now - leader.unix)
         crashes = backoff.count_crash(ends.crashes, ran_s)
-        new = Ends(crashes, now, how_it_ended(code), ends.total + 1, leader)
+        new = Ends(crashes, now, self._why(code), ends.total + 1, leader)
         _write(self._ends, new)
         return new
+
+    def _why(self, code: int | None) -> str:
+        """How its process ended, with the innermost cause in its log where it ended by itself."""
+        words = how_it_ended(code)
+        if code is not None and code <= 0:
+            return words
+        lines: list[str] = []
+        for line in logs.tail(self.log, CAUSE_LINES):
+            if line.startswith(START_LINE):
+                lines.clear()
+            else:
+                lines.append(line)
+        found = cause(lines) if cause(lines[-ENDING_LINES:]) else ""
+        return f"{words}: {found}" if found else words
 
     def note_failed_start(self, now: float, reason: str) -> None:
         """A start that did not even make a process backs off like a crash."""

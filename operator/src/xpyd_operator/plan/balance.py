@@ -10,7 +10,7 @@ worth something only while it has both roles:
     0P 2D of f        0P 1D of f                      yes: it paired with nobody before
 
 So that a group can go as a whole at all, both roles give up the same group first (``rank``), and neither runs ahead of the
-other by more than an instance (``lead``).
+other by more than an instance (``lead``); where both are due, both go in one step.
 
 Where no instance may be added (surge 0), a role's only instance must go before a new one can come, and its group stops
 pairing. ``may_go_blank`` says in which order: first a role that has several, so that a broken revision shows where it costs
@@ -42,11 +42,12 @@ def rank(mine: RoleView, other: RoleView) -> dict[Fingerprint, tuple[bool, int, 
     }
 
 
-def lead(mine: RoleView, other: RoleView) -> int:
+def lead(mine: RoleView, other: RoleView, follow: int) -> int:
     """How many old ones that serve may go, so that the share that is still old stays within an instance of the other's.
 
-    With w wanted and o old ones of this role, W and O of the other: the largest n for which
-    (o - n) / w >= O / W - max(1 / w, 1 / W).
+    With w wanted and o old ones of this role, W and O of the other, of which F are due in the same step (``follow``): the
+    largest n for which (o - n) / w >= (O - F) / W - max(1 / w, 1 / W). The other role is bounded in the same way, so that
+    each goes as far as the slower one goes.
     No bound where several fingerprints are old: then a group of few must be able to go first.
     """
     old, theirs = group(mine.stale), group(other.stale)
@@ -54,13 +55,11 @@ def lead(mine: RoleView, other: RoleView) -> int:
     if not mine.wanted or not other.wanted or len(old.keys() | theirs.keys()) > 1:
         return count
     slack = max(mine.wanted, other.wanted)
-    behind = min(other.wanted, theirs.total())
+    behind = max(0, min(other.wanted, theirs.total()) - follow)
     return max(0, (count * other.wanted - behind * mine.wanted + slack) // other.wanted)
 
 
-def kept(
-    prefill: RoleView, decode: RoleView, going: tuple[list[Instance], list[Instance]], max_surge: int
-) -> dict[str, str]:
+def kept(prefill: RoleView, decode: RoleView, going: tuple[list[Instance], list[Instance]]) -> dict[str, str]:
     """Who of those that would be drained (prefill, decode; the first to go first) must stay for now: name → why."""
     if not prefill.wanted or not decode.wanted:
         return {}
@@ -74,7 +73,7 @@ def kept(
             continue
         side = 0 if not left[0] else 1
         last = [instance for instance in going[side] if instance.fingerprint == found][-1]
-        if max_surge > 0 or views[side].fresh:
+        if views[side].target.max_surge > 0 or views[side].fresh:
             role, other = views[side].role, views[1 - side].role
             stay[last.name] = f"it is the last {role} of {found[:8]}, of which {left[1 - side]} {other} serve"
     return stay

@@ -64,6 +64,11 @@ class RoleView(msgspec.Struct, frozen=True):
         return sum(instance.ready for instance in self.fresh)
 
     @property
+    def full(self) -> bool:
+        """None of the wanted revision is there, and no place for one."""
+        return not self.fresh and len(self.stale) >= self.wanted + self.target.max_surge
+
+    @property
     def fresh_fails(self) -> bool:
         """The wanted revision crashes and none of it serves: what is old is worth keeping."""
         return bool(self.fresh) and not self.fresh_ready and any(instance.crashes >= 1 for instance in self.fresh)
@@ -80,7 +85,7 @@ def hopeless(instance: Instance) -> bool:
     """It will not serve soon by itself, nor another in its place."""
     if instance.problem is not None and instance.problem.reason in NEVER_AGAIN:
         return False
-    return instance.crashes >= LOOPING or (instance.problem is not None and instance.problem.lasting)
+    return instance.crashes >= LOOPING or instance.queued or (instance.problem is not None and instance.problem.lasting)
 
 
 def view(role: Role, target: RoleTarget, instances: tuple[Instance, ...]) -> RoleView:

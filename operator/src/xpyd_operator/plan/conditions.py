@@ -3,7 +3,8 @@
     Ready        a request is answered now: a router that clients reach, and prefill (where it is wanted) and decode of one
                  fingerprint that serve. It does not say that all wanted instances serve: ``AllReady`` does, and while fewer
                  do the reason is ``Serving``. So a crash of one of many, or a rollout that may be one short, is no outage.
-    Progressing  something is done, moves or waits. ``Stuck`` (False): nothing will move before a person does something
+    Progressing  something is done, moves or waits. ``Stuck`` (False): nothing will move before a person does something.
+                 ``Queued``: all that is not there yet waits to be admitted by something outside
     Degraded     a person should look: what is wrong, of which instance; the first three are named
     Compatible   all that serve can pair: False while a rollout is held, or nothing that serves can pair; names fingerprints
 
@@ -21,7 +22,7 @@ from xpyd_operator.plan.backoff import LOOPING
 from xpyd_operator.plan.balance import group
 from xpyd_operator.plan.canary import RoleView, Stage, clash, hopeless, stage, view
 from xpyd_operator.plan.desired import Desired
-from xpyd_operator.plan.observed import Instance, Observed, Phase, Problem
+from xpyd_operator.plan.observed import QUEUED, Instance, Observed, Phase, Problem
 from xpyd_sidecar.contract.ids import Role
 
 LONGEST = 1000
@@ -64,17 +65,26 @@ def _ready(desired: Desired, observed: Observed, views: Views, roles: RolesStatu
         if counts.ready < counts.wanted
     )
     crashed = _names([instance for instance in observed.instances if instance.phase is Phase.CRASHED])
-    if short and crashed:
-        short += f"; crashed: {crashed}"
+    queued, others = _queued(observed)
+    for what, names in (("crashed", crashed), ("queued", _names(queued))):
+        if short and names:
+            short += f"; {what}: {names}"
     if not _pairs(views):
         if short:
-            return _say("Ready", "False", "Crashed" if crashed else "Starting", short)
+            reason = "Crashed" if crashed else QUEUED if queued and not others else "Starting"
+            return _say("Ready", "False", reason, short)
         return _say("Ready", "False", "Incompatible", "prefill and decode serve, but have no fingerprint in common")
     if late is not None:
         return _say("Ready", "False", *late)
     if short:
         return _say("Ready", "True", "Serving", short)
     return _say("Ready", "True", "AllReady", f"{desired.shape} ready")
+
+
+def _queued(observed: Observed) -> tuple[list[Instance], list[Instance]]:
+    """Those that wait to be admitted, and the others that do not serve yet."""
+    coming = [one for one in observed.instances if not one.ready and not one.leaving]
+    return [one for one in coming if one.queued], [one for one in coming if not one.queued]
 
 
 def _unreached(desired: Desired, observed: Observed) -> tuple[str, str] | None:
@@ -102,15 +112,20 @@ def _pairs(views: Views) -> bool:
 
 def _progressing(desired: Desired, observed: Observed, plan: Plan, held: str) -> Condition:
     away = [one for one in observed.instances if not one.ready and one.phase is not Phase.LOST]
-    stuck = [instance for instance in away if not instance.leaving and hopeless(instance)]
+    queued, _ = _queued(observed)
+    stuck = [instance for instance in away if not instance.leaving and not instance.queued and hopeless(instance)]
     moving = [instance for instance in away if instance.leaving or not hopeless(instance)]
     moving += [instance for instance in observed.instances if instance.ready and instance.switching]
     if desired.stopping:
         return _say("Progressing", "True", "Stopping", "the service ends")
     limit = f"; {desired.held}" if desired.held else ""
-    if plan.settled and not moving and not stuck:
+    if plan.settled and not moving and not stuck and not queued:
         return _say("Progressing", "False", "Settled", f"everything is as asked for{limit}")
     parts = [str(part) for part in (*plan.actions, *plan.waits)]
+    if queued:
+        parts.append(f"queued: {_names(queued)}")
+        if not plan.actions and not moving and not stuck and not held:
+            return _say("Progressing", "True", QUEUED, "; ".join(parts) + limit)
     if not plan.actions and not moving and (stuck or held):
         parts += [f"in trouble: {_names(stuck)}"] if stuck else []
         return _say("Progressing", "False", "Stuck", "; ".join(parts) + limit)

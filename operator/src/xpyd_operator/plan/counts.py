@@ -18,9 +18,10 @@ from typing import Final
 
 import msgspec
 
-from xpyd_operator.api.operation import Limits, Ratio
+from xpyd_operator.api.operation import Limits, Ratio, Rollout
 from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.service import DisaggService
+from xpyd_operator.plan.desired import Revision, RoleTarget
 from xpyd_sidecar.contract.ids import Role
 
 
@@ -86,6 +87,11 @@ def counts(service: DisaggService, pools: Mapping[Role, int | None]) -> Counts:
     for words in _broken(limits, *asked):
         said.words.append((words, True, True))
     return said.counts(*asked)
+
+
+def target(wanted: int, revision: Revision, rollout: Rollout) -> RoleTarget:
+    """What is wanted of one role, with the bounds of a rollout as numbers."""
+    return RoleTarget(wanted, revision, rollout.surge(wanted), rollout.unavailable(wanted))
 
 
 def _asked(role: Role, spec: RoleSpec, pool: int | None, said: _Said) -> int:

@@ -18,6 +18,10 @@ class RoleTarget(msgspec.Struct, frozen=True):
 
     replicas: int
     revision: Revision
+    max_surge: int = 1
+    """Instances that may exist above the replicas while a revision is replaced, leaving ones included."""
+    max_unavailable: int = 0
+    """Instances that serve and may be missing while a revision is replaced."""
 
 
 class Desired(msgspec.Struct, frozen=True):
@@ -28,10 +32,6 @@ class Desired(msgspec.Struct, frozen=True):
     decode: RoleTarget
     router: Revision | None
     """Revision of the router process; None where no process of its own routes."""
-    max_surge: int = 1
-    """Instances of a role that may exist above its replicas while a revision is replaced, leaving ones included."""
-    max_unavailable: int = 0
-    """Ready instances of a role that may be missing while a revision is replaced."""
     drain_timeout_s: float = 600.0
     startup_timeout_s: float = 1800.0
     hang_timeout_s: float = 120.0

@@ -89,6 +89,8 @@ def _instance(was: Instance | None, now: Instance) -> Iterator[News]:
     elif now.phase is Phase.LOST and phase is not Phase.LOST:
         yield News(WARNING, "Lost", now.problem.message if now.problem else "its node is away", now.name)
     problem = now.problem
+    if problem is not None and now.queued and (was is None or not was.queued):
+        yield News(NORMAL, problem.reason, problem.message, now.name)
     known = was.problem.reason if was is not None and was.problem is not None and was.problem.lasting else ""
     if problem is not None and problem.lasting and now.phase is not Phase.LOST and problem.reason != known:
         yield News(WARNING, problem.reason, problem.message, now.name)

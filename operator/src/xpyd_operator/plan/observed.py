@@ -31,6 +31,9 @@ class Phase(StrEnum):
 LEAVING = frozenset({Phase.DRAINING, Phase.DRAINED, Phase.STOPPING, Phase.LOST})
 
 
+QUEUED = "Queued"
+"""Reason of an instance that waits to be admitted by something outside, such as Kueue: it has not begun, and nothing of it
+is wrong."""
 NEVER_AGAIN = frozenset({"Failed", "Evicted"})
 """Reasons of a crashed instance that its platform never starts again."""
 
@@ -110,6 +113,11 @@ class Instance(msgspec.Struct, frozen=True):
     def ready(self) -> bool:
         """It takes requests."""
         return self.phase is Phase.READY
+
+    @property
+    def queued(self) -> bool:
+        """It waits to be admitted, perhaps for hours."""
+        return self.problem is not None and self.problem.reason == QUEUED and not self.leaving
 
     @property
     def crashes(self) -> int:

@@ -1,6 +1,6 @@
 """One role: how many to make, which to drain, which to remove.
 
-With ``w`` wanted, ``s`` surge, ``u`` unavailable, over the instances of one role:
+With ``w`` wanted, ``s`` surge, ``u`` unavailable, over the instances of one role (both roles roll at once):
 
     fresh   of the wanted revision, not leaving          stale   of another revision, not leaving
     all     fresh + stale + leaving                      ready   those of fresh + stale that serve
@@ -40,10 +40,10 @@ def returning(mine: RoleView) -> list[Instance]:
     return sorted(usable, key=lambda instance: instance.ordinal)[: max(0, mine.wanted - len(mine.fresh))]
 
 
-def missing(mine: RoleView, back: int, max_surge: int, *, canary: bool = False) -> int:
+def missing(mine: RoleView, back: int, *, canary: bool = False) -> int:
     """How many instances to make now, beside those whose drain is taken back; ``canary``: so that there is one at most."""
     wanted = min(1, mine.wanted) if canary else mine.wanted
-    return max(0, min(wanted - len(mine.fresh) - back, mine.wanted + max_surge - len(mine.everything)))
+    return max(0, min(wanted - len(mine.fresh) - back, mine.wanted + mine.target.max_surge - len(mine.everything)))
 
 
 class Retire(msgspec.Struct, frozen=True):
@@ -65,9 +65,20 @@ class Retire(msgspec.Struct, frozen=True):
         return Retire(self.remove, drain, held)
 
 
-def retire(mine: RoleView, other: RoleView, *, max_surge: int, max_unavailable: int, fleet_known: bool) -> Retire:
-    """Who of one role goes now, as far as this role alone decides."""
-    at = stage(mine, other, fleet_known=fleet_known)
+class _Due(msgspec.Struct, frozen=True):
+    """Who of one role is due to go, before the other role is asked. The first to go first."""
+
+    idle: list[Instance]
+    """Old ones that serve nothing."""
+    surplus: list[Instance]
+    """Of the wanted revision, above the wanted count."""
+    fewer: list[Instance]
+    """Those above the wanted count that serve, of any revision."""
+    newer: list[Instance]
+    """Old ones that serve and are replaced."""
+
+
+def _due(mine: RoleView, other: RoleView, at: Stage) -> _Due:
     first = balance.rank(mine, other)
     none = (False, 0, "")
     old = sorted(
@@ -75,28 +86,31 @@ def retire(mine: RoleView, other: RoleView, *, max_surge: int, max_unavailable: 
         key=lambda instance: first.get(instance.fingerprint, none),
     )
     surplus = victims(mine.fresh)[: max(0, len(mine.fresh) - mine.wanted)]
-    idle = _idle(mine, at, max_surge)
-    remove = [(instance, "of an old revision and not serving") for instance in idle]
-    remove += [(instance, "more than asked for, and not serving") for instance in surplus if not instance.ready]
-
+    idle = _idle(mine, at)
     above = max(0, len(old) - mine.wanted)
-    fewer = [instance for instance in surplus if instance.ready] + old[:above]
-    newer = old[above : _replaced(mine, at, len(old), max_surge=max_surge, max_unavailable=max_unavailable, idle=len(idle))]
-    room = _room(mine, max_unavailable if old else 0)
-    fewer = fewer[:room]
-    newer = newer[: room - len(fewer)]
+    room = _room(mine, mine.target.max_unavailable if old else 0)
+    fewer = ([instance for instance in surplus if instance.ready] + old[:above])[:room]
+    newer = old[above : _replaced(mine, at, len(old), idle=len(idle))][: room - len(fewer)]
+    return _Due(idle, surplus, fewer, newer)
 
+
+def retire(mine: RoleView, other: RoleView, *, fleet_known: bool) -> Retire:
+    """Who of one role goes now, as far as this role alone decides."""
+    at = stage(mine, other, fleet_known=fleet_known)
+    due = _due(mine, other, at)
+    remove = [(instance, "of an old revision and not serving") for instance in due.idle]
+    remove += [(instance, "more than asked for, and not serving") for instance in due.surplus if not instance.ready]
     drain: list[tuple[Instance, str]] = []
     held: list[tuple[Instance, str]] = []
     if not fleet_known:
-        return Retire(tuple(remove), (), tuple((instance, UNKNOWN_LOAD) for instance in (*fewer, *newer)))
-    if fewer and other.coming:
-        held += [(instance, f"{other.role} has {other.ready} of {other.wanted} ready") for instance in fewer]
+        return Retire(tuple(remove), (), tuple((instance, UNKNOWN_LOAD) for instance in (*due.fewer, *due.newer)))
+    if due.fewer and other.coming:
+        held += [(instance, f"{other.role} has {other.ready} of {other.wanted} ready") for instance in due.fewer]
     else:
-        drain += [(instance, "more than asked for") for instance in fewer]
-    go, why = _allowed(mine, other, at, len(newer), max_surge)
-    drain += [(instance, "of an old revision, replaced") for instance in newer[:go]]
-    held += [(instance, why) for instance in newer[go:]]
+        drain += [(instance, "more than asked for") for instance in due.fewer]
+    go, why = _allowed(mine, other, at, len(due.newer))
+    drain += [(instance, "of an old revision, replaced") for instance in due.newer[:go]]
+    held += [(instance, why) for instance in due.newer[go:]]
     return Retire(tuple(remove), tuple(drain), tuple(held))
 
 
@@ -105,32 +119,31 @@ def _room(mine: RoleView, max_unavailable: int) -> int:
     return max(0, mine.ready - (mine.wanted - max_unavailable))
 
 
-def _replaced(mine: RoleView, at: Stage, old: int, *, max_surge: int, max_unavailable: int, idle: int) -> int:
+def _replaced(mine: RoleView, at: Stage, old: int, *, idle: int) -> int:
     """How many of the old ones that serve are replaced by now, those above the wanted count included."""
     above = max(0, old - mine.wanted)
     if at is Stage.HELD:
         return above
     if at is Stage.PROBING:
-        full = not mine.fresh and len(mine.stale) >= mine.wanted + max_surge
-        return 1 if full and not above and not idle else above
-    return max(above, old - max(0, mine.wanted - max_unavailable - mine.fresh_ready))
+        return 1 if mine.full and not above and not idle else above
+    return max(above, old - max(0, mine.wanted - mine.target.max_unavailable - mine.fresh_ready))
 
 
-def _allowed(mine: RoleView, other: RoleView, at: Stage, count: int, max_surge: int) -> tuple[int, str]:
+def _allowed(mine: RoleView, other: RoleView, at: Stage, count: int) -> tuple[int, str]:
     """How many of ``count`` old ones may be drained for new ones, as far as the other role goes; and why not more."""
-    if at is Stage.BLIND and max_surge > 0 and other.stale and other.wanted and not other.fresh_ready:
+    if at is Stage.BLIND and other.target.max_surge > 0 and other.stale and other.wanted and not other.fresh_ready:
         return 0, f"no {other.role} instance of the new revision is ready"
     if at is Stage.PROBING and mine.ready <= 1 and not balance.may_go_blank(mine, other):
         return 0, f"the new revision is tried as {other.role} first"
     if at is not Stage.DIFFERENT:
         return count, ""
-    full = max_surge > 0 and not other.fresh and len(other.stale) >= other.wanted + max_surge
-    if not balance.paired(mine, other) and not full:
+    if not balance.paired(mine, other) and not (other.target.max_surge > 0 and other.full):
         return 0, f"no {other.role} instance with the KV of the new revision is ready"
-    return min(count, balance.lead(mine, other)), f"{other.role} is behind with the new revision"
+    follow = len(_due(other, mine, stage(other, mine, fleet_known=True)).newer)
+    return min(count, balance.lead(mine, other, follow)), f"{other.role} is behind with the new revision"
 
 
-def _idle(mine: RoleView, at: Stage, max_surge: int) -> list[Instance]:
+def _idle(mine: RoleView, at: Stage) -> list[Instance]:
     """The old ones that serve nothing and go at once.
 
     They are kept, up to the wanted count, while the new revision may be worse: it is only being tried, it crashes, it can
@@ -141,7 +154,7 @@ def _idle(mine: RoleView, at: Stage, max_surge: int) -> list[Instance]:
     doubt = alone(at) or mine.fresh_fails
     worth = [i for i in idle if doubt or (not mine.fresh_ready and not i.units and not hopeless(i))]
     keep = max(0, mine.wanted - serving)
-    if not mine.fresh and len(mine.stale) >= mine.wanted + max_surge:
+    if mine.full:
         keep = min(keep, max(0, len(worth) - 1))
     stay = {instance.name for instance in worth[max(0, len(worth) - keep) :]}
     return [instance for instance in idle if instance.name not in stay]

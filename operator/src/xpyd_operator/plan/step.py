@@ -106,17 +106,15 @@ def _retire(
     desired: Desired, observed: Observed, views: tuple[RoleView, RoleView], going: Collection[str]
 ) -> tuple[tuple[Retire, Retire], str]:
     """Who goes of prefill and decode, so that what is left can pair and is reached; and the router kept for that."""
-    surge, known = desired.max_surge, observed.fleet_known
     prefill, decode = (
-        retire(mine, other, max_surge=surge, max_unavailable=desired.max_unavailable, fleet_known=known)
-        for mine, other in (views, views[::-1])
+        retire(mine, other, fleet_known=observed.fleet_known) for mine, other in (views, views[::-1])
     )
     last = ""
     if desired.max_sidecars:
         last = routers.last_router(observed, {*going, *(instance.name for instance, _ in decode.drain)})
         decode = decode.without({last: "clients reach no other router yet"})
     leaving = ([instance for instance, _ in prefill.drain], [instance for instance, _ in decode.drain])
-    stay = balance.kept(*views, leaving, surge)
+    stay = balance.kept(*views, leaving)
     return (prefill.without(stay), decode.without(stay)), last
 
 
@@ -133,14 +131,14 @@ def _add(
     at = stage(mine, other, fleet_known=fleet_known)
     back = [one for one in returning(mine) if one.name not in going] if desired.keep_terminating else []
     actions: list[Action] = [Undrain(instance.name, "asked for again") for instance in back]
-    count = missing(mine, len(back), desired.max_surge, canary=alone(at))
+    count = missing(mine, len(back), canary=alone(at))
     for _, ordinal in zip(range(count), ordinals, strict=False):
         name = names.instance_name(desired.service, ordinal)
         actions.append(Create(name, ordinal, mine.role, mine.target.revision))
     short = mine.wanted - len(mine.fresh) - len(back) - count
     if short <= 0:
         return actions, []
-    why = f"{len(mine.everything)} exist, surge is {desired.max_surge}"
+    why = f"{len(mine.everything)} exist, surge is {mine.target.max_surge}"
     return actions, [Wait(f"creating {short} more of {mine.role}", reason_to_wait(mine, other, at) if alone(at) else why)]
 
 

@@ -4,8 +4,8 @@ and starts cold there.
                     surplus of mine                     deficit of other
     switched now    min( ready - wanted,                wanted - (fresh - young),         room of other )
 
-``young`` are instances of the other role that began to start within the switch window: one that switches serves at once,
-and they are surplus then. ``room`` keeps the other role within wanted + surge.
+``young`` are instances of the other role that began to start within the switch window, or are queued and did not begin at
+all: one that switches serves at once, and they are surplus then. ``room`` keeps the other role within wanted + surge.
 
 Not while a revision is replaced (what is old goes anyway), not without a router that tells the load, and not where prefill
 and decode differ in more than the role (``Desired.no_switch``). Who goes is chosen as for a drain. Who stays: the last of a
@@ -42,7 +42,7 @@ def switches(
         return [], ""
     for index, (mine, other) in enumerate((views, views[::-1])):
         able = [one for one in victims(mine.fresh) if one.ready and one.can_switch and not one.switching]
-        count = min(mine.ready - mine.wanted, _deficit(desired, other, now), _room(desired, other))
+        count = min(mine.ready - mine.wanted, _deficit(desired, other, now), _room(other))
         chosen = able[: max(0, count)]
         if not chosen:
             continue
@@ -51,7 +51,7 @@ def switches(
             last = routers.last_router(observed, {instance.name for instance in chosen})
         chosen = [instance for instance in chosen if instance.name != last]
         leaving: tuple[list[Instance], list[Instance]] = ([], chosen) if index else (chosen, [])
-        stay = balance.kept(*views, leaving, desired.max_surge)
+        stay = balance.kept(*views, leaving)
         why = f"{mine.role} has {mine.ready} of {mine.wanted}, {other.role} {other.fresh_ready} of {other.wanted}"
         return [Switch(one.name, other.role, one.epoch + 1, why) for one in chosen if one.name not in stay], last
     return [], ""
@@ -94,8 +94,10 @@ def _deficit(desired: Desired, other: RoleView, now: float) -> int:
 
 
 def _young(instance: Instance, now: float, window_s: float) -> bool:
+    if instance.queued:
+        return True
     return instance.phase is Phase.STARTING and not instance.was_ready and 0 <= now - instance.since < window_s
 
 
-def _room(desired: Desired, other: RoleView) -> int:
-    return other.wanted + desired.max_surge - len(other.everything)
+def _room(other: RoleView) -> int:
+    return other.wanted + other.target.max_surge - len(other.everything)

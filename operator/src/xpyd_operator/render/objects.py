@@ -57,12 +57,13 @@ def children(
         found += [pods_policy(service, settings), clients_policy(service)]
     for role in Role:
         selector = labels.selector(service, role=role)
-        found.append(budget(service, labels.role_name(service.name, role), selector, counts[role]))
+        missing = service.spec.rollout.unavailable(counts[role])
+        found.append(budget(service, labels.role_name(service.name, role), selector, counts[role], missing))
     if service.spec.router.placement == "Deployment":
         name = labels.router_name(service.name)
         selector = labels.selector(service, component=labels.ROUTERS)
         found.append(router_deployment(service, settings, key or keys.unknown(service.name)))
-        found.append(budget(service, name, selector, service.spec.router.replicas_or_default))
+        found.append(budget(service, name, selector, service.spec.router.replicas_or_default, 1))
     return tuple(_marked(one) for one in found)
 
 
@@ -161,7 +162,7 @@ def router_deployment(service: DisaggService, settings: KubeSettings, key: PodKe
                     "enableServiceLinks": False,
                     "automountServiceAccountToken": False,
                     "terminationGracePeriodSeconds": grace_s(service),
-                    "securityContext": at.POD_SECURITY,
+                    "securityContext": at.pod_security(settings),
                     "topologySpreadConstraints": at.spread(selector),
                     "containers": [router_container(service, settings, key)],
                     "volumes": [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from xpyd_operator.render.settings import KubeSettings
 from xpyd_sidecar.contract import launch
 
 ENGINE_PORT: Final = 8000
@@ -43,17 +44,20 @@ MARGIN_S: Final = 30
 LISTEN_ON_S: Final = 5.0
 """How long a stopping router takes connections from nodes that have not heard of it."""
 
-POD_SECURITY: Final[dict[str, Any]] = {
-    "runAsNonRoot": True,
-    "runAsUser": USER,
-    "runAsGroup": USER,
-    "fsGroup": USER,
-    "fsGroupChangePolicy": "OnRootMismatch",
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
+_FIXED: Final[dict[str, Any]] = {"runAsUser": USER, "runAsGroup": USER, "fsGroup": USER}
 CONTAINER_SECURITY: Final[dict[str, Any]] = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 OWN_SECURITY: Final[dict[str, Any]] = {**CONTAINER_SECURITY, "readOnlyRootFilesystem": True}
 """Of the containers that run images of xpyd."""
+
+
+def pod_security(settings: KubeSettings) -> dict[str, Any]:
+    """Of a pod. Where users are assigned, a pod that names one would be refused, and one that names none gets its own."""
+    return {
+        "runAsNonRoot": True,
+        **(_FIXED if settings.pod_user == "fixed" else {}),
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def mount(volume: str, path: str, *, read_only: bool = False) -> dict[str, Any]:

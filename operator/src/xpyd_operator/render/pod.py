@@ -59,7 +59,7 @@ def engine_pod(
             "enableServiceLinks": False,  # a Service named vllm would set VLLM_PORT to a URL, on which vLLM ends
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": grace_s(service),
-            "securityContext": at.POD_SECURITY,
+            "securityContext": at.pod_security(settings),
             "topologySpreadConstraints": at.spread(labels.selector(service, role=role)),
             "initContainers": [install_container(settings), sidecar_container(service, role, name, settings, key)],
             "containers": [engine_container(service, role, member, key)],

@@ -58,17 +58,19 @@ def clients_policy(service: DisaggService) -> dict[str, Any]:
     )
 
 
-def budget(service: DisaggService, name: str, selector: dict[str, str], wanted: int) -> dict[str, Any]:
-    """At most one of the ``wanted`` pods may be evicted at a time; pods that are not ready may always go.
+def budget(service: DisaggService, name: str, selector: dict[str, str], wanted: int, missing: int) -> dict[str, Any]:
+    """As many of the ``wanted`` pods may be evicted at a time as may be missing in a rollout; those not ready always.
 
-    A number, since a share would need a controller with ``/scale`` above the pods.
+    At least one, also where a rollout lets none be missing: an eviction makes nothing new beforehand, so that a budget of
+    none would hold up every drain of a node for ever. A number, since a share would need a controller with ``/scale`` above
+    the pods.
     """
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(service, name, labels.common(service)),
         "spec": {
-            "minAvailable": max(0, wanted - 1),
+            "minAvailable": max(0, wanted - max(1, missing)),
             "selector": {"matchLabels": selector},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
+
+PodUser = Literal["fixed", "assigned"]
 
 
 class KubeSettings(msgspec.Struct, frozen=True):
@@ -14,3 +18,5 @@ class KubeSettings(msgspec.Struct, frozen=True):
     cluster_domain: str = "cluster.local"
     operator_namespace: str = "xpyd-system"
     """Where the operator runs: from there it may reach the routers."""
+    pod_user: PodUser = "fixed"
+    """Who pods run as: ``fixed``, user and group 65532; ``assigned``, whom the cluster gives them (OpenShift)."""

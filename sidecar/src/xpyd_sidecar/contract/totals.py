@@ -1,6 +1,6 @@
 """What a router has counted since it started: two answers of one router give what happened between them.
 
-Belongs here: the form and the widths of the buckets. Does not belong here: counting (``routing.totals``).
+Belongs here: the form and the widths of the buckets. Does not belong here: counting (``observing.totals``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Totals(msgspec.Struct, frozen=True):
     arrivals: int = 0
     """Requests that were let in."""
     arrived_tokens: int = 0
-    """Of their prompts, as their size tells (``routing.prompt.tokens``)."""
+    """Of their prompts, as their size tells (``api.prompt.tokens``)."""
     measured: int = 0
     """Requests that ended well, with both lengths known."""
     prompt_tokens: int = 0

@@ -1,6 +1,6 @@
 """Data-parallel step sync inside vLLM, as a plugin (group ``vllm.general_plugins``). The rules are ``xpyd_sidecar.dp``.
 
-    register   what vLLM calls in each of its processes; nothing happens unless ``XPYD_DP_SYNC`` is set
+    register   what vLLM calls in each of its processes; nothing of this unless ``XPYD_DP_SYNC`` is set
     settings   the environment, checked once
     compat     what is used of vLLM, the sources it was written for, and what it cannot be combined with
     patch      the methods of vLLM's engine core that give way to the rules
@@ -17,12 +17,15 @@ from __future__ import annotations
 
 
 def register() -> None:
-    """Install the rules if ``XPYD_DP_SYNC`` asks for them.
+    """Have what ends an engine kept (``engine.last_words``); install the rules if ``XPYD_DP_SYNC`` asks for them.
 
     Raises:
         ConfigError: a setting is wrong, or this vLLM is not the one that the rules were written for.
     """
-    from xpyd_sidecar.engine.dp_plugin import settings  # noqa: PLC0415 (vLLM calls this in every process)
+    from xpyd_sidecar.engine import last_words  # noqa: PLC0415 (vLLM calls this in every process)
+
+    last_words.listen()
+    from xpyd_sidecar.engine.dp_plugin import settings  # noqa: PLC0415 (likewise)
 
     wanted = settings.read()
     if wanted is None:

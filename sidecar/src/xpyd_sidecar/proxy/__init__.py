@@ -1,1 +1,0 @@
-"""Sockets around routing: HTTP server, upstream connections, heartbeats, admin paths, metrics."""

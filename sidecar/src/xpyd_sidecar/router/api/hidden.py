@@ -1,0 +1,120 @@
+"""Parameters that only the router may send, found wherever a client may have put them.
+
+    {"kv_transfer_params": …}                                  vLLM's own field
+    {"vllm_xargs": {"kv_transfer_params": …}}                  vLLM makes SamplingParams.extra_args of it
+    {"sampling_params": {"extra_args": {…}}}                   extra_args themselves (/inference/v1/generate)
+    {"prompt": "what is kv_transfer_params?"}                  words of a client, which nobody obeys
+
+A connector obeys ``extra_args["kv_transfer_params"]``: who may send it tells an engine to wait, or whom to connect to. So
+the names are refused at any depth of a body, spelled with escapes or twice, but for fields that hold what a client says
+or what a model is shown (``CONTENT``). A field that vLLM does not have yet is searched.
+
+Belongs here: JSON and forms. Does not belong here: what becomes of fields that may be sent (``fields``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Raw
+
+from xpyd_sidecar.router.api.faults import Fault, bad_request
+from xpyd_sidecar.router.api.fields import ONLY_ROUTER, TABLE, is_null
+
+REFUSED = {name: rule.refused for table in TABLE.values() for name, rule in table.items() if rule.refused}
+"""The names, and why a client must not send them."""
+CONTENT = frozenset({
+    # what is asked
+    "prompt", "suffix", "messages", "system", "instructions", "input", "documents", "previous_input_messages",
+    # what is shown of it to a model
+    "tools", "functions", "tool_choice", "response_format", "structured_outputs", "text", "chat_template",
+    "chat_template_kwargs", "reasoning", "output_config", "metadata", "media_io_kwargs", "mm_processor_kwargs",
+    # pooling: texts
+    "query", "queries", "items", "texts", "inputs", "images", "data", "data_1", "data_2", "text_1", "text_2",
+    # tokens, and answers that are read again
+    "token_ids", "prompt_token_ids", "tokens", "features", "mm_payload", "generate_response", "generate_responses",
+})
+"""Fields of a body that vLLM takes nothing from but content: a schema in them may have a property of any name."""
+MAX_SEARCHED = 64 << 10
+"""Bytes of a field that is searched; a longer one that may hold one of the names is refused."""
+_SHORTEST = len('{"kv_transfer_params":1}')
+_NAME = b"_transfer_params"
+_ESCAPES = (b"\\u005", b"\\u006", b"\\u007")
+"""Begin the escapes of all letters of the names, and of what joins them."""
+
+
+class _Object(list[tuple[str, Any]]):
+    """A JSON object with every name as often as it stands there."""
+
+
+def refuse(fields: Mapping[str, Raw]) -> None:
+    """Refuse fields that only the router may send, at any depth. A name whose value is null says nothing.
+
+    Raises:
+        Fault: 400, ``param`` is the path of the field.
+    """
+    for name, raw in fields.items():
+        if name in REFUSED:
+            if not is_null(raw):
+                raise _fault(name, name)
+        elif len(raw) >= _SHORTEST and name not in CONTENT and _may_hold(bytes(raw)):
+            _search(name, bytes(raw))
+
+
+def repeats(body: bytes) -> bool:
+    """Whether a body may say one of the names twice, of which a reader sees one."""
+    return _may_hold(body)
+
+
+def refuse_in_form(data: bytes) -> None:
+    """Refuse a field of a form through which the names would reach an engine. ``data``: any part of it.
+
+    Raises:
+        Fault: 400.
+    """
+    for name in ("vllm_xargs", *REFUSED):
+        if data.find(name.encode()) >= 0:
+            words = f"{name!r} cannot be sent in a form: {ONLY_ROUTER}"
+            raise bad_request(words, param=name, code="refused_field")
+
+
+def refuse_form_type(content_type: bytes) -> None:
+    """Refuse a form whose names an engine would decode otherwise than they are read here, or that is none.
+
+    Raises:
+        Fault: 415.
+    """
+    kind, *rest = content_type.lower().split(b";")
+    charsets = [part.partition(b"=")[2].strip().strip(b'"') for part in rest if part.strip().startswith(b"charset")]
+    if kind.strip() == b"application/x-www-form-urlencoded" or any(one not in {b"utf-8", b"us-ascii"} for one in charsets):
+        words = f"a form is multipart/form-data in UTF-8, not {content_type.decode('latin-1')!r}"
+        raise Fault(415, words, code="unsupported_media_type")
+
+
+def _may_hold(raw: bytes) -> bool:
+    return raw.find(_NAME) >= 0 or (raw.find(b"\\u00") >= 0 and any(raw.find(escape) >= 0 for escape in _ESCAPES))
+
+
+def _search(name: str, raw: bytes) -> None:
+    if len(raw) > MAX_SEARCHED:
+        words = f"{name!r} is too long to be searched for what only the router may send: at most {MAX_SEARCHED} bytes"
+        raise bad_request(words, param=name, code="refused_field")
+    try:
+        left: list[tuple[str, Any]] = [(name, json.loads(raw, object_pairs_hook=_Object))]
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"{name!r}: {error}", param=name) from None
+    while left:
+        path, value = left.pop()
+        if isinstance(value, _Object):
+            for inner, one in value:
+                if inner in REFUSED and one is not None:
+                    raise _fault(inner, f"{path}.{inner}")
+                left.append((f"{path}.{inner}", one))
+        elif isinstance(value, list):
+            left += [(f"{path}.{at}", one) for at, one in enumerate(value)]
+
+
+def _fault(name: str, path: str) -> Fault:
+    return bad_request(f"{path!r} cannot be sent by a client: {REFUSED[name]}", param=path, code="refused_field")

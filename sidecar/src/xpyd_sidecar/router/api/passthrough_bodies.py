@@ -1,0 +1,52 @@
+"""What may be in the body of a passed request.
+
+Belongs here: fields that only the router may send, and those that need what one engine alone keeps. The engine checks the
+rest: it alone knows its API.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Raw
+
+from xpyd_sidecar.router.api.bodies import split
+from xpyd_sidecar.router.api.faults import bad_request
+from xpyd_sidecar.router.api.fields import is_null
+from xpyd_sidecar.router.api.hidden import refuse, repeats
+from xpyd_sidecar.router.api.lax import is_true
+
+_KEPT = "the answer it names is kept by one engine, and requests go to any of them; send the whole conversation"
+_encode = msgspec.json.Encoder().encode
+_model = msgspec.json.Decoder(str | None).decode
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A JSON body."""
+
+    model: str | None
+    fields: dict[str, Raw]
+    body: bytes
+    """What an engine gets: the client's, or the same with each field once where one might be read that was not checked."""
+
+
+def checked(path: str, body: bytes) -> Asked:
+    """Split a JSON body into its fields, which are not decoded, and check those that are the router's.
+
+    A body that is no object is the engine's to refuse, but for one reason: what the router cannot read it cannot check.
+
+    Raises:
+        Fault: 400; see ``bodies.split``, or it holds a field that a client must not send (``param`` names it).
+    """
+    fields = split(body)
+    refuse(fields)
+    if path == "/v1/responses":
+        earlier = fields.get("previous_response_id")
+        for name, wanted in (("previous_response_id", earlier is not None and not is_null(earlier)),
+                             ("background", is_true(fields.get("background")))):
+            if wanted:
+                raise bad_request(f"{name!r} cannot be served: {_KEPT}", param=name, code="refused_field")
+    try:
+        model = _model(fields["model"]) if "model" in fields else None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"'model': {error}", param="model") from None
+    return Asked(model, fields, _encode(fields) if repeats(body) else body)

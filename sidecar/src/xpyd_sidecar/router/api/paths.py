@@ -1,0 +1,134 @@
+"""Every path that vLLM 0.32 serves, and what the router does with it.
+
+    DISAGGREGATED   prefill and decode share the work
+    PASSED          one decode instance gives the whole answer, which passes through, whatever it is; prompts of some are
+                    computed by prefill (``dialects``)
+    OWN             the router answers itself
+    REFUSED         404 with a reason: it means one engine alone, or needs what one engine alone keeps. After a 5xx clients
+                    ask again, and would get the same answer for ever
+
+Belongs here: the table, and finding a path in it. Does not belong here: carrying it out (``endpoints.application``,
+``serving.passthrough``). A test holds the table against the paths that the installed vLLM registers, so that none is lost.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from xpyd_sidecar.router.api.dialects import DIALECTS
+from xpyd_sidecar.router.api.fields import Api
+
+
+class Way(Enum):
+    """What happens to a request."""
+
+    DISAGGREGATED = "disaggregated"
+    PASSED = "passed"
+    OWN = "own"
+    REFUSED = "refused"
+
+
+class Body(Enum):
+    """What a passed request carries."""
+
+    NONE = "none"
+    JSON = "json"
+    """Taken whole, since fields in it may have to be refused."""
+    FORM = "form"
+    """Handed on while it comes: an audio file may be large."""
+
+
+class Route(msgspec.Struct, frozen=True):
+    """One row. ``methods`` are those of the row; ``path`` may hold ``{names}`` that stand for one segment."""
+
+    path: str
+    methods: tuple[str, ...]
+    way: Way
+    api: Api | None = None
+    body: Body = Body.NONE
+    reason: str = ""
+    """Why it is refused, in words that end a sentence."""
+
+
+_ADMIN = "it administers one engine, and this router stands before many: ask that engine itself"
+_SWITCHES = "it changes one engine alone, and instances that serve together must stay equal: change the document"
+_KEPT = "an answer is kept by the one engine that gave it, and requests go to any of them; send the whole conversation"
+_SOCKET = "WebSockets are not carried"
+_LOAD = "each instance has a load of its own: see xpyd_router_legs_open in /metrics"
+
+
+def _generation(path: str, api: Api) -> Route:
+    return Route(path, ("POST",), Way.DISAGGREGATED, api=api)
+
+
+def _passed(*paths: str, body: Body = Body.JSON) -> tuple[Route, ...]:
+    return tuple(Route(path, ("GET",) if body is Body.NONE else ("POST",), Way.PASSED, body=body) for path in paths)
+
+
+def _own(*paths: str, methods: tuple[str, ...] = ("GET",)) -> tuple[Route, ...]:
+    return tuple(Route(path, methods, Way.OWN) for path in paths)
+
+
+def _refused(reason: str, *paths: str, methods: tuple[str, ...] = ("GET", "POST")) -> tuple[Route, ...]:
+    return tuple(Route(path, methods, Way.REFUSED, reason=reason) for path in paths)
+
+
+TABLE: Final[tuple[Route, ...]] = (
+    _generation("/v1/completions", "completions"),
+    _generation("/v1/chat/completions", "chat"),
+    # Generation in other forms.
+    *_passed("/v1/responses", "/v1/messages", "/v1/chat/completions/batch", "/cohere/v2/chat", "/invocations",
+             "/inference/v1/generate", "/generative_scoring", "/v1/systemone"),
+    # Tokens and templates.
+    *_passed("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/v1/completions/render",
+             "/v1/chat/completions/render", "/v1/responses/render", "/v1/messages/render", "/cohere/v2/chat/render",
+             "/v1/completions/derender", "/v1/chat/completions/derender"),
+    # Pooling.
+    *_passed("/v1/embeddings", "/v2/embed", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank",
+             "/v2/rerank"),
+    *_passed("/v1/audio/transcriptions", "/v1/audio/translations", body=Body.FORM),
+    *_passed("/version", "/tokenizer_info", body=Body.NONE),
+    *_own("/health", "/ready", "/metrics", "/fleet", "/v1/models", "/v1/models/{model}"),
+    *_own("/ping", methods=("GET", "POST")),
+    *_refused(_KEPT, "/v1/responses/{id}", "/v1/responses/{id}/cancel"),
+    *_refused(_SOCKET, "/v1/realtime"),
+    *_refused(_LOAD, "/load"),
+    *_refused(_SWITCHES, "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/adapters", "/adapters/{name}",
+              "/update_weights", "/update_weight_version", "/init_weight_transfer_engine",
+              "/shutdown_weight_transfer_engine", "/start_weight_update", "/start_draft_weight_update",
+              "/finish_weight_update", "/scale_elastic_ep", "/is_scaling_elastic_ep",
+              methods=("GET", "POST", "DELETE")),
+    *_refused(_ADMIN, "/abort_requests", "/inference/v1/abort_requests", "/pause", "/resume", "/is_paused", "/sleep",
+              "/wake_up", "/is_sleeping", "/release_kv_cache_memory", "/reset_prefix_cache", "/reset_mm_cache",
+              "/reset_encoder_cache", "/collective_rpc", "/start_profile", "/stop_profile", "/server_info",
+              "/weight_info", "/weight_checker", "/get_world_size", "/kv_event_sources", "/fault_tolerance/apply",
+              "/fault_tolerance/status", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
+)
+
+def api_of(route: Route) -> str:
+    """What metrics and logs call the API of a path: ``completions``, ``chat``, a dialect's name; empty for other paths."""
+    dialect = DIALECTS.get(route.path)
+    return route.api or ("" if dialect is None else dialect.name)
+
+
+_EXACT: Final = {route.path: route for route in TABLE if "{" not in route.path}
+_PATTERNS: Final = tuple((tuple(route.path.split("/")), route) for route in TABLE if "{" in route.path)
+STREAMED: Final = frozenset(route.path for route in TABLE if route.body is Body.FORM)
+"""Paths whose bodies are handed on while they come."""
+
+
+def find(path: str) -> Route | None:
+    """The row of a path; None: nothing is there. A model's name may hold slashes, other ``{names}`` may not."""
+    route = _EXACT.get(path)
+    if route is not None:
+        return route
+    given = path.split("/")
+    for pattern, route in _PATTERNS:
+        if len(given) < len(pattern) or (len(given) > len(pattern) and pattern[-1] != "{model}"):
+            continue
+        if all(wanted == part or (wanted[:1] == "{" and part) for wanted, part in zip(pattern, given, strict=False)):
+            return route
+    return None

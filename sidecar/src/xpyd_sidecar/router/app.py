@@ -1,0 +1,186 @@
+"""All parts of a router of one process: made, started, drained and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+
+import msgspec
+
+from xpyd_sidecar import resources
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.errors import OurFault
+from xpyd_sidecar.router.api.paths import STREAMED
+from xpyd_sidecar.router.endpoints.application import Paths
+from xpyd_sidecar.router.endpoints.traces import Tracer
+from xpyd_sidecar.router.fleet.heartbeat_listener import Members
+from xpyd_sidecar.router.fleet.p2p_listener import PORT_AFTER_MEMBERS, GuestListener
+from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
+from xpyd_sidecar.router.http.auth import Admin, ClientKeys
+from xpyd_sidecar.router.http.incoming import Bounds
+from xpyd_sidecar.router.http.patience import GRACE_S, late, within
+from xpyd_sidecar.router.http.server import MAX_CONNECTIONS, Server
+from xpyd_sidecar.router.http.tls import Certificate
+from xpyd_sidecar.router.observing.vitals import Vitals
+from xpyd_sidecar.router.relay import fast, loop
+from xpyd_sidecar.router.serving.context import Context
+
+logger = logging.getLogger(__name__)
+
+SWEEP_S = 1.0
+GC_THRESHOLD = (20_000, 20, 20)
+"""Objects of a request go by their reference counts; the collector looks for the few cycles, which can wait."""
+
+
+class Router:
+    """All parts of one router, started and stopped together."""
+
+    def __init__(self, config: SidecarConfig, key: ServiceKey) -> None:
+        if config.router is None:
+            raise OurFault("run_router without a router section")
+        self.files = resources.raise_files()
+        """Files that this process may have open."""
+        room = resources.room(self.files, MAX_CONNECTIONS, config.router.max_in_flight)
+        config = msgspec.structs.replace(config, router=msgspec.structs.replace(
+            config.router, max_in_flight=room.in_flight))
+        assert config.router is not None
+        self._config = config.router
+        self._key = key
+        self._client_keys = ClientKeys(self._config.api_key_file)
+        self.context = self._make_context(config)
+        self.paths = self._make_paths(self._client_keys, Admin(key, config.instance, plain=config.plain_bearer))
+        self.tracer = self.paths.tracer = Tracer(self.context, key)
+        bounds = Bounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
+        self.server = Server(self.paths, bounds, STREAMED, body_budget=self._config.body_budget_bytes)
+        self.server.most = room.connections
+        self.context.pool.most = (resources.PER_REQUEST - 1) * room.in_flight
+        self.members = Members(config.instance, self.context.watch.on_message, self.context.observer.metrics.message)
+        self.guests = GuestListener(config.service, self.context.watch.on_message, self.context.observer.metrics.message,
+                                    self.context.roster.members) if self._config.compat == "p2p" else None
+        self._certificate: Certificate | None = None
+        if self._config.tls_cert_file is not None and self._config.tls_key_file is not None:
+            self._certificate = Certificate(self._config.tls_cert_file, self._config.tls_key_file)
+        self.port = 0
+        self.members_port = 0
+        self.guests_port = 0
+        self.awake = -math.inf
+        """When this process last came back from standing still."""
+        self._sweeper: asyncio.Task[None] | None = None
+        self._vitals = Vitals()
+        self.context.observer.metrics.watch_processes(self.processes)
+
+    def vitals(self) -> Vitals:
+        """What this process knows of itself, now."""
+        vitals = self._vitals
+        vitals.connections, vitals.refused = len(self.server.connections), self.server.refusals
+        vitals.body_bytes, vitals.accept_errors = self.server.bodies.held, self.server.accept_errors
+        return vitals
+
+    def processes(self) -> dict[str, Vitals]:
+        """All processes of the router, by the number of the worker."""
+        return {"0": self.vitals()}
+
+    def _make_context(self, config: SidecarConfig) -> Context:
+        return Context(config)
+
+    def _make_paths(self, client_keys: ClientKeys, admin: Admin) -> Paths:
+        return Paths(self.context, client_keys, admin)
+
+    async def start(self) -> None:
+        """Listen on all ports.
+
+        Raises:
+            ConfigError: names the port that is taken, or the setting that is wrong.
+        """
+        try:
+            await self._open()
+        except BaseException:
+            await self.end()
+            raise
+        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        logger.info("router listens", extra={
+            "port": self.port, "members_port": self.members_port, "policy": self._config.policy, "files": self.files,
+            "connections": self.server.most, "in_flight": self._config.max_in_flight,
+            "compiled": fast.COMPILED and loop.COMPILED})
+
+    async def _open(self) -> None:
+        self._join()
+        self.port = await self.server.listen(self._config.host, self._config.port, self._certificate)
+
+    def _join(self) -> None:
+        self.members_port = self.members.listen(self._config.host, self._config.members_port, self._key)
+        if self.guests is not None:
+            port = self._config.members_port and self._config.members_port + PORT_AFTER_MEMBERS
+            self.guests_port = self.guests.listen(self._config.host, port)
+
+    async def wait_failed(self) -> None:
+        """Wait for what ends the router by itself; raises what is wrong. A router of one process has nothing like that."""
+        await asyncio.get_running_loop().create_future()
+
+    def turn_away(self, away: bool) -> None:
+        """Send clients elsewhere (not ready, ``Connection: close``) while serving all who come, or take that back.
+
+        While the engine beside drains: the pod goes, and connections that clients keep would find it gone.
+        """
+        self.context.draining = self.server.turned_away = away
+
+    async def stop(self) -> None:
+        """Drain: no longer ready, no new connections after ``listen_on_s``, own requests end within ``drain_timeout_s``."""
+        self.context.draining = True
+        self.server.drain()
+        await asyncio.sleep(self._config.listen_on_s)
+        self.server.stop_listening()
+        with contextlib.suppress(TimeoutError):
+            async with within(self._config.drain_timeout_s):
+                while self.context.servings or self.server.connections:
+                    await asyncio.sleep(0.02)
+                    self.server.leave()
+        if self.context.servings:
+            logger.warning("cut off requests that outlived the drain", extra={
+                "requests": len(self.context.servings)})
+            self.context.abort("the router stopped")
+            await asyncio.sleep(0.05)  # for the error events to leave
+        await self.end()
+
+    async def end(self) -> None:
+        """Close everything now."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            await asyncio.gather(self._sweeper, return_exceptions=True)
+            self._sweeper = None
+        self.server.abort()
+        self.context.abort("the router stopped")
+        await self.tracer.close()
+        await self.context.close()
+        self.members.close()
+        if self.guests is not None:
+            self.guests.close()
+
+    async def _sweep(self) -> None:
+        loop, gap = asyncio.get_running_loop(), min(SWEEP_S, self._config.heartbeat_s / 2)
+        turns: list[Callable[[], object]] = [lambda: self.context.sweep(self.awake), lambda: self.server.sweep(self.awake),
+                                             self.members.look, self._client_keys.look, self._turn]
+        if self.guests is not None:
+            turns.append(self.guests.look)
+        while True:
+            due = loop.time() + gap
+            await asyncio.sleep(gap)
+            self._vitals.lagged((now := loop.time()) - due)
+            if late(now, due):
+                if now - due > STANDSTILL_S:
+                    self.awake = now
+                    logger.warning("this process stood still", extra={"seconds": round(now - due, 1)})
+                self.context.watch.tick()  # the roster must know of it before anything else it hears
+                await asyncio.sleep(GRACE_S)
+            for turn in turns:
+                try:
+                    turn()
+                except Exception:
+                    logger.exception("a turn of the clock failed")
+
+    def _turn(self) -> None:
+        """What else there is to do every second."""

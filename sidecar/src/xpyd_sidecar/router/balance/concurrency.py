@@ -1,0 +1,159 @@
+"""How many requests of this router an instance serves at once: no limit, until its engine shows that requests wait there.
+
+A request that waits in an engine can neither go elsewhere nor be overtaken by a better one, so what an engine cannot begin
+soon is better kept in the router's queue. An engine must never run dry for it. Both follow from Little's law:
+
+    wait in the engine  =  queued / rate                          rate: legs of this router that ended there, per second
+    limit               =  running + max(SLACK, rate · WAIT_S)    running: of this router's legs, those that are not queued
+
+What waits is what the last beat says, without decode's requests that are parked for their KV (``transfers``): these wait
+for prefill. The limit keeps at least ``WAIT_S`` seconds of work queued in the engine, and a leg that ends is replaced at
+once, so the engine always has more to begin than it can: the limit costs no throughput, however large its batches are.
+
+    no limit ──wait > WAIT_S at two beats in a row──▶ limit, sinking to the formula by at most SINK a beat
+       ▲                                                │
+       └──reached twice what is used────────────────────┘ wait ≤ WAIT_S / 2: grows by GROW a beat
+
+Multiplicative decrease and increase around a formula, since load comes in numbers from 1 to hundreds. A burst is no reason:
+queues that stand are (Nichols and Jacobson, "Controlling Queue Delay", 2012).
+
+Laws
+  1. No limit is below ``LEAST``, nor below running + ``SLACK``.
+  2. An engine that shows no waiting requests gets no limit, whatever runs there.
+  3. Without beats nothing changes; an instance that is gone or restarted has no limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role
+from xpyd_sidecar.router.balance.queue import Rate
+from xpyd_sidecar.router.fleet.roster import Member
+
+WAIT_S = 2.0
+"""Work that is left queued in an engine, in seconds."""
+SLACK = 4
+"""Requests that may wait in an engine however slow it is."""
+LEAST = 8
+SINK = 0.7
+"""A limit is at least so much of what was in use before."""
+GROW = 1.5
+STANDS = 2
+"""Beats in a row that must show the queue."""
+WINDOW = 4
+"""The most of so many beats counts: requests of one batch end together, and a beat at that moment shows an empty engine."""
+
+
+_UNUSED: tuple[float, int] = (SLACK, 0)
+"""What ``_heard`` makes of a beat of an instance that this router has never sent anything."""
+
+
+class _Seen(msgspec.Struct):
+    incarnation: Incarnation
+    rate: Rate
+    beat_at: float
+    limit: float = math.inf
+    waited: int = 0
+    """Beats in a row at which too much waited."""
+    beats: deque[tuple[float, int]] = msgspec.field(default_factory=lambda: deque(maxlen=WINDOW))
+    """The formula and the legs that were open, at the last beats."""
+
+
+class Limits:
+    """Limits of all instances of one router."""
+
+    def __init__(self, fixed: int = 0) -> None:
+        """``fixed``: the limit of each instance; 0: found from what engines report."""
+        self._fixed = fixed
+        self._seen: dict[InstanceName, _Seen] = {}
+        self._limited: dict[InstanceName, float] = {}
+        """Those that have a limit."""
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether no instance has a limit."""
+        return not self._fixed and not self._limited
+
+    def of(self, member: Member) -> float:
+        """Most legs of this router at once; infinite where there is no limit."""
+        return self._fixed or self._limited.get(member.name, math.inf)
+
+    def free(self, candidates: Sequence[Member]) -> Sequence[Member]:
+        """Those with room; the same object where all have, and where none has."""
+        if self.unlimited:
+            return candidates
+        left = [member for member in candidates if member.in_flight < self.of(member)]
+        return candidates if not left or len(left) == len(candidates) else left
+
+    def room(self, candidates: Iterable[Member]) -> bool:
+        """Whether one of them has room; also where there are none, since nobody frees a place then."""
+        if self.unlimited:
+            return True
+        none = True
+        for member in candidates:
+            if member.in_flight < self.of(member):
+                return True
+            none = False
+        return none
+
+    def ended(self, now: float, member: Member) -> None:
+        """A leg on it ended."""
+        seen = self._seen.get(member.name)
+        if seen is not None and seen.incarnation == member.incarnation:
+            seen.rate.add(now)
+
+    def look(self, now: float, members: Sequence[Member]) -> bool:
+        """Take note of the beats that came since the last look. True: somebody has more room."""
+        if self._fixed:
+            return False
+        more, there = False, 0
+        known = self._seen.get
+        for member in members:
+            there += 1
+            seen = known(member.name)
+            if seen is None or seen.incarnation != member.incarnation:
+                self._seen[member.name] = _Seen(member.incarnation, Rate(), member.beat_at)
+                more |= self._limited.pop(member.name, None) is not None
+            elif seen.beat_at != member.beat_at:
+                seen.beat_at = member.beat_at
+                if seen.rate.none and not member.in_flight_at_beat and seen.limit == math.inf:
+                    seen.waited = 0
+                    seen.beats.append(_UNUSED)
+                else:
+                    more |= self._heard(now, member, seen)
+        if len(self._seen) > there:
+            for name in self._seen.keys() - {member.name for member in members}:
+                del self._seen[name]
+                more |= self._limited.pop(name, None) is not None
+        return more
+
+    def _heard(self, now: float, member: Member, seen: _Seen) -> bool:
+        load = member.load
+        queued = load.waiting - load.transfers if member.role is Role.DECODE else load.waiting
+        there = load.running + load.waiting
+        mine = member.in_flight_at_beat
+        share = min(1.0, mine / there) if there else 0.0
+        own, rate = max(0, queued) * share, seen.rate.per_s(now)
+        before = seen.limit
+        may_wait = max(SLACK, rate * WAIT_S)
+        seen.waited = seen.waited + 1 if own > may_wait else 0
+        seen.beats.append((mine - own + may_wait, mine))
+        if seen.waited < STANDS and before == math.inf:
+            return False  # law 2; nearly every beat
+        formula, used = max(each for each, _ in seen.beats), max(each for _, each in seen.beats)
+        if seen.waited >= STANDS:
+            seen.limit = math.ceil(max(LEAST, formula, SINK * min(before, used)))
+        elif before < math.inf and own <= may_wait / 2:
+            seen.limit = math.ceil(before * GROW) + 1
+            if seen.limit >= 2 * max(LEAST, used):
+                seen.limit = math.inf
+        if seen.limit < math.inf:
+            self._limited[member.name] = seen.limit
+        else:
+            self._limited.pop(member.name, None)
+        return seen.limit > before

@@ -1,0 +1,222 @@
+"""Choosing a pair: filters that make every candidate right, and then the policy.
+
+Belongs here: who may serve a request at all (ready, same fingerprint, not tried before, with room). Does not belong here:
+which of the equal ones is best (``policies``), how much room there is (``concurrency``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import Fingerprint, HostPort, InstanceName, Role
+from xpyd_sidecar.contract.p2p import is_p2p
+from xpyd_sidecar.router.api.prompt import Prefix
+from xpyd_sidecar.router.balance.load import Mean, score
+from xpyd_sidecar.router.balance.policies import Policy, Query
+from xpyd_sidecar.router.balance.prefix_index import Holdings
+from xpyd_sidecar.router.fleet.roster import Member, Roster
+from xpyd_sidecar.router.fleet.target import Pair, Target
+
+CACHED_BOUND = 2.0
+"""A prompt goes to decode alone for what is cached there only while that has less than this times the mean."""
+CACHED_ALWAYS = 4
+"""So many requests are never too many for that."""
+
+
+class Room(Protocol):
+    """Who can take more (``concurrency.Limits``)."""
+
+    @property
+    def unlimited(self) -> bool:
+        """Whether all can take more."""
+
+    def free(self, candidates: Sequence[Member]) -> Sequence[Member]:
+        """Those with room; the same object where all have, and where none has."""
+
+    def room(self, candidates: Iterable[Member]) -> bool:
+        """Whether one of them has room, or there is none."""
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """Candidates as they are until the roster changes."""
+
+    decodes: tuple[Member, ...]
+    prefills: tuple[Member, ...]
+    partners: dict[Fingerprint, tuple[Member, ...]]
+    """Prefill instances that can send, by fingerprint."""
+    sending: int
+    """How many they are."""
+    paired: tuple[Member, ...]
+    """Decode instances that have a possible partner."""
+    able: tuple[Member, ...]
+    """Decode instances that can also prefill; older engines cannot."""
+    targets: dict[tuple[InstanceName, int], Target]
+    """What was made of them, by rank."""
+    only: dict[InstanceName, Target]
+    """Of those that have one rank."""
+
+
+class Picker:
+    """Picks from a roster by a policy."""
+
+    def __init__(self, roster: Roster, policy: Policy, *, room: Room | None = None, cached_share: float = 0.0) -> None:
+        """``cached_share``: of a prompt that decode must hold to go without prefill; 0: prompts always have one."""
+        self._roster = roster
+        self._policy = policy
+        self._room = room
+        self._cached_share = cached_share
+        self._known = _Known((), (), {}, 0, (), (), {}, {})
+        self._picks: dict[Role, tuple[Member, ...]] | None = None
+        """What ``_known`` was made of."""
+        self._mean = Mean()
+        self.holdings = Holdings() if policy.holds or cached_share else None
+
+    def asked(self, prompt: bytes, session: int = 0) -> Asked:
+        """The picks of one request. ``session``: key of what it belongs to, 0: nothing."""
+        return Asked(self, prompt, session)
+
+    def pair(self, prompt: bytes, *, alone: bool, not_prefill: Collection[InstanceName] = (),
+             not_decode: Collection[InstanceName] = ()) -> Pair | None:
+        """As ``Asked.pair``, of a request that belongs to nothing."""
+        return Asked(self, prompt, 0).pair(alone=alone, not_prefill=not_prefill, not_decode=not_decode)
+
+    def prefill_for(self, prompt: bytes, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+        """As ``Asked.prefill_for``."""
+        return Asked(self, prompt, 0).prefill_for(decode, not_prefill)
+
+    def some_prefill_themselves(self) -> bool:
+        """Whether a decode instance is there that can do without prefill."""
+        return bool(self._look().able)
+
+    def room(self, *, alone: bool) -> bool:
+        """Whether a request could be served now, as far as limits of instances go."""
+        room = self._room
+        if room is None or room.unlimited:
+            return True
+        known = self._look()
+        return room.room(known.able if alone else known.decodes) and (alone or room.room(known.prefills))
+
+    def why_not(self, role: Role) -> str:
+        """Why nobody of a role can be picked."""
+        if role is Role.DECODE and self._roster.pickable(role):
+            return "the decode instances that are ready pair by request id and serve nothing without a prefill instance"
+        return self._roster.why_not(role)
+
+    def _look(self) -> _Known:
+        picks = self._roster.picks
+        if picks is not None and picks is self._picks:
+            return self._known
+        decodes, prefills = self._roster.pickable(Role.DECODE), self._roster.pickable(Role.PREFILL)
+        known = self._known
+        if known.decodes is not decodes or known.prefills is not prefills:
+            able = tuple(m for m in prefills if m.control)
+            partners = {kind: tuple(m for m in able if m.fingerprint == kind) for kind in {m.fingerprint for m in able}}
+            paired = tuple(m for m in decodes if m.control and m.fingerprint in partners)
+            alone = tuple(m for m in decodes if not is_p2p(m.fingerprint))
+            known = self._known = _Known(decodes, prefills, partners, len(able), paired, alone, {}, {})
+        self._picks = self._roster.picks
+        return known
+
+    def _choose(self, asked: Asked, candidates: Sequence[Member], partners: int) -> Member:
+        chosen = candidates[0]
+        if len(candidates) > 1:
+            room = self._room
+            if room is not None and not room.unlimited:
+                candidates = room.free(candidates)
+            query = Query(chosen.role, candidates, partners, asked.prefix, self.holdings, asked.session)
+            chosen = candidates[self._policy.choose(query)]
+        if self.holdings is not None:
+            self.holdings.add(chosen, asked.prefix)
+        return chosen
+
+    def _holders(self, asked: Asked, decodes: Sequence[Member]) -> list[Member]:
+        """Decode instances that probably hold enough of the prompt, and are not loaded far above the others."""
+        if self.holdings is None or not self._cached_share or not decodes:
+            return []
+        enough = self._cached_share * len(asked.prefix)
+        usual = max(CACHED_ALWAYS, CACHED_BOUND * self._mean.of(Role.DECODE, decodes))
+        return [decodes[index] for cut, index in self.holdings.longest(decodes, asked.prefix)
+                if cut >= enough and score(decodes[index]) < usual]
+
+    def _target(self, member: Member) -> Target:
+        only = self._known.only.get(member.name)
+        if only is not None:
+            return only
+        rank = self._roster.next_rank(member)
+        known = self._known.targets.get((member.name, rank))
+        if known is not None:
+            return known
+        one_door = len(member.http) == 1 and len(member.control) > 1
+        made = self._known.targets[member.name, rank] = Target(
+            instance=member.name, incarnation=member.incarnation, fingerprint=member.fingerprint,
+            http=member.http[rank % len(member.http)],
+            control=member.control[rank % len(member.control)] if member.control else HostPort(""),
+            dp_rank=rank if one_door else None,
+            p2p=member.control[0] if is_p2p(member.fingerprint) else "")
+        if max(len(member.http), len(member.control)) <= 1:
+            self._known.only[member.name] = made
+        return made
+
+
+class Asked:
+    """The picks of one request (``exchange_inputs.Picks``)."""
+
+    __slots__ = ("_picker", "_stays", "prefix", "session")
+
+    def __init__(self, picker: Picker, prompt: bytes, session: int) -> None:
+        self._picker = picker
+        self._stays = False
+        self.prefix = Prefix(prompt)
+        self.session = session
+
+    def cached(self) -> bool:
+        """Whether decode probably holds so much of the prompt that it can go there alone. If so, it will be sent there."""
+        picker = self._picker
+        self._stays = bool(picker._holders(self, picker._look().able))
+        return self._stays
+
+    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
+             not_decode: Collection[InstanceName] = ()) -> Pair | None:
+        """A decode instance, and unless ``alone`` a prefill instance of its fingerprint.
+
+        Decode instances that have a possible partner come first; where none has, ``prefill`` is None. None: nobody decodes.
+        """
+        picker = self._picker
+        known = picker._look()
+        if not alone and known.paired:
+            partners = known.partners
+            if not_prefill:
+                partners = {kind: left for kind, those in partners.items() if (left := _but(those, not_prefill))}
+            paired = _but(known.paired, not_decode) if not_decode else known.paired
+            if not_prefill:
+                paired = tuple(m for m in paired if m.fingerprint in partners)
+            if paired:
+                sending = sum(map(len, partners.values())) if not_prefill else known.sending
+                decode = picker._choose(self, paired, sending)
+                prefill = picker._choose(self, partners[decode.fingerprint], len(paired))
+                known_target = known.only.get
+                return Pair(known_target(decode.name) or picker._target(decode),
+                            known_target(prefill.name) or picker._target(prefill))
+        decodes: Sequence[Member] = _but(known.able, not_decode)
+        if not decodes:
+            return None
+        if self._stays:
+            decodes = picker._holders(self, decodes) or decodes
+        return Pair(picker._target(picker._choose(self, decodes, 1)), None)
+
+    def prefill_for(self, decode: Target, not_prefill: Collection[InstanceName] = ()) -> Target | None:
+        """Another prefill instance for a request that waits on ``decode``."""
+        picker = self._picker
+        equal = _but(picker._look().partners.get(decode.fingerprint, ()), not_prefill) if decode.control else ()
+        return picker._target(picker._choose(self, equal, 1)) if equal else None
+
+    def why_not(self, role: Role) -> str:
+        """Why nobody of a role can be picked."""
+        return self._picker.why_not(role)
+
+
+def _but(candidates: tuple[Member, ...], names: Collection[InstanceName]) -> tuple[Member, ...]:
+    return tuple(m for m in candidates if m.name not in names) if names else candidates

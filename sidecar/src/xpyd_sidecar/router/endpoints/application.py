@@ -1,0 +1,227 @@
+"""Every path of the router: what is served where.
+
+    POST /v1/completions  /v1/chat/completions    generation, disaggregated
+    what else vLLM serves                         passed to a decode instance, or refused (``api.paths``)
+    GET  /v1/models  /v1/models/{id}              served models
+    GET  /health  /ping                           the process lives
+    GET  /ready                                   the roster is known and somebody decodes (see not_ready)
+    GET  /metrics                                 Prometheus
+    GET  /fleet                                   contract.fleet.Fleet; needs the admin token
+    GET  /trace                                   contract.timeline.Traces; needs the admin token
+    GET  /dashboard                               see dashboard
+"""
+
+from __future__ import annotations
+
+import hmac
+import math
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from xpyd_sidecar.contract import timeline
+from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.errors import OurFault
+from xpyd_sidecar.router.api import paths
+from xpyd_sidecar.router.api.faults import Fault, not_served, unknown_model
+from xpyd_sidecar.router.api.paths import Body, Way
+from xpyd_sidecar.router.endpoints.dashboard import Dashboard
+from xpyd_sidecar.router.endpoints.traces import Tracer
+from xpyd_sidecar.router.http.auth import Admin, ClientKeys, Keys, known, require
+from xpyd_sidecar.router.http.cors import Cors, is_preflight
+from xpyd_sidecar.router.http.heads import Hosts, Media
+from xpyd_sidecar.router.http.reply import NO_CONTENT, Connection, Handler, HttpRequest, Reply
+from xpyd_sidecar.router.observing.metrics import CONTENT_TYPE
+from xpyd_sidecar.router.serving.admission import admit
+from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.fast_entrance import Entrance
+
+RENDERED_S = 0.25
+"""How long a page of metrics is served again: with many instances it takes milliseconds to make, and needs no key."""
+_JSON = [(b"content-type", b"application/json")]
+_TEXT = [(b"content-type", b"text/plain; charset=utf-8")]
+SERVED = frozenset({Way.DISAGGREGATED, Way.PASSED})
+"""What engines answer."""
+GENERATION = {route.path: route.api for route in paths.TABLE if route.api is not None}
+
+
+class Paths:
+    """The application behind the server."""
+
+    def __init__(self, context: Context, client_keys: ClientKeys, admin: Admin) -> None:
+        self._context = context
+        self.entrance = Entrance(context)
+        """Of the straight course."""
+        self._client_keys = client_keys
+        self._admin = admin
+        config = context.config
+        self._hosts = Hosts(config.host, config.hosts)
+        self._media = Media()
+        self._cors = Cors(config.cors_origins) if config.cors_origins else None
+        self._created = int(time.time())
+        self._knew: tuple[Keys, bytes] = (Keys(), b"")
+        """Keys, and a header that brought one of them."""
+        self._metrics_page, self._metrics_until = b"", -math.inf
+        self.tracer: Tracer | None = None
+        """Of a router that can ask engines."""
+        self._get: dict[str, Callable[[HttpRequest, Reply], Handler | None]] = {
+            "/health": self._health, "/ping": self._health, "/ready": self._ready, "/metrics": self._metrics,
+            "/fleet": self._fleet, timeline.PATH: self._trace, "/v1/models": self._models,
+        }
+        if config.dashboard:
+            self._get |= Dashboard(context, self._admin, client_keys).paths
+
+    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+        """Judge a request by its head: whether its body is wanted. Raises Fault."""
+        host = headers.get(b"host")
+        if host not in self._hosts.known:
+            self._hosts.check(host)
+        if self._cors is not None and is_preflight(method, headers):
+            return False
+        route = paths.find(path)
+        if route is None:
+            if path not in self._get and not path.startswith("/v1/models/"):
+                raise Fault(404, f"there is nothing at {path}", kind="NotFoundError", code="unknown_path")
+            self._allow(path, method, "GET")
+            return False
+        if route.way is Way.REFUSED:
+            raise not_served(path, route.reason)
+        if method not in route.methods:
+            self._allow(path, method, *route.methods)
+        if route.way is Way.OWN:
+            return False  # those that ask for a key need no body
+        self._check_client(headers)
+        if route.way is Way.PASSED and route.body is Body.NONE:
+            return False
+        if headers.get(b"content-type") not in self._media.known or b"content-encoding" in headers:
+            self._media.check(headers, json=route.body is not Body.FORM)
+        return True
+
+    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+        """Answer a request. Raises Fault."""
+        route = paths.find(request.path)
+        if route is not None and route.way not in SERVED:
+            route = None
+        if self._cors is not None and b"origin" in request.headers:
+            reply.added = self._cors.lines(request.headers[b"origin"])
+        try:
+            if request.refusal is not None:
+                raise request.refusal
+            if not request.judged:
+                self.judge(request.method, request.path, request.headers)
+            if self._cors is not None and is_preflight(request.method, request.headers):
+                reply.whole(NO_CONTENT, self._cors.preflight(request.headers), b"")
+                return None
+            if route is not None:
+                return admit(self._context, route, request, reply)
+        except Fault as fault:
+            if request.upload is not None and not request.upload.done:
+                reply.last()  # the rest of its body will not be read
+            if route is not None:
+                self._context.observer.unserved(route, request.request_id, fault.outcome, fault.status,
+                                                  fault.message)
+            raise
+        return self.own(request, reply)
+
+    def own(self, request: HttpRequest, reply: Reply) -> Handler | None:
+        """Answer a request, which was judged, that is the router's own. Raises Fault."""
+        return self._get.get(request.path, self._model)(request, reply)
+
+    def enter(self, request: HttpRequest, client: Connection) -> Handler | None:
+        """Begin to answer a generation request whose course will probably be straight. None: nothing was done."""
+        api = GENERATION.get(request.path)
+        if api is None or request.method != "POST" or not request.judged or request.refusal is not None:
+            return None
+        if self._cors is not None and b"origin" in request.headers:
+            return None
+        return self.entrance.enter(client, api, request)
+
+    def _knows(self, headers: dict[bytes, bytes]) -> bool:
+        keys = self._client_keys.keys
+        if not keys:
+            return True
+        header, (of, latest) = headers.get(b"authorization", b""), self._knew
+        if of is keys and hmac.compare_digest(header, latest):
+            return True  # as the client before
+        if not known(headers, keys):
+            return False
+        self._knew = keys, header
+        return True
+
+    @staticmethod
+    def _allow(path: str, method: str, *methods: str) -> None:
+        if method not in methods and not (method == "HEAD" and "GET" in methods):
+            words = f"{path} takes {' or '.join(methods)}, not {method}"
+            raise Fault(405, words, code="method_not_allowed", allow=", ".join(methods))
+
+    def _check_client(self, headers: dict[bytes, bytes]) -> None:
+        if not self._knows(headers):
+            require(headers, self._client_keys.keys)
+
+    def _health(self, _: HttpRequest, reply: Reply) -> None:
+        reply.whole(200, _TEXT, b"ok\n")
+
+    def not_ready(self) -> str:
+        """Why this router should get no traffic; empty when it should.
+
+        Beside an engine this and the engine's own health make the pod's readiness, also where no clients are sent here, so
+        only a restart counts: agents that knew this router must have had the time to come back. Clients come once the
+        operator saw ``settled``. Whether anybody decodes is left out: a 503 says more than a connection refused.
+        """
+        context = self._context
+        if context.draining:
+            return "the router is stopping"
+        now, roster = context.loop.time(), context.roster
+        beside = context.config.beside_engine
+        if not (roster.listened(now) if beside else roster.settled(now)):
+            return "the roster is not settled: agents may not have found this router yet"
+        if not beside and not roster.pickable(Role.DECODE):
+            return roster.why_not(Role.DECODE)
+        return ""
+
+    def _ready(self, _: HttpRequest, reply: Reply) -> None:
+        reason = self.not_ready()
+        if reason:
+            reply.whole(503, [*_TEXT, (b"retry-after", b"1")], reason.encode() + b"\n")
+        else:
+            reply.whole(200, _TEXT, b"ready\n")
+
+    def _metrics(self, _: HttpRequest, reply: Reply) -> None:
+        loop = self._context.loop
+        if loop.time() >= self._metrics_until:
+            self._metrics_page = self._context.observer.metrics.text()
+            self._metrics_until = loop.time() + RENDERED_S
+        reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics_page)
+
+    def _fleet(self, request: HttpRequest, reply: Reply) -> None:
+        self._admin.require(request.method, request.path, request.headers, private=reply.private)
+        context = self._context
+        fleet = context.observer.fleet(context.service, context.name, context.loop.time(), context.started,
+                                        draining=context.draining)
+        reply.whole(200, _JSON, msgspec.json.encode(fleet))
+
+    def _trace(self, request: HttpRequest, reply: Reply) -> Handler:
+        self._admin.require(request.method, request.path, request.headers, private=reply.private)
+        if self.tracer is None:
+            raise OurFault("a router without a service key was asked for a trace")
+        return self.tracer.open(request, reply)
+
+    def _models(self, request: HttpRequest, reply: Reply) -> None:
+        self._check_client(request.headers)
+        data = [self._card(model) for model in self._context.models()]
+        reply.whole(200, _JSON, msgspec.json.encode({"object": "list", "data": data}))
+
+    def _model(self, request: HttpRequest, reply: Reply) -> None:
+        self._check_client(request.headers)
+        model, served = request.path.removeprefix("/v1/models/"), self._context.models()
+        if model not in served:
+            raise unknown_model(model, served)
+        reply.whole(200, _JSON, msgspec.json.encode(self._card(model)))
+
+    def _card(self, model: str) -> dict[str, object]:
+        members = self._context.roster.members()
+        lengths = {m.max_model_len for m in members if m.max_model_len and (m.model == model or model in m.also)}
+        parents = {m.model for m in members if model in m.also}
+        return {"id": model, "object": "model", "created": self._created, "owned_by": "xpyd", "root": model,
+                "parent": min(parents) if parents else None, "max_model_len": min(lengths) if lengths else None}

@@ -1,0 +1,237 @@
+"""``GET /trace``: timelines of the last requests, with what the engines have noted of them.
+
+The engines are asked when somebody asks, over their control sockets, from a thread of its own: the router goes on serving,
+and pays nothing otherwise. One question at a time; an engine that does not answer in time is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import zmq
+
+from xpyd_sidecar import curve
+from xpyd_sidecar.contract.ids import TRANSFER_ID, HostPort, InstanceName, TransferId
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, Asked, Clock, Timeline, Told, Traces
+from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv.messages import Reject
+from xpyd_sidecar.router.api.faults import Fault, bad_request, unavailable
+from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.observing import timeline
+from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.timeline import Heard
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.router.serving.context import Context
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S: Final = 2.0
+"""How long engines are waited for, all together."""
+TRIES: Final = 4
+"""Exchanges by which an engine's clock is put beside ours; the quickest counts."""
+ENGINES_MAX: Final = 64
+ANSWER_MAX: Final = 16 << 20
+_JSON: Final = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+
+
+class Question(msgspec.Struct, frozen=True):
+    """``last N``, ``slowest N`` or ``id WORD``."""
+
+    which: str
+    number: int
+    word: str
+
+
+def question(header: bytes) -> Question:
+    """Read the header; without one the last request is meant.
+
+    Raises:
+        Fault: 400, with what would be right.
+    """
+    which, _, word = (header.decode("latin-1").strip() or "last 1").partition(" ")
+    word = word.strip()
+    if which == "id" and word:
+        return Question("id", 1, word)
+    if which in {"last", "slowest"} and word.isdecimal() and 0 < int(word[:9]) <= ASK_MAX:
+        return Question(which, int(word), "")
+    words = f"{HEADER}: last N, slowest N (N at most {ASK_MAX}) or id WORD, not {header[:80]!r}"
+    raise bad_request(words, code="bad_trace")
+
+
+class Answering:
+    """A question that is being answered."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.gone = False
+
+    def on_client_gone(self) -> None:
+        """The answer goes nowhere."""
+        self.gone = True
+
+    def on_pause(self) -> None:
+        """It is one write."""
+
+    def on_resume(self) -> None:
+        """Likewise."""
+
+
+class Tracer:
+    """Answers ``/trace``; who may ask is the caller's business."""
+
+    def __init__(self, context: Context, key: ServiceKey) -> None:
+        self._context = context
+        self._key = key
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self, request: HttpRequest, reply: Reply) -> Handler:
+        """Begin to answer.
+
+        Raises:
+            Fault: the question is wrong, nothing is known of it, or another one is being answered.
+        """
+        asked = question(request.headers.get(HEADER.encode(), b""))
+        if self._task is not None and not self._task.done():
+            raise unavailable("another trace is being made")
+        recent = self._context.observer.recent
+        records, transfers = chosen(asked, recent)
+        if asked.which == "id" and not transfers:
+            raise Fault(404, f"no request {asked.word} among the last {len(recent)} of this router", kind="NotFoundError",
+                        code="unknown_request")
+        answering = Answering(reply)
+        self._task = self._context.loop.create_task(self._answer(answering, records, transfers))
+        return answering
+
+    async def close(self) -> None:
+        """Answer no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _answer(self, answering: Answering, records: Sequence[Record], transfers: tuple[TransferId, ...]) -> None:
+        context = self._context
+        went = {leg.instance for record in records for leg in record.legs}
+        engines = [(address, member.name) for member in context.roster.members() for address in member.control
+                   if member.name in went or len(records) < len(transfers)][:ENGINES_MAX]
+        gone = went - {name for _, name in engines}
+        try:
+            heard, silent = await asyncio.to_thread(ask, self._key, dict(engines), transfers) if transfers else ([], {})
+            silent |= dict.fromkeys(gone, "it is gone")
+            lines = [timeline.of(record, heard) for record in records]
+            lines += [line for line in self._unrouted(records, transfers, heard) if line is not None]
+            answer = Traces(context.service, context.name, len(context.observer.recent), tuple(lines),
+                            tuple(Clock(one.told.instance, round(one.within_s, 6)) for one in heard), silent)
+        except Exception:
+            logger.exception("a trace could not be made")
+            if not answering.gone:
+                answering.reply.fault(Fault(500, "the trace could not be made; the router's log says why"))
+            return
+        if not answering.gone:
+            answering.reply.whole(200, _JSON, msgspec.json.encode(answer))
+
+    @staticmethod
+    def _unrouted(records: Sequence[Record], transfers: Sequence[TransferId],
+                  heard: Sequence[Heard]) -> list[Timeline | None]:
+        known = {record.transfer for record in records}
+        return [timeline.unrouted(transfer, heard) for transfer in transfers if transfer not in known]
+
+
+def chosen(asked: Question, recent: Sequence[Record]) -> tuple[list[Record], tuple[TransferId, ...]]:
+    """Requests that a question is about, and transfers to ask engines for."""
+    if asked.which != "id":
+        records = timeline.found(list(recent), asked.which, asked.number)
+    else:
+        records = [record for record in recent if asked.word in {record.request_id, record.transfer}][-1:]
+        if not records and TRANSFER_ID.fullmatch(asked.word):
+            return [], (TransferId(asked.word),)
+    return records, tuple(record.transfer for record in records)
+
+
+def ask(key: ServiceKey, engines: Mapping[HostPort, InstanceName], transfers: tuple[TransferId, ...],
+        deadline_s: float = ANSWER_S) -> tuple[list[Heard], dict[str, str]]:
+    """What engines have noted of transfers, and those that do not say. Blocks for ``deadline_s`` at most."""
+    context: zmq.Context[Any] = zmq.Context()
+    exchanges: dict[zmq.Socket[Any], Exchange] = {}
+    silent: dict[str, str] = {}
+    try:
+        poller = zmq.Poller()
+        for address, name in engines.items():
+            sock = context.socket(zmq.DEALER)
+            for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, ANSWER_MAX), (zmq.IPV6, 1)):
+                sock.setsockopt(option, value)
+            curve.connect(sock, key, "control")
+            try:
+                sock.connect(f"tcp://{address}")
+            except zmq.ZMQError as error:
+                silent[name] = f"control address {address}: {error}"
+                continue
+            poller.register(sock, zmq.POLLIN)
+            exchanges[sock] = Exchange(name, sock, transfers)
+            exchanges[sock].ask()
+        end = time.monotonic() + deadline_s
+        while any(one.open for one in exchanges.values()) and (left := end - time.monotonic()) > 0:
+            for sock, _ in poller.poll(1 + int(1000 * left)):
+                exchanges[sock].hear()
+        silent |= {one.name: one.problem or f"no answer within {deadline_s:g} s" for one in exchanges.values()
+                   if one.heard is None}
+        return [one.heard for one in exchanges.values() if one.heard is not None], silent
+    finally:
+        context.destroy(linger=0)
+
+
+class Exchange:
+    """One engine: a few empty questions, by which its clock is known, then the real one. Within one host clocks agree."""
+
+    def __init__(self, name: InstanceName, sock: zmq.Socket[Any], transfers: tuple[TransferId, ...]) -> None:
+        self.name = name
+        self.open = True
+        self.problem = ""
+        self.heard: Heard | None = None
+        self._sock = sock
+        self._transfers = transfers
+        self._left = TRIES
+        self._asked_at = 0.0
+        self._best = (float("inf"), 0.0)
+        """Half of the quickest exchange, and what it says of the clock."""
+
+    def ask(self) -> None:
+        """Ask once more."""
+        self._asked_at = time.monotonic()
+        self._sock.send_multipart(messages.pack(Asked(() if self._left > 1 else self._transfers)))
+
+    def hear(self) -> None:
+        """Take an answer."""
+        parts = self._sock.recv_multipart()
+        now = time.monotonic()
+        try:
+            version = messages.prefix(parts[0]).version
+            told = messages.unpack(parts[-1]) if version == messages.WIRE_VERSION else None
+        except messages.MessageError as error:
+            self._fail(str(error))
+            return
+        if told is None:
+            self._fail(f"control wire version {messages.WIRE_VERSION} here, {version} there")
+            return
+        if not isinstance(told, Told):
+            reason = f": {told.reason}" if isinstance(told, Reject) else ""
+            self._fail(f"it cannot tell (an older release?){reason}")
+            return
+        half = (now - self._asked_at) / 2
+        self._best = min(self._best, (half, told.now - (now - half)))
+        self._left -= 1
+        if self._left:
+            self.ask()
+            return
+        self.open = False
+        here = abs(told.clock - (time.time() - time.monotonic())) < timeline.SAME_HOST_S
+        self.heard = Heard(told, 0.0, 0.0) if here else Heard(told, self._best[1], self._best[0])
+
+    def _fail(self, problem: str) -> None:
+        self.open, self.problem = False, problem

@@ -1,0 +1,5 @@
+"""The instances: who they are, how they are, and who says so.
+
+Belongs here: heartbeats, probes, the roster and its replicas, older engines, deaths. Does not belong here: who of them gets
+a request (``balance``), requests (``request``).
+"""

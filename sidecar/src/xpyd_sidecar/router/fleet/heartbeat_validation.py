@@ -1,0 +1,64 @@
+"""Which messages a roster takes: those that can be used, of its service, from who speaks for the instance now.
+
+Belongs here: reasons to refuse. Does not belong here: what follows from a message that is taken (``roster``).
+"""
+
+from __future__ import annotations
+
+from xpyd_sidecar.contract.ids import ServiceName, split_host_port
+from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
+from xpyd_sidecar.contract.p2p import is_p2p
+from xpyd_sidecar.router.fleet.member import Member, Refused
+
+VERSIONS = frozenset({1})
+"""Wire versions understood."""
+MAX_NAME = 253
+
+
+def refuse_foreign(service: ServiceName, message: Up) -> None:
+    """Another version or service. Raises Refused."""
+    if message.v not in VERSIONS:
+        raise Refused(f"version {message.v} is not understood here (known: {', '.join(map(str, sorted(VERSIONS)))})")
+    if message.service != service:
+        raise Refused(f"this router serves {service!r}, not {message.service!r}")
+
+
+def refuse_stale(member: Member, beat: Heartbeat, *, heard: bool) -> None:
+    """A beat of the past, or of an agent that does not speak for the instance. Raises Refused.
+
+    ``heard``: the agent that spoke last is not silent. Of two that are, the one that began later speaks: every router
+    decides so from the beats alone, so all of them take the same one.
+    """
+    if beat.epoch < member.epoch:
+        raise Refused(f"epoch {beat.epoch} is older than {member.epoch}")
+    if beat.epoch == member.epoch and beat.role is not member.role:
+        raise Refused(f"role {beat.role} without a new epoch: epoch {beat.epoch} is {member.role}")
+    if not beat.agent or not member.agent:
+        return  # a release that does not say who speaks
+    if beat.agent == member.agent:
+        if beat.seq < member.seq:
+            raise Refused(f"late: beat {beat.seq} came after beat {member.seq}")
+    elif beat.agent < member.agent and heard:
+        raise Refused(
+            f"two agents speak as {beat.instance!r}: {beat.agent} (incarnation {beat.incarnation or 'none'}), and "
+            f"{member.agent} (incarnation {member.incarnation or 'none'}), which began later and is heard")
+
+
+def refuse_replaced(member: Member, goodbye: Goodbye) -> None:
+    """A goodbye of who does not speak for the instance any more. Raises Refused."""
+    if goodbye.incarnation and goodbye.incarnation != member.incarnation:
+        raise Refused(f"goodbye of incarnation {goodbye.incarnation}, which has been replaced")
+    if goodbye.agent and member.agent and goodbye.agent != member.agent:
+        raise Refused(f"goodbye of agent {goodbye.agent}, which has been replaced")
+
+
+def check(beat: Heartbeat) -> None:
+    """Values that cannot be used, by their field; looked at once per change, not with every beat. Raises Refused."""
+    if not 0 < len(beat.instance) <= MAX_NAME or not beat.instance.isprintable():
+        raise Refused(f"not a name of at most {MAX_NAME} printable characters: {beat.instance[:64]!r} - at `$.instance`")
+    for field, addresses in (("http", beat.http), ("control", () if is_p2p(beat.fingerprint) else beat.control)):
+        for index, address in enumerate(addresses):
+            try:
+                split_host_port(address)
+            except ValueError as error:
+                raise Refused(f"{error} - at `$.{field}[{index}]`") from None

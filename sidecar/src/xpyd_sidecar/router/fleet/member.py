@@ -1,0 +1,144 @@
+"""One instance as a router sees it, and what a roster tells its caller to do.
+
+Belongs here: values. Does not belong here: rules, which stand in ``roster``.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
+from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
+from xpyd_sidecar.router.stream.failures import Reason
+
+INTERVAL_RANGE_S = (0.05, 60.0)
+"""Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
+
+
+class Probed(Enum):
+    """How a health probe ended."""
+
+    HEALTHY = "healthy"
+    DEAD = "dead"
+    """Connection refused or broken, or an error status: nobody serves there."""
+    SILENT = "silent"
+    """No answer in time: perhaps only busy, so not evidence enough without missed beats."""
+
+
+class Member:
+    """One instance. Policies read ``name``, ``load``, ``in_flight`` and ``in_flight_at_beat``; only the roster writes."""
+
+    __slots__ = ("agent", "also", "beat_at", "control", "doubted", "drained", "epoch", "fingerprint", "http", "in_flight",
+                 "in_flight_at_beat", "incarnation", "interval_s", "load", "max_model_len", "model", "name", "probe_at",
+                 "probing", "role", "sampling", "seq", "state", "stuck", "suspended", "trouble", "turn", "unanswered")
+
+    def __init__(self, name: InstanceName) -> None:
+        self.name = name
+        self.role = Role.DECODE
+        self.epoch = 0
+        self.state = State.STARTING
+        self.incarnation = Incarnation("")
+        self.agent = AgentId("")
+        self.seq = -1
+        self.http: tuple[HostPort, ...] = ()
+        self.control: tuple[HostPort, ...] = ()
+        self.model = ""
+        self.max_model_len = 0
+        self.also: tuple[str, ...] = ()
+        self.sampling: Sampling | None = None
+        self.fingerprint = Fingerprint("")
+        self.load = Load()
+        self.drained = False
+        self.interval_s = 3.0
+        self.beat_at = 0.0
+        self.suspended = ""
+        self.trouble = ""
+        self.doubted = False
+        """A probe is owed."""
+        self.probing = False
+        self.probe_at = -math.inf
+        self.unanswered = 0
+        """Probes without an answer since the last beat or good probe."""
+        self.stuck = 0
+        """Those since its agent last had an answer, or a probe."""
+        self.in_flight = 0
+        self.in_flight_at_beat = 0
+        self.turn = 0
+
+    @property
+    def pickable(self) -> bool:
+        """Whether new legs may go there."""
+        return self.state is State.READY and not self.suspended and bool(self.http) and bool(self.incarnation)
+
+    def same(self, beat: Heartbeat) -> bool:
+        """Whether a beat says nothing new but load and time: most do, and must cost next to nothing."""
+        return (beat.incarnation == self.incarnation and beat.state is self.state and beat.agent == self.agent
+                and beat.epoch == self.epoch and beat.role is self.role and beat.http == self.http
+                and beat.control == self.control and beat.fingerprint == self.fingerprint and beat.model == self.model
+                and beat.max_model_len == self.max_model_len and beat.also == self.also and beat.sampling == self.sampling)
+
+    def hear(self, now: float, beat: Heartbeat) -> None:
+        """Take the part of a beat that changes from beat to beat."""
+        self.seq = beat.seq
+        self.load, self.drained, self.trouble = beat.load, beat.drained, beat.trouble
+        if beat.interval_s != self.interval_s:
+            self.interval_s = min(max(beat.interval_s, INTERVAL_RANGE_S[0]), INTERVAL_RANGE_S[1])
+        self.beat_at = now
+        self.unanswered = 0
+        if beat.state is not State.STARTING:
+            self.stuck = 0
+        self.in_flight_at_beat = self.in_flight
+
+    def become(self, beat: Heartbeat) -> None:
+        """Take the part of a beat that says what the instance is."""
+        self.role, self.epoch, self.state = beat.role, beat.epoch, beat.state
+        self.incarnation, self.agent = beat.incarnation, beat.agent
+        self.http, self.control = beat.http, beat.control
+        self.model, self.max_model_len, self.fingerprint = beat.model, beat.max_model_len, beat.fingerprint
+        self.also, self.sampling = beat.also, beat.sampling
+
+    def __repr__(self) -> str:
+        return f"Member({self.name}, {self.role}, {self.state}, {self.suspended or 'ok'})"
+
+
+class Probe(msgspec.Struct, frozen=True):
+    """Instruction: ask ``GET /health`` of this address and report with ``on_probe``."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    address: HostPort
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Instruction: legs on this incarnation will never answer."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    reason: Reason
+
+
+class Leaving(msgspec.Struct, frozen=True):
+    """Instruction: this incarnation ends soon; streams on it that can go on elsewhere should, while it still runs."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    reason: str
+
+
+class Changed(msgspec.Struct, frozen=True):
+    """Instruction: say so in the log, and count it by its kind."""
+
+    instance: InstanceName
+    what: str
+    kind: str = "state"
+    """For counting: joined, state, role, agent, suspended, resumed, evicted, left."""
+
+
+Instruction = Probe | Lost | Leaving | Changed
+
+
+class Refused(Exception):
+    """A message was not taken; the reason goes into the acknowledgement."""

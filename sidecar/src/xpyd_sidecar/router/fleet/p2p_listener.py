@@ -1,0 +1,72 @@
+"""The plain socket: heartbeats of older engines (``compat: p2p``).
+
+Belongs here: the ZMQ ROUTER socket without CURVE. Does not belong here: what is in a heartbeat (``contract.p2p``) and what
+it means (``fleet.p2p``, ``fleet.roster``).
+
+Such engines cannot prove who they are, and one socket cannot speak CURVE and plain: so this is a port of its own, next to
+that of membership, and open only where it is asked for. Nothing is answered, since they never read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+import zmq
+
+from xpyd_sidecar.contract import p2p
+from xpyd_sidecar.contract.ids import ServiceName
+from xpyd_sidecar.contract.membership import Heartbeat
+from xpyd_sidecar.router.fleet.heartbeat_listener import Listener, Refusals, bind
+from xpyd_sidecar.router.fleet.member import Member, Refused
+from xpyd_sidecar.router.fleet.p2p import Guests
+from xpyd_sidecar.router.fleet.pump import Pump
+
+logger = logging.getLogger(__name__)
+
+PORT_AFTER_MEMBERS = 1
+"""The port is that of membership and this: 30002 by default."""
+
+
+class GuestListener(Listener):
+    """Listens for older engines."""
+
+    def __init__(self, service: ServiceName, take: Callable[[Heartbeat], object], count: Callable[[str], None],
+                 members: Callable[[], Iterable[Member]]) -> None:
+        """``take`` as that of ``Members``; ``members``: who is in the roster now."""
+        super().__init__()
+        self._guests = Guests(service, members)
+        self._take = take
+        self._count = count
+        self._refusals = Refusals("heartbeat of an older engine refused")
+
+    def listen(self, host: str, port: int) -> int:
+        """Bind; the port (chosen by the kernel where ``port`` is 0).
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        self._socket = self._context.socket(zmq.ROUTER)
+        bound = bind(self._socket, host, port, p2p.MAX_MESSAGE, "router.compat: members_port + 1")
+        self._pump = Pump(self._socket, self._on_message)
+        logger.warning("engines that nobody can identify may join on port %d (compat: p2p)", bound, extra={"port": bound})
+        return bound
+
+    def _on_message(self, frames: list[zmq.Frame]) -> None:
+        refused = ""
+        try:
+            self._take(self._guests.heartbeat(p2p.decode(frames[-1].buffer)))
+        except ValueError as error:
+            refused = str(error)
+            self._count("undecodable")
+        except Refused as error:
+            refused = str(error)
+            self._count("refused")
+        except Exception:
+            # A bug here must cost one message, not the listener.
+            logger.exception("a heartbeat of an older engine failed inside the router")
+            self._count("failed")
+        else:
+            self._count("taken")
+        if refused:
+            self._refusals.say(frames[-1], refused)

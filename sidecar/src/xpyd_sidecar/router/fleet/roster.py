@@ -1,0 +1,364 @@
+"""Who serves: what the router knows of each instance, from heartbeats, probes and the data path.
+
+    heard ──beat: ready──▶ picked ──beat: draining──▶ not picked, its legs run on ──goodbye──▶ gone
+                             │  ▲
+      connection refused or  │  │ a good probe, or a new incarnation
+      probe failed           ▼  │
+                          suspended                beats missed AND a probe failed ──▶ gone, its legs are lost
+
+Laws
+  * An instance is one (name, incarnation). A beat with another incarnation replaces it: legs on the old one are lost.
+  * A beat with a lower epoch than known is refused; roles change only with a higher epoch. From then on nothing is picked
+    for the old role, and legs of the old role run on.
+  * One agent speaks for an instance: of two that are heard, the one that began later. Its beats count in their order.
+  * Silence alone evicts nobody: a probe must fail too. A probe that nobody answered suspends who is silent, a second one
+    evicts. A refused connection suspends at once, without waiting for beats.
+  * Busy is not dead: of who beats, a probe without an answer ends no leg. But where its agent has no answer either, and
+    others take requests (of its role, or decode in place of prefill), a second one gives up its legs, which go on there.
+  * Who is suspended is picked again after a good probe and not before: an agent may call an engine ready that just died.
+  * At most one probe of an instance is open, and none is made within ``PROBE_GAP_S`` of the last.
+  * While this process itself stood still nobody was silent.
+"""
+
+from __future__ import annotations
+
+import math
+
+from xpyd_sidecar.contract.fleet import FleetInstance
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
+from xpyd_sidecar.contract.p2p import is_p2p
+from xpyd_sidecar.router.api.sampled import UNTOLD, Told, told_of
+from xpyd_sidecar.router.fleet import heartbeat_validation
+from xpyd_sidecar.router.fleet.member import Changed, Instruction, Leaving, Lost, Member, Probe, Probed, Refused
+from xpyd_sidecar.router.fleet.warm_up import Settle
+from xpyd_sidecar.router.stream.failures import Reason
+
+__all__ = ["Changed", "Instruction", "Leaving", "Lost", "Member", "Probe", "Probed", "Refused", "Roster"]
+
+MAX_INSTANCES = 4096
+"""Bound of the roster; instances beyond it are refused."""
+PROBE_GAP_S = 1.0
+PROBE_LOST_S = 30.0
+"""A probe that nobody reported on for so long is made again."""
+PROBES_OPEN = 64
+"""Probes that a tick lets be open together; the others wait for the next one."""
+UNANSWERED = 2
+"""Probes without an answer that evict who is silent, and end the legs of whose agent has none either."""
+STANDSTILL_S = 5.0
+"""A tick that comes so long after the last one: the process was stopped, or its machine was."""
+
+
+class Roster:
+    """The instances of one service. Times are seconds of one monotonic clock."""
+
+    def __init__(self, service: ServiceName, *, started: float, settle_s: float, missed_beats: int,
+                 beside_engine: bool = False) -> None:
+        """``beside_engine``: agents are told of this router at some time, not before its start."""
+        self.service = service
+        self._settle = Settle(started=started, settle_s=settle_s, beside_engine=beside_engine)
+        self._members: dict[InstanceName, Member] = {}
+        self._missed = missed_beats
+        self._ticked = math.inf
+        self._awake = -math.inf
+        """When this process last came back from standing still."""
+        self.picks: dict[Role, tuple[Member, ...]] | None = None
+        """What ``pickable`` found; None since something changed."""
+        self._models: list[str] | None = None
+        self._told: Told | None = None
+        self._told_last = UNTOLD
+        self._named: list[Member] | None = None
+
+    def begin(self, started: float, settle_s: float, *, beside_engine: bool) -> None:
+        """It is a replica of one that began at another time."""
+        self._settle = Settle(started=started, settle_s=settle_s, beside_engine=beside_engine)
+
+    # ---- what others read
+
+    def settled(self, now: float) -> bool:
+        """Every agent had the time to find this router and to beat once."""
+        return self._settle.settled(now)
+
+    def listened(self, now: float) -> bool:
+        """Agents that knew this router before its start had the time to come back."""
+        return self._settle.listened(now)
+
+    def members(self) -> list[Member]:
+        """All, by name."""
+        if self._named is None:
+            self._named = [self._members[name] for name in sorted(self._members)]
+        return self._named.copy()
+
+    def find(self, name: InstanceName, incarnation: Incarnation) -> Member | None:
+        """The member, if it still is this incarnation."""
+        member = self._members.get(name)
+        return member if member is not None and member.incarnation == incarnation else None
+
+    def known(self, name: InstanceName) -> Member | None:
+        """The member of this name, whatever its incarnation."""
+        return self._members.get(name)
+
+    def silent(self, now: float, member: Member) -> bool:
+        """Whether its agent has been silent for so long that it may be gone."""
+        return self._silent(now, member)
+
+    def pickable(self, role: Role) -> tuple[Member, ...]:
+        """Instances of a role that take new legs, by name (the same object until something changes)."""
+        if self.picks is None:
+            ready = [member for member in self.members() if member.pickable]
+            self.picks = {kind: tuple(m for m in ready if m.role is kind) for kind in Role}
+        return self.picks[role]
+
+    def models(self) -> list[str]:
+        """Names that a request may ask for: the models that instances serve, then further names that all of them have.
+
+        A further name (a LoRA adapter) counts only while every instance that takes new legs answers to it: both legs of a
+        request go wherever the policy sends them, and in the middle of a rollout some do not have it yet, or any more.
+        While nobody takes new legs, all are asked: such a request waits like others, it is not of an unknown model.
+        """
+        if self._models is None:
+            members = [member for member in self._members.values() if member.model]
+            models = {member.model for member in members}
+            named = [{m.model, *m.also} for m in [m for m in members if m.pickable] or members]
+            self._models = [*sorted(models), *sorted(set.intersection(*named) - models if named else ())]
+        return list(self._models)
+
+    def told(self) -> Told:
+        """What decode engines add to requests: those that take new legs, or all where none does. The same object until that
+        changes.
+        """
+        if self._told is None:
+            ready = self.pickable(Role.DECODE) or [m for m in self.members() if m.role is Role.DECODE]
+            told = told_of(member.sampling for member in ready)
+            self._told = self._told_last = self._told_last if told == self._told_last else told
+        return self._told
+
+    def fleet(self, now: float) -> tuple[FleetInstance, ...]:
+        """What ``GET /fleet`` says of the instances."""
+        return tuple(FleetInstance(
+            instance=m.name, role=m.role, epoch=m.epoch, state=m.state, incarnation=m.incarnation,
+            fingerprint=m.fingerprint, http=m.http, control=m.control, model=m.model, load=m.load, drained=m.drained,
+            in_flight=m.in_flight, beat_age_s=round(max(0.0, now - m.beat_at), 3), suspended=m.suspended,
+            trouble=m.trouble)
+            for m in self.members())
+
+    def why_not(self, role: Role) -> str:
+        """Why nobody of a role can be picked, in words for clients: why an instance is suspended is in the log and in the
+        fleet, since it may hold addresses.
+        """
+        here = [m for m in self.members() if m.role is role]
+        if not here:
+            return f"no {role} instance is known"
+        shown = ", ".join(f"{m.name} {'suspended' if m.suspended else m.state}" for m in here[:4])
+        return f"no {role} instance is ready ({shown}{', …' if len(here) > 4 else ''})"
+
+    # ---- legs of this router
+
+    def leg_opened(self, member: Member) -> None:
+        """A leg was sent to it."""
+        member.in_flight += 1
+
+    def open_leg(self, name: InstanceName, incarnation: Incarnation) -> Member | None:
+        """A leg was sent to the member that ``find`` finds."""
+        member = self._members.get(name)
+        if member is None or member.incarnation != incarnation:
+            return None
+        member.in_flight += 1
+        return member
+
+    def next_rank(self, member: Member) -> int:
+        """Its DP rank whose turn it is; 0 where it has one."""
+        turn = member.turn
+        member.turn += 1
+        return turn % max(len(member.http), len(member.control), 1)
+
+    def leg_closed(self, member: Member) -> None:
+        """A leg on it ended in whatever way."""
+        member.in_flight -= 1
+
+    # ---- events
+
+    def on_message(self, now: float, message: Up) -> list[Instruction]:
+        """A heartbeat or a goodbye.
+
+        Raises:
+            Refused: it was not taken, and why.
+        """
+        if isinstance(message, Heartbeat) and self.heard(now, message) is not None:
+            return []
+        heartbeat_validation.refuse_foreign(self.service, message)
+        return self._on_beat(now, message) if isinstance(message, Heartbeat) else self._on_goodbye(message)
+
+    def heard(self, now: float, beat: Heartbeat) -> Member | None:
+        """Take a beat that comes in order and says nothing new but load and time, as nearly all do: there is nothing to
+        refuse and nothing to tell. Whose it is; None: it is for ``on_message``, and nothing has changed.
+        """
+        member = self._members.get(beat.instance)
+        if (member is None or beat.seq < member.seq or not member.same(beat) or beat.leaving
+                or beat.service != self.service or beat.v not in heartbeat_validation.VERSIONS):
+            return None
+        member.hear(now, beat)
+        self._settle.hear(now)
+        return member
+
+    def _on_beat(self, now: float, beat: Heartbeat) -> list[Instruction]:
+        member = self._members.get(beat.instance)
+        if member is None:
+            return self._join(now, beat)
+        heartbeat_validation.refuse_stale(member, beat, heard=not self._silent(now, member))
+        out = [] if member.same(beat) else self._change(member, beat)
+        if beat.leaving:  # with each beat: what had nowhere to go may have by now
+            out.append(Leaving(member.name, member.incarnation, f"{member.name} drains and ends soon"))
+        member.hear(now, beat)
+        self._settle.hear(now)
+        return out
+
+    def _join(self, now: float, beat: Heartbeat) -> list[Instruction]:
+        if len(self._members) >= MAX_INSTANCES:
+            raise Refused(f"the roster is full ({MAX_INSTANCES} instances)")
+        heartbeat_validation.check(beat)
+        member = self._members[beat.instance] = Member(beat.instance)
+        member.become(beat)
+        _begin(member)
+        member.hear(now, beat)
+        self._settle.hear(now)
+        self._changed()
+        return [Changed(beat.instance, f"joined as {beat.role}, {beat.state}", "joined"),
+                *(self._probe(now, member) if member.suspended else [])]
+
+    def _change(self, member: Member, beat: Heartbeat) -> list[Instruction]:
+        heartbeat_validation.check(beat)
+        out: list[Instruction] = []
+        if member.agent and beat.agent and beat.agent != member.agent:
+            out.append(Changed(member.name, f"another agent speaks for it: {member.agent} → {beat.agent}", "agent"))
+        began = member.incarnation != beat.incarnation
+        if began and member.incarnation:
+            out.append(Lost(member.name, member.incarnation, Reason(f"{member.name} was restarted")))
+        if (beat.role, beat.state) != (member.role, member.state):
+            kind = "state" if beat.role is member.role else "role"
+            out.append(Changed(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}", kind))
+        member.become(beat)
+        if began:
+            _begin(member)
+        self._changed()
+        return out
+
+    def _on_goodbye(self, goodbye: Goodbye) -> list[Instruction]:
+        member = self._members.get(goodbye.instance)
+        if member is None:
+            return []
+        heartbeat_validation.refuse_replaced(member, goodbye)
+        # Its legs are not lost: an engine that ends in order finishes what it has begun; broken connections tell the rest.
+        self._forget(member)
+        return [Changed(goodbye.instance, "said goodbye", "left")]
+
+    def on_refused(self, now: float, name: InstanceName, incarnation: Incarnation, reason: str) -> list[Instruction]:
+        """The data path could not connect: suspend at once, and probe."""
+        member = self.find(name, incarnation)
+        if member is None:
+            return []
+        return self._suspend(member, reason) + self._probe(now, member)
+
+    def on_doubt(self, now: float, name: InstanceName, incarnation: Incarnation) -> list[Instruction]:
+        """An engine broke a connection, failed a request or was silent for long: ask whether it lives, but still pick it.
+
+        One broken connection is not evidence enough: with few instances, suspending them would refuse everybody.
+        """
+        member = self.find(name, incarnation)
+        if member is None:
+            return []
+        member.doubted = True
+        return self._probe(now, member)
+
+    def on_probe(self, now: float, name: InstanceName, incarnation: Incarnation, result: Probed,
+                 detail: str) -> list[Instruction]:
+        """A probe ended."""
+        member = self.find(name, incarnation)
+        if member is None:
+            return []
+        member.probing = member.doubted = False
+        if result is Probed.HEALTHY:
+            member.unanswered = member.stuck = 0
+            if not member.suspended:
+                return []
+            reason, member.suspended = member.suspended, ""
+            self._changed()
+            return [Changed(name, f"healthy again ({reason})", "resumed")]
+        why = Reason(f"{name} failed its health check", detail)
+        if self._silent(now, member):
+            why = Reason(f"{name} was silent for {now - member.beat_at:.1f} s and its health check failed", detail)
+            member.unanswered += result is Probed.SILENT
+            if result is Probed.DEAD or member.unanswered >= UNANSWERED:
+                self._forget(member)
+                return [Changed(name, f"evicted: {why.full}", "evicted"), Lost(name, incarnation, why)]
+            return self._suspend(member, why.full)
+        if result is Probed.SILENT:
+            return self._unheard(member, why)
+        lost = member.in_flight > 0 or not member.suspended
+        return self._suspend(member, detail or "health check failed") + ([Lost(name, incarnation, why)] if lost else [])
+
+    def _unheard(self, member: Member, why: Reason) -> list[Instruction]:
+        """A probe of who beats had no answer. Where nobody could go on with its legs they wait: it may only stand still."""
+        if member.state is not State.STARTING or not member.in_flight:
+            return []
+        member.stuck += 1
+        others = self.pickable(member.role) or self.pickable(Role.DECODE)  # decode can do what prefill does
+        if member.stuck < UNANSWERED or not others:
+            return []
+        return [*self._suspend(member, why.full), Lost(member.name, member.incarnation, why)]
+
+    def on_tick(self, now: float) -> list[Instruction]:
+        """Once per beat interval or oftener: probe who is silent, suspended or in doubt."""
+        if now - self._ticked > STANDSTILL_S:
+            # Beats that came meanwhile wait in the socket; whoever is dead is found one silence later.
+            self._settle.stood_still(self._ticked, now)
+            self._awake = now
+        self._ticked = now
+        out: list[Instruction] = []
+        asked: list[Member] = []
+        for member in list(self._members.values()):
+            silent = self._silent(now, member)
+            if silent and not member.http:  # nothing to probe
+                self._forget(member)
+                out.append(Changed(member.name, "evicted: silent before it had an address", "evicted"))
+            elif silent or member.suspended or member.doubted:
+                asked.append(member)
+        room = PROBES_OPEN - sum(member.probing for member in asked)
+        for member in sorted(asked, key=lambda m: m.probe_at):  # who was asked longest ago, first
+            probes = self._probe(now, member) if room > 0 else []
+            room -= len(probes)
+            out += probes
+        return out
+
+    def _suspend(self, member: Member, reason: str) -> list[Instruction]:
+        if member.suspended:
+            return []
+        member.suspended = reason
+        self._changed()
+        return [Changed(member.name, f"suspended: {reason}", "suspended")]
+
+    def _forget(self, member: Member) -> None:
+        del self._members[member.name]
+        self._changed()
+
+    def _changed(self) -> None:
+        self.picks = self._models = self._named = self._told = None
+
+    def _silent(self, now: float, member: Member) -> bool:
+        silence = self._missed * member.interval_s
+        return now - member.beat_at > silence and now - self._awake > silence
+
+    @staticmethod
+    def _probe(now: float, member: Member) -> list[Instruction]:
+        gap = PROBE_LOST_S if member.probing else PROBE_GAP_S
+        if not member.http or now - member.probe_at < gap:
+            return []
+        member.probing, member.probe_at = True, now
+        return [Probe(member.name, member.incarnation, member.http[0])]
+
+
+def _begin(member: Member) -> None:
+    """A new incarnation: what was said of the one before says nothing of it."""
+    # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
+    member.suspended = "its health was not checked yet" if is_p2p(member.fingerprint) else ""
+    member.probing, member.doubted, member.probe_at = False, False, -math.inf

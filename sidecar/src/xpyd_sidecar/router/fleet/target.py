@@ -1,0 +1,32 @@
+"""Whom a request is sent to.
+
+Belongs here: the values. Does not belong here: how they are chosen (``picker``).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where a leg goes."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    fingerprint: Fingerprint
+    http: HostPort
+    control: HostPort
+    """KV control address of the chosen DP rank; empty where the instance has none."""
+    dp_rank: int | None = None
+    """Set where one HTTP server stands before several ranks: it is told by a header."""
+    p2p: str = ""
+    """Set for an older engine: its address in request ids, by which it pairs."""
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """What a request gets."""
+
+    decode: Target
+    prefill: Target | None

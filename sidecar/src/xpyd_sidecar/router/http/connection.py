@@ -1,0 +1,440 @@
+"""One client connection: requests are answered in order, one at a time.
+
+    bytes ──▶ rest ──▶ Incoming ──▶ queue (pipelining) ──▶ application.handle(request, reply) ──▶ bytes
+              read, not parsed yet       parsed, not answered yet
+
+Belongs here: pipelining, back-pressure and deadlines of one client. Does not belong here: parsing (``incoming``), how long
+a client may take (``deadlines``), listening (``server``), what a path means (``application``).
+
+Laws of pipelining
+  * Nothing more is answered, nor read, while a client leaves its answers unread: what is held for it is a write buffer and
+    one read.
+  * A connection answers ``ANSWERS`` requests in one turn of the loop; then other connections have theirs.
+
+A client that makes an HTTP error is told so, once, and the connection is closed after it: where its next request would
+begin is not known then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections import deque
+from typing import Protocol, cast
+
+from xpyd_sidecar.accepting import same_host
+from xpyd_sidecar.router.api.faults import Fault, unavailable
+from xpyd_sidecar.router.http import deadlines, rules
+from xpyd_sidecar.router.http.held_bodies import Held, HeldBodies
+from xpyd_sidecar.router.http.incoming import Bounds, Incoming
+from xpyd_sidecar.router.http.known_heads import KnownHeads
+from xpyd_sidecar.router.http.reply import Application, Handler, HttpRequest, Reply
+from xpyd_sidecar.router.http.upload import Upload
+from xpyd_sidecar.router.relay.fast import Outlet
+from xpyd_sidecar.router.relay.loop import adopt, descriptor_of, release
+
+logger = logging.getLogger(__name__)
+
+MAX_QUEUED = 16
+"""Pipelined requests held while one is answered; reading stops beyond it, or beyond MAX_QUEUED_BYTES."""
+MAX_QUEUED_BYTES = 1 << 20
+ANSWERS = 8
+"""Pipelined requests that one connection has answered in a turn of the loop."""
+SLICE = 16 << 10
+"""Bytes of a read that are parsed at a time, so that the requests of one read are not all made before any is answered."""
+HIGH_WATER = 256 << 10
+
+
+class ServerState(Protocol):
+    """What the connections of one server share (``server.Server``)."""
+
+    application: Application
+    loop: asyncio.AbstractEventLoop
+    bounds: Bounds
+    streamed: frozenset[str]
+    bodies: HeldBodies
+    heads: KnownHeads
+    connections: set[Connection]
+    date: bytes
+    draining: bool
+    leaving: bool
+    turned_away: bool
+
+    @property
+    def full(self) -> bool:
+        """Whether there are more connections than allowed."""
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether connections are TLS."""
+
+    def refused(self, fault: Fault) -> None:
+        """A connection was refused before there was a whole request."""
+
+
+class Connection(asyncio.Protocol):
+    """One client connection."""
+
+    __slots__ = ("_blocked_at", "_busy", "_closing", "_continue", "_deaf", "_due", "_handler", "_held", "_incoming",
+                 "_paused", "_queue", "_queued_bytes", "_rest", "_scheduled", "_served", "_since", "_transport", "outlet",
+                 "server")
+
+    def __init__(self, server: ServerState) -> None:
+        self.server = server
+        self._transport: asyncio.Transport | None = None
+        self.outlet = Outlet()
+        """What is written to a client that is gone goes nowhere."""
+        self._incoming = Incoming(server.bounds, server.streamed, self, server.bodies, server.heads)
+        self._queue: deque[tuple[HttpRequest, Held, bool, bool] | Fault] = deque()
+        self._queued_bytes = 0
+        self._rest = b""
+        """What was read and is not parsed yet: it waits for the queue."""
+        self._scheduled = False
+        """A turn of this connection will come by itself."""
+        self._held: Held = 0
+        """The body of the request that is being answered, as the budget has it; 0: there is none."""
+        self._handler: Handler | None = None
+        self._busy = False
+        self._served = False
+        self._due = False
+        """It was idle for too long at the latest look."""
+        self._closing = False
+        self._paused = False
+        self._deaf = False
+        """Nothing more is read: what was being received was refused."""
+        self._continue = False
+        self._blocked_at = 0.0
+        self._since = server.loop.time()
+        """When the request that is being received began, or the connection fell idle."""
+
+    @property
+    def private(self) -> bool:
+        """Whether nobody else reads it: TLS, or a client on this host."""
+        transport = self._transport
+        if transport is None:
+            return False
+        peer, own = (transport.get_extra_info(name) for name in ("peername", "sockname"))
+        return self.server.encrypted or same_host(peer, own)
+
+    # ---- asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client connected."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, not the base class
+        self._transport.set_write_buffer_limits(high=HIGH_WATER)
+        self.outlet.open(transport, descriptor_of(transport))
+        adopt(self.server.loop, self, self._transport, self.outlet.fd)
+        self.server.connections.add(self)
+        if self.server.full:
+            self._refuse(unavailable("too many connections are open"))
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of one or several requests, or of a part of one."""
+        self._due = False
+        if self._closing or self._deaf:
+            return
+        if not self._rest and not self._incoming.receiving:
+            self._since = self.server.loop.time()
+            if not (self._busy or self._queue or self._scheduled or self._blocked_at):
+                request = self._incoming.known(data)
+                if request is not None:
+                    self._held = len(request.body)
+                    self._serve(request, close=False, old=False)
+                    return
+        self._rest += data
+        if not self._scheduled:
+            self._turn()
+
+    def _give_up(self, fault: Fault) -> None:
+        """Nothing more is read; the client is told in its turn, by whoever takes the body where somebody does."""
+        self._deaf = True
+        self._rest = b""
+        upload, self._incoming.upload = self._incoming.upload, None
+        self._incoming.drop()
+        if upload is None:
+            self._queue.append(fault)
+        else:
+            upload.fail(fault)
+
+    def _end(self) -> None:
+        """Nothing more is read of a request that was refused; if that was said already, this is the end."""
+        self._deaf = True
+        self._rest = b""
+        if not self._busy and not self._queue:
+            self._close()
+
+    def eof_received(self) -> None:
+        """A client that closed its sending side counts as gone: its answer would go nowhere."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone, whoever closed it."""
+        if exc is not None:
+            logger.debug("client connection lost: %s", exc)
+        self.server.connections.discard(self)
+        release(self.server.loop, self)
+        self._closing = True
+        self._transport = None
+        self.outlet.shut()
+        self._rest = b""
+        self._let_go()
+        self._incoming.drop()
+        for entry in self._queue:
+            if not isinstance(entry, Fault):
+                self.server.bodies.give_back(entry[1])
+        self._queue.clear()
+        handler, self._handler = self._handler, None
+        if handler is not None:
+            handler.on_client_gone()
+
+    def pause_writing(self) -> None:
+        """The client does not take its answer as fast as it comes."""
+        self._blocked_at = self.server.loop.time()
+        if self._handler is not None:
+            self._handler.on_pause()
+
+    def resume_writing(self) -> None:
+        """The client has taken most of it."""
+        self._blocked_at = 0.0
+        if self._handler is not None:
+            self._handler.on_resume()
+        else:
+            self._go_on()
+
+    # ---- what comes (incoming.Line)
+
+    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+        """Whether the body of this request is wanted. Raises Fault."""
+        return self.server.application.judge(method, path, headers)
+
+    def end_body(self, fault: Fault) -> None:
+        """There is no more room for the body that is being received."""
+        self._give_up(fault)
+        self._go_on()
+
+    def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
+        """It waits for its turn."""
+        self._queue.append((request, held, close, old))
+        self._queued_bytes += len(request.body)
+
+    def complete(self) -> None:
+        """A whole request is in: nobody waits for 100 any more."""
+        self._continue = False
+        self._since = self.server.loop.time()
+
+    def expects(self) -> None:
+        """100 is due when nothing is answered any more that came before."""
+        self._continue = True
+        self._tell_continue()
+
+    # ---- answering
+
+    @property
+    def draining(self) -> bool:
+        """Whether the server stops or turns clients away, so that the next answer is the last."""
+        return self.server.draining or self.server.turned_away
+
+    @property
+    def date(self) -> bytes:
+        """Now, as HTTP writes it."""
+        return self.server.date
+
+    def hand_over(self, handler: Handler, other: Handler) -> None:
+        """Another one goes on with what a handler has begun."""
+        if self._handler is handler:
+            self._handler = other
+
+    def finished(self, *, close: bool) -> None:
+        """The answer to the current request is written."""
+        self._let_go()
+        self._handler = None
+        self._busy = False
+        self._served = True
+        self._since = self.server.loop.time()
+        if self._incoming.upload is not None and not self._queue:
+            self._deaf = True  # it was answered before its body was whole
+        if close or (self._deaf and not self._queue):
+            self._close()
+            return
+        if self._continue:
+            self._tell_continue()
+        if self._queue or self._rest or self._paused:
+            self._go_on()
+
+    def _let_go(self) -> None:
+        """The body of the request that was answered is needed no longer."""
+        if self._held:
+            self.server.bodies.give_back(self._held)
+            self._held = 0
+
+    def _go_on(self) -> None:
+        """Have a turn soon, if there is anything to do in it."""
+        if not self._scheduled and (self._queue or self._rest or self._paused):
+            self._scheduled = True
+            self.server.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Parse what was read, and answer a few of the requests that wait."""
+        self._scheduled = False
+        for _ in range(ANSWERS):
+            self._parse()
+            if not self._queue or self._busy or self._closing or self._blocked_at:
+                break
+            entry = self._queue.popleft()
+            if isinstance(entry, Fault):
+                self._refuse(entry)
+                return
+            request, self._held, close, old = entry
+            self._queued_bytes -= len(request.body)
+            if request.upload is not None:
+                self._tell_continue()
+            self._serve(request, close=close or (self._deaf and not self._queue), old=old)
+        else:
+            self._go_on()
+        self.throttle()
+
+    def _parse(self) -> None:
+        incoming = self._incoming
+        while self._rest and not self._deaf and not self._full:
+            size = max(SLICE, incoming.missing)
+            data = self._rest
+            piece, self._rest = (data, b"") if len(data) <= size else (data[:size], data[size:])
+            incoming.feed(piece)
+            if incoming.ended or (incoming.refused and incoming.fault is not None):
+                self._end()
+            elif incoming.fault is not None:
+                self._give_up(incoming.fault)
+
+    @property
+    def _full(self) -> bool:
+        """Whether so much waits that nothing more is parsed, or read."""
+        queued, upload = len(self._queue), self._incoming.upload
+        if queued and (queued > MAX_QUEUED or self._queued_bytes > MAX_QUEUED_BYTES or self._blocked_at):
+            return True
+        return upload is not None and upload.blocked
+
+    def _serve(self, request: HttpRequest, *, close: bool, old: bool) -> None:
+        self._busy = True
+        handler = self._enter(request) if request.judged and not close and not old else None
+        if handler is None and self._busy:
+            reply = Reply(self, request.request_id, close=close, old=old, head_only=request.method == "HEAD")
+            try:
+                handler = self.server.application.handle(request, reply)
+            except Fault as fault:
+                reply.fault(fault)
+            except Exception:  # noqa: BLE001 (it is logged there)
+                self._failed(reply)
+        if handler is not None and self._busy:  # it was not answered meanwhile
+            self._handler = handler
+            if self._blocked_at:
+                handler.on_pause()
+
+    def _enter(self, request: HttpRequest) -> Handler | None:
+        try:
+            return self.server.application.enter(request, self)
+        except Exception:  # noqa: BLE001 (it is logged there)
+            # Without a reply nobody knows what was sent: this is the connection's last answer.
+            self._failed(Reply(self, request.request_id, close=True, old=False, head_only=False))
+            return None
+
+    def _failed(self, reply: Reply) -> None:
+        # In an exception's handler: a bug costs one request, and is told once.
+        logger.exception("a request failed inside the router", extra={"request": reply.request_id})
+        if reply.started:
+            self._close()
+        else:
+            reply.fault(Fault(500, "the router failed; its log says why", kind="internal_error", code="internal"))
+
+    def _tell_continue(self) -> None:
+        if self._continue and not self._busy and not self._queue:
+            self._continue = False
+            self.outlet.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def throttle(self) -> None:
+        """Read on, or no further, by what waits."""
+        if self._transport is None or self._closing:
+            return
+        full = self._full
+        if self._rest and not full:
+            self._go_on()
+            full = True
+        if full != self._paused:
+            (self._transport.pause_reading if full else self._transport.resume_reading)()
+        self._paused = full
+
+    def _refuse(self, fault: Fault) -> None:
+        self._incoming.drop()
+        self._busy = True
+        self._deaf = True
+        Reply(self, uuid.uuid4().hex, close=True, old=False, head_only=False).fault(fault)
+        self.server.refused(fault)
+
+    def _close(self) -> None:
+        if self._closing or self._transport is None:
+            return
+        self._closing = True
+        self._since = self.server.loop.time()
+        self.outlet.shut()
+        if (self._deaf or self._incoming.refused) and self._transport.can_write_eof():
+            # The client may still be sending. Closing now would reset the connection and lose the answer on its way.
+            self._transport.write_eof()
+            self._transport.resume_reading()
+        else:
+            self._transport.close()
+
+    # ---- time
+
+    def sweep(self, now: float, awake: float) -> None:
+        """Called every second: close what is overdue. ``awake``: this process stood still before, and nobody was slow."""
+        if self._transport is None:
+            return
+        outlet = self.outlet
+        if not outlet.direct and outlet.fd >= 0:
+            # At the second look: uvloop's count leaves out what it has just been given.
+            outlet.direct = not (outlet.buffered or self._transport.get_write_buffer_size())
+            outlet.buffered = False
+        since = max(self._since, awake)
+        if self._blocked_at and now - max(self._blocked_at, awake) > deadlines.UNREAD_S:
+            logger.info("a client left its answer unread", extra={"seconds": deadlines.UNREAD_S})
+            self.abort()
+        elif self._closing:
+            if now - since > deadlines.LINGER_S:
+                self.abort()
+        elif (upload := self._incoming.upload) is not None:
+            self._sweep_upload(upload, now, since)
+        elif self._busy or self._queue or self._rest or self._blocked_at:
+            return
+        elif self._incoming.receiving:
+            if now - since <= self._incoming.allowed_s:
+                return
+            if self._incoming.refused:  # it has its answer
+                self._end()
+            else:
+                self._refuse(rules.too_slow(self._incoming.allowed_s))
+        elif now - since > deadlines.idle_s(leaving=self.server.leaving):
+            self._close_idle()
+
+    def _sweep_upload(self, upload: Upload, now: float, since: float) -> None:
+        if upload.blocked:
+            self._since = now  # it is not the client who is slow
+        elif now - since > self._incoming.allowed_s:
+            self._give_up(rules.too_slow(self._incoming.allowed_s))
+            self._go_on()
+
+    def leave(self) -> None:
+        """The server ends: a connection that lies idle after an answer is closed, a busy one after its answer."""
+        if self._served and not self._busy and not self._queue and not self._rest and not self._incoming.receiving:
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        # At the second look: a loop that lags may run its timers before it reads, and a request may be waiting there.
+        if self._due:
+            self._close()
+        self._due = True
+
+    def abort(self) -> None:
+        """Close now; what is written until the loop says so goes nowhere."""
+        transport, self._transport = self._transport, None
+        self.outlet.shut()
+        if transport is not None:
+            transport.abort()

@@ -1,0 +1,90 @@
+"""What of a request is refused by its head alone, beside its framing: the host it is for, what its body is written in.
+
+Belongs here: rules and words, without sockets. Does not belong here: framing and sizes (``rules``), paths, methods and keys
+(``application``), other origins (``cors``).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+
+from xpyd_sidecar.router.api.faults import Fault, bad_request
+
+MAX_KNOWN = 64
+"""Values of a header that are remembered as right, so that nearly all requests cost one look."""
+JSON = b"application/json"
+_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
+"""What a host and a port may be written with (RFC 3986, section 3.2.2)."""
+_PORT = re.compile(rb"(:[0-9]*)?")
+
+
+class Hosts:
+    """Which hosts a router answers for.
+
+    One that listens on this machine alone answers for this machine's own names, and for those in its settings. Else a page
+    of any web site could have its name point here, and would be of the same origin as the router for a browser.
+    """
+
+    def __init__(self, listen: str, names: tuple[str, ...]) -> None:
+        """``listen``: the address of the router; ``names``: those that are allowed beside this machine's own."""
+        self._only: frozenset[bytes] | None = None
+        if is_loopback(listen.encode()):
+            self._only = frozenset(name.lower().encode() for name in names)
+        self.known: set[bytes] = set()
+        """Headers that were looked at and are right."""
+
+    def check(self, given: bytes | None) -> None:
+        """Judge a Host header. Raises Fault."""
+        if given is None or given in self.known:
+            return
+        if not _HOST.fullmatch(given):
+            raise bad_request("malformed HTTP: Host is not the name of a host", code="malformed_http")
+        if self._only is not None and not is_loopback(name := name_of(given)) and name not in self._only:
+            words = f"this router answers for this machine alone, not for {name.decode()!r}; router.hosts can name more"
+            raise Fault(421, words, code="misdirected_request")
+        if len(self.known) >= MAX_KNOWN:
+            self.known.clear()
+        self.known.add(given)
+
+
+def name_of(host: bytes) -> bytes:
+    """A host without its port, in lower case; as it is where that is no port."""
+    host = host.lower()
+    end = host.find(b"]") + 1 if host[:1] == b"[" else host.find(b":")
+    return host[:end] if end > 0 and _PORT.fullmatch(host, end) else host
+
+
+def is_loopback(name: bytes) -> bool:
+    """Whether a host's name or address (``[::1]`` or ``::1``) is this machine's own, reached from itself alone."""
+    if name in {b"localhost", b"localhost."}:
+        return True
+    try:
+        return ipaddress.ip_address(name.decode().removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+class Media:
+    """What bodies are written in."""
+
+    def __init__(self) -> None:
+        self.known = {JSON}
+        """Media types that were looked at and are JSON's."""
+
+    def check(self, headers: Mapping[bytes, bytes], *, json: bool) -> None:
+        """Judge the head of a request with a body. ``json``: it must be JSON. Raises Fault."""
+        coding = headers.get(b"content-encoding")
+        if coding is not None and coding.strip().lower() not in {b"", b"identity"}:
+            words = f"Content-Encoding: {coding[:40].decode('latin-1')} is not understood; send the body as it is"
+            raise Fault(415, words, code="unsupported_encoding")
+        kind = headers.get(b"content-type", b"")
+        if not json or kind in self.known:
+            return
+        # As vLLM's validate_json_request (entrypoints/serve/utils/api_utils.py). The type must be said: without one, a page
+        # of any web site could send prompts, since a browser asks nobody before it sends text.
+        if kind.lower().split(b";", 1)[0] != JSON:
+            raise Fault(415, "Unsupported Media Type: Only 'application/json' is allowed", code="unsupported_media_type")
+        if len(self.known) < MAX_KNOWN:
+            self.known.add(kind)

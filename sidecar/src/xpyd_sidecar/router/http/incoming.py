@@ -1,0 +1,388 @@
+"""Requests of one connection as they come in: bytes to whole requests, bounded on the way.
+
+    bytes ──feed──▶ httptools ──▶ line.taken(request); line.complete() when its last byte is in
+
+Belongs here: what the parser says, how much may come, bodies that are handed on while they come. Does not belong here:
+order, answers and time (``connection``), what is refused for its size or framing (``rules``).
+
+The first fault is kept, since exceptions would be wrapped by the parser; nothing is taken after it.
+
+Nearly every request is a plain one: its head fits into one read, no header is repeated, and its body is small and comes in
+one piece. It costs a call of the parser for each header and four more, the first time (``known_heads``); whatever is rare
+is looked at only where it may be.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Protocol
+
+import httptools
+import msgspec
+
+from xpyd_sidecar.router.api.faults import Fault, bad_request
+from xpyd_sidecar.router.http import deadlines, ids, rules
+from xpyd_sidecar.router.http.held_bodies import SMALL, Body, Held, HeldBodies, Owner
+from xpyd_sidecar.router.http.known_heads import KnownHead, KnownHeads, whole_read
+from xpyd_sidecar.router.http.reply import HttpRequest
+from xpyd_sidecar.router.http.upload import Upload
+
+MAX_URL = 8192
+FRAMING = 16
+"""Bytes that may come for each byte of a body, beyond what a head may have: bounds extensions of chunks, and trailers."""
+AT_ONCE = 256 << 10
+"""And so many more: what one read may bring."""
+DROPPED = 64 << 10
+"""Bytes of a refused request's body that are read and thrown away, so that the connection can be kept."""
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+_AUTHORITY = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Limits of one request."""
+
+    header_bytes: int
+    body_bytes: int
+    receive_s: float
+    """Time a client has to send a request."""
+
+
+class Line(Protocol):
+    """Who gets the requests."""
+
+    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+        """Judge the head of a request whose body comes next: whether it is wanted. Raises Fault."""
+
+    def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
+        """The next request, in order, and its body as the budget has it (0: none); ``close``: the last one.
+
+        ``old``: it is of HTTP/1.0.
+        """
+
+    def end_body(self, fault: Fault) -> None:
+        """There is no more room for what has come of the body (``held_bodies.Owner``)."""
+
+    def complete(self) -> None:
+        """Its last byte is in."""
+
+    def expects(self) -> None:
+        """The client waits for 100 before it sends the body."""
+
+    def throttle(self) -> None:
+        """Whether an upload is blocked may have changed."""
+
+
+def request_id_of(given: bytes | None) -> str:
+    """The client's own request id where it is one, else a new one."""
+    return given.decode() if given and _REQUEST_ID.fullmatch(given) else ids.fresh()
+
+
+class Incoming:
+    """What has come of the next request."""
+
+    __slots__ = (
+        "_began",
+        "_bodies",
+        "_body",
+        "_bounds",
+        "_declared",
+        "_extra",
+        "_fed",
+        "_head_size",
+        "_headers",
+        "_heads",
+        "_held",
+        "_hosts",
+        "_in_head",
+        "_judged",
+        "_known_path",
+        "_like",
+        "_line",
+        "_parser",
+        "_raw",
+        "_size",
+        "_streamed",
+        "_url",
+        "_version",
+        "_wanted",
+        "ended",
+        "fault",
+        "refused",
+        "upload",
+    )
+
+    def __init__(self, bounds: Bounds, streamed: frozenset[str], line: Line, bodies: HeldBodies, heads: KnownHeads) -> None:
+        """``streamed``: paths whose bodies are handed on while they come."""
+        self._bounds = bounds
+        self._bodies = bodies
+        self._heads = heads
+        self._like = b""
+        """By what the head of the request that is being received would be known."""
+        self._streamed = streamed
+        self._line = line
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._began = False
+        """The request that is being received began in the latest read."""
+        self._fed = 0
+        """Bytes of that read."""
+        self._version = ""
+        self.fault: Fault | None = None
+        """What is wrong with it: where the next one would begin is not known."""
+        self.ended = False
+        """Nothing more is taken: the latest request was refused, and more of its body comes than is thrown away."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._known_path = ""
+        self._headers: dict[bytes, bytes] = {}
+        self._head_size = self._extra = self._hosts = 0
+        """Bytes of its head in reads after its first; bytes of repeated headers; and Host headers among these."""
+        self._body: list[bytes] = []
+        self._held: Body[Owner] | None = None
+        """Its body, as the budget has it; not one that comes at once."""
+        self._size = self._raw = self._declared = 0
+        self._in_head = False
+        self._judged = self._wanted = self.refused = False
+        """Its head was judged; its body is wanted; it was refused and taken so, and its body is thrown away."""
+        self.upload: Upload | None = None
+        """The body, where it is handed on while it comes."""
+
+    @property
+    def receiving(self) -> bool:
+        """Whether part of a request is in."""
+        return self._in_head or bool(self._headers)
+
+    @property
+    def length(self) -> int:
+        """Bytes of its body, as far as they are known."""
+        return max(self._declared, self._size)
+
+    @property
+    def allowed_s(self) -> float:
+        """How long it may take to come."""
+        return deadlines.receive_s(self._bounds.receive_s, self.length)
+
+    @property
+    def missing(self) -> int:
+        """Bytes of its body that are announced and have not come."""
+        return max(0, self._declared - self._size)
+
+    def drop(self) -> None:
+        """Let go of what has come of the body, which will not be whole."""
+        self._body.clear()
+        self._wanted = False
+        if self._held is not None:
+            self._bodies.give_back(self._held)
+
+    def known(self, data: bytes) -> HttpRequest | None:
+        """The request that a read is, where its head is known; its body counts as one that came at once.
+
+        None: ``feed`` it. Nothing of a request may be in.
+        """
+        read = whole_read(data)
+        if read is None:
+            return None
+        like, length, body = read
+        head, size = self._heads.find(like), len(body)
+        if head is None or size > self._bounds.body_bytes or len(data) - size > self._bounds.header_bytes:
+            self._like = like
+            return None
+        headers = head.headers | {b"content-length": length}
+        try:
+            if not self._line.judge(head.method, head.path, headers) or not self._bodies.at_once(size):
+                return None
+        except Fault:
+            return None  # it is refused where everything is
+        return HttpRequest(head.method, head.path, headers, body, ids.fresh(), head.target, None, True)
+
+    def feed(self, data: bytes) -> None:
+        """Bytes of one or several requests, or of a part of one; ``fault`` says whether they are in order."""
+        self._began = False
+        self._fed = len(data)
+        rest: bytes | None = data
+        while rest is not None:  # a turn for each upgrade that is offered
+            given, rest = rest, None
+            try:
+                self._parser.feed_data(given)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self.fault is None:
+                    rest = self._without_upgrade(given[upgrade.args[0]:])
+            except httptools.HttpParserError as error:
+                self.fault = self.fault or bad_request(f"malformed HTTP: {error}", code="malformed_http")
+        if self._in_head:
+            self._bound_head(0 if self._began else len(data))
+        elif self._headers and not self._began:
+            self._bound_framing(len(data))
+
+    def _without_upgrade(self, rest: bytes) -> bytes | None:
+        """What to parse instead of a request that offers an upgrade, and of ``rest`` behind its head. None: a fault."""
+        # Some clients offer HTTP/2 with every request. The parser stops at such a head, without reading the body; a
+        # server that does not upgrade ignores the offer (RFC 9110, 7.8). So the request is parsed again without it.
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self.fault = Fault(405, "CONNECT is not served", code="method_not_allowed", allow="GET, POST")
+            return None
+        tokens = [token.strip() for token in self._headers.pop(b"connection", b"").split(b",")]
+        kept = [token for token in tokens if token.lower() not in {b"upgrade", b"http2-settings"}]
+        self._like = b""
+        headers = {name: value for name, value in self._headers.items() if name not in {b"upgrade", b"http2-settings"}}
+        if kept:
+            headers[b"connection"] = b", ".join(kept)
+        lines = b"".join(b"%b: %b\r\n" % header for header in headers.items())
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self._url, self._parser.get_http_version().encode(), lines)
+        self._parser = httptools.HttpRequestParser(self)
+        return head + rest
+
+    # ---- httptools
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        if self._headers or self._url:
+            self._reset()
+        self._in_head = self._began = True
+
+    def on_url(self, url: bytes) -> None:
+        """Part of the URL."""
+        self._url += url
+        if len(self._url) > MAX_URL:
+            self.fault = self.fault or Fault(414, f"the URL is longer than {MAX_URL} bytes", code="uri_too_long")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One whole header, or a trailer: those are dropped (RFC 9110, 6.5.1), and bounded with the framing."""
+        name = name.lower()
+        if name not in self._headers and self._in_head:
+            self._headers[name] = value
+        elif self._in_head:
+            self._hosts += name == b"host"
+            self._extra += len(name) + len(value) + 4
+
+    def on_headers_complete(self) -> None:
+        """The head is in: check what can be checked before the body."""
+        self._in_head = False
+        headers, self._version = self._headers, self._parser.get_http_version()
+        if self._version not in {"1.0", "1.1"}:
+            self.fault = self.fault or Fault(505, f"HTTP/{self._version} is not served", code="http_version")
+        self._bound_head(0)
+        coding = headers.get(b"transfer-encoding")
+        if self.fault is None:
+            self.fault = rules.framing_fault(self._version, self._hosts + (b"host" in headers), coding)
+        length = headers.get(b"content-length", b"").strip()
+        if length.isdigit():
+            self._declared = int(length)
+        if self._parser.should_upgrade():
+            return  # it will be parsed again without
+        if self.fault is None and not self.ended and (self._declared or coding is not None):
+            self._judge(coding)
+        if b"expect" in headers and self.fault is None and not self.refused:
+            expect = headers[b"expect"]
+            if expect.lower() != b"100-continue":
+                self.fault = Fault(417, f"cannot meet Expect: {expect[:40].decode('latin-1')}", code="expectation_failed")
+            elif self._version == "1.1":
+                self._line.expects()
+
+    def _judge(self, coding: bytes | None) -> None:
+        path, method = self._path(), self._parser.get_method().decode("latin-1")
+        self._known_path, self._judged = path, True
+        try:
+            wanted = self._line.judge(method, path, self._headers)
+            if self._declared > self._bounds.body_bytes:
+                raise rules.too_large_body(self._bounds.body_bytes)
+            if wanted and (coding is not None or self._declared > SMALL):
+                self._held = self._bodies.begin(self._line, None if coding is not None else self._declared)
+        except Fault as fault:
+            # A client that waits for 100 may send its body or not: only an end tells them apart.
+            self.ended = self._declared > DROPPED or b"expect" in self._headers
+            self.refused = True
+            self._take(path, b"", 0, fault)
+            return
+        self._wanted = wanted
+        if wanted and path in self._streamed and method == "POST":
+            self._held = self._held or self._bodies.begin(self._line, self._declared)
+            self.upload = Upload(None if coding is not None else self._declared, self._line.throttle)
+            self._take(path, b"", self._held)
+
+    def on_body(self, body: bytes) -> None:
+        """Part of the body, without chunk framing."""
+        self._size += len(body)
+        if self.refused:
+            self.ended = self.ended or self._size > DROPPED
+        elif self._size > self._bounds.body_bytes:
+            self.fault = self.fault or rules.too_large_body(self._bounds.body_bytes)
+            self._body.clear()
+        elif self._wanted and self.fault is None:
+            self._keep(body)
+
+    def _keep(self, body: bytes) -> None:
+        bodies = self._bodies
+        if self._held is None and (self._size < self._declared or not bodies.at_once(self._size)):
+            self._held = bodies.begin(self._line, self._declared)
+        if self._held is not None:
+            try:
+                bodies.grow(self._held, len(body), streamed=self.upload is not None)
+            except Fault as fault:
+                self.fault = fault
+                self._body.clear()
+                return
+        if self.upload is not None:
+            self.upload.feed(body)
+        else:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        """A whole request is in."""
+        if self.fault is not None or self.ended or self._parser.should_upgrade():
+            return
+        self._line.complete()  # first: who takes the body may answer at once
+        if self._held is not None:
+            self._bodies.whole(self._held)
+        if self.upload is not None:
+            self.upload.finish()
+        elif not self.refused:
+            body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+            self._take(self._known_path or self._path(), body, self._held or len(body))
+        self._reset()
+
+    def _path(self) -> str:
+        # A server must take the absolute form too (RFC 9112, 3.2.2).
+        url = self._url
+        if url[:1] != b"/":
+            url = _AUTHORITY.sub(b"", url, count=1) or b"/"
+        return url.split(b"?", 1)[0].decode("latin-1")
+
+    def _take(self, path: str, body: bytes, held: Held, refusal: Fault | None = None) -> None:
+        target = self._url
+        if target[:1] != b"/":
+            _, mark, query = target.partition(b"?")
+            target = path.encode("latin-1") + mark + query
+        request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body,
+                              request_id_of(self._headers.get(b"x-request-id")), target, self.upload, self._judged, refusal)
+        close = self.ended or not self._parser.should_keep_alive()
+        if self._like:
+            if body and self._wanted and not close and not self._extra and self._version == "1.1":
+                self._keep_head(request)
+            self._like = b""
+        self._line.taken(request, held, close=close, old=self._version == "1.0")
+
+    def _keep_head(self, request: HttpRequest) -> None:
+        if not {b"expect", b"transfer-encoding"} & self._headers.keys():
+            self._heads.keep(self._like, KnownHead(request.method, request.path, request.target, request.headers))
+
+    # ---- bounds
+
+    def _bound_framing(self, more: int) -> None:
+        self._raw += more
+        if self._raw > FRAMING * self._size + self._bounds.header_bytes + AT_ONCE:
+            self.fault = self.fault or bad_request("the body's framing is larger than its content", code="malformed_http")
+
+    def _bound_head(self, more: int) -> None:
+        # What the parser holds of a header that is not whole yet is not seen; but everything read since the request's
+        # first read belongs to its head, so one of the two counts bounds it. A head of one small read needs none.
+        self._head_size += more
+        most = self._bounds.header_bytes
+        if self._head_size > most or ((self._fed > most or not self._began) and self._known_size() > most):
+            self.fault = self.fault or rules.too_large_head(self._bounds.header_bytes)
+
+    def _known_size(self) -> int:
+        known = self._headers.items()
+        return self._extra + sum([len(name) + len(value) + 4 for name, value in known])

@@ -1,0 +1,243 @@
+"""The last ten minutes of a router, second by second: what ``/fleet`` and the dashboard show. Pure: time is an argument.
+
+    records ──▶ the second that runs ──turn──▶ ring of 600 seconds ──▶ rates, percentiles, flows
+
+Laws
+  * Bounded: a ring of ``SECONDS`` seconds; durations are kept as counts of buckets, pairs up to ``MAX_PAIRS`` a second
+    (those beyond it count as ``OTHER``), failures and changes up to ``MAX_NEWS``.
+  * Every second is there once, in order, also one in which nothing happened. A pause longer than the ring leaves it empty.
+
+Buckets are those of ``contract.totals``, so a percentile is right within 4.5 %.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+
+import msgspec
+
+from xpyd_sidecar.contract.fleet import FleetFailure, FleetNews, FleetPair, Quantiles
+from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.totals import Buckets, add_buckets, bucket_of, middle_of
+from xpyd_sidecar.router.observing import summary
+from xpyd_sidecar.router.observing.fast_record import Batch
+from xpyd_sidecar.router.observing.record import Record
+
+SECONDS = 600
+MAX_PAIRS = 256
+MAX_NEWS = 64
+MAX_WORDS = 500
+"""Characters kept of one reason."""
+OTHER = InstanceName("other")
+
+
+def quantiles(buckets: Iterable[Buckets]) -> Quantiles:
+    """p50, p95, p99 of many buckets together; zeros where there is nothing."""
+    total: Buckets = {}
+    for each in buckets:
+        for bucket, count in each.items():
+            total[bucket] = total.get(bucket, 0) + count
+    count = sum(total.values())
+    if not count:
+        return Quantiles()
+    found: list[float] = []
+    ordered = sorted(total.items())
+    for share in (0.5, 0.95, 0.99):
+        need, seen = share * count, 0
+        for bucket, number in ordered:
+            seen += number
+            if seen >= need:
+                found.append(round(middle_of(bucket), 6))
+                break
+    return Quantiles(count, *found)
+
+
+class Flow(msgspec.Struct):
+    """KV that went from one instance to another within a second."""
+
+    count: int = 0
+    seconds: float = 0.0
+    """Of all handovers together."""
+
+
+class Second(msgspec.Struct):
+    """What happened within one second. Requests count in the second in which they end."""
+
+    at: int
+    """Seconds since 1970."""
+    opened: int = 0
+    done: int = 0
+    failed: int = 0
+    retries: int = 0
+    continued: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    in_flight: int = 0
+    """At its end."""
+    queued: int = 0
+    """At its end: requests that wait for a place."""
+    ttft: Buckets = {}
+    tpot: Buckets = {}
+    total: Buckets = {}
+    queue: Buckets = {}
+    handover: Buckets = {}
+    flows: dict[tuple[InstanceName, InstanceName], Flow] = {}
+    served: dict[InstanceName, int] = {}
+    """Legs that ended well, by instance."""
+
+
+MEASURES = ("ttft", "tpot", "total", "queue", "handover")
+COUNTS = ("at", "done", "failed", "retries", "continued", "tokens", "bytes", "in_flight", "queued")
+COLUMNS = (*COUNTS, *(f"{measure}_{which}" for measure in MEASURES for which in ("p50", "p95")))
+"""What a row says: counts of one second, and percentiles (None where nothing was measured)."""
+
+Row = tuple[int | float | None, ...]
+
+
+def row_of(second: Second) -> Row:
+    """A second as the dashboard draws it, in the order of ``COLUMNS``."""
+    found: list[int | float | None] = [getattr(second, name) for name in COUNTS]
+    for measure in MEASURES:
+        quantile = quantiles([getattr(second, measure)])
+        found += [quantile.p50, quantile.p95] if quantile.count else [None, None]
+    return tuple(found)
+
+
+class History:
+    """The ring, what went wrong, and what changed."""
+
+    def __init__(self, now_unix: float) -> None:
+        self.seconds: deque[Second] = deque(maxlen=SECONDS)
+        """Those that are over, oldest first."""
+        self.rows: deque[Row] = deque(maxlen=SECONDS)
+        """The same as the dashboard draws them: made once, since making all of them takes long."""
+        self.failures: deque[FleetFailure] = deque(maxlen=MAX_NEWS)
+        self.changes: deque[FleetNews] = deque(maxlen=MAX_NEWS)
+        self._now = Second(int(now_unix))
+
+    # ---- events
+
+    def opened(self, requests: int = 1) -> None:
+        """Requests came."""
+        self._now.opened += requests
+
+    def refused(self, now_unix: float, request_id: str, outcome: str, status: int, detail: str) -> None:
+        """A request was refused before a leg was sent."""
+        self._now.done += 1
+        if summary.failed(outcome):
+            self._now.failed += 1
+            self._fail(FleetFailure(round(now_unix, 3), outcome, status, detail[:MAX_WORDS], request_id))
+
+    def closed(self, now_unix: float, record: Record, told: summary.Summary) -> None:
+        """A request is over."""
+        now = self._now
+        now.done += 1
+        now.retries += record.retries
+        now.continued += record.continued
+        now.tokens += max(0, record.tokens)
+        now.bytes += record.bytes
+        _count(now.total, told.seconds)
+        _count(now.queue, record.queued_s)
+        if told.ttft is not None:
+            _count(now.ttft, told.ttft)
+        if told.tpot is not None:
+            _count(now.tpot, told.tpot)
+        for handover in told.handovers:
+            self._flowed(handover)
+        for leg in record.legs:
+            if leg.result == "2xx" and (leg.instance in now.served or len(now.served) < MAX_PAIRS):
+                now.served[leg.instance] = now.served.get(leg.instance, 0) + 1
+        if summary.failed(record.outcome):
+            now.failed += 1
+            self._fail(FleetFailure(
+                round(now_unix, 3), record.outcome, record.status, record.detail[:MAX_WORDS], record.request_id,
+                record.transfer, record.went(Role.PREFILL), record.went(Role.DECODE), record.attempt))
+
+    def closed_straight(self, batch: Batch) -> None:
+        """Requests that ended straightly: as ``closed`` of each."""
+        now = self._now
+        now.done += len(batch)
+        now.tokens += batch.tokens
+        now.bytes += batch.bytes
+        add_buckets(now.total, batch.seconds_buckets)
+        add_buckets(now.queue, {bucket_of(0.0): len(batch)})
+        add_buckets(now.ttft, batch.ttft_buckets)
+        add_buckets(now.tpot, batch.tpot_buckets)
+        add_buckets(now.handover, batch.handover_buckets)
+        served = now.served
+        for pair, handovers in batch.pairs.items():
+            self._flow(pair, sum(handovers), len(handovers))
+            for name in pair:
+                if name in served or len(served) < MAX_PAIRS:
+                    served[name] = served.get(name, 0) + len(handovers)
+
+    def changed(self, now_unix: float, instance: InstanceName, what: str) -> None:
+        """The roster changed."""
+        self.changes.append(FleetNews(round(now_unix, 3), instance, what[:MAX_WORDS]))
+
+    def _flowed(self, handover: summary.Handover) -> None:
+        self._flow((handover.prefill, handover.decode), handover.seconds)
+        _count(self._now.handover, handover.seconds)
+
+    def _flow(self, pair: tuple[InstanceName, InstanceName], seconds: float, handovers: int = 1) -> None:
+        flows = self._now.flows
+        if pair not in flows and len(flows) >= MAX_PAIRS:
+            pair = (OTHER, OTHER)
+        flow = flows.get(pair)
+        if flow is None:
+            flow = flows[pair] = Flow()
+        flow.count += handovers
+        flow.seconds += seconds
+
+    def _fail(self, failure: FleetFailure) -> None:
+        self.failures.append(failure)
+
+    def turn(self, now_unix: float, in_flight: int, queued: int) -> None:
+        """The clock went on: put away seconds that are over. A clock that was set back makes this second longer."""
+        second = int(now_unix)
+        if second <= self._now.at:
+            return
+        self._now.in_flight, self._now.queued = in_flight, queued
+        self._put_away(self._now)
+        for missed in range(max(self._now.at + 1, second - SECONDS), second):
+            self._put_away(Second(missed, in_flight=in_flight, queued=queued))
+        self._now = Second(second)
+
+    def _put_away(self, second: Second) -> None:
+        self.seconds.append(second)
+        self.rows.append(row_of(second))
+
+    # ---- what others read
+
+    def last(self, seconds: int) -> list[Second]:
+        """The newest seconds that are over, oldest first."""
+        have = len(self.seconds)
+        return list(islice(self.seconds, max(0, have - seconds), have))
+
+    def since(self, at: int) -> list[Row]:
+        """Rows of the seconds after ``at``, oldest first."""
+        if not self.seconds:
+            return []
+        have = len(self.rows)
+        new = min(have, max(0, self.seconds[-1].at - at))
+        return [row for row in islice(self.rows, have - new, have) if (row[0] or 0) > at]
+
+
+def pairs(seconds: Iterable[Second], over_s: float) -> tuple[FleetPair, ...]:
+    """Flows between pairs, the busiest first, with their rates over so many seconds."""
+    total: dict[tuple[InstanceName, InstanceName], Flow] = {}
+    for second in seconds:
+        for pair, flow in second.flows.items():
+            sum_ = total.setdefault(pair, Flow())
+            sum_.count += flow.count
+            sum_.seconds += flow.seconds
+    ordered = sorted(total.items(), key=lambda item: (-item[1].count, item[0]))[:MAX_PAIRS]
+    return tuple(FleetPair(prefill, decode, flow.count, round(flow.count / over_s, 4), round(flow.seconds / flow.count, 6))
+                 for (prefill, decode), flow in ordered)
+
+
+def _count(buckets: Buckets, seconds: float) -> None:
+    bucket = bucket_of(seconds)
+    buckets[bucket] = buckets.get(bucket, 0) + 1

@@ -1,0 +1,293 @@
+"""What the router counts: Prometheus metrics ``xpyd_router_*`` (docs/observability.md).
+
+Belongs here: names, labels, buckets. Does not belong here: what a record means (``observing.summary``).
+
+Label values come from small fixed sets, never from clients, so that the number of series is bounded; only ``instance``
+grows with the fleet, ``worker`` with the router's processes, and pairs are bounded by ``MAX_PAIRS``. What belongs to
+requests is counted when they are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from xpyd_sidecar import __version__
+from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.observing.fast_record import Batch
+from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.summary import Summary, failed
+from xpyd_sidecar.router.observing.tally import Counts, Times, buckets_of
+from xpyd_sidecar.router.observing.vitals import LAGS, Vitals
+
+TTFT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0)
+TPOT = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
+SECONDS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+WAITS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+MAX_PAIRS = 256
+"""Pairs with series of their own; those beyond it are counted as ``other``."""
+OTHER = "other"
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class Metrics:
+    """The metrics of one router."""
+
+    def __init__(self, members: Callable[[], Iterable[Member]], settle: Callable[[], None] = lambda: None) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._pairs = _Pairs(members)
+        self.in_flight = 0
+        """Generation requests that are being served; the observer counts them."""
+        self._settle = settle
+        self.requests_total = 0
+        self.requests_failed = 0
+        self._requests = Counts(registry, "xpyd_router_requests", "Generation requests by outcome", ("api", "outcome"))
+        self._legs = Counts(registry, "xpyd_router_legs", "Legs sent to engines by how they ended", ("role", "result"))
+        self._probes = Counts(registry, "xpyd_router_probes", "Health probes of engines by result", ("result",))
+        self._changes = Counts(registry, "xpyd_router_roster_changes", "Changes of the roster by kind", ("change",))
+        self._beats = Counts(registry, "xpyd_router_membership_messages", "Heartbeats and goodbyes by result",
+                             ("result",))
+        self._retries = Counts(registry, "xpyd_router_retries", "Legs sent beyond the first pair of a request")
+        self._skips = Counts(registry, "xpyd_router_skipped_prefill",
+                             "Requests sent to decode alone, by the field or the rule that made it so", ("by",))
+        self._passed = Counts(registry, "xpyd_router_passed_requests",
+                              "Requests passed to one decode instance, by path and outcome", ("path", "outcome"))
+        self._continued = Counts(registry, "xpyd_router_continued", "Streams that went on with another decode instance")
+        self._tokens = Counts(registry, "xpyd_router_tokens", "Generated tokens relayed to clients, counted by their ids")
+        self._bytes = Counts(registry, "xpyd_router_relayed_bytes", "Bytes of answers to generation requests")
+        self._ttft = Times(registry, "xpyd_router_ttft_seconds",
+                           "From a request's arrival to the first event of its stream", TTFT, ("api",))
+        self._tpot = Times(registry, "xpyd_router_tpot_seconds", "(end - first token) / (tokens - 1) of whole streams",
+                           TPOT, ("api",))
+        self._seconds = Times(registry, "xpyd_router_request_seconds",
+                              "From a request's arrival to the end of its answer", SECONDS, ("api",))
+        self._queue = Times(registry, "xpyd_router_queue_seconds", "How long a request waited for a place", WAITS)
+        self._handover = Times(registry, "xpyd_router_handover_seconds",
+                               "From the end of the prefill leg to decode's first event", WAITS)
+        self._leg_seconds = Times(registry, "xpyd_router_leg_seconds", "From a leg's request to its end", SECONDS,
+                                  ("role",))
+        Gauge("xpyd_router_in_flight", "Generation requests being served", registry=registry).set_function(
+            lambda: self.in_flight)
+        self._queued = Gauge("xpyd_router_queued", "Generation requests that wait for a place", registry=registry)
+        self._budget = Gauge("xpyd_router_retry_budget", "Retries that may be made now", registry=registry)
+        build = Gauge("xpyd_router_build_info", "The version", ["version"], registry=registry)
+        build.labels(__version__).set(1)
+        self._processes = _Processes()
+        registry.register(self._processes)
+        self._poison = _Poisons()
+        registry.register(self._poison)
+        registry.register(self._pairs)
+        registry.register(_Instances(members))
+
+    def watch_queue(self, queued: Callable[[], float]) -> None:
+        """Whom to ask how many requests wait."""
+        self._queued.set_function(queued)
+
+    def watch_budget(self, budget: Callable[[], float]) -> None:
+        """Whom to ask how many retries may be made."""
+        self._budget.set_function(budget)
+
+    def watch_processes(self, vitals: Callable[[], Mapping[str, Vitals]]) -> None:
+        """Whom to ask what each process knows of itself, by the number of the worker."""
+        self._processes.vitals = vitals
+
+    def watch_poison(self, counts: Callable[[], tuple[int, int, int, int]]) -> None:
+        """Whom to ask of requests that end engines."""
+        self._poison.counts = counts
+
+    def passed(self, path: str, outcome: str) -> None:
+        """A request whose answer passes through ended so. ``path``: of the router's table."""
+        self._passed.add((path, outcome))
+
+    def ended(self, outcome: str) -> None:
+        """How it ended; what there is to know of it comes to ``closed``."""
+        self.requests_total += 1
+        if failed(outcome):
+            self.requests_failed += 1
+
+    def closed(self, record: Record, told: Summary) -> None:
+        """A request that ended."""
+        api = (record.api,)
+        self._seconds.add(told.seconds, api)
+        self._queue.add(record.queued_s)
+        if told.ttft is not None:
+            self._ttft.add(told.ttft, api)
+        if told.tpot is not None:
+            self._tpot.add(told.tpot, api)
+        for leg in record.legs:
+            role = leg.role.value
+            self._legs.add((role, leg.result))
+            self._leg_seconds.add(leg.ended - leg.opened, (role,))
+        for handover in told.handovers:
+            self._handover.add(handover.seconds)
+            self._pairs.add(handover.prefill, handover.decode, handover.seconds)
+        if record.retries:
+            self._retries.add(by=record.retries)
+        if record.skips:
+            self._skips.add((record.skips,))
+        if record.continued:
+            self._continued.add(by=record.continued)
+        if record.tokens > 0:
+            self._tokens.add(by=record.tokens)
+        self._bytes.add(by=record.bytes)
+        self._requests.add((record.api, record.outcome))
+
+    def closed_straight(self, batch: Batch) -> None:
+        """Requests that ended straightly: as ``ended`` and ``closed`` of each."""
+        self.requests_total += len(batch)
+        api = (batch.api,)
+        self._seconds.add_all(batch.seconds, api)
+        self._queue.add_all([0.0] * len(batch))
+        self._ttft.add_all(batch.ttft, api)
+        self._tpot.add_all(batch.tpot, api)
+        for role, durations in ((Role.PREFILL.value, batch.prefill), (Role.DECODE.value, batch.decode)):
+            self._legs.add((role, "2xx"), len(batch))
+            self._leg_seconds.add_all(durations, (role,))
+        self._handover.add_all(batch.handover)
+        for (prefill, decode), handovers in batch.pairs.items():
+            self._pairs.add(prefill, decode, sum(handovers), len(handovers))
+        if batch.tokens:
+            self._tokens.add(by=batch.tokens)
+        self._bytes.add(by=batch.bytes)
+        self._requests.add((batch.api, "ok"), len(batch))
+
+    def counted(self, api: str, outcome: str) -> None:
+        """A request that was never served."""
+        self._requests.add((api, outcome))
+        self.requests_total += 1
+        if failed(outcome):
+            self.requests_failed += 1
+
+    def message(self, result: str) -> None:
+        """A membership message: taken, refused, or undecodable."""
+        self._beats.add((result,))
+
+    def probed(self, result: str) -> None:
+        """A health probe ended."""
+        self._probes.add((result,))
+
+    def changed(self, kind: str) -> None:
+        """The roster changed."""
+        self._changes.add((kind,))
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        self._settle()
+        return generate_latest(self.registry)
+
+
+class _Pairs(Collector):
+    """Handovers by pair. P times D series would grow with the square of the fleet, so there is a bound.
+
+    What has no place counts as ``other``. When half of the places are taken, a scrape makes room: pairs of instances that
+    are gone are shown once more and then forgotten.
+    """
+
+    def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
+        self._members = members
+        self._counts: dict[tuple[str, str], list[float]] = {}
+
+    def add(self, prefill: str, decode: str, seconds: float, handovers: int = 1) -> None:
+        """Count some, which took so many seconds together."""
+        pair = (prefill, decode)
+        cell = self._counts.get(pair)
+        if cell is None:
+            if len(self._counts) >= MAX_PAIRS:
+                pair = (OTHER, OTHER)
+            cell = self._counts.setdefault(pair, [0, 0.0])
+        cell[0] += handovers
+        cell[1] += seconds
+
+    def collect(self) -> Iterable[Metric]:
+        names = ["prefill", "decode"]
+        count = CounterMetricFamily("xpyd_router_pair_handovers", "Requests whose KV went from one to the other",
+                                    labels=names)
+        total = CounterMetricFamily("xpyd_router_pair_handover_seconds", "Their handovers, added up", labels=names)
+        for pair, (number, seconds) in self._counts.items():
+            count.add_metric(pair, number)
+            total.add_metric(pair, seconds)
+        if len(self._counts) > MAX_PAIRS // 2:
+            here = {OTHER, *(member.name for member in self._members())}
+            self._counts = {pair: cell for pair, cell in self._counts.items() if here.issuperset(pair)}
+        return [count, total]
+
+
+class _Processes(Collector):
+    """Every process of the router: what it knows of itself, and what the system knows of it (``process_*``)."""
+
+    def __init__(self) -> None:
+        self.vitals: Callable[[], Mapping[str, Vitals]] = dict
+        self._systems: dict[int, ProcessCollector] = {}
+        """By process id."""
+
+    def collect(self) -> Iterable[Metric]:
+        connections = GaugeMetricFamily("xpyd_router_connections", "Open connections of clients", labels=["worker"])
+        refused = CounterMetricFamily("xpyd_router_connections_refused", "Connections that ended without a whole request",
+                                      labels=["worker", "code"])
+        bodies = GaugeMetricFamily("xpyd_router_body_bytes", "Bytes of requests' bodies that are held", labels=["worker"])
+        errors = CounterMetricFamily("xpyd_router_accept_errors", "Times that no file or memory was left for a client",
+                                     labels=["worker"])
+        lag = HistogramMetricFamily("xpyd_router_loop_lag_seconds", "How late a timer of the event loop was",
+                                    labels=["worker"])
+        all_vitals = self.vitals()
+        for worker, vitals in all_vitals.items():
+            connections.add_metric([worker], vitals.connections)
+            bodies.add_metric([worker], vitals.body_bytes)
+            errors.add_metric([worker], vitals.accept_errors)
+            for code, count in vitals.refused.items():
+                refused.add_metric([worker, code], count)
+            lag.add_metric([worker], buckets_of(LAGS, vitals.lags), vitals.lags[-1])
+        known = {vitals.pid: self._systems.get(vitals.pid) or ProcessCollector(pid=partial(int, vitals.pid), registry=None)
+                 for vitals in all_vitals.values()}
+        self._systems = known
+        shown: dict[str, Metric] = {}
+        for worker, vitals in all_vitals.items():
+            for family in known[vitals.pid].collect():
+                into = shown.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    into.add_sample(sample.name, {"worker": worker}, sample.value)
+        return [connections, refused, bodies, errors, lag, *shown.values()]
+
+
+class _Poisons(Collector):
+    """Requests that end engines, read when asked."""
+
+    def __init__(self) -> None:
+        self.counts: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
+        """Deaths so far, suspects, refused requests, held ones."""
+
+    def collect(self) -> Iterable[Metric]:
+        deaths, suspects, refused, held = self.counts()
+        gauges = (("xpyd_router_poison_suspects", "Requests that several dead engines had in common", suspects),
+                  ("xpyd_router_poison_refused", "Requests that are refused now because engines died of them", refused),
+                  ("xpyd_router_poison_held", "Requests held until it is known whether engines die of them", held))
+        return [
+            CounterMetricFamily("xpyd_router_engine_deaths", "Engines that died by themselves, with requests open", deaths),
+            *(GaugeMetricFamily(name, words, value) for name, words, value in gauges)]
+
+
+class _Instances(Collector):
+    """Instances by state, and open legs and load per instance, read when asked."""
+
+    def __init__(self, members: Callable[[], Iterable[Member]]) -> None:
+        self._members = members
+
+    def collect(self) -> Iterable[Metric]:
+        states = GaugeMetricFamily("xpyd_router_instances", "Known instances", labels=["role", "state"])
+        legs = GaugeMetricFamily("xpyd_router_legs_open", "Open legs of this router", labels=["instance", "role"])
+        usage = GaugeMetricFamily("xpyd_router_kv_usage", "Share of KV blocks in use, by the latest beat",
+                                  labels=["instance", "role"])
+        counts: dict[tuple[str, str], int] = {}
+        for member in self._members():
+            key = (member.role.value, "suspended" if member.suspended else member.state.value)
+            counts[key] = counts.get(key, 0) + 1
+            legs.add_metric([member.name, member.role.value], member.in_flight)
+            usage.add_metric([member.name, member.role.value], member.load.kv_usage)
+        for key, number in sorted(counts.items()):
+            states.add_metric(list(key), number)
+        return [states, legs, usage]

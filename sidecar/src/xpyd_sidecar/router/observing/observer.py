@@ -1,0 +1,271 @@
+"""Who is told what happens in a router, and tells operators: metrics, history, ``/fleet``.
+
+    a request ends ──over, straight_over, unserved──▶ metrics, history, totals, access log
+
+Belongs here: passing one event on to all that keep count. Does not belong here: counting (``metrics``,
+``observing.history``), spans (``spans``), the dashboard's pages (``dashboard``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import time
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from xpyd_sidecar import logs
+from xpyd_sidecar.contract.fleet import Fleet, Rates
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, ServiceName
+from xpyd_sidecar.contract.timeline import KEPT
+from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.router.api.fields import Api
+from xpyd_sidecar.router.api.paths import Route, Way, api_of
+from xpyd_sidecar.router.api.request_hash import RequestHash
+from xpyd_sidecar.router.fleet import roster as ro
+from xpyd_sidecar.router.observing import history as hi
+from xpyd_sidecar.router.observing import summary
+from xpyd_sidecar.router.observing.access_log import access, line_of, passed_outcome, tell_straight
+from xpyd_sidecar.router.observing.fast_record import Batch, StraightRecord
+from xpyd_sidecar.router.observing.metrics import Metrics
+from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.totals import Counting
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.router.observing.spans import Tracing
+
+MAX_UNSETTLED = 256
+"""Records that wait to be counted: until the next second, or until somebody asks."""
+WINDOW_S = 60
+"""What rates, latencies and pairs of ``/fleet`` are over; less while the router is younger."""
+TELL_S = 0.25
+MAX_OVER, LONG = 64, 4096
+"""Requests of the straight course that have ended are told of after so long, when there are so many, or at once where the
+prompt has so many tokens: they hold what they were asked.
+"""
+
+
+class Straight(Protocol):
+    """A request that has ended on its straight course."""
+
+    prompt_size: int
+
+    def record(self) -> StraightRecord:
+        """What is known of it."""
+
+    def request_hash(self) -> RequestHash:
+        """Equal for all requests that ask for the same work."""
+
+
+class Observer:
+    """Counts and remembers for one router."""
+
+    def __init__(self, roster: ro.Roster, loop: asyncio.AbstractEventLoop, *, access_log: bool = False) -> None:
+        self._roster = roster
+        self._loop = loop
+        self._access_log = access_log
+        self._queued: Callable[[], int] = lambda: 0
+        self.cached: Callable[[InstanceName, Incarnation], int] = lambda *_: 0
+        """How many prefixes an instance is taken to hold."""
+        self._over: list[Straight] = []
+        """Requests of the straight course that have ended, of which nobody was told yet."""
+        self._telling = False
+        """They will be, by the time."""
+        self.on_straight: Callable[[Sequence[Straight]], None] = lambda _: None
+        """Who else hears of them."""
+        self._unsettled: list[Record | StraightRecord] = []
+        self._opened: list[int] = []
+        """About how many tokens the prompts of new requests have."""
+        self._recent: deque[Record | StraightRecord] = deque(maxlen=KEPT)
+        self.metrics = Metrics(roster.members, self.settle)
+        self.history = hi.History(time())
+        self.counting = Counting(time())
+
+    def watch_queue(self, queued: Callable[[], int]) -> None:
+        """How many requests wait for a place, whenever it is asked."""
+        self._queued = queued
+        self.metrics.watch_queue(queued)
+
+    # ---- requests
+
+    def opened(self, tokens: int) -> None:
+        """A request is being served, whose prompt has about so many tokens."""
+        self.metrics.in_flight += 1
+        self._opened.append(tokens)
+
+    def unserved(self, route: Route, request_id: str, outcome: str, status: int, detail: str) -> None:
+        """A request ended before it was served: count it, and log it."""
+        told, api = outcome, api_of(route)
+        if route.way is Way.PASSED:
+            told = passed_outcome(outcome, "")
+            self.passed(route.path, told)
+        if api:
+            told = outcome
+            self.refused(api, request_id, outcome, status, detail)
+        if self._access_log:
+            which = {"api": api} if api else {"path": route.path}
+            access.info("%s", told, extra={"request": request_id, **which, "status": status, "detail": detail[:500]})
+
+    def over(self, record: Record) -> None:
+        """A request that was served is over: count it, and log it."""
+        told = record.outcome
+        if record.path:
+            told = passed_outcome(told, record.ended_as)
+            self.passed(record.path, told)
+        if record.api:
+            told = record.outcome
+            self.left()
+            self.ended(record)
+        if self._access_log:
+            logs.tell(access, told, partial(line_of, record))
+
+    def straight_over(self, one: Straight) -> None:
+        """A request is over that went its straight course. What it leaves to be told waits for ``tell``: done for many at a
+        time, with warm caches, it costs a fraction.
+        """
+        self.metrics.in_flight -= 1
+        over = self._over
+        over.append(one)
+        if not self._telling:
+            self._telling = True
+            self._loop.call_later(TELL_S, self._tell)
+        if len(over) >= MAX_OVER or one.prompt_size >= LONG:
+            self.tell()
+
+    def _tell(self) -> None:
+        self._telling = False
+        self.tell()
+
+    def tell(self) -> None:
+        """Count and log the requests of the straight course that have ended."""
+        over, self._over = self._over, []
+        if not over:
+            return
+        self.on_straight(over)
+        records = [one.record() for one in over]
+        self.ended_straight(records)
+        if self._access_log:
+            tell_straight(records)
+
+    def passed(self, path: str, outcome: str) -> None:
+        """A request whose answer passes through ended so."""
+        self.metrics.passed(path, outcome)
+
+    def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
+        """A request that would have generated was not served."""
+        self.settle()
+        self.metrics.counted(api, outcome)
+        self.history.refused(time(), request_id, outcome, status, detail)
+
+    def closed(self, record: Record) -> None:
+        """A request is over."""
+        self.left()
+        self.ended(record)
+
+    def left(self) -> None:
+        """A request is over; what is known of it comes with ``ended``."""
+        self.metrics.in_flight -= 1
+
+    def ended(self, record: Record) -> None:
+        """What is known of it. Many are counted at a time, which is cheaper: between requests the caches are cold."""
+        self._unsettled.append(record)
+        self._recent.append(record)
+        if len(self._unsettled) >= MAX_UNSETTLED:
+            self.settle()
+
+    def ended_straight(self, records: list[StraightRecord]) -> None:
+        """What is known of many that went their straight course."""
+        self._unsettled += records
+        self._recent += records
+        if len(self._unsettled) >= MAX_UNSETTLED:
+            self.settle()
+
+    @property
+    def recent(self) -> list[Record]:
+        """Those that ended last, for timelines."""
+        self.tell()
+        return [one if isinstance(one, Record) else one.record() for one in self._recent]
+
+    def settle(self) -> None:
+        """Count what has ended."""
+        self.tell()
+        opened, self._opened = self._opened, []
+        if opened:
+            self.history.opened(len(opened))
+            self.counting.opened(sum(opened), len(opened))
+        records, self._unsettled = self._unsettled, []
+        straight: dict[Api, list[StraightRecord]] = {}
+        for record in records:
+            if isinstance(record, StraightRecord):
+                straight.setdefault(record.api, []).append(record)
+                continue
+            self.metrics.ended(record.outcome)
+            told = summary.of(record)
+            self.metrics.closed(record, told)
+            self.counting.closed(record, told)
+            self.history.closed(record.arrived_unix + record.last_at - record.arrived, record, told)
+        for api, those in straight.items():
+            batch = Batch(api, those)
+            self.metrics.closed_straight(batch)
+            self.counting.closed_straight(batch)
+            self.history.closed_straight(batch)
+
+    # ---- instances (watch.Notes)
+
+    def changed(self, change: ro.Changed) -> None:
+        """The roster changed."""
+        self.metrics.changed(change.kind)
+        self.history.changed(time(), change.instance, change.what)
+
+    def probed(self, result: ro.Probed) -> None:
+        """A health probe ended."""
+        self.metrics.probed(result.value)
+
+    # ---- what others read
+
+    def turn(self) -> None:
+        """Called every second or oftener."""
+        self.settle()
+        self.history.turn(time(), self.metrics.in_flight, self._queued())
+
+    def fleet(self, service: ServiceName, router: str, now: float, started: float, *, draining: bool) -> Fleet:
+        """What ``GET /fleet`` says. Times are those of the roster's clock."""
+        self.turn()
+        seconds = self.history.last(WINDOW_S)
+        over = max(1, len(seconds))
+        instances = self._roster.fleet(now)
+        served: dict[str, int] = {}
+        for second in seconds:
+            for name, count in second.served.items():
+                served[name] = served.get(name, 0) + count
+        return Fleet(
+            service=service, router=router, uptime_s=round(now - started, 3), settled=self._roster.settled(now),
+            instances=tuple(msgspec.structs.replace(
+                each, served_s=round(served.get(each.instance, 0) / over, 4),
+                cached=self.cached(each.instance, each.incarnation)) for each in instances),
+            requests_total=self.metrics.requests_total, requests_failed=self.metrics.requests_failed, draining=draining,
+            in_flight=self.metrics.in_flight, queued=self._queued(), window_s=len(seconds),
+            rates=Rates(**{field: round(sum(getattr(second, name) for second in seconds) / over, 4) for field, name in (
+                ("requests", "done"), ("failed", "failed"), ("retries", "retries"), ("continued", "continued"),
+                ("tokens", "tokens"), ("bytes", "bytes"))}),
+            latencies={name: hi.quantiles(getattr(second, name) for second in seconds) for name in hi.MEASURES},
+            pairs=hi.pairs(seconds, over), failures=tuple(self.history.failures), totals=self.counting.told(),
+            changes=tuple(self.history.changes))
+
+
+def tracing_of(endpoint: str, service: ServiceName, router: InstanceName) -> Tracing | None:
+    """What makes spans; None where no endpoint is set, and then nothing of OpenTelemetry is imported.
+
+    Raises:
+        ConfigError: the packages are not there.
+    """
+    if not endpoint:
+        return None
+    try:
+        from xpyd_sidecar.router.observing.spans import Tracing  # noqa: PLC0415 (most routers make no spans)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is missing: install xpyd-sidecar[otel] - at `$.router.otlp_endpoint`") from None
+    return Tracing(endpoint, service, router)

@@ -1,0 +1,5 @@
+from xpyd_sidecar.router.relay.whole import Whole
+
+REVISION: int
+
+def take(data: bytes, chat: bool, name: str, created: int, log: bytearray, /) -> Whole | None: ...

@@ -1,0 +1,41 @@
+"""The router as one coroutine: of one process or of several, it runs until it is told to stop, drains, and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+from xpyd_sidecar.beside import Draining
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.router.app import GC_THRESHOLD, Router
+from xpyd_sidecar.router.workers.owner import Owner
+
+
+async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event, draining: Draining | None = None) -> None:
+    """Run a router until ``stop`` is set, then drain it. ``draining`` is that of the agent in the same process.
+
+    Raises:
+        ConfigError: a setting is wrong, or a port is taken.
+    """
+    several = config.router is not None and config.router.workers > 1
+    router = Owner(config, key) if several else Router(config, key)
+    await router.start()
+    if draining is not None:
+        draining.listen(router.turn_away)
+    # Objects made at start live for ever: the collector need not look at them again and again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
+    stopping, failing = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(router.wait_failed())
+    try:
+        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            failing.result()
+    except BaseException:
+        await router.end()
+        raise
+    finally:
+        stopping.cancel()
+        failing.cancel()
+    await router.stop()

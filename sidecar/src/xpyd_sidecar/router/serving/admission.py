@@ -1,0 +1,172 @@
+"""The door for every request that engines answer: what is asked, whose it is, how urgent; then served, or refused.
+
+    open ──parsed, checked──▶ Entry ──▶ the queue (``waiting``) ──▶ served        completions, chats, dialects
+                     └──────────────────────────────────────────▶ served        other paths
+
+Belongs here: what is read from path, headers and fields before a request is served. Does not belong here: the order among
+requests (``waiting``, ``balance.queue``), the course of one (``request``), and the fast path's own door
+(``fast_entrance``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import msgspec
+from msgspec import Raw
+
+from xpyd_sidecar.contract.ids import TransferId
+from xpyd_sidecar.contract.launch import RouterConfig
+from xpyd_sidecar.router.api import prompt
+from xpyd_sidecar.router.api.faults import Fault, bad_request, unavailable, unknown_model
+from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
+from xpyd_sidecar.router.api.passthrough_bodies import Asked, checked
+from xpyd_sidecar.router.api.paths import Body, Route
+from xpyd_sidecar.router.fleet.target import Pair
+from xpyd_sidecar.router.http import auth, ids
+from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.serving.asks import Asks
+from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.exchange_inputs import Picks
+from xpyd_sidecar.router.serving.generation import Generation
+from xpyd_sidecar.router.serving.passthrough import Passthrough
+from xpyd_sidecar.router.serving.request import Serving
+
+PRIORITY = b"x-vllm-priority"
+BYTES_PER_COST = 4096
+"""A prompt of so many bytes counts for one request more in its key's share of the queue."""
+LEFT = "the client went away while its request waited"
+SHORT, CACHED = "short", "cached"
+"""Why a request skips prefill, beside the names of fields (``Record.skips``)."""
+
+
+def admit(context: Context, route: Route, request: HttpRequest, reply: Reply) -> Handler:
+    """Serve a request, at once or when there is room.
+
+    Raises:
+        Fault: it is refused, before anything was sent.
+    """
+    asks: Asks = _passed(route, request) if route.api is None else Generation(
+        context.shapes.parse(route.api, request.body), context.config, context.terms)
+    if not context.serves(asks.model):
+        assert asks.model is not None
+        raise unknown_model(asks.model, context.models())
+    if context.poison.alert:
+        context.poison.refuse(asks.request_hash())
+    if asks.api:
+        return context.line.enter(Entry(context, route, request, reply, asks))
+    if len(context.servings) >= context.config.max_in_flight:
+        raise unavailable(f"{context.config.max_in_flight} requests are being served, which is the limit")
+    return serve(context, request, reply, asks, picks=context.picker.asked(b""))
+
+
+def serve(context: Context, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Picks, queued_s: float = 0.0,
+          picked: Pair | None = None) -> Serving:
+    """Begin to serve a request that waited for so long. ``picked``: the first of its picks, where it was made."""
+    now, headers = context.loop.time(), request.headers
+    passed_on = [(name, headers[name]) for name in asks.passed_on if name in headers]
+    serving = Serving(context, reply, asks, TransferId(ids.fresh()), passed_on, picks=picks, began=now)
+    record, trace = serving.record, None
+    record.queued_s = queued_s
+    record.arrived -= queued_s
+    record.arrived_unix -= queued_s
+    context.servings.add(serving)
+    if record.api:
+        if context.tracing is not None:
+            trace = context.tracing.begin(headers, record)
+        record.prompt_size = prompt.tokens(asks.prompt)
+        context.observer.opened(record.prompt_size)
+    context.budget.on_request(now)
+    serving.start(picked, trace)
+    return serving
+
+
+def _passed(route: Route, request: HttpRequest) -> Passthrough:
+    asked = Asked(None, {}, request.body)
+    if route.body is Body.FORM:
+        refuse_form_type(request.headers.get(b"content-type", b""))
+        refuse_in_form(request.body)
+        if request.upload is not None and request.upload.fault is not None:
+            raise request.upload.fault
+    elif route.body is Body.JSON:
+        asked = checked(route.path, request.body)
+        if asked.body is not request.body:
+            request = msgspec.structs.replace(request, body=asked.body)
+    return Passthrough(route, request, asked.fields, asked.model)
+
+
+class Entry:
+    """A request that generates, while it is not served yet (``waiting.Request``)."""
+
+    def __init__(self, context: Context, route: Route, request: HttpRequest, reply: Reply, asks: Asks) -> None:
+        """Raises Fault: 400, the priority is no whole number."""
+        self._context = context
+        self._route = route
+        self._request = request
+        self._reply = reply
+        self._asks = asks
+        self.key = key_of(request.headers, context.config)
+        self.priority = priority_of(request.headers, asks.fields)
+        self.cost = 1 + len(asks.prompt) / BYTES_PER_COST
+        asks.skips = asks.skips or self._short()
+
+    def room(self) -> bool:
+        """Whether it could be served now."""
+        return self._context.room(alone=self._asks.alone)
+
+    def begin(self, queued_s: float) -> Handler:
+        """Serve it."""
+        context, request, asks = self._context, self._request, self._asks
+        session = request.headers.get(context.affinity_header, b"") if context.affinity_header else b""
+        picks = context.picker.asked(asks.prompt, prompt.key_of(session) if session else 0)
+        if not asks.skips and context.config.skip_prefill_cached and picks.cached():
+            asks.skips = CACHED
+        return serve(context, request, self._reply, asks, picks=picks, queued_s=queued_s)
+
+    def refuse(self, fault: Fault) -> None:
+        """It was not served."""
+        self._reply.fault(fault)
+        self._unserved(fault.outcome, fault.status, fault.message)
+
+    def left(self) -> None:
+        """Its client went away while it waited."""
+        self._unserved("client_gone", 0, LEFT)
+
+    def _unserved(self, outcome: str, status: int, detail: str) -> None:
+        self._context.observer.unserved(self._route, self._request.request_id, outcome, status, detail)
+
+    def _short(self) -> str:
+        context, below = self._context, self._context.config.skip_prefill_below
+        skips = below and prompt.tokens(self._asks.prompt) < below and context.picker.some_prefill_themselves()
+        return SHORT if skips else ""
+
+
+def key_of(headers: Mapping[bytes, bytes], config: RouterConfig) -> str:
+    """Whose share of the queue a request belongs to: its client key's, or everybody's where none is asked for."""
+    return _key(headers[b"authorization"]) if config.api_key_file is not None else ""
+
+
+@lru_cache(maxsize=1024)
+def _key(header: bytes) -> str:  # remembered: it brought a known key, and those are few
+    return auth.bearer({b"authorization": header}).decode("latin-1")
+
+
+def priority_of(headers: Mapping[bytes, bytes], asked: Mapping[str, Raw]) -> int:
+    """The header X-Vllm-Priority, else the field ``priority``, else 0; lower is sooner.
+
+    Raises:
+        Fault: 400, it is no whole number.
+    """
+    header, raw = headers.get(PRIORITY), asked.get("priority")
+    if header is not None:
+        try:
+            return int(header)
+        except ValueError:
+            raise bad_request(f"the header X-Vllm-Priority must be a whole number, not {header!r}") from None
+    if raw is None:
+        return 0
+    try:
+        return msgspec.json.decode(raw, type=int | None) or 0
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"'priority': {error}", param="priority") from None

@@ -1,0 +1,128 @@
+"""What a request that is served asks of engines: the difference between a completion, a dialect and any other path.
+
+Belongs here: the interface alone. Its two forms are ``generation.Generation`` (completions and chats, whose streams the
+router reads) and ``passthrough.Passthrough`` (everything else, whose answers pass through). All else about a request is the
+same for both: how it is picked for, retried, timed, counted and logged (``request``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Raw
+
+from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.request_hash import RequestHash
+from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.serving import instructions as mv
+from xpyd_sidecar.router.serving.exchange_inputs import Course, Picks
+from xpyd_sidecar.router.stream.events import EventStream
+from xpyd_sidecar.router.stream.replay_recorder import FirstToken
+from xpyd_sidecar.router.upstream.call import Sender
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.router.observing.spans import Headers
+
+
+Asked = tuple[bytes, bytes]
+"""The request id and the body of a leg."""
+Later = Callable[[bytes], Asked]
+"""The same of a leg that is asked when prefill has answered: of its answer."""
+
+
+class GoesOn(Course, Protocol):
+    """An answer that may go on elsewhere, for who carries that out."""
+
+    def refused(self) -> None:
+        """An engine answered 4xx."""
+
+    def resume(self) -> tuple[str, int]:
+        """It goes on elsewhere: in which way, and how many tokens the client has."""
+
+    def spoken(self, token: FirstToken, streams: Iterable[EventStream | None]) -> None:
+        """Prefill's token goes to the client; ``streams`` read the other legs."""
+
+
+class Asks(Protocol):
+    """Of one request."""
+
+    skips: str
+    """Why it goes without prefill: a field, or a rule; empty where it does not, or never would."""
+
+    @property
+    def api(self) -> str:
+        """The name of its API where it generates; empty where it does not, and then it is no generation request."""
+
+    @property
+    def path(self) -> str:
+        """Its path, of the router's table, where its answer passes through; else empty."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether its answer is to come in events."""
+
+    @property
+    def alone(self) -> bool:
+        """Whether decode does all of it."""
+
+    @property
+    def once(self) -> bool:
+        """Whether its body can be sent to one engine alone."""
+
+    @property
+    def unread(self) -> bool:
+        """Whether part of its body has not come."""
+
+    @property
+    def opaque(self) -> bool:
+        """Whether nobody but its client knows what its answer means: an error event cannot be put behind it."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the client gets prefill's token."""
+
+    @property
+    def model(self) -> str | None:
+        """The model that was asked for."""
+
+    @property
+    def fields(self) -> Mapping[str, Raw]:
+        """Of its JSON body, as the client wrote them."""
+
+    @property
+    def prompt(self) -> Raw:
+        """The prompt, as the client wrote it; empty where there is none."""
+
+    @property
+    def passed_on(self) -> Iterable[bytes]:
+        """Names of the client's headers that engines read."""
+
+    @property
+    def course(self) -> GoesOn | None:
+        """What the client has of an answer that may go on elsewhere; None where it cannot."""
+
+    def request_hash(self) -> RequestHash:
+        """Equal for all requests that ask for the same work."""
+
+    def picks(self, selection: Picks) -> Picks:
+        """Who may serve it, of those that may serve its prompt."""
+
+    def leg(self, send: mv.Send, request_id: bytes, *, speaks: bool) -> Asked | Later:
+        """The request id and the body of a leg; or what makes them of prefill's answer, where they need it."""
+
+    def message(self, target: Target, headers: Headers, body: bytes) -> bytes:
+        """The whole HTTP request of a leg; its head alone, where ``body`` has a sender."""
+
+    def body(self, refuse: Callable[[Fault], None]) -> Sender | None:
+        """Who sends the body of the next leg while it comes; None: it is in the message. ``refuse`` hears what is wrong."""
+
+    def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:
+        """What reads the answer of the next leg; None where it is wanted whole."""
+
+    def failure(self) -> str:
+        """What an engine says in an answer, which is whole, of its failure; empty where it says none."""
+
+    def lengths(self) -> tuple[int, int] | None:
+        """``(prompt tokens, generated tokens)`` of what was relayed; None where nothing was read of it."""

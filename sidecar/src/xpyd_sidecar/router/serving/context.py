@@ -1,0 +1,161 @@
+"""What the requests of one process share: the instances, the connections, the bounds, and who is told of how they end.
+
+    admission, entering ──▶ Serving, Lane ──▶ Context: roster, picker, pool, budget, poison, queue, observer
+
+Belongs here: what a request is given besides itself, and how a router of one process puts it together. Does not belong
+here: HTTP paths (``endpoints``), the socket of heartbeats (``fleet.heartbeat_listener``), what a request does (``request``,
+``fast_path``), and which requests are let in (``admission``, ``fast_entrance``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Iterable
+
+from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.errors import OurFault
+from xpyd_sidecar.router.api.sampled import Terms
+from xpyd_sidecar.router.balance import policies
+from xpyd_sidecar.router.balance.affinity import Affinity
+from xpyd_sidecar.router.balance.concurrency import Limits as Rooms
+from xpyd_sidecar.router.balance.picker import Picker
+from xpyd_sidecar.router.balance.retry_budget import RetryBudget
+from xpyd_sidecar.router.fleet import roster as ro
+from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.fleet.watch import Watch
+from xpyd_sidecar.router.observing.observer import Observer, Straight, tracing_of
+from xpyd_sidecar.router.serving.exchange_inputs import Limits
+from xpyd_sidecar.router.serving.in_flight import InFlight, Served
+from xpyd_sidecar.router.serving.quarantine import Poison
+from xpyd_sidecar.router.serving.shapes import Shapes
+from xpyd_sidecar.router.serving.waiting import Line
+from xpyd_sidecar.router.upstream.cancel_notice import Farewells
+from xpyd_sidecar.router.upstream.pool import Pool
+
+
+class Context:
+    """What the requests of one process share."""
+
+    def __init__(self, config: SidecarConfig) -> None:
+        if config.router is None:
+            raise OurFault("a router without a router section")
+        router = config.router
+        self.loop = asyncio.get_running_loop()
+        self.config = router
+        self.service = config.service
+        self.name = config.instance
+        self.started = self.loop.time()
+        self.draining = False
+        """The router stops, or sends clients elsewhere."""
+        self.servings = InFlight()
+        self.roster = ro.Roster(config.service, started=self.started, settle_s=router.heartbeat_s + router.resolve_s,
+                                missed_beats=router.missed_beats, beside_engine=router.beside_engine)
+        policy = policies.make(router.policy, router.policy_options, secrets.randbits(64))
+        self.affinity_header = router.affinity_header.lower().encode()
+        self.rooms = Rooms(router.max_per_instance)
+        """How much room each instance has."""
+        self.picker = Picker(self.roster, Affinity(policy) if self.affinity_header else policy, room=self.rooms,
+                             cached_share=router.skip_prefill_cached)
+        self.limits = Limits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
+                             on_no_prefill=router.on_no_prefill)
+        self._terms = Terms(router.failover == "continue")
+        self.shapes = Shapes(goes_on=router.failover != "error", terms=self.terms)
+        self.budget = RetryBudget(router.retry_budget)
+        self.pool = Pool(self.loop)
+        self.farewells = Farewells(self.loop, self.pool)
+        self.line = Line(self.loop, router.queue_size, router.queue_timeout_s)
+        self.poison: Poison = Poison(self.loop, self.roster)
+        """Requests that end engines."""
+        self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
+        self.observer = self._make_observer()
+        self.observer.metrics.watch_budget(lambda: self.budget.left(self.loop.time()))
+        self.observer.metrics.watch_poison(self.poison.counts)
+        self.observer.watch_queue(self.line.__len__)
+        self.observer.on_straight = self._whole
+        if self.picker.holdings is not None:
+            self.observer.cached = self.picker.holdings.count
+        self.watch = Watch(self.roster, self.servings.lost, self.observer)
+        self.watch.on_leaving = self.servings.leaving
+        self.watch.on_verdict = self.poison.judged
+
+    def _make_observer(self) -> Observer:
+        return Observer(self.roster, self.loop, access_log=self.config.access_log)
+
+    def _whole(self, ended: Iterable[Straight]) -> None:
+        if self.poison.watching:
+            for one in ended:
+                self.poison.whole(one.request_hash())
+
+    def terms(self) -> Terms:
+        """On which streams go on elsewhere now; the same object until what decode engines tell has changed."""
+        told = self.roster.told()
+        if told is not self._terms.told:
+            self._terms = Terms(self._terms.sampled, told)
+        return self._terms
+
+    # ---- what may be served
+
+    def models(self) -> list[str]:
+        """Served model names: the configured one, and those that instances beat."""
+        found = self.roster.models()
+        if self.config.model and self.config.model not in found:
+            found.insert(0, self.config.model)
+        return found
+
+    def serves(self, model: str | None) -> bool:
+        """Whether there is such a model; None: any will do."""
+        if model is None or model == self.config.model:
+            return True
+        served = self.models()
+        return not served or model in served
+
+    def room(self, *, alone: bool) -> bool:
+        """Whether one more request could be served now, with prefill or without."""
+        return len(self.servings) < self.config.max_in_flight and self.picker.room(alone=alone)
+
+    def closed(self, one: Served) -> None:
+        """A request is over."""
+        self.servings.discard(one)
+        if self.line.waits:
+            self.line.moved()
+
+    # ---- legs
+
+    def leg_opened(self, target: Target) -> ro.Member | None:
+        """Count a leg on its instance; give the member back with ``leg_closed``."""
+        return self.roster.open_leg(target.instance, target.incarnation)
+
+    def leg_closed(self, member: ro.Member) -> None:
+        """The leg ended."""
+        self.roster.leg_closed(member)
+        self.rooms.ended(self.loop.time(), member)
+        if self.line.waits:
+            self.line.moved()
+
+    # ---- time
+
+    def sweep(self, awake: float = -math.inf) -> None:
+        """Called every second. ``awake``: when this process last came back from standing still."""
+        now = self.loop.time()
+        self.watch.tick()
+        self.rooms.look(now, self.roster.members())
+        self.line.moved()
+        self.pool.sweep()
+        self.poison.tick()
+        self.observer.turn()
+        self.servings.sweep(now, awake)
+
+    def abort(self, reason: str) -> None:
+        """Cut off what still waits or runs."""
+        self.line.end(reason)
+        self.servings.abort(reason)
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        self.observer.tell()
+        await self.watch.close()
+        self.pool.close()
+        if self.tracing is not None:
+            await self.tracing.close()

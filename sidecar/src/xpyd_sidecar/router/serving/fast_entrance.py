@@ -1,0 +1,97 @@
+"""The door to the straight course: which requests take it, and how they begin.
+
+Belongs here: everything up to both legs sent. Does not belong here: what comes back (``fast_path``). Requests that this
+door does not let in go the usual way (``admission``, ``request``), which serves every request.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter, time
+
+from xpyd_sidecar.contract.ids import TransferId
+from xpyd_sidecar.router.api import fields, prompt
+from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.http import ids
+from xpyd_sidecar.router.http.reply import Connection, HttpRequest, Reply
+from xpyd_sidecar.router.http.wire import before_length
+from xpyd_sidecar.router.serving.admission import key_of, serve
+from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.fast_path import NO_DEADLINE_S, Lane
+from xpyd_sidecar.router.serving.generation import HEADERS, PATHS, Generation
+from xpyd_sidecar.router.serving.request import Serving
+from xpyd_sidecar.router.serving.shapes import FirstPair
+
+_ID = b"\r\nx-request-id: "
+
+
+class Entrance:
+    """The door of one process."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        config, limits = context.config, context.limits
+        self._first_pair = FirstPair(limits.pair_s)
+        speaks = config.first_token == "prefill"  # noqa: S105 (a token of an answer)
+        self.open = (not speaks and not config.skip_prefill_cached and context.tracing is None
+                     and min(limits.request_s, limits.pair_s) >= NO_DEADLINE_S)
+        """Requests may take the straight course, as far as settings go."""
+        self._read = frozenset(HEADERS) | {context.affinity_header}
+        """Headers that do not go with it."""
+
+    def enter(self, client: Connection, api: fields.Api, http: HttpRequest) -> Lane | Serving | None:
+        """Begin to serve a request whose course will probably be straight. None: nothing was done."""
+        headers = http.headers
+        if not self.open or not self._read.isdisjoint(headers):
+            return None
+        context = self._context
+        config = context.config
+        if context.poison.alert and context.poison.stops(api, http.body):
+            return None
+        found = context.shapes.known(api, http.body)
+        if found is None:
+            return None
+        shape, slots, given = found
+        model = shape.model
+        if not shape.plain or (model is not None and model != config.model and not context.serves(model)):
+            return None
+        key = "" if config.api_key_file is None else key_of(headers, config)
+        if not context.line.passes(key) or not context.room(alone=False):
+            return None
+        asks = slots[shape.prompt_at]
+        size = prompt.text_tokens(len(asks))
+        if size < config.skip_prefill_below:
+            return None
+        arrived, arrived_unix, began = perf_counter(), time(), context.loop.time()
+        picks = context.picker.asked(asks)
+        pair = picks.pair(alone=False)
+        target = None if pair is None else pair.prefill
+        pool = context.pool
+        prefill = None if pair is None or target is None or target.p2p or pair.decode.p2p else pool.idle(target.http)
+        decode = None if prefill is None or pair is None else pool.idle(pair.decode.http)
+        if pair is None or target is None or prefill is None or decode is None:
+            if prefill is not None:
+                prefill.take_back()
+            reply = Reply(client, http.request_id, close=False, old=False, head_only=False)
+            generation = Generation(shape.request(given, slots), config, context.terms)
+            return serve(context, http, reply, generation, picks=picks, picked=pair)
+        transfer, request_id = TransferId(ids.fresh()), http.request_id.encode()
+        params, name = self._first_pair, transfer.encode()
+        to_prefill, to_decode = shape.templates()
+        path, line, (before, behind) = PATHS[api], b"".join((_ID, request_id, b"\r\n\r\n")), params.prefill(pair.decode)
+        asked = (to_prefill.message(before_length(path, target.http), _ranked(line, target),
+                                    (*slots, before, name, behind)),
+                 to_decode.message(before_length(path, pair.decode.http), _ranked(line, pair.decode),
+                                   (*slots, params.decode[0], name, params.decode[1])))
+        context.observer.opened(size)
+        context.budget.on_request(began)
+        members = (context.leg_opened(target), context.leg_opened(pair.decode))
+        lane = Lane(context, client, shape, slots, given, picks, pair, transfer, http.request_id, began, arrived,
+                    arrived_unix, size, asked, members, perf_counter(), prefill, decode)
+        context.servings.add(lane)
+        prefill.lend(lane, asked[0])
+        decode.lend(lane, asked[1])
+        return lane
+
+
+def _ranked(line: bytes, target: Target) -> bytes:
+    return line if target.dp_rank is None else b"\r\nx-data-parallel-rank: %d%b" % (target.dp_rank, line)

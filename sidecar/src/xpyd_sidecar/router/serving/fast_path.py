@@ -1,0 +1,279 @@
+"""A request on its straight course, without what the other courses need.
+
+    entered ─▶ both legs sent ──▶ prefill answered 200 ──▶ decode's stream begins ──▶ … ──▶ ends ──▶ record
+                └────────────────────┴───────────────────────┴── whatever else ──▶ ``unfold``: a ``Serving`` goes on
+
+Belongs here: nearly every request, for which one object (``fast_state``) holds what a ``Serving``, its legs, calls and
+reply would. Does not belong here: decisions. Whatever is not on this way (a failure, a slow engine, a client that goes, an
+instance that leaves) makes the ``Serving`` that has seen all of it, which then hears of it as if it had been there from the
+start. A test holds every course of a lane against that of a ``Serving``.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from time import perf_counter
+
+from xpyd_sidecar.router.http.wire import MAX_KNOWN, Head, Malformed, parse_head
+from xpyd_sidecar.router.relay.fast import Scanner
+from xpyd_sidecar.router.relay.whole import take
+from xpyd_sidecar.router.serving.fast_state import StraightCourse
+from xpyd_sidecar.router.serving.handover import serving_of
+from xpyd_sidecar.router.serving.request import Serving
+from xpyd_sidecar.router.stream.events import ABORT, END, only_comments
+from xpyd_sidecar.router.stream.failures import Reason
+from xpyd_sidecar.router.stream.streams import stream_of
+from xpyd_sidecar.router.stream.token_recorder import NotedStream
+from xpyd_sidecar.router.upstream.engine_connection import Connection
+
+logger = logging.getLogger(__name__)
+
+MAX_PENDING = 64 << 10
+"""Bytes of prefill's answer; a longer one is read by a ``Serving``."""
+MAX_TAKEN = 2
+"""Reads that are taken without a stream; one that knows what events are like is cheaper for more."""
+MAX_KEPT = 16 << 10
+"""Bytes of such a read; one that is longer, say by its prompt's ids, is not kept beside what a stream keeps of it."""
+NO_DEADLINE_S = 6.0
+"""Requests with a deadline that comes sooner are not served here."""
+YOUNG_S = 3.0
+"""Nobody counts as silent sooner."""
+_END = b"0\r\n\r\n"
+_EMPTY = b"\r\n\r\n"
+"""Ends a head. Where it has not come, ``find`` says -1, and what is looked at then is no head."""
+assert YOUNG_S < NO_DEADLINE_S
+
+
+class Lane(StraightCourse, eq=False):
+    """One request (``reply.Handler``), from both legs sent to its last byte, or to another course."""
+
+    serving: Serving | None = None
+    """Who goes on."""
+
+    # ---- the engines
+
+    def heard(self, connection: Connection, data: bytes) -> bytes | None:
+        """Bytes of an engine. What is returned is for the usual way, whose calls the connections have then."""
+        try:
+            return self._on_prefill(connection, data) if connection is self.prefill else self._on_decode(connection, data)
+        except Exception:
+            # A bug here must cost one request, not leave it hanging or its legs open.
+            logger.exception("a request failed inside the router", extra={"transfer": self.transfer})
+            self.unfold().give_up()
+            return None
+
+    def _on_prefill(self, connection: Connection, data: bytes) -> bytes | None:
+        if self.pending:
+            data, self.pending = self.pending + data, b""
+        at = data.find(_EMPTY) + len(_EMPTY)
+        length = _plain_length(data[:at]) if at <= MAX_KNOWN else 0
+        if not 0 < length <= MAX_PENDING:
+            self.unfold()
+            return data
+        missing = at + length - len(data)
+        if missing > 0:
+            self.pending = data
+            return None
+        if missing < 0 or data.find(ABORT, at) >= 0:
+            self.unfold()
+            return data
+        context = self.context
+        self.prefilled_at, self.prefilled_s = context.loop.time(), perf_counter()
+        self.prefill = None
+        connection.take_back()
+        member = self.members[0]
+        if member is not None:
+            context.leg_closed(member)
+        return None
+
+    def _on_decode(self, connection: Connection, data: bytes) -> bytes | None:
+        if self.head is None:
+            at = data.find(_EMPTY) + len(_EMPTY)
+            head = self.head = _stream_head(data[:at]) if at <= MAX_KNOWN else None
+            if head is None:
+                self.unfold()
+                return data
+            if at == len(data):
+                return None
+            data = data[at:]
+        if self.stream is None:
+            if self._take(connection, data):
+                return None
+            self.read_on()
+        stream = self.stream
+        assert stream is not None
+        try:
+            out = stream.feed(data)
+        except Malformed as error:
+            self.unfold()
+            connection.break_off(error)
+            return None
+        if stream.done or stream.failure:
+            if stream.ended and not stream.failure and self.prefill is None:
+                self._end(connection, out)
+            else:
+                self.unfold()
+                connection.go_on(out)
+        elif out and self.begun_at != self.begun_at and only_comments(out, framed=True):
+            self.unfold()
+            connection.go_on(out)
+        else:
+            self._go_on(out)
+            if out:
+                connection.relay(stream, self.client.outlet)
+        return None
+
+    def _take(self, connection: Connection, data: bytes) -> bool:
+        """Take a read that is whole events which nobody need read: nearly all of short answers, and others' beginnings."""
+        shape = self.shape
+        if not shape.noted or (len(self.taken) == MAX_TAKEN and not data.endswith(END)):
+            return False
+        chat = shape.api == "chat"
+        found = take(data, chat, self.name, self.created, self.log)
+        if found is None:
+            return False
+        out, name, created, _, _, _, _, _, ended, at, to, ids = found
+        self.name, self.created, self.prompt_tokens = name, created, self.prompt_tokens or ids
+        if not ended:
+            self.taken = (*self.taken, (found, data))
+            self._go_on(out)
+            if len(data) > MAX_KEPT:
+                self.read_on()
+                assert self.stream is not None
+                connection.relay(self.stream, self.client.outlet)
+            elif to and self.prompt_tokens and not shape.shows_logprobs:
+                scanner = Scanner()
+                if scanner.learn(data, at, to, chat, self.log):
+                    connection.relay(scanner, self.client.outlet)
+        elif self.prefill is None:
+            self._end(connection, out)
+        else:  # before prefill's answer was read: what becomes of its leg is to be decided
+            self.taken = (*self.taken, (found, data))
+            self.unfold()
+            connection.go_on(out)
+        return True
+
+    def _go_on(self, out: bytes) -> None:
+        if not out:
+            return
+        if self.begun_at == self.begun_at:
+            self.sent += len(out)
+            self.client.outlet.write(out)
+        else:
+            self.client.outlet.write(self._begin(out))
+
+    def read_on(self) -> None:
+        """Have a stream read what comes, and know of what came."""
+        self.position = self.shape.position()
+        if self.position is not None:
+            self.position.log = self.log
+        self.stream = stream_of(self.position, framed=True)
+        for found, data in self.taken:
+            assert isinstance(self.stream, NotedStream)
+            self.stream.taken(found, data)
+        self.taken = ()
+
+    def _begin(self, out: bytes) -> bytes:
+        client, head = self.client, self.head
+        assert head is not None
+        self.begun_at, self.begun_s = self.context.loop.time(), perf_counter()
+        client.outlet.relayed = 0
+        self.sent = len(out)
+        self.close = client.draining
+        return b"".join((b"HTTP/1.1 200 OK\r\n", head.passed_on(), b"transfer-encoding: chunked\r\n",
+                         b"connection: close\r\n" if self.close else b"", b"x-request-id: ", self.request_id.encode(),
+                         b"\r\ndate: ", client.date, b"\r\n\r\n", out))
+
+    def _end(self, connection: Connection, out: bytes) -> None:
+        context, client = self.context, self.client
+        self.ended_s = perf_counter()
+        self.decode = None
+        connection.take_back()
+        member = self.members[1]
+        if member is not None:
+            context.leg_closed(member)
+        if self.begun_at == self.begun_at:
+            self.sent += len(out)
+        else:
+            out = self._begin(out)
+        client.outlet.write(out + _END)
+        self.sent += client.outlet.relayed
+        client.finished(close=self.close)
+        context.closed(self)
+        context.observer.straight_over(self)
+
+    # ---- another course
+
+    def unfold(self) -> Serving:
+        """The ``Serving`` that goes on, with calls on the connections. What was kept of prefill's answer is read there."""
+        if self.serving is None:
+            if self.head is not None and self.stream is None:
+                self.read_on()
+            self.serving = serving_of(self)
+            self.client.hand_over(self, self.serving)
+            servings, prefill = self.context.servings, self.prefill
+            servings.discard(self)
+            servings.add(self.serving)
+            self.prefill = self.decode = None
+            if self.pending and prefill is not None:
+                prefill.received(self.pending)
+        return self.serving
+
+    def on_client_gone(self) -> None:
+        """The client's connection is closed."""
+        self.unfold().on_client_gone()
+
+    def on_pause(self) -> None:
+        """The client is slower than its answer."""
+        self.unfold().on_pause()
+
+    def on_resume(self) -> None:
+        """It has caught up."""
+        self.unfold().on_resume()
+
+    def on_lost(self, instance: str, incarnation: str, reason: Reason) -> None:
+        """The roster says that this incarnation will never answer."""
+        if self._open_on(instance, incarnation):
+            self.unfold().on_lost(instance, incarnation, reason)
+
+    def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
+        """The incarnation ends soon."""
+        if self._open_on(instance, incarnation):
+            self.unfold().on_leaving(instance, incarnation, reason)
+
+    def sweep(self, now: float, awake: float, stall_s: float) -> None:
+        """Called every second."""
+        if now > self.began + YOUNG_S:
+            self.unfold().sweep(now, awake, stall_s)
+
+    def abort(self, reason: str) -> None:
+        """The router stops before this request could end."""
+        self.unfold().abort(reason)
+
+    def _open_on(self, instance: str, incarnation: str) -> bool:
+        open_ = ((self.prefill, self.pair.prefill), (self.decode, self.pair.decode))
+        return any(connection is not None and target is not None and (target.instance, target.incarnation) == (instance,
+                   incarnation) for connection, target in open_)
+
+
+@lru_cache(maxsize=256)
+def _plain_length(raw: bytes) -> int:
+    """How long the body behind a head is, where that is all there is to say of it; else 0."""
+    head = _head_of(raw)
+    return 0 if head is None or head.status != 200 or not head.keep_alive else head.length or 0
+
+
+@lru_cache(maxsize=256)
+def _stream_head(raw: bytes) -> Head | None:
+    """The head of an event stream that is like nearly all of them."""
+    head = _head_of(raw)
+    usual = head is not None and head.status == 200 and head.chunked and head.is_event_stream and head.keep_alive
+    return head if usual else None
+
+
+def _head_of(raw: bytes) -> Head | None:
+    try:
+        return parse_head(raw[:-len(_EMPTY)])
+    except Malformed:  # who reads it next says what is wrong
+        return None

@@ -1,0 +1,103 @@
+"""What is known of a request on its straight course (``fast_path``).
+
+Belongs here: the values, and what follows from them alone. Does not belong here: what happens to them (``fast_path``), and
+what becomes of them on another course (``handover``).
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import TransferId
+from xpyd_sidecar.router.api import bodies
+from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
+from xpyd_sidecar.router.fleet.roster import Member
+from xpyd_sidecar.router.fleet.target import Pair
+from xpyd_sidecar.router.http.reply import Connection as Client
+from xpyd_sidecar.router.http.wire import Head
+from xpyd_sidecar.router.observing.fast_record import StraightRecord
+from xpyd_sidecar.router.relay.whole import Whole
+from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.exchange_inputs import Picks
+from xpyd_sidecar.router.serving.shapes import Shape
+from xpyd_sidecar.router.stream.events import EventStream
+from xpyd_sidecar.router.stream.position import Position
+from xpyd_sidecar.router.upstream.engine_connection import Connection
+
+
+class StraightCourse(msgspec.Struct, eq=False):
+    """What is known of one request, from both legs sent to its last byte, or to another course."""
+
+    context: Context
+    client: Client
+    shape: Shape
+    slots: list[bytes]
+    fields: dict[str, msgspec.Raw]
+    """As the client sent them; those of the shape's slots among them."""
+    picks: Picks
+    pair: Pair
+    transfer: TransferId
+    request_id: str
+    began: float
+    """On the event loop's clock, as the other ``_at``."""
+    arrived: float
+    """On the clock of records, as the other ``_s``."""
+    arrived_unix: float
+    prompt_size: int
+    asked: tuple[bytes, bytes]
+    """What was sent to prefill and to decode."""
+    members: tuple[Member | None, Member | None]
+    opened_s: float
+    prefill: Connection | None
+    """None: it has answered."""
+    decode: Connection | None
+    pending: bytes = b""
+    """Of prefill's answer."""
+    prefilled_at: float = math.nan
+    prefilled_s: float = math.nan
+    begun_at: float = math.nan
+    begun_s: float = math.nan
+    head: Head | None = None
+    """Of decode's answer."""
+    taken: tuple[tuple[Whole, bytes], ...] = ()
+    """What was taken of decode's answer without reading it, and the reads."""
+    name: str = ""
+    """Of the answer, by its first event, as the next one."""
+    created: int = 0
+    prompt_tokens: int = 0
+    """Of the prompt, as decode says; 0: it has not."""
+    log: bytearray = bytearray()
+    """As ``Position.log``."""
+    stream: EventStream | None = None
+    """What reads decode's answer where it was not, and what the client has of it then."""
+    position: Position | None = None
+    sent: int = 0
+    """Bytes of the body, framing included, without those that were relayed."""
+    close: bool = False
+    """The client's connection ends with this answer; known once it has begun."""
+    ended_s: float = math.nan
+
+    @property
+    def request(self) -> bodies.Request:
+        """What was asked, as other courses need it."""
+        return self.shape.request(self.fields, self.slots)
+
+    def record(self) -> StraightRecord:
+        """What is known of it, once it has ended."""
+        position, pair = self.position, self.pair
+        tokens = prompt_tokens = -1
+        if position is not None:
+            tokens, prompt_tokens = position.tokens, position.prompt_tokens
+        elif self.prompt_tokens:
+            tokens, prompt_tokens = self.log.count(b"\t"), self.prompt_tokens
+        assert pair.prefill is not None
+        return StraightRecord(
+            self.request_id, self.transfer, self.shape.api, pair.prefill.instance, pair.decode.instance, self.arrived,
+            self.arrived_unix, self.opened_s, self.prefilled_s, self.begun_s, self.ended_s, tokens, prompt_tokens,
+            self.prompt_size, self.sent)
+
+    def request_hash(self) -> RequestHash:
+        """Equal for all requests that ask for the same work."""
+        return hash_of(self.shape.api, self.request.fields)

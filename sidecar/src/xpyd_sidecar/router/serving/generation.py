@@ -1,0 +1,219 @@
+"""What the legs of a completion or a chat ask their engines, and what reads decode's stream.
+
+    Serving ──leg──▶ (request id, body), or what makes them of prefill's answer
+            ──reader──▶ what reads decode's answer, by what the client has of it (``position``)
+
+Belongs here: which of the ways of asking a leg gets, and how that changes when a stream goes on elsewhere. Does not belong
+here: bodies (``api.bodies``), how a stream goes on (``stream.continuation``), calls and records (``request``), and
+requests whose answers pass through (``passthrough``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from msgspec import Raw
+
+from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.launch import RouterConfig
+from xpyd_sidecar.router.api import bodies
+from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
+from xpyd_sidecar.router.api.sampled import Terms
+from xpyd_sidecar.router.fleet.p2p import PairedById
+from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.http.wire import request_bytes
+from xpyd_sidecar.router.serving import instructions as mv
+from xpyd_sidecar.router.serving.asks import Asked, GoesOn, Later
+from xpyd_sidecar.router.serving.exchange_inputs import Picks
+from xpyd_sidecar.router.serving.shapes import Shaped, shape_of
+from xpyd_sidecar.router.stream import continuation
+from xpyd_sidecar.router.stream.events import EventStream
+from xpyd_sidecar.router.stream.position import Position
+from xpyd_sidecar.router.stream.replay_recorder import FirstToken
+from xpyd_sidecar.router.stream.splice import Splicer
+from xpyd_sidecar.router.stream.streams import spliced, stream_of
+from xpyd_sidecar.router.stream.token_recorder import NotedStream
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.router.observing.spans import Headers
+
+
+PATHS: dict[str, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
+HEADERS = (b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority")
+"""Headers of clients that engines read; all others stay here."""
+
+
+class Generation:
+    """What one completion or chat asks (``asks.Asks``), and how far its client's stream is (``asks.GoesOn``)."""
+
+    __slots__ = ("_asked", "_begun", "_goes_on", "_going", "_hash", "_paired", "_request", "_terms", "position", "skips",
+                 "speaks")
+    passed_on = HEADERS
+    path = ""
+    once = unread = opaque = False
+
+    def __init__(self, request: bodies.Request, config: RouterConfig, terms: Callable[[], Terms]) -> None:
+        """``terms``: on which streams go on now; by those of a request's beginning it is known what engines added to it."""
+        self._request = request
+        self.skips = request.skips
+        """Why it goes without prefill; empty where it does not."""
+        self._hash: RequestHash | None = None
+        self._terms = terms
+        shape = shape_of(request)
+        self._begun = terms() if shape is None else shape.terms
+        self._goes_on = config.failover != "error"
+        self._asked: bodies.Request | None = None
+        self._going: continuation.Going | None = None
+        self._paired = PairedById()
+        """Legs to older engines."""
+        self.position: Position | None = (continuation.position_of(request, goes_on=self._goes_on, terms=self._begun)
+                                          if shape is None else shape.position())
+        """What the client has of a stream that can go on elsewhere."""
+        first = config.first_token
+        self.speaks = first == "prefill" and continuation.speaks_first(request, self.position)
+        """The client gets prefill's token."""
+
+    @property
+    def api(self) -> str:
+        """The name of its API in metrics and logs."""
+        return self._request.api
+
+    @property
+    def stream(self) -> bool:
+        """Whether its answer is to come in events."""
+        return self._request.stream
+
+    @property
+    def alone(self) -> bool:
+        """Whether it goes without prefill."""
+        return bool(self.skips)
+
+    @property
+    def fields(self) -> Mapping[str, Raw]:
+        """What the client asked."""
+        return self._request.fields
+
+    @property
+    def prompt(self) -> Raw:
+        """The prompt, as the client wrote it."""
+        return self._request.prompt
+
+    @property
+    def model(self) -> str | None:
+        """The model that was asked for."""
+        return self._request.model
+
+    @property
+    def course(self) -> GoesOn | None:
+        """What its exchange wants to know of a stream that may go on elsewhere; None where it cannot."""
+        return None if self.position is None else self
+
+    def request_hash(self) -> RequestHash:
+        """Equal for all that ask for the same work. Made when it is needed."""
+        if self._hash is None:
+            self._hash = hash_of(self._request.api, self._request.fields)
+        return self._hash
+
+    def picks(self, selection: Picks) -> Picks:
+        """Who may serve it."""
+        return selection
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the client's stream can go on elsewhere."""
+        return (self.position is not None
+                and continuation.may_go_on(self._request, self.position, self._begun, self._terms()))
+
+    def tail(self) -> bytes | None:
+        """What is missing of the client's stream, where no engine is needed for it."""
+        return None if self.position is None else self.position.tail()
+
+    @property
+    def _now(self) -> bodies.Request:
+        """What legs ask now."""
+        if self._asked is None:
+            self._asked = continuation.first_request(self._request, self.position)
+        return self._asked
+
+    def leg(self, send: mv.Send, request_id: bytes, *, speaks: bool) -> Asked | Later:
+        """The request id and the body of a leg; or what makes them of prefill's answer.
+
+        ``speaks``: prefill's token goes to the client.
+        """
+        params, target, request = send.params, send.target, self._request
+        if target.p2p:
+            if send.role is Role.DECODE:
+                return partial(self._behind_prefill, target)
+            assert params is not None
+            assert params.peer is not None
+            body = self._paired.prefill(self._now, target, params.peer.control, uuid4().hex)
+            return self._paired.request_id, body
+        if params is not None and speaks:
+            return request_id, bodies.first_token_body(self._now, params)
+        if params is not None and isinstance(request, Shaped) and request.shape is not None and self._going is None:
+            return request_id, request.shape.body(params, request.slots)
+        return request_id, bodies.body_of(self._now, send.role, params)
+
+    def _behind_prefill(self, target: Target, answer: bytes) -> Asked:
+        """Of the leg to an older decode engine, when an older prefill engine has answered."""
+        self._paired.answered(answer)
+        return self._paired.request_id, self._paired.decode(self._now, target)
+
+    def message(self, target: Target, headers: Headers, body: bytes) -> bytes:
+        """The whole HTTP request of a leg."""
+        return request_bytes(b"POST", PATHS[self._request.api], target.http, headers, body)
+
+    def body(self, _: Callable[[Fault], None]) -> None:
+        """None is sent while it comes."""
+
+    def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:
+        """What reads the answer of the next leg; None where it is wanted whole."""
+        if role is Role.PREFILL:
+            return FirstToken(framed=framed) if speaks else None
+        if not self._request.stream:
+            return None
+        if self._going is None or self.position is None:
+            if self.position is not None and self.position.id:  # of a leg that gave nothing to the client
+                self.position = continuation.position_of(self._request, goes_on=True, terms=self._begun)
+            return stream_of(self.position, framed=framed)
+        return spliced(self.position, self._going, framed=framed)
+
+    def failure(self) -> str:
+        """What an engine says in an answer, which is whole, of its failure: nothing."""
+        return ""
+
+    def lengths(self) -> tuple[int, int] | None:
+        """``(prompt tokens, generated tokens)`` of what was relayed; None where nothing was read of it."""
+        position = self.position
+        return None if position is None else (position.prompt_tokens, position.tokens)
+
+    def refused(self) -> None:
+        """An engine answered 4xx: where a stream goes on it does not take token ids."""
+        if self._going is not None and self.position is not None:
+            self.position.forgets = True
+
+    def resume(self) -> tuple[str, int]:
+        """The stream goes on elsewhere: in which way, and how many tokens the client has."""
+        position = self.position
+        assert position is not None, "a stream goes on that cannot"
+        if self._paired.request_id:
+            position.forgets = True  # an older engine knows nothing of ids in place of a prompt
+        self._going = continuation.go_on(self._request, position, self._terms().told)
+        self._asked = self._going.request
+        return ("continue" if self._going.keep else "replay"), position.tokens
+
+    def spoken(self, token: FirstToken, streams: Iterable[EventStream | None]) -> None:
+        """Prefill's token goes to the client: decode's stream goes on behind it."""
+        position = self.position
+        assert position is not None
+        position.prompt = token.prompt
+        for event in token.events:
+            position.note(event)
+        going = continuation.again(self._request, position, counts=False)
+        for stream in streams:
+            if isinstance(stream, NotedStream):
+                stream.splice(Splicer(position, going))

@@ -1,0 +1,138 @@
+"""What an exchange hears and says: its events and its instructions.
+
+Belongs here: plain values. Does not belong here: what follows from an event (``exchange``).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.stream.failures import Kind, Reason
+
+# ---- events
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The first event of decode's stream is there, and it is no error."""
+
+    leg: int
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """A whole answer is there."""
+
+    leg: int
+    status: int
+    aborted: bool = False
+    """A 2xx answer whose finish reason is ``abort``."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The relayed answer came to its proper end. ``failure``: what it says itself of how the engine failed."""
+
+    leg: int
+    failure: str = ""
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """A leg will give nothing more."""
+
+    leg: int
+    kind: Kind
+    reason: Reason
+
+
+class Leaving(msgspec.Struct, frozen=True):
+    """The instance of a leg ends soon. It still works."""
+
+    leg: int
+    reason: str
+
+
+class ClientGone(msgspec.Struct, frozen=True):
+    """The client closed its connection."""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """``Exchange.deadline`` has come."""
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """The router cannot wait for this request any longer."""
+
+    reason: str
+
+
+class Condemned(msgspec.Struct, frozen=True):
+    """No engine may be asked for this request any more."""
+
+    fault: Fault
+
+
+LegEvent = Begun | Answered | Ended | Failed
+Event = LegEvent | Leaving | ClientGone | Tick | Stop | Condemned
+
+# ---- instructions
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Open a leg. ``params`` is None where decode also prefills."""
+
+    leg: int
+    role: Role
+    target: Target
+    params: legs.Leg | None
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    """Close a leg's connection, so that the engine aborts it; no event of it is wanted any more."""
+
+    leg: int
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """The legs that follow go on behind what the client has: derive the request from it."""
+
+
+class Relay(msgspec.Struct, frozen=True):
+    """Send the client a response head unless it has one, what came of this leg's body, and all that follows."""
+
+    leg: int
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """Send the client the whole answer of this leg as it is."""
+
+    leg: int
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """Answer with an error."""
+
+    fault: Fault
+
+
+class Break(msgspec.Struct, frozen=True):
+    """End the relayed stream with an error event."""
+
+    fault: Fault
+
+
+class Complete(msgspec.Struct, frozen=True):
+    """The relayed stream is whole, with ``tail`` (whole events) behind it."""
+
+    tail: bytes = b""
+
+
+class Over(msgspec.Struct, frozen=True):
+    """Nothing is open any more; ``outcome`` for metrics and log."""
+
+    outcome: str
+    detail: str = ""
+
+
+Instruction = Send | Cancel | Resume | Relay | Pass | Refuse | Break | Complete | Over

@@ -1,0 +1,212 @@
+"""What the attempts of a request ask whose answer passes through, whatever it is.
+
+    a dialect that generates    prefill makes the prompt's KV, decode gets what the client sent and where the KV is
+    any other path              one decode instance does all of it: the client's body, or its form while it comes
+
+Belongs here: the HTTP requests of both, and handing a form on. Does not belong here: which paths these are
+(``api.paths``), bodies of dialects (``api.dialects``), what is read of an answer (``opaque``), and what follows
+from it (``serving.exchange``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec import Raw
+
+from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.router.api import dialects
+from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.hidden import refuse_in_form
+from xpyd_sidecar.router.api.paths import Body, Route
+from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
+from xpyd_sidecar.router.fleet.target import Pair, Target
+from xpyd_sidecar.router.http.reply import HttpRequest
+from xpyd_sidecar.router.http.upload import Upload
+from xpyd_sidecar.router.http.wire import before_length, chunk_of, lines_of
+from xpyd_sidecar.router.serving import instructions as mv
+from xpyd_sidecar.router.serving.exchange_inputs import Picks
+from xpyd_sidecar.router.stream.answers import Answer
+from xpyd_sidecar.router.stream.events import EventStream
+from xpyd_sidecar.router.stream.opaque import OpaqueAnswer
+from xpyd_sidecar.router.upstream.call import Call
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.router.observing.spans import Headers
+
+HEADERS = (b"accept", b"traceparent", b"tracestate", b"x-session-id", b"x-vllm-priority", b"anthropic-version",
+           b"anthropic-beta")
+"""Headers of clients that engines read, beside the content type; keys and cookies stay here."""
+_NAME = 32
+"""Bytes of a form's piece that are looked at again with the next one: a name may lie across both."""
+
+
+class Passthrough:
+    """Of one request (``asks.Asks``)."""
+
+    __slots__ = ("_answer", "_hash", "_request", "_route", "_split", "api", "fields", "model", "prompt", "skips")
+    passed_on = HEADERS
+    course = None
+    speaks = False
+    opaque = True
+
+    def __init__(self, route: Route, request: HttpRequest, fields: dict[str, Raw], model: str | None) -> None:
+        """``fields``: of its JSON body, ``model`` the one that it names."""
+        self._route = route
+        self._request = request
+        self._split = dialects.request(route.path, fields)
+        self._answer: Answer | None = None
+        """What is read of the latest answer, where it generates."""
+        self._hash: RequestHash | None = None
+        self.fields: Mapping[str, Raw] = fields
+        self.model = model or None
+        split = self._split
+        self.api, self.skips, self.prompt = ("", "", Raw(b"")) if split is None else (
+            split.dialect.name, split.alone, split.prompt)
+
+    @property
+    def path(self) -> str:
+        """Its path, in the router's table."""
+        return self._route.path
+
+    @property
+    def stream(self) -> bool:
+        """Whether its answer is known to come in events."""
+        return self._split is not None and self._split.stream
+
+    @property
+    def alone(self) -> bool:
+        """Whether it goes without prefill."""
+        return self._split is None or bool(self.skips)
+
+    @property
+    def once(self) -> bool:
+        """Whether its body can be sent to one engine alone."""
+        return self._request.upload is not None
+
+    @property
+    def unread(self) -> bool:
+        """Whether part of its body has not come, so that the next request cannot be found behind it."""
+        upload = self._request.upload
+        return upload is not None and not upload.done
+
+    def request_hash(self) -> RequestHash:
+        """Equal for all that ask for the same work; one without a JSON body is like no other. Made when it is needed."""
+        if self._hash is None:
+            json = self._route.body is Body.JSON
+            self._hash = hash_of(self.path, self.fields if json else {"": Raw(self._request.request_id.encode())})
+        return self._hash
+
+    def picks(self, selection: Picks) -> Picks:
+        """Who may serve it."""
+        return Unpaired(selection)
+
+    # ---- what engines are asked
+
+    def leg(self, send: mv.Send, request_id: bytes, *, speaks: bool) -> tuple[bytes, bytes]:  # noqa: ARG002 (Asks' names)
+        """The request id and the body of a leg."""
+        params, split = send.params, self._split
+        if params is None or split is None:
+            return request_id, self._request.body
+        return request_id, split.prefill_body(params) if send.role is Role.PREFILL else split.decode_body(params)
+
+    def message(self, target: Target, headers: Headers, body: bytes) -> bytes:
+        """The whole HTTP request of a leg; of a form the head alone."""
+        request, address, upload = self._request, target.http, self._request.upload
+        if upload is None and request.method == "POST":
+            before = before_length.__wrapped__(request.target, address)  # clients choose the query: it is not remembered
+            return b"%b%d\r\n%b\r\n%b" % (before, len(body), lines_of(headers), body)
+        if upload is not None:
+            length = (b"transfer-encoding", b"chunked") if upload.length is None else (
+                b"content-length", b"%d" % upload.length)
+            headers = [(b"content-type", request.headers.get(b"content-type", b"")), length, *headers]
+        method = b"POST" if upload is not None else b"GET"  # for HEAD as well: its answer's length is what it would be
+        return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n" % (method, request.target, address.encode(), lines_of(headers))
+
+    def body(self, refuse: Callable[[Fault], None]) -> Form | None:
+        """Who sends the body of the next leg while it comes. ``refuse`` is told of what is wrong with it."""
+        upload = self._request.upload
+        return None if upload is None else Form(upload, refuse)
+
+    def reader(self, role: Role, *, framed: bool, speaks: bool) -> EventStream | None:  # noqa: ARG002 (Asks' names)
+        """What reads the answer of the next leg; None where it is wanted whole."""
+        if role is Role.PREFILL:
+            return None
+        self._answer = None if self._split is None else Answer(stream=self._split.stream)
+        return OpaqueAnswer(framed=framed, wanted=self._request.method != "HEAD", answer=self._answer)
+
+    # ---- what they answer
+
+    def failure(self) -> str:
+        """What an engine says in an answer, which is whole, of its failure; empty where it says none."""
+        failed = self._answer is not None and self._answer.failed
+        return "the engine says in its answer that it failed" if failed else ""
+
+    def lengths(self) -> tuple[int, int] | None:
+        """``(prompt tokens, generated tokens)`` of what was relayed; None where nothing was read of it."""
+        return None if self._answer is None else (self._answer.prompt_tokens, self._answer.tokens)
+
+
+class Form:
+    """A form's body on its way from its client to an engine (``pool.Sender``, ``upload.Taker``)."""
+
+    def __init__(self, upload: Upload, refuse: Callable[[Fault], None]) -> None:
+        self._upload = upload
+        self._refuse = refuse
+        self._call: Call | None = None
+        self._seen = b""
+        self.sent = False
+
+    def on_open(self, call: Call) -> None:
+        """The engine takes it: hand on what has come, and what comes."""
+        self._call = call
+        self._upload.take(self)
+
+    def on_full(self, full: bool) -> None:
+        """The engine takes it slower than it comes: let the client wait."""
+        self._upload.wait(full)
+
+    def on_piece(self, data: bytes) -> None:
+        """More of it came. A field that a client must not send is refused."""
+        if self._call is None:
+            return
+        seen = self._seen + data
+        self._seen = seen[-_NAME:]
+        try:
+            refuse_in_form(seen)
+        except Fault as fault:
+            self.on_broken(fault)
+            return
+        self._call.write(chunk_of(data) if self._upload.length is None else data)
+
+    def on_body(self) -> None:
+        """That was all."""
+        if self._call is not None:
+            if self._upload.length is None:
+                self._call.write(b"0\r\n\r\n")
+            self.sent = True
+
+    def on_broken(self, fault: Fault) -> None:
+        """It is wrong, or will not be whole."""
+        self._call = None
+        self._refuse(fault)
+
+
+class Unpaired:
+    """Picks (``exchange_inputs.Picks``) without older engines as pairs: those find each other by request ids, and the
+    ones of these requests are the client's.
+    """
+
+    __slots__ = ("_picks", "prefill_for", "why_not")
+
+    def __init__(self, picks: Picks) -> None:
+        self._picks = picks
+        self.prefill_for = picks.prefill_for
+        self.why_not = picks.why_not
+
+    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
+             not_decode: Collection[InstanceName] = ()) -> Pair | None:
+        """Decode and prefill; decode alone where it is an older engine."""
+        pair = self._picks.pair(alone=alone, not_prefill=not_prefill, not_decode=not_decode)
+        return Pair(pair.decode, None) if pair is not None and pair.decode.p2p else pair

@@ -1,0 +1,398 @@
+"""Carries out one exchange: its instructions become calls and replies, what comes back becomes events.
+
+Belongs here: the I/O of every request that engines answer. Does not belong here: decisions (``serving.exchange``), what
+engines are asked (``asks``), the calls themselves (``attempts``) and sockets (``server``, ``pool``). The hot path of a
+stream is ``Call.relay`` → ``Reply.write``; the exchange hears of its first event and of its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter, time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.fleet.target import Pair
+from xpyd_sidecar.router.http.patience import Reminder
+from xpyd_sidecar.router.http.reply import Reply
+from xpyd_sidecar.router.http.wire import chunk_of
+from xpyd_sidecar.router.observing.record import REFUSED, Record
+from xpyd_sidecar.router.serving import instructions as mv
+from xpyd_sidecar.router.serving.asks import Asks, Later
+from xpyd_sidecar.router.serving.attempts import Leg, Legs
+from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.serving.exchange import Exchange
+from xpyd_sidecar.router.serving.exchange_inputs import Picks
+from xpyd_sidecar.router.serving.quarantine import Apart
+from xpyd_sidecar.router.stream import answers
+from xpyd_sidecar.router.stream.failures import Kind, Reason
+from xpyd_sidecar.router.stream.replay_recorder import FirstToken
+from xpyd_sidecar.router.upstream.call import Call
+
+if TYPE_CHECKING:
+    from xpyd_sidecar.router.observing.spans import Headers, Trace
+
+logger = logging.getLogger(__name__)
+
+_ABORTED = b'"finish_reason":"abort"'
+_SHOWN = 500
+"""Bytes of a refusal that the log shows."""
+STREAM_STALL_S = 3.0
+"""Silence of a stream that has begun after which its engine is probed. One that was told to end may leave its streams open
+and say nothing more; it refuses connections, and so fails the probe."""
+
+
+class Serving:
+    """One request, from what is asked to its last byte."""
+
+    __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_held", "_loop", "_paused", "_reminder",
+                 "_reply", "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash")
+
+    def __init__(self, context: Context, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *, picks: Picks,
+                 began: float) -> None:
+        """``passed``: headers of the client that engines read. ``picks``: who may serve its prompt. ``began``: when, on the
+        event loop's clock.
+        """
+        self._context = context
+        self._loop = context.loop
+        self._reply = reply
+        self._asks = asks
+        self._began = began
+        self.record = Record(reply.request_id, transfer, asks.api, asks.stream, path=asks.path, skips=asks.skips,
+                             arrived=perf_counter(), arrived_unix=time())
+        self.legs = Legs(context, self.record, asks, passed)
+        self._held: tuple[Leg, Later] | None = None
+        """Decode's leg to an older engine while prefill's is open, and what makes its request."""
+        limits = msgspec.structs.replace(context.limits, decode_legs=1, error_retries=0) if asks.once else context.limits
+        self.exchange = Exchange(transfer, Apart(asks.picks(picks), context.poison, self), limits, alone=asks.alone,
+                                  now=began, course=asks.course, budget=context.budget)
+        self.relaying: Call | None = None
+        self._first = b""
+        self._answer: tuple[Call, bytes] | None = None
+        self._reminder = Reminder(self._loop)
+        self._paused = False
+        self._gone = False
+        self.alone, self.request_hash, self.instances = asks.alone, asks.request_hash, self.legs.instances
+        self._withheld: list[Callable[[], None]] | None = None
+        """Not None: it is held, because it may be what ends engines, and this is to be done when it goes on."""
+
+    def start(self, pair: Pair | None = None, trace: Trace | None = None) -> None:
+        """Send to a pair that was picked, or pick one. ``trace``: where spans are made."""
+        self.legs.trace = trace
+        poison, exchange = self._context.poison, self.exchange
+        if poison.alert and poison.comes(self):
+            self._withheld = [lambda: self._do(exchange.start(self._began))]
+            self._reminder.at(exchange.deadline, self._on_time)
+        else:
+            self._do(exchange.start(self._began) if pair is None else exchange.started(pair, self._began))
+
+    # ---- the client (server.Handler)
+
+    def on_client_gone(self) -> None:
+        """Abort both legs."""
+        self._gone = True
+        self._on(mv.ClientGone())
+
+    def on_pause(self) -> None:
+        """Stop reading decode."""
+        self._paused = True
+        if self.relaying is not None:
+            self.relaying.pause()
+
+    def on_resume(self) -> None:
+        """Read decode again."""
+        self._paused = False
+        if self.relaying is not None:
+            self.relaying.resume()
+
+    # ---- the engines (upstream.Sink)
+
+    def on_events(self, call: Call, data: bytes) -> None:
+        """The first part of an answer."""
+        self._first = data
+        self.legs[call.tag].record.first_at = perf_counter()
+        self._on(mv.Begun(call.tag))
+
+    def on_comments(self, call: Call, data: bytes) -> None:
+        """Decode says that it is at work: its client may hear that, but nothing of an answer has begun."""
+        assert call.head is not None
+        if self._gone or self._paused:
+            return
+        if self._reply.started:
+            self._reply.write(data)
+        else:
+            self._reply.begin(call.head.status, call.head.passed_on(), data)
+
+    def on_end(self, call: Call) -> None:
+        """Decode's answer, which was relayed, is whole."""
+        assert call.head is not None
+        failure = self._asks.failure()
+        leg = self._shut(call.tag, Kind.ABORTED.value if failure else f"{call.head.status // 100}xx")
+        if failure and leg is not None:
+            self._broke(leg)
+            self._context.watch.doubt(leg.send.target)
+        if call.rest:
+            self._reply.hold(call.rest)
+        self._on(mv.Ended(call.tag, failure))
+
+    def on_whole(self, call: Call, body: bytes) -> None:
+        """A whole answer of either leg."""
+        assert call.head is not None
+        status = call.head.status
+        aborted = status < 300 and body.find(_ABORTED) >= 0
+        leg = self._shut(call.tag, Kind.ABORTED.value if aborted else f"{status // 100}xx")
+        if 400 <= status < 500 and self._asks.course is not None:
+            self._asks.course.refused()
+        if leg is not None:
+            leg.record.first_at = leg.record.ended
+            if status >= 400 and leg.send.role is Role.PREFILL:
+                logger.warning("prefill instance answered %d", status, extra={
+                    "transfer": self.record.transfer, "peer": leg.send.target.instance,
+                    "detail": body[:_SHOWN].decode("utf-8", "replace")})
+            if status >= 500 or aborted:
+                self._broke(leg)
+                self._context.watch.doubt(leg.send.target)
+            if status >= 400:
+                self.legs.farewell(leg)
+        self._unless_withheld(partial(self._answered, call, body, leg, aborted=aborted), bad=status >= 400 or aborted)
+
+    def _answered(self, call: Call, body: bytes, leg: Leg | None, *, aborted: bool) -> None:
+        assert call.head is not None
+        status = call.head.status
+        self._answer = (call, body)
+        self._on(mv.Answered(call.tag, status, aborted))
+        self._answer = None
+        if self._held is not None and leg is not None and leg.send.role is Role.PREFILL and status < 300 and not aborted:
+            (held, made), self._held = self._held, None
+            if held.send.leg in self.legs:  # not cancelled meanwhile
+                self.legs.ask(held, *made(body))
+
+    def on_failed(self, call: Call, kind: Kind, reason: Reason) -> None:
+        """A leg failed."""
+        leg = self._shut(call.tag, kind.value)
+        if leg is not None:
+            logger.warning("%s leg failed: %s", leg.send.role, reason.full, extra={
+                "transfer": self.record.transfer, "peer": leg.send.target.instance, "kind": kind.value,
+                "address": call.address})
+            if kind is not Kind.LACKING and (kind is not Kind.REFUSED or call.again):
+                self._broke(leg)
+            if kind is Kind.REFUSED:
+                self._context.watch.suspect(leg.send.target, reason.full)
+            elif kind is not Kind.LACKING:
+                self._context.watch.doubt(leg.send.target)
+        self._failed(mv.Failed(call.tag, kind, reason))
+
+    def _failed(self, event: mv.Failed) -> None:
+        course = self._asks.course
+        needs = course is None or course.tail() is None  # what is missing of a stream may need no engine
+        self._unless_withheld(partial(self._on, event), bad=needs)
+
+    def _unless_withheld(self, act: Callable[[], None], *, bad: bool) -> None:
+        """Do it now; what would ask another engine (``bad``) of a request that is held waits until it goes on."""
+        if self._withheld is not None and bad:
+            self._withheld.append(act)
+        else:
+            act()
+
+    # ---- the router
+
+    def on_lost(self, instance: str, incarnation: str, reason: Reason) -> None:
+        """The roster says that this incarnation will never answer."""
+        for leg in self.legs.to(instance, incarnation):
+            leg.call.cancel()
+            self._shut(leg.send.leg, Kind.LOST.value)
+            self._broke(leg, lost=True)
+            self._failed(mv.Failed(leg.send.leg, Kind.LOST, reason))
+
+    def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
+        """The incarnation ends soon. A body that was sent once cannot be sent elsewhere."""
+        if self._withheld is None and not self._asks.once:
+            for leg in self.legs.to(instance, incarnation):
+                self._on(mv.Leaving(leg.send.leg, reason))
+
+    def sweep(self, now: float, awake: float, stall_s: float) -> None:
+        """Called every second: doubt an engine that is silent on an open leg, and mind the deadline.
+
+        ``awake``: when this process last came back from standing still. Nobody was silent before.
+        """
+        self._reminder.at(self.exchange.deadline, self._on_time)
+        if self._paused or self._asks.unread:
+            return
+        for leg in self.legs:
+            bound = min(stall_s, STREAM_STALL_S) if leg.call is self.relaying else stall_s
+            if now - max(leg.call.last_at, awake) > bound:
+                self._context.watch.doubt(leg.send.target)
+
+    def abort(self, reason: str) -> None:
+        """The router stops before this request could end: cut it off."""
+        self._on(mv.Stop(reason))
+
+    # ---- requests that end engines (poison.Suspect)
+
+    def go_on(self) -> None:
+        """It was held: what happened meanwhile happens now."""
+        withheld, self._withheld = self._withheld or [], None
+        for act in withheld:
+            act()
+
+    def condemn(self, fault: Fault) -> None:
+        """End with this answer: no engine is asked any more."""
+        self._withheld = None
+        self._on(mv.Condemned(fault))
+
+    def _broke(self, leg: Leg, *, lost: bool = False) -> None:
+        if self._context.poison.broke(self, leg.send.target, lost=lost) and self._withheld is None:
+            self._withheld = []
+
+    # ---- instructions
+
+    def _on(self, event: mv.Event) -> None:
+        self._do(self.exchange.handle(event, self._loop.time()))
+
+    def _do(self, instructions: list[mv.Instruction]) -> None:
+        try:
+            for instruction in instructions:
+                _DO[type(instruction)](self, instruction)
+            self._reminder.at(self.exchange.deadline, self._on_time)
+        except Exception:
+            logger.exception("a request failed inside the router", extra={"transfer": self.record.transfer})
+            self.give_up()
+
+    def give_up(self) -> None:
+        """End the request in whatever state: a bug costs one request, and leaves neither it hanging nor its legs open."""
+        for leg in self.legs:
+            self._shut(leg.send.leg, "cancelled")
+            leg.call.cancel()
+        self._reminder.cancel()
+        fault = Fault(500, "the router failed; its log says why", kind="internal_error", code="internal")
+        if not self._gone and not self._reply.done:
+            self._end_badly(fault)
+        if self in self._context.servings:
+            self._closed(mv.Over("failed", fault.message))
+
+    def _send(self, send: mv.Send) -> None:
+        decode = send.role is Role.DECODE
+        asks, framed = self._asks, self._reply.framed
+        speaks = asks.speaks and not decode and not send.target.p2p and not self._reply.started
+        leg = self.legs.hold(send, self, asks.reader(send.role, framed=framed, speaks=speaks))
+        leg.call.patient = self._reply.started
+        leg.call.body = asks.body(self.condemn)
+        asked = asks.leg(send, self._reply.request_id.encode(), speaks=speaks)
+        if isinstance(asked, tuple):
+            self.legs.ask(leg, *asked)
+        else:
+            self._held = leg, asked
+
+    def _take_back(self, instruction: mv.Cancel) -> None:
+        leg = self._shut(instruction.leg, "cancelled")
+        if leg is not None:
+            self.legs.cancel(leg)
+
+    def _resume(self, _: mv.Resume) -> None:
+        course = self._asks.course
+        assert course is not None, "an answer goes on that cannot"
+        way, tokens = course.resume()
+        logger.info("a stream goes on elsewhere", extra={"transfer": self.record.transfer, "way": way, "tokens": tokens})
+
+    def _relay(self, instruction: mv.Relay) -> None:
+        call, reply = self.legs[instruction.leg].call, self._reply
+        head = call.head
+        assert head is not None
+        if isinstance(call.events, FirstToken):
+            assert self._asks.course is not None
+            self._asks.course.spoken(call.events, (leg.call.events for leg in self.legs))
+        else:
+            self.relaying = call
+            call.relay_to(reply.write, reply.outlet)
+        if math.isnan(self.record.first_at):
+            self.record.first_at = perf_counter()
+        first, self._first = self._first, b""
+        if reply.started:
+            reply.write(first)
+        else:
+            self._last_if_unread()
+            reply.begin(head.status, head.passed_on(), first, length=head.length, ends=call.ends and call is self.relaying)
+        if self._paused and call is self.relaying:
+            call.pause()
+
+    def _pass(self, _: mv.Pass) -> None:
+        assert self._answer is not None
+        call, body = self._answer
+        assert call.head is not None
+        if math.isnan(self.record.first_at):
+            self.record.first_at = perf_counter()
+        if call.head.status < 300:
+            self.record.prompt_tokens, self.record.tokens = answers.lengths(body)
+        if self._gone:
+            return
+        if self._reply.started:
+            self._reply.fail(b"".join([b"data: %b\n" % line for line in body.splitlines()]) + b"\n")
+        else:
+            self._last_if_unread()
+            self._reply.whole(call.head.status, call.head.end_to_end(), body)
+
+    def _refuse(self, instruction: mv.Refuse | mv.Break) -> None:
+        if not self._gone:
+            self._end_badly(instruction.fault)
+
+    def _end_badly(self, fault: Fault) -> None:
+        if not self._reply.started:
+            self._last_if_unread()
+            self._reply.fault(fault)
+        elif self._asks.opaque:
+            self._reply.cut()
+        else:  # it may be that it has comments alone; it gets the error as engines tell one in a stream
+            self._reply.fail(fault.event())
+
+    def _last_if_unread(self) -> None:
+        # Where the next request would begin is not known while part of this one's body has not come.
+        if self._asks.unread:
+            self._reply.last()
+
+    def _complete(self, instruction: mv.Complete) -> None:
+        if not self._gone:
+            if instruction.tail:
+                self._reply.write(chunk_of(instruction.tail) if self._reply.framed else instruction.tail)
+            self._reply.end()
+
+    def _shut(self, number: int, result: str) -> Leg | None:
+        leg = self.legs.shut(number, result)
+        if leg is not None and leg.call is self.relaying:
+            self.relaying = None
+        return leg
+
+    def _on_time(self) -> None:
+        # While it is held no engine may be asked, so of its deadlines the request's own is the only one.
+        if self._withheld is None or self._loop.time() >= self._began + self._context.limits.request_s:
+            self._on(mv.Tick())
+
+    def _closed(self, over: mv.Over) -> None:
+        assert not self.legs, "an exchange is over with legs open"
+        record, exchange = self.record, self.exchange
+        record.outcome, record.detail, record.status = over.outcome, over.detail[:_SHOWN], self._reply.status
+        record.attempt, record.retries, record.continued = exchange.attempt, exchange.retries, exchange.continued
+        record.skips = record.skips or (REFUSED if exchange.refused else "")
+        relayed = self._asks.lengths()
+        if relayed is not None:
+            record.prompt_tokens, record.tokens = relayed
+        record.last_at, record.bytes = perf_counter(), self._reply.sent
+        self._withheld = None
+        if self._context.poison.watching:
+            self._context.poison.closed(self, whole=record.whole)
+        self._context.closed(self)
+        self._context.observer.over(record)
+        if self.legs.trace is not None:
+            self.legs.trace.end()
+
+
+_DO: dict[type[mv.Instruction], Callable[[Serving, Any], None]] = {
+    mv.Send: Serving._send, mv.Cancel: Serving._take_back, mv.Resume: Serving._resume, mv.Relay: Serving._relay,
+    mv.Pass: Serving._pass, mv.Refuse: Serving._refuse, mv.Break: Serving._refuse, mv.Complete: Serving._complete,
+    mv.Over: Serving._closed}
+"""How each instruction is carried out."""

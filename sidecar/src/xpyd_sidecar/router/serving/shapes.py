@@ -1,0 +1,295 @@
+"""Requests of one shape: those that differ in their prompt and a few plain values alone.
+
+    {"model":"tiny","messages": [{"role":… ,"max_tokens": 8 ,"temperature":0,"stream":true}
+                                 slot                    slot      └ the rest is the shape
+
+Belongs here: finding a request's shape, and keeping what the tables say of it and the bodies that they make of it. Does not
+belong here: the tables (``fields``, ``failover_modes``) and the bodies (``bodies``); everything kept here was made by them.
+
+Invariant: no rule of the tables asks for more of a value in a slot than ``_PLAIN`` does. A test holds every kept body
+against the one that ``bodies`` makes.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from operator import itemgetter
+
+import msgspec
+from msgspec import Raw
+
+from xpyd_sidecar.contract import legs
+from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
+from xpyd_sidecar.router.api import bodies
+from xpyd_sidecar.router.api.failover_modes import Way, has_parts
+from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.api.fields import Api
+from xpyd_sidecar.router.api.sampled import EXACT_ALONE, Terms
+from xpyd_sidecar.router.fleet.target import Target
+from xpyd_sidecar.router.stream import continuation
+from xpyd_sidecar.router.stream.position import Position
+
+MAX_SHAPES = 256
+MAX_BYTES = 1024
+"""Of a request without its slots."""
+MAX_PEERS = 4096
+Key = tuple[tuple[str, ...], tuple[bytes | None, ...]]
+"""Names of fields, and their values; None for the value of a slot."""
+Looked = tuple[Key, list[bytes], dict[str, Raw]]
+"""A body's key, the values of its slots, and its fields."""
+Params = tuple[bytes, bytes]
+"""``kv_transfer_params`` of a leg as JSON: what stands before the transfer's name, and behind it."""
+_MARK = secrets.token_hex(16).encode()
+"""Stands for a value while a template is made; nobody can have sent it."""
+_MARKED = TransferId(_MARK.decode())
+_FIRST = Attempt(1)
+_encode = msgspec.json.Encoder().encode
+
+
+class Template:
+    """A leg's body with places for slots and for what the router says of the leg."""
+
+    __slots__ = ("_literals", "_parts")
+
+    def __init__(self, request: bodies.Request, names: list[str], role: Role) -> None:
+        """``request``: as its leg asks it. ``names``: fields that are slots, in the request's order."""
+        marks = {name: _MARK + b"%d." % number for number, name in enumerate(names)}
+        fields = {name: Raw(marks[name]) if name in marks else raw for name, raw in request.fields.items()}
+        leg = legs.Leg(legs.VERSION, role, _MARKED, Attempt(1), 1.0, _PEER if role is Role.PREFILL else None)
+        body = bodies.body_of(msgspec.structs.replace(request, fields=fields), role, leg)
+        params = _encode(legs.encode(leg))
+        first, *rest = body.replace(params, _MARK + b"%d." % len(names)).split(_MARK)
+        own = len(names)
+        literals, order = [first], [own + 3]
+        for part in rest:
+            number, _, piece = part.partition(b".")
+            order += [int(number)] if int(number) < own else [own, own + 1, own + 2]
+            order.append(own + 3 + len(literals))
+            literals.append(piece)
+        assert order.count(own) == 1, "a leg's body without its parameters, or with them twice"
+        self._literals = tuple(literals)
+        self._parts = itemgetter(*order)
+        """Of the values and the literals behind them, those that the body consists of, in its order."""
+
+    def message(self, before: bytes, behind: bytes, values: tuple[bytes, ...]) -> bytes:
+        """The body with these values, behind how many bytes it has between ``before`` and ``behind``.
+
+        The values are those of the slots and of the parameters: what stands before the transfer's name, that, what follows.
+        """
+        parts = self._parts(values + self._literals)
+        return b"".join((before, b"%d" % sum(map(len, parts)), behind, *parts))
+
+    def fill(self, slots: Sequence[bytes], params: Params, transfer: bytes) -> bytes:
+        """The body alone."""
+        return b"".join(self._parts((*slots, params[0], transfer, params[1], *self._literals)))
+
+
+class Shape:
+    """What requests of one shape have in common."""
+
+    __slots__ = ("_asked", "_names", "_templates", "api", "asked_ids", "choices", "lasts", "model", "noted", "plain",
+                 "prompt_at", "sampled", "shows_logprobs", "skips", "stream", "terms", "wants_usage", "way")
+
+    def __init__(self, request: bodies.Request, names: list[str], *, goes_on: bool, terms: Terms = EXACT_ALONE) -> None:
+        position = continuation.position_of(request, goes_on=goes_on, terms=terms)
+        self.terms = terms
+        """By which it was judged."""
+        self.api = request.api
+        self._names = names
+        self.model, self.stream, self.skips = request.model, request.stream, request.skips
+        prompt = bodies.PROMPT[request.api]
+        self.prompt_at = names.index(prompt) if prompt in names else -1
+        """Which slot is the prompt: text, or messages of it. -1: none is."""
+        self.plain = self.stream and not self.skips and self.prompt_at >= 0 and "priority" not in request.fields
+        """Its requests may take the straight course."""
+        self.way = None if position is None else position.way
+        self.asked_ids = position is not None and position.asked_ids
+        self.wants_usage = position is not None and position.wants_usage
+        self.shows_logprobs = position is not None and position.shows_logprobs
+        self.choices = 0 if position is None else position.choices
+        self.lasts = position is not None and position.lasts
+        self.sampled = position is not None and position.sampled
+        self.noted = self.way is Way.CONTINUE and not self.asked_ids
+        """Token ids of its streams are noted, and the client does not see them."""
+        self._asked = continuation.first_request(request, position)
+        self._templates: tuple[Template, Template] | None = None
+
+    def request(self, fields: dict[str, Raw], slots: Sequence[bytes]) -> Shaped:
+        """A request of this shape. ``fields``: as its client sent them."""
+        return Shaped(self.api, fields, self.model, self.stream, self.skips, None, self, tuple(slots))
+
+    def position(self) -> Position | None:
+        """As ``continuation.position_of``."""
+        if self.way is None:
+            return None
+        return Position(self.api, self.way, asked_ids=self.asked_ids, wants_usage=self.wants_usage, choices=self.choices,
+                        shows_logprobs=self.shows_logprobs, lasts=self.lasts, sampled=self.sampled)
+
+    def body(self, leg: legs.Leg, slots: Sequence[bytes]) -> bytes:
+        """As ``bodies.body_of`` makes it of ``continuation.first_request``."""
+        return self.templates()[leg.role is Role.DECODE].fill(slots, params_of(leg), leg.transfer.encode())
+
+    def templates(self) -> tuple[Template, Template]:
+        """Of the bodies of prefill's and of decode's legs."""
+        if self._templates is None:
+            self._templates = (Template(self._asked, self._names, Role.PREFILL),
+                               Template(self._asked, self._names, Role.DECODE))
+        return self._templates
+
+
+class Shaped(bodies.Request, frozen=True):
+    """A request that is like others."""
+
+    shape: Shape | None = None
+    """What is known of all of them, as a client sent it; not of what was derived from it."""
+    slots: tuple[bytes, ...] = ()
+    """Its own values."""
+
+
+def shape_of(request: bodies.Request) -> Shape | None:
+    """The shape of a request; None where it is not known."""
+    return request.shape if isinstance(request, Shaped) else None
+
+
+class Shapes:
+    """Shapes that were seen lately."""
+
+    def __init__(self, *, goes_on: bool, terms: Callable[[], Terms] = lambda: EXACT_ALONE) -> None:
+        """``goes_on``: streams go on elsewhere, on these terms."""
+        self._terms = terms
+        self._judged = terms()
+        """By which the shapes were."""
+        self._goes_on = goes_on
+        self._known: dict[tuple[Api, Key], Shape | None] = {}
+        self._latest: tuple[bytes, Looked | None] | None = None
+        """What ``known`` has just looked at in vain: ``parse`` will ask for it next."""
+
+    def known(self, api: Api, body: bytes) -> tuple[Shape, list[bytes], dict[str, Raw]] | None:
+        """Shape, slots and fields of a body whose shape is known; None of others, also where it is no request."""
+        if self._terms() is not self._judged:
+            self._judge_anew()
+        found = looked(body)
+        shape = None if found is None else self._known.get((api, found[0]))
+        if found is None or shape is None:
+            self._latest = body, found
+            return None
+        return shape, found[1], found[2]
+
+    def parse(self, api: Api, body: bytes) -> bodies.Request:
+        """As ``bodies.parse``; with its shape from the third request of one on, since most that are rare come once."""
+        latest, self._latest = self._latest, None
+        found = latest[1] if latest is not None and latest[0] is body else looked(body)
+        if found is None:
+            return bodies.parse(api, body)
+        if self._terms() is not self._judged:
+            self._judge_anew()
+        key, slots, fields = found
+        shape = self._known.get((api, key))
+        if shape is not None:
+            return shape.request(fields, slots)
+        request = bodies.checked(api, fields)
+        if len(self._known) >= MAX_SHAPES:
+            self._known.clear()
+        again = (api, key) in self._known
+        self._known[api, key] = (Shape(request, _slot_names(key), goes_on=self._goes_on, terms=self._judged)
+                                 if again else None)
+        return request
+
+    def _judge_anew(self) -> None:
+        self._known.clear()
+        self._judged = self._terms()
+
+
+def looked(body: bytes, most: int = MAX_BYTES) -> Looked | None:
+    """What a shape is found by: bodies with equal keys differ in the values of their slots alone.
+
+    None: it is no request (``bodies.parse`` says why), or has more than ``most`` bytes beside its slots.
+    """
+    try:
+        fields = bodies.split(body)
+    except Fault:
+        return None
+    names = tuple(fields)
+    if sum(map(len, names)) > most:
+        return None
+    values: list[bytes | None] = list(map(bytes, fields.values()))
+    slots: list[bytes] = []
+    size = len(body)
+    for at, plain in _may_be_slots(names):
+        value = values[at]
+        if value is not None and plain(value):
+            slots.append(value)
+            size -= len(value)
+            values[at] = None
+    return None if size > most else ((names, tuple(values)), slots, fields)
+
+
+@lru_cache(maxsize=MAX_SHAPES)
+def _may_be_slots(names: tuple[str, ...]) -> list[tuple[int, Callable[[bytes], bool]]]:
+    return [(at, _PLAIN[name]) for at, name in enumerate(names) if name in _PLAIN]
+
+
+def _slot_names(key: Key) -> list[str]:
+    return [name for name, value in zip(*key, strict=True) if value is None]
+
+
+def _plain_number(value: bytes) -> bool:
+    return len(value) < 10 and value.isdigit()
+
+
+def _plain_text(value: bytes) -> bool:
+    return value[0] == ord('"')
+
+
+def _plain_messages(value: bytes) -> bool:
+    return value[0] == ord("[") and not has_parts(value)
+
+
+_PLAIN: dict[str, Callable[[bytes], bool]] = {
+    "max_tokens": _plain_number, "max_completion_tokens": _plain_number, "seed": _plain_number, "prompt": _plain_text,
+    "user": _plain_text, "messages": _plain_messages}
+"""Fields that may be slots, and what their values must be then: a short whole number, a string, messages of text alone."""
+
+
+def params_of(leg: legs.Leg) -> Params:
+    """``kv_transfer_params`` of a leg, as JSON."""
+    peer = leg.peer
+    who = None if peer is None else (peer.instance, peer.incarnation, peer.control)
+    return _params(leg.role is Role.DECODE, leg.attempt, leg.remaining_s, who)
+
+
+class FirstPair:
+    """The parameters of first legs of a straight course (``Exchange.started``)."""
+
+    def __init__(self, left_s: float) -> None:
+        left = round(left_s, 3)
+        self._left = left
+        self.decode = _params(True, _FIRST, left, None)
+        self._known: dict[int, tuple[Target, Params]] = {}
+        """By the identity of decode's target, which is the same object until the roster changes."""
+
+    def prefill(self, decode: Target) -> Params:
+        """Of the prefill leg that sends to a decode instance."""
+        known = self._known.get(id(decode))
+        if known is not None and known[0] is decode:
+            return known[1]
+        if len(self._known) >= MAX_PEERS:
+            self._known.clear()
+        made = _params(False, _FIRST, self._left, (decode.instance, decode.incarnation, decode.control))
+        self._known[id(decode)] = decode, made
+        return made
+
+
+@lru_cache(maxsize=MAX_PEERS)
+def _params(decode: bool, attempt: Attempt, remaining_s: float,
+            who: tuple[InstanceName, Incarnation, HostPort] | None) -> Params:
+    leg = legs.Leg(legs.VERSION, Role.DECODE if decode else Role.PREFILL, _MARKED, attempt, remaining_s,
+                   None if who is None else legs.Peer(*who))
+    before, mark, behind = _encode(legs.encode(leg)).partition(_MARK)
+    assert mark, "parameters without the transfer's name"
+    return before, behind
+
+
+_PEER = legs.Peer(InstanceName("p"), Incarnation("i"), HostPort("c"))

@@ -1,0 +1,205 @@
+r"""Event streams on their way from decode to a client, relayed as the engine framed them.
+
+Belongs here: telling what may be relayed from what means that the engine failed. Does not belong here: sockets, retries,
+and noting what a client has (``token_recorder``, ``replay_recorder``).
+
+A relayed stream stays as the engine framed it. Usually a read is whole chunks of one event each, which costs a few
+searches a chunk and no copy; everything else takes the careful way:
+
+    read      1a3\r\n data: {…}\n\n \r\n         chunks of one event each: relayed as they are
+              chunk | chunk | half a chunk       whole chunks up to the last whole event; the rest is held
+              … "finish_reason":"abort" …        what comes before it; then the stream has failed
+              … data: {"error": … (5xx) …        likewise
+              … data: [DONE]\n\n …               relayed, and the stream has ended
+              : keep-alive\n\n                  a comment: relayed, and says nothing (``only_comments``)
+
+Markers cannot be forged by generated text: inside a JSON string quotes and line ends are escaped, so ``"abort"`` with
+bare quotes and ``data:`` at a line's start are the engine's own. Only whole events are ever relayed, so that an error
+event can be put behind them at any time.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from xpyd_sidecar.router.http.wire import Chunks, Head, Malformed, chunk_of
+from xpyd_sidecar.router.relay.fast import PLAIN, Scanner
+from xpyd_sidecar.router.stream.failures import Kind, Reason
+
+MAX_EVENT = 32 << 20
+"""Bytes of one event."""
+ABORT = b'"finish_reason":"abort"'
+ERROR = b'data: {"error"'
+DONE = b"data: [DONE]"
+DONE_CHUNK = b"e\r\ndata: [DONE]\n\n\r\n"
+_LAST_CHUNK = b"0\r\n\r\n"
+END = DONE_CHUNK + _LAST_CHUNK
+_HEX = b"0123456789abcdefABCDEF"
+_NONE = Reason("")
+
+
+class EventStream(Scanner):
+    """A chunked event stream on its way to a client.
+
+    ``feed`` returns what may be sent on: chunks as they came (``framed``), or their payload for clients that know no
+    chunks. ``ended``: [DONE] came. ``failure``: the engine gave up, and why (``kind``, ``reason``); nothing is returned
+    from then on. ``done``: the HTTP body is over. The last chunk is never returned: whoever ends the answer writes it. What
+    ``quick`` took is never fed.
+    """
+
+    __slots__ = ("_chunks", "_held", "_open", "done", "ended", "failure", "kind", "reason")
+    _simple = PLAIN
+
+    def __init__(self, *, framed: bool) -> None:
+        self._framed = framed
+        self._way = self._simple
+        self._chunks = Chunks()
+        self._held: list[bytes] = []
+        self._open = b""
+        self._clean = True
+        """Nothing is held, neither part of a chunk nor of an event."""
+        self.done = False
+        self.ended = False
+        self.failure = ""
+        self.reason = _NONE
+        self.kind = Kind.ABORTED
+
+    def takes(self, head: Head) -> bool:
+        """Whether it reads the answer with this head; one that it does not is collected whole. Raises Malformed."""
+        if head.status != 200 or not head.is_event_stream:
+            return False
+        if not head.chunked:
+            raise Malformed("an event stream that is not chunked")
+        return True
+
+    def begins(self, out: bytes) -> bool:
+        """Whether an answer begins with what ``feed`` gave: comments alone say only that an engine is at work."""
+        return bool(out) and not only_comments(out, framed=self._framed)
+
+    def feed(self, data: bytes) -> bytes:
+        """What may be relayed of the bytes read."""
+        quick = self.quick(data)
+        if quick is not None:
+            out, at = quick
+            return out if at == len(data) else out + self._feed_end(data[at:])
+        if not self._clean:
+            return self._feed_end(data)
+        at, size = 0, len(data)
+        payloads: list[bytes] = []
+        while at < size:
+            start = data.find(b"\r\n", at + 1, at + 9) + 2
+            end = start + size_of(data[at:start - 2]) if start > 2 else -1
+            if (end < 0 or data.find(b"\n", start) != end - 2 or data[end - 2:end + 2] != b"\n\n\r\n"
+                    or not data.startswith(b'data: {"', start) or data.startswith(ERROR, start)
+                    or data.find(ABORT, start, end) >= 0):  # find: ``in`` first tries its operand as a number
+                rest = self._feed_end(data[at:])
+                return (data[:at] if self._framed else b"".join(payloads)) + rest
+            if not self._framed:
+                payloads.append(data[start:end])
+            at = end + 2
+        return data if self._framed else b"".join(payloads)
+
+    def _feed_end(self, data: bytes) -> bytes:
+        """The same, where the end of the stream may be what was read: engines write [DONE] and the last chunk at once."""
+        if self._clean and data in (DONE_CHUNK, END):
+            self.ended, self._clean = True, False
+            self.done = self._chunks.done = len(data) == len(END)
+            return DONE_CHUNK if self._framed else DONE + b"\n\n"
+        if self.ended and data == _LAST_CHUNK and not (self._chunks.pending or self._open or self.done):
+            self.done = self._chunks.done = True
+            return b""
+        return self._feed_carefully(data)
+
+    def _feed_carefully(self, data: bytes) -> bytes:
+        out: list[bytes] = []
+        try:
+            self._feed_chunks(data, out)
+        except Malformed as error:  # what came before it is good, and has been noted
+            self._fail(Kind.BROKEN, "the engine sent what cannot be read", str(error))
+        self.done = self._chunks.done
+        self._clean = not (self._chunks.pending or self._open or self.done or self.ended or self.failure)
+        return b"".join(out)
+
+    def _feed_chunks(self, data: bytes, out: list[bytes]) -> None:
+        for chunk, payload in self._chunks.feed(data):
+            if self.failure or self.ended:
+                continue  # the engine's own end after its error, or bytes behind [DONE]
+            self._held.append(chunk if self._framed else payload)
+            self._open = self._open + payload if self._open else payload
+            if len(self._open) > MAX_EVENT:
+                raise Malformed(f"an event of more than {MAX_EVENT} bytes")
+            if self._open.endswith((b"\n\n", b"\r\n\r\n")):
+                out.append(self._release())
+
+    def _release(self) -> bytes:
+        events, held = self._open, self._held
+        self._open, self._held = b"", []
+        if self._plain and ABORT not in events and ERROR not in events and DONE not in events:
+            return b"".join(held)
+        good: list[bytes] = []
+        for given in events.replace(b"\r\n", b"\n").split(b"\n\n"):
+            event = given
+            if given.startswith(b":") or given.find(b"\n:") >= 0:
+                lines = given.split(b"\n")
+                event = b"\n".join([line for line in lines if not line.startswith(b":")])
+                comments = b"\n".join([line for line in lines if line.startswith(b":")]) + b"\n\n"
+                good.append(comments if self._plain else self._seen(comments))
+            if not event:
+                continue
+            if event.startswith(DONE):
+                self.ended = True
+            elif event.startswith(ERROR):
+                words = _engine_failure(event[6:])
+                if words is not None:
+                    self._fail(Kind.ABORTED, "the engine reported an error", words)
+            elif event.startswith(b"data:") and ABORT in event:
+                self._fail(Kind.ABORTED, "the engine aborted the request")
+            if not self.failure:
+                good.append(event + b"\n\n" if self._plain else self._seen(event + b"\n\n"))
+            if self.failure:
+                self.ended = False
+                break
+            if self.ended:
+                break
+        payload = b"".join(good)
+        return chunk_of(payload) if payload and self._framed else payload
+
+    def _fail(self, kind: Kind, said: str, more: str = "") -> None:
+        self.kind, self.reason = kind, Reason(said, more)
+        self.failure = self.reason.full
+
+    _plain = True
+    """Events go on as they are; otherwise through ``_seen``."""
+
+    def _seen(self, event: bytes) -> bytes:
+        """What goes to the client of an event, which is no failure; may set ``failure``."""
+        return event
+
+
+def only_comments(out: bytes, *, framed: bool) -> bool:
+    """Whether what a stream gave is comments alone. They say that an engine is at work, and begin no answer."""
+    at = out.find(b"\n") + 1 if framed else 0
+    if not out.startswith((b":", b"\n", b"\r"), at):
+        return False
+    payload = b"".join([payload for _, payload in Chunks().feed(out)]) if framed else out
+    return all(line[:1] in {b"", b":", b"\r"} for line in payload.split(b"\n"))
+
+
+def size_of(digits: bytes) -> int:
+    """A chunk's size; far negative where these are no hexadecimal digits, so that the careful way finds out.
+
+    RFC 9112, 7.1: digits alone, while int() takes signs, 0x, underscores and spaces.
+    """
+    return int(digits, 16) if digits and not digits.strip(_HEX) else -(1 << 40)
+
+
+def _engine_failure(raw: bytes) -> str | None:
+    """What an engine's error event says; None where the client is at fault, so that it goes on as any other event."""
+    try:
+        error = msgspec.json.decode(raw, type=dict[str, dict[str, object]])["error"]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+        return "in an event that is not JSON"
+    code = error.get("code")
+    if isinstance(code, int) and 400 <= code < 500:
+        return None
+    return str(error.get("message", ""))[:500]

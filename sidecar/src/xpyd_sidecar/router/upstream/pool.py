@@ -1,0 +1,158 @@
+"""Connections to engines: pooled, raw, one request at a time on each.
+
+Belongs here: opening, reusing and closing connections. Does not belong here: a request (``call``), reading an
+answer (``engine_connection``), what it means.
+
+A connection that the engine closed while it lay idle is found out when the next request gets no byte of an answer: the
+request is then sent once more on a fresh connection (the engine never saw it, or it would have begun to answer or
+still hold the connection). So idle connections are kept until the engine closes them (uvicorn after 5 s), ``IDLE_S`` at
+most: where requests come seldom, each would otherwise open connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+
+from xpyd_sidecar import resources
+from xpyd_sidecar.contract.ids import HostPort, split_host_port
+from xpyd_sidecar.router.http.patience import within
+from xpyd_sidecar.router.stream.events import EventStream
+from xpyd_sidecar.router.stream.failures import Kind, Reason
+from xpyd_sidecar.router.upstream.call import Call, Sink
+from xpyd_sidecar.router.upstream.engine_connection import Connection
+
+CONNECT_S = 5.0
+LACKING_S = 0.25
+LACKING_TRIES = 16
+"""How often a connection is tried, and how long after one another, that this process has no file, port or memory for."""
+IDLE_S = 60.0
+IDLE_MAX = 512
+"""Idle connections kept per address."""
+
+
+class Pool:
+    """All connections to engines."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.calls: set[Call] = set()
+        self.connections: set[Connection] = set()
+        self._idle: dict[HostPort, deque[Connection]] = {}
+        self.most = math.inf
+        """Connections beyond which idle ones are closed before another is opened."""
+        self.lacks = resources.Complaint("no connection to an engine")
+
+    def call(self, address: HostPort, request: bytes, sink: Sink, *, events: EventStream | None = None,
+             tag: int = 0) -> Call:
+        """Send a request (complete bytes). The sink never hears of it before this has returned."""
+        call = self.hold(address, sink, events=events, tag=tag)
+        self.send(call, request)
+        return call
+
+    def hold(self, address: HostPort, sink: Sink, *, events: EventStream | None = None, tag: int = 0) -> Call:
+        """A call whose request is made later: ``send`` it, or cancel the call."""
+        call = Call(self, address, b"", sink, events=events, tag=tag)
+        self.calls.add(call)
+        return call
+
+    def send(self, call: Call, request: bytes) -> None:
+        """Send the request of a call that was held."""
+        call.ask(request, self.loop.time())
+        connection = self.idle(call.address) if call.body is None else None
+        if connection is None:
+            call.connect()
+        else:
+            call.begin(connection)
+
+    def connect(self, call: Call) -> asyncio.Task[None]:
+        """Open a connection for a call."""
+        return self.loop.create_task(self._connect(call))
+
+    async def _connect(self, call: Call) -> None:
+        try:
+            async with within(CONNECT_S):
+                connection = await self._connected(call)
+        except TimeoutError:
+            call.end_failed(Kind.REFUSED, Reason(f"no connection within {CONNECT_S:g} s"))
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and resources.ours(error):
+                self.lacks.add(error)
+                call.end_failed(Kind.LACKING, Reason(resources.words(error)))
+            else:
+                call.end_failed(Kind.REFUSED, Reason("cannot connect", str(error)))
+        else:
+            call.connected(connection)
+
+    async def _connected(self, call: Call) -> Connection:
+        host, port = split_host_port(call.address)
+        tries = LACKING_TRIES if call.patient else 1
+        while True:
+            self.make_room()
+            try:
+                _, connection = await self.loop.create_connection(lambda: Connection(self, call.address), host, port)
+            except OSError as error:
+                tries -= 1
+                if not tries or not resources.ours(error):
+                    raise
+                self.lacks.add(error)
+                await asyncio.sleep(LACKING_S)
+            else:
+                return connection
+
+    def idle(self, address: HostPort) -> Connection | None:
+        """A connection that lies idle, for one request; give it back with ``release``. None: there is none."""
+        idle = self._idle.get(address)
+        while idle:
+            connection = idle.pop()
+            if connection.open:
+                connection.reused = True
+                return connection
+        return None
+
+    def make_room(self) -> None:
+        """Before a connection is opened: close those that have been idle for longest, where there are as many as may be."""
+        while len(self.connections) >= self.most:
+            oldest = min((idle for idle in self._idle.values() if idle), key=lambda idle: idle[0].idle_since, default=None)
+            if oldest is None:
+                return
+            connection = oldest.popleft()
+            self.connections.discard(connection)
+            connection.drop()
+
+    def release(self, connection: Connection, address: HostPort) -> None:
+        """A connection whose answer is complete."""
+        idle = self._idle.get(address)
+        if idle is None:
+            idle = self._idle[address] = deque()
+        if connection.open and len(idle) < IDLE_MAX:
+            connection.lie_idle()
+            idle.append(connection)
+        else:
+            connection.drop()
+
+    def forget(self, connection: Connection, address: HostPort) -> None:
+        """A connection that is closed."""
+        self.connections.discard(connection)
+        idle = self._idle.get(address)
+        if idle is not None and connection in idle:
+            idle.remove(connection)
+
+    def sweep(self) -> None:
+        """Close what has been idle for long; call it every second."""
+        oldest = self.loop.time() - IDLE_S
+        for address in list(self._idle):
+            idle = self._idle[address]
+            while idle and idle[0].idle_since < oldest:
+                idle.popleft().drop()
+            if not idle:
+                del self._idle[address]
+
+    def close(self) -> None:
+        """Close every connection; calls that are open are cancelled."""
+        for call in list(self.calls):
+            call.cancel()
+        for connection in list(self.connections):
+            connection.drop()
+        self._idle.clear()

@@ -1,0 +1,274 @@
+"""What the owner of membership and its workers say to each other, over one Unix socket per worker.
+
+    owner ──▶ worker    Begin, Told, LostAt, CatchUp, Away, Stop, Answer
+    worker ──▶ owner    Listening, Failed, Verdict, Report, Vitals, Ask
+
+A frame is its length (4 bytes, big endian) and a msgpack map. Both ends are of one release and one user: a frame that
+cannot be decoded is a bug, and closes the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Generic, TypeVar, cast
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName
+from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.router.api.request_hash import RequestHash
+from xpyd_sidecar.router.fleet.deaths import Verdict as EngineVerdict
+from xpyd_sidecar.router.fleet.replica import Event
+from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.vitals import Vitals
+from xpyd_sidecar.router.serving.poison_ledger import Conviction
+from xpyd_sidecar.router.stream.failures import Reason
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """The first message: what to serve, and the roster as it is."""
+
+    config: SidecarConfig
+    number: int
+    host: str
+    port: int
+    started: float
+    index: int
+    events: list[Event]
+    away: bool
+
+
+class Told(msgspec.Struct, frozen=True, tag=True):
+    """The roster took an event, the ``index``-th."""
+
+    index: int
+    event: Event | None
+    gone: list[InstanceName]
+    """Instances that left the roster with it."""
+
+
+class LostAt(msgspec.Struct, frozen=True, tag=True):
+    """Legs on an incarnation will never answer."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    reason: Reason
+
+
+class CatchUp(msgspec.Struct, frozen=True, tag=True):
+    """The roster as it is: some events were not told, since the worker did not read."""
+
+    index: int
+    events: list[Event]
+
+
+class Away(msgspec.Struct, frozen=True, tag=True):
+    """Send clients elsewhere, or take that back."""
+
+    away: bool
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Drain and end."""
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """To an ``Ask``."""
+
+    number: int
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class Listening(msgspec.Struct, frozen=True, tag=True):
+    """The worker takes clients."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """It cannot, for a reason that its settings give."""
+
+    reason: str
+
+
+class Verdict(msgspec.Struct, frozen=True, tag=True):
+    """The data path found something out."""
+
+    event: Event
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """A generation request that was refused before anything was sent."""
+
+    api: str
+    request_id: str
+    outcome: str
+    status: int
+    detail: str
+
+
+class Report(msgspec.Struct, frozen=True, tag=True):
+    """What happened since the last one; also a sign of life."""
+
+    applied: int
+    """Events of the owner up to this index are applied."""
+    legs: list[tuple[InstanceName, Incarnation, int]]
+    """Open legs, of those whose number changed."""
+    opened: list[int]
+    """About how many tokens the prompt of each has that came."""
+    closed: list[Record]
+    refused: list[Refusal]
+    passed: list[tuple[str, str]]
+    """Passed requests that ended: path of the table, outcome."""
+    in_flight: int
+    queued: int
+    retries_left: float
+    held: int = 0
+    """Requests that are held because they may be what ends engines."""
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """A request that the owner answers."""
+
+    number: int
+    method: str
+    path: str
+    headers: dict[bytes, bytes]
+    request_id: str
+    private: bool = False
+    """Nobody but the client reads its connection."""
+
+
+# ---- requests that end engines (poison_sharing)
+
+
+class Broke(msgspec.Struct, frozen=True, tag=True):
+    """A leg of this request broke off there, as it does where the engine dies."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    request: RequestHash
+
+
+class EndedWell(msgspec.Struct, frozen=True, tag=True):
+    """An engine answered this request, of which something was known, to its end."""
+
+    request: RequestHash
+
+
+class Judged(msgspec.Struct, frozen=True, tag=True):
+    """How an incarnation ended, or that it did not, and who is convicted for that."""
+
+    instance: InstanceName
+    incarnation: Incarnation
+    verdict: EngineVerdict
+    conviction: Conviction | None
+
+
+class Convicted(msgspec.Struct, frozen=True, tag=True):
+    """A request is refused from now on."""
+
+    conviction: Conviction
+
+
+class WantsTurn(msgspec.Struct, frozen=True, tag=True):
+    """A worker has suspects that must go alone, or has no more of them."""
+
+    number: int
+    """Of the wish, as the worker counts: a turn that was given to an earlier one is over."""
+    wanted: bool
+
+
+class Turn(msgspec.Struct, frozen=True, tag=True):
+    """Suspects run in this worker now, and in no other, until it wants the turn no more."""
+
+    number: int
+    """Of the wish."""
+
+
+class Evidence(msgspec.Struct, frozen=True, tag=True):
+    """All that is known; it takes the place of what was."""
+
+    cases: list[tuple[InstanceName, Incarnation, float, bool, bool, list[RequestHash]]]
+    """Each with its time, whether it is a death, whether several were ever there, and the requests that are suspected."""
+    convicted: list[Conviction]
+
+
+Down = (Begin | Told | LostAt | CatchUp | Away | Stop | Answer | Broke | EndedWell | Judged | Convicted | Turn
+        | Evidence)
+Up = Listening | Failed | Verdict | Report | Vitals | Ask | Broke | EndedWell | WantsTurn
+
+
+def frame(message: Down | Up) -> bytes:
+    """The bytes of a message."""
+    body = _encode(message)
+    return len(body).to_bytes(4, "big") + body
+
+
+class Link(asyncio.Protocol, Generic[_T]):
+    """One end. ``on_message`` gets what comes, ``on_end`` hears once that the other end is gone."""
+
+    def __init__(self, kind: type[_T], on_message: Callable[[_T], None], on_end: Callable[[], None]) -> None:
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._on_message = on_message
+        self._on_end = on_end
+        self._buffer = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The socket is ours."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that the other end has not read."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def send(self, message: Down | Up) -> None:
+        """Send; goes nowhere when the other end is gone."""
+        self.send_frame(frame(message))
+
+    def send_frame(self, data: bytes) -> None:
+        """The same with bytes that were made once for many."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close once everything is sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Frames, or parts of some."""
+        self._buffer += data
+        buffer, at = self._buffer, 0
+        try:
+            while len(buffer) - at >= 4:
+                end = at + 4 + int.from_bytes(buffer[at:at + 4], "big")
+                if end > len(buffer):
+                    break
+                message = self._decode(bytes(buffer[at + 4:end]))
+                at = end
+                self._on_message(message)
+        except Exception:
+            logger.exception("a message between router processes failed")
+            if self._transport is not None:
+                self._transport.abort()
+        del buffer[:at]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The other end is gone."""
+        if exc is not None:
+            logger.debug("link lost: %s", exc)
+        self._transport = None
+        if not self.ended.done():
+            self.ended.set_result(None)
+            self._on_end()

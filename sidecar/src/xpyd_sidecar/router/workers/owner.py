@@ -1,0 +1,395 @@
+"""A router of several processes: this one owns membership, the others serve clients.
+
+    agents ── heartbeats ──▶ owner ══ Unix sockets ══ worker 1 … N ◀── clients (SO_REUSEPORT shares one port among them)
+
+Belongs here: starting and watching workers, telling them what the roster took, and what they report. Does not belong here:
+what a worker does (``worker``), and how many legs all of them have (``workers.leg_counts``).
+
+Laws
+  * The owner never waits for a worker. One that does not read is told no more, and gets the roster as it is once it reads
+    again; one that gives no sign of life for ``SILENT_S`` is killed and started again.
+  * A worker's end costs its own requests alone. Its open legs are counted no more: engines see the connections break.
+  * Whatever ends the owner ends the workers (they see their socket close).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import socket
+import sys
+from collections import deque
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import Incarnation, InstanceName, State
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.contract.membership import Heartbeat
+from xpyd_sidecar.errors import ConfigError, XpydError
+from xpyd_sidecar.router.api.faults import Fault
+from xpyd_sidecar.router.app import Router
+from xpyd_sidecar.router.fleet import replica as rep
+from xpyd_sidecar.router.http.patience import within
+from xpyd_sidecar.router.http.reply import HttpRequest, Reply
+from xpyd_sidecar.router.observing.vitals import Vitals
+from xpyd_sidecar.router.stream.failures import Reason
+from xpyd_sidecar.router.workers import link as li
+from xpyd_sidecar.router.workers.leg_counts import LegCounts
+from xpyd_sidecar.router.workers.poison_sharing import OwnerPoison
+from xpyd_sidecar.router.workers.sharing import reserve, share
+
+logger = logging.getLogger(__name__)
+
+START_S = 60.0
+"""How long workers may take to listen."""
+MAX_UNREAD = 4 << 20
+"""Bytes that a worker may leave unread before it is told no more."""
+READ_AGAIN = 64 << 10
+SILENT_S = 15.0
+RETRY_S = 5.0
+"""Until a worker that the system would not start is tried again."""
+MARGIN_S = 5.0
+"""What workers get beyond their drain."""
+DEATHS, DEATHS_S = 20, 60.0
+"""So many ends of workers within this time end the router: whoever started it sees it, and starts it again."""
+
+
+class _Worker:
+    """One worker as the owner sees it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.process: asyncio.subprocess.Process | None = None
+        self.link: li.Link[li.Up] | None = None
+        self.listening = False
+        self.behind = False
+        self.heard_at = 0.0
+        self.in_flight = 0
+        self.queued = 0
+        self.retries_left = 0.0
+        self.vitals: Vitals | None = None
+        self.held = 0
+
+
+class _Caught(Reply):
+    """An answer for a worker's client."""
+
+    def __init__(self, ask: li.Ask, link: li.Link[li.Up]) -> None:
+        self._ask = ask
+        self._link = link
+        self.request_id = ask.request_id
+        self.started = self.done = False
+        self.status = self._sent = 0
+
+    @property
+    def private(self) -> bool:
+        """As the worker sees the connection."""
+        return self._ask.private
+
+    def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
+        """A complete answer."""
+        self.started = self.done = True
+        self._link.send(li.Answer(self._ask.number, status, headers, body))
+
+
+class Owner(Router):
+    """Membership, and the workers."""
+
+    def __init__(self, config: SidecarConfig, key: ServiceKey) -> None:
+        super().__init__(config, key)
+        self._whole_config = config
+        self._loop = self.context.loop
+        self._count = self._config.workers
+        self._workers: dict[int, _Worker] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reserved: socket.socket | None = None
+        self._index = 0
+        self._unsent: list[bytes] = []
+        self._beginning = rep.Beginning()
+        self._names: set[InstanceName] = set()
+        self._legs = LegCounts()
+        self._away = self._stopping = False
+        self._deaths: deque[float] = deque()
+        self._changed = asyncio.Event()
+        self.failed: asyncio.Future[None] = self._loop.create_future()
+        self.context.observer.watch_queue(lambda: sum(worker.queued for worker in self._workers.values()))
+        self.context.observer.metrics.watch_budget(lambda: sum(worker.retries_left for worker in self._workers.values()))
+        self.context.watch.told = self._told
+        self.context.watch.on_lost = self._lost
+        self._poison = OwnerPoison(self._loop, self.context.roster, self._tell, self._give_turn)
+        self._poison.held_elsewhere = lambda: sum(worker.held for worker in self._workers.values())
+        self.context.poison = self._poison
+        self.context.watch.on_verdict = self._poison.judged
+        self.context.observer.metrics.watch_poison(self._poison.counts)
+
+    def processes(self) -> dict[str, Vitals]:
+        """All processes of the router, by the number of the worker."""
+        own = super().processes()
+        return own | {str(worker.number): worker.vitals for worker in self._workers.values() if worker.vitals is not None}
+
+    # ---- start and end
+
+    async def _open(self) -> None:
+        self._join()
+        self._reserved = reserve(self._config.host, self._config.port)
+        self.port = int(self._reserved.getsockname()[1])
+        for number in range(1, self._count + 1):
+            await self._start(number)
+        try:
+            async with within(START_S):
+                while not all(worker.listening for worker in self._workers.values()) or len(self._workers) < self._count:
+                    if self.failed.done():
+                        self.failed.result()
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise XpydError(f"workers did not listen within {START_S:g} s") from None
+        logger.info("workers listen", extra={"workers": self._count})
+
+    async def _start(self, number: int) -> None:
+        worker = _Worker(number)
+        worker.heard_at = self._loop.time() + START_S - SILENT_S
+        ours, theirs = socket.socketpair()
+        link: li.Link[li.Up] = li.Link(
+            li.Up, lambda message: self._on_message(worker, message), lambda: None)  # type: ignore[arg-type]
+        try:
+            with theirs:
+                tls = [] if self._config.tls_cert_file is None else ["tls"]
+                worker.process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "xpyd_sidecar.router.workers.worker", str(theirs.fileno()), *tls,
+                    pass_fds=(theirs.fileno(),))
+            await self._loop.create_unix_connection(lambda: link, sock=ours)
+        except OSError:
+            ours.close()
+            raise
+        self._flush()  # what is told already is in its beginning
+        worker.link = link
+        self._workers[number] = worker
+        self._legs.begin(number)
+        whole = self._whole_config.router  # not what this process's files allow: workers have files of their own
+        assert whole is not None
+        config = msgspec.structs.replace(self._whole_config, agent=None, router=share(whole, self._count))
+        link.send(li.Begin(config, number, self._config.host, self.port, self.context.started, self._index,
+                           self._beginning.events(self.context.roster), self._away))
+        link.send(self._poison.evidence())
+        if self._stopping:
+            link.send(li.Stop())
+        self._spawn(self._watch_over(worker))
+
+    def _spawn(self, coroutine: object) -> None:
+        task: asyncio.Task[None] = self._loop.create_task(coroutine)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _watch_over(self, worker: _Worker) -> None:
+        assert worker.process is not None
+        assert worker.link is not None
+        code = await worker.process.wait()
+        worker.link.close()
+        with contextlib.suppress(TimeoutError):
+            async with within(1.0):  # what it said last may still be on its way
+                await worker.link.ended
+        self._legs.end(worker.number)
+        worker.in_flight, worker.queued, worker.retries_left, worker.held, worker.vitals = 0, 0, 0.0, 0, None
+        worker.listening = False
+        self._poison.left(worker.number)
+        self._recount()
+        self._changed.set()
+        if self._stopping or self.failed.done():
+            return
+        now = self._loop.time()
+        self._deaths.append(now)
+        while now - self._deaths[0] > DEATHS_S:
+            self._deaths.popleft()
+        logger.error("a worker ended with code %s: starting it again", code, extra={"worker": worker.number})
+        if len(self._deaths) >= DEATHS:
+            self._fail(XpydError(f"workers ended {DEATHS} times within {DEATHS_S:g} s"))
+            return
+        await asyncio.sleep(min(5.0, 0.05 * 2 ** min(10, len(self._deaths) - 1)))
+        while not self._stopping:
+            try:
+                await self._start(worker.number)
+            except OSError as error:
+                logger.error("a worker cannot be started: %s", error, extra={"worker": worker.number})  # noqa: TRY400
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    def _fail(self, error: Exception) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(error)
+        self._changed.set()
+
+    def turn_away(self, away: bool) -> None:
+        """Send clients elsewhere, or take that back."""
+        super().turn_away(away)
+        self._away = away
+        self._tell(li.Away(away))
+
+    async def stop(self) -> None:
+        """Let every worker drain, then end."""
+        self._stopping = self.context.draining = True
+        self._tell(li.Stop())
+        if self._reserved is not None:
+            self._reserved.close()
+        limit = self._config.listen_on_s + self._config.drain_timeout_s + MARGIN_S
+        with contextlib.suppress(TimeoutError):
+            async with within(limit):
+                await asyncio.gather(*(w.process.wait() for w in self._workers.values() if w.process is not None))
+        await self.end()
+
+    async def end(self) -> None:
+        """Close everything now."""
+        self._stopping = True
+        for worker in self._workers.values():
+            if worker.process is not None and worker.process.returncode is None:
+                worker.process.kill()
+        for task in list(self._tasks):
+            if not any(w.process is not None and w.process.returncode is None for w in self._workers.values()):
+                task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with within(MARGIN_S):
+                await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._reserved is not None:
+            self._reserved.close()
+        if not self.failed.done():
+            self.failed.cancel()
+        await super().end()
+
+    async def wait_failed(self) -> None:
+        """Wait for workers that cannot be kept running; raises what is wrong."""
+        await asyncio.shield(self.failed)
+
+    # ---- to the workers
+
+    def _tell(self, message: li.Down) -> None:
+        # Heartbeats come in batches: what one turn of the loop tells leaves in one write.
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(li.frame(message))
+
+    def _flush(self) -> None:
+        data = b"".join(self._unsent)
+        self._unsent.clear()
+        if not data:
+            return
+        for worker in self._workers.values():
+            if worker.link is None or worker.behind:
+                continue
+            worker.link.send_frame(data)
+            worker.behind = worker.link.backlog > MAX_UNREAD
+
+    def _told(self, event: rep.Event) -> None:
+        """The roster took an event."""
+        roster = self.context.roster
+        gone: list[InstanceName] = []
+        if isinstance(event, rep.Tick | rep.ProbeEnded):
+            names = {member.name for member in roster.members()}
+            gone, self._names = sorted(self._names - names), names
+        elif isinstance(event, rep.Message):
+            self._names.add(event.message.instance)
+        if isinstance(event, rep.Tick) and not gone:
+            return
+        self._beginning.note(event)
+        self._index += 1
+        if isinstance(event, rep.Message) and isinstance(event.message, Heartbeat):
+            beat = event.message
+            key = beat.instance, beat.incarnation
+            if beat.state is State.DRAINING:
+                self._legs.drains(key, self._index)
+            else:
+                self._legs.serves(key)
+            member = roster.find(*key)
+            if member is not None:
+                member.in_flight = self._legs.of(key)
+        self._tell(li.Told(self._index, None if isinstance(event, rep.Tick) else event, gone))
+
+    def _lost(self, instance: InstanceName, incarnation: Incarnation, reason: Reason) -> None:
+        self._tell(li.LostAt(instance, incarnation, reason))
+
+    def _give_turn(self, number: int, turn: li.Turn) -> None:
+        self._flush()  # it must know what it was told before
+        worker = self._workers.get(number)
+        if worker is not None and worker.link is not None:
+            worker.link.send(turn)
+
+    def _recount(self) -> None:
+        for member in self.context.roster.members():
+            member.in_flight = self._legs.of((member.name, member.incarnation))
+        self._level()
+
+    def _level(self) -> None:
+        self.context.observer.metrics.in_flight = sum(worker.in_flight for worker in self._workers.values())
+
+    # ---- from the workers
+
+    def _on_message(self, worker: _Worker, message: li.Up) -> None:
+        if self._workers.get(worker.number) is not worker:
+            return  # it has ended, and another has its number
+        worker.heard_at = self._loop.time()
+        match message:
+            case li.Report():
+                self._on_report(worker, message)
+            case Vitals():
+                worker.vitals = message
+            case li.Verdict(event=event):
+                self.context.watch.take(event)
+            case li.Ask():
+                self._on_ask(worker, message)
+            case li.Broke() | li.EndedWell() | li.WantsTurn():
+                self._poison.on_message(worker.number, message)
+            case li.Listening():
+                worker.listening = True
+                self._changed.set()
+            case li.Failed(reason=reason):
+                self._fail(ConfigError(reason))
+
+    def _on_report(self, worker: _Worker, report: li.Report) -> None:
+        observer, roster = self.context.observer, self.context.roster
+        for key in self._legs.report(worker.number, report.applied, report.legs):
+            member = roster.find(*key)
+            if member is not None:
+                member.in_flight = self._legs.of(key)
+        for tokens in report.opened:
+            observer.opened(tokens)
+        for record in report.closed:
+            observer.closed(record)
+        for refusal in report.refused:
+            observer.refused(refusal.api, refusal.request_id, refusal.outcome, refusal.status, refusal.detail)
+        for path, outcome in report.passed:
+            observer.passed(path, outcome)
+        worker.in_flight, worker.queued, worker.retries_left = report.in_flight, report.queued, report.retries_left
+        worker.held = report.held
+        self._level()
+
+    def _on_ask(self, worker: _Worker, ask: li.Ask) -> None:
+        assert worker.link is not None
+        request = HttpRequest(ask.method, ask.path, ask.headers, b"", ask.request_id, judged=True)
+        reply = _Caught(ask, worker.link)
+        try:
+            self.paths.own(request, reply)
+        except Fault as fault:
+            reply.fault(fault)
+
+    # ---- time
+
+    def _turn(self) -> None:
+        """Called every second."""
+        now = self._loop.time()
+        for worker in self._workers.values():
+            link, process = worker.link, worker.process
+            if link is None or process is None or process.returncode is not None:
+                continue
+            if worker.behind and link.backlog < READ_AGAIN:
+                self._flush()
+                worker.behind = False
+                link.send(li.CatchUp(self._index, self._beginning.events(self.context.roster)))
+                link.send(self._poison.evidence())
+            if now - max(worker.heard_at, self.awake) > SILENT_S:
+                logger.error("a worker gives no sign of life: killing it", extra={"worker": worker.number})
+                worker.heard_at = math.inf
+                process.kill()
+        self._legs.keep({(member.name, member.incarnation) for member in self.context.roster.members()})

@@ -1,0 +1,186 @@
+"""``python -m xpyd_sidecar.router.workers.worker FD [tls]``: one of several processes that serve clients for one router.
+
+    owner ══ Unix socket FD ══ worker: Server (SO_REUSEPORT), Context, a replica of the roster
+
+Belongs here: the process, and what a worker does otherwise than a router of one. Its roster follows the owner's
+(``follower``); what its requests find out goes to the owner; so do records of requests (``reports``), from which the owner
+makes metrics, history and ``/fleet`` (``worker_paths``).
+
+The owner's end is the worker's: without membership it would serve from a roster that grows old.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import secrets
+import signal
+import socket
+import sys
+
+from xpyd_sidecar import logs
+from xpyd_sidecar.contract.ids import State
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.contract.membership import Heartbeat
+from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.router.app import GC_THRESHOLD, Router
+from xpyd_sidecar.router.endpoints.application import Paths
+from xpyd_sidecar.router.fleet import replica as rep
+from xpyd_sidecar.router.http.auth import Admin, ClientKeys
+from xpyd_sidecar.router.http.patience import within
+from xpyd_sidecar.router.relay.loop import run
+from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.workers import link as li
+from xpyd_sidecar.router.workers.follower import WorkerContext
+from xpyd_sidecar.router.workers.reports import Reports
+from xpyd_sidecar.router.workers.worker_paths import WorkerPaths
+
+logger = logging.getLogger(__name__)
+
+ALIVE_S = 1.0
+
+
+class Worker(Router):
+    """A router without membership of its own."""
+
+    def __init__(self, begin: li.Begin, link: li.Link[li.Down]) -> None:
+        self._begin = begin
+        self._link = link
+        # Nobody but the owner knows the service's key, and it alone checks what is secured with it.
+        super().__init__(begin.config, ServiceKey(secrets.token_bytes(32)))
+
+    def _make_context(self, config: SidecarConfig) -> Context:
+        self.worker = WorkerContext(config, self._link, self._begin.started)
+        return self.worker
+
+    def _make_paths(self, client_keys: ClientKeys, admin: Admin) -> Paths:
+        paths = WorkerPaths(self.context, client_keys, admin)
+        paths.link = self._link
+        self._asking = paths
+        return paths
+
+    async def _open(self) -> None:
+        rep.catch_up(self.context.roster, self._begin.events)
+        self.worker.reports.applied = self._begin.index
+        self.turn_away(self._begin.away)
+        self.port = await self.server.listen(self._begin.host, self._begin.port, self._certificate, shared=True)
+
+    def _turn(self) -> None:
+        self._link.send(self.vitals())
+
+    def on_message(self, message: li.Down, stop: asyncio.Event) -> None:
+        """The owner says something."""
+        roster, reports = self.context.roster, self.worker.reports
+        match message:
+            case li.Told(index=index, event=event, gone=gone):
+                if event is not None:
+                    rep.follow(roster, event)
+                for name in gone:
+                    rep.forget(roster, self.context.loop.time(), name)
+                reports.applied = index
+                self.worker.line.moved()
+                beat = event.message if isinstance(event, rep.Message) else None
+                if isinstance(beat, Heartbeat) and beat.state is State.DRAINING:
+                    reports.soon()  # the drain waits for this worker to know of it
+                    if beat.leaving:
+                        self.context.servings.leaving(beat.instance, beat.incarnation,
+                                                      f"{beat.instance} drains and ends soon")
+            case li.LostAt(instance=instance, incarnation=incarnation, reason=reason):
+                self.context.servings.lost(instance, incarnation, reason)
+            case li.CatchUp(index=index, events=events):
+                rep.catch_up(roster, events)
+                reports.applied = index
+            case li.Away(away=away):
+                self.turn_away(away)
+            case li.Stop():
+                stop.set()
+            case li.Answer():
+                self._asking.answer(message)
+            case li.Broke() | li.EndedWell() | li.Judged() | li.Convicted() | li.Turn() | li.Evidence():
+                self.worker.shared.on_message(message)
+            case li.Begin():
+                raise ValueError("a second beginning")
+
+
+async def _run(fd: int) -> int:
+    loop = asyncio.get_running_loop()
+    stop, begun = asyncio.Event(), loop.create_future()
+    worker: Worker | None = None
+
+    def on_message(message: li.Down) -> None:
+        if worker is not None:
+            worker.on_message(message, stop)
+        elif isinstance(message, li.Begin):
+            begun.set_result(message)
+        else:
+            early.append(message)
+
+    def on_end() -> None:
+        if not begun.done():
+            begun.cancel()
+
+    early: list[li.Down] = []
+    link: li.Link[li.Down] = li.Link(li.Down, on_message, on_end)  # type: ignore[arg-type]
+    await loop.create_unix_connection(lambda: link, sock=socket.socket(fileno=fd))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # A terminal's interrupt goes to every process of its group, and the owner says what follows from it.
+        loop.add_signal_handler(number, stop.set if number == signal.SIGTERM else lambda: None)
+    begin: li.Begin = await begun
+    config = begin.config
+    logs.configure(config.log_level, config.log_format, service=config.service, instance=config.instance,
+                   worker=str(begin.number))
+    try:
+        made = Worker(begin, link)
+        await made.start()
+    except ConfigError as error:
+        link.send(li.Failed(str(error)))
+        link.close()
+        await link.ended
+        return 2
+    for message in early:
+        made.on_message(message, stop)
+    worker = made  # only now: what came while it started must not overtake what came before
+    link.send(li.Listening())
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLD)
+    alive = loop.create_task(_alive(worker.worker.reports))
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({stopping, link.ended}, return_when=asyncio.FIRST_COMPLETED)
+    if link.ended.done():
+        logger.error("the process that owns membership is gone: ending")
+        await worker.end()
+        return 1
+    draining = asyncio.ensure_future(worker.stop())
+    await asyncio.wait({draining, link.ended}, return_when=asyncio.FIRST_COMPLETED)
+    if not draining.done():
+        draining.cancel()
+        await asyncio.gather(draining, return_exceptions=True)
+        await worker.end()
+        return 1
+    alive.cancel()
+    worker.worker.observer.tell()
+    worker.worker.reports.flush()
+    link.close()
+    with contextlib.suppress(TimeoutError):
+        async with within(2.0):
+            await link.ended
+    return 0
+
+
+async def _alive(reports: Reports) -> None:
+    while True:
+        await asyncio.sleep(ALIVE_S)
+        reports.flush()
+
+
+def main() -> int:
+    """The process; its exit code."""
+    return run(_run(int(sys.argv[1])), encrypted="tls" in sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The paths of a worker: what is of all workers together is asked of the owner."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from xpyd_sidecar.contract import timeline
+from xpyd_sidecar.router.api import faults
+from xpyd_sidecar.router.endpoints.application import RENDERED_S, Paths
+from xpyd_sidecar.router.http.auth import Admin, ClientKeys
+from xpyd_sidecar.router.http.patience import Alarm
+from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.serving.context import Context
+from xpyd_sidecar.router.workers import link as li
+
+ASKED = frozenset({"/metrics", "/fleet", timeline.PATH, "/dashboard/data"})
+"""Paths that the owner answers, for all workers together."""
+ASK_S = 5.0
+
+
+class _Waiting:
+    """A request that the owner answers."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.gone = False
+
+    def on_client_gone(self) -> None:
+        """The answer goes nowhere."""
+        self.gone = True
+
+    def on_pause(self) -> None:
+        """It is one write."""
+
+    def on_resume(self) -> None:
+        """Likewise."""
+
+
+class _Question:
+    """What the owner was asked, and for whom."""
+
+    def __init__(self, timer: Alarm, *, shared: bool) -> None:
+        """``shared``: the answer is the same for everybody."""
+        self.timer = timer
+        self.shared = shared
+        self.waiting: list[_Waiting] = []
+
+
+class WorkerPaths(Paths):
+    """Those of one worker."""
+
+    link: li.Link[li.Down]
+
+    def __init__(self, context: Context, client_keys: ClientKeys, admin: Admin) -> None:
+        super().__init__(context, client_keys, admin)
+        self._loop = context.loop
+        self._asked: dict[int, _Question] = {}
+        self._number = 0
+        self._metrics_asked = 0
+        """The number of the latest question for metrics, to which others that come meanwhile are added."""
+        self._metrics_answer: li.Answer | None = None
+
+    def own(self, request: HttpRequest, reply: Reply) -> Handler | None:
+        """Answer a request, which was judged, that is the router's own. Raises Fault."""
+        if request.path not in ASKED:
+            return super().own(request, reply)
+        shared = request.path == "/metrics"
+        if shared and self._metrics_answer is not None and self._loop.time() < self._metrics_until:
+            answer = self._metrics_answer
+            reply.whole(answer.status, answer.headers, answer.body)
+            return None
+        question = self._asked.get(self._metrics_asked) if shared else None
+        if question is None:
+            question = self._ask(request, shared=shared, private=reply.private)
+        waiting = _Waiting(reply)
+        question.waiting.append(waiting)
+        return waiting
+
+    def _ask(self, request: HttpRequest, *, shared: bool, private: bool) -> _Question:
+        self._number += 1
+        number = self._number
+        if shared:
+            self._metrics_asked = number
+        timer = Alarm(self._loop, self._loop.time() + ASK_S, partial(self._answered, number, None))
+        question = self._asked[number] = _Question(timer, shared=shared)
+        self.link.send(li.Ask(number, request.method, request.path, request.headers, request.request_id, private))
+        return question
+
+    def answer(self, answer: li.Answer) -> None:
+        """The owner has answered."""
+        self._answered(answer.number, answer)
+
+    def _answered(self, number: int, answer: li.Answer | None) -> None:
+        question = self._asked.pop(number, None)
+        if question is None:
+            return
+        question.timer.cancel()
+        if question.shared and answer is not None:
+            self._metrics_answer, self._metrics_until = answer, self._loop.time() + RENDERED_S
+        for waiting in question.waiting:
+            if waiting.gone:
+                continue
+            if answer is None:
+                waiting.reply.fault(faults.unavailable("the process that owns membership does not answer"))
+            else:
+                waiting.reply.whole(answer.status, answer.headers, answer.body)

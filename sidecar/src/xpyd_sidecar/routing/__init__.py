@@ -1,1 +1,0 @@
-"""The life of a request and the choice of instances. Pure: events in, instructions out; time and seeds are arguments."""

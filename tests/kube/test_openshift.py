@@ -1,0 +1,109 @@
+"""A cluster that assigns users, as OpenShift does by its constraint restricted-v2: pods that name one are refused.
+
+The API server is told the rules of that constraint as an admission policy. What it would fill in (a user of the namespace's
+range) nobody here reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from kube_operator import OperatorProcess
+from kube_team import Team
+from testcluster.errors import CommandFailed
+
+pytestmark = pytest.mark.timeout(1200)  # the first run on a machine builds Kubernetes
+CONTAINERS = "object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])"
+NO = "unable to validate against any security context constraint"
+RULES = {
+    "runAsUser must be in the ranges: [1000660000, 1000669999]":
+        f"(!has(object.spec.securityContext.runAsUser) || object.spec.securityContext.runAsUser >= 1000660000) && "
+        f"({CONTAINERS}).all(c, !has(c.securityContext.runAsUser) || c.securityContext.runAsUser >= 1000660000)",
+    "fsGroup: 65532 is not an allowed group":
+        "!has(object.spec.securityContext.fsGroup) || object.spec.securityContext.fsGroup >= 1000660000",
+    "Containers must drop ALL capabilities":
+        f"({CONTAINERS}).all(c, has(c.securityContext.capabilities) && 'ALL' in c.securityContext.capabilities.drop && "
+        "!has(c.securityContext.capabilities.add) && c.securityContext.allowPrivilegeEscalation == false)",
+    "host namespaces and paths are not allowed":
+        "!has(object.spec.hostNetwork) && !has(object.spec.hostIPC) && !has(object.spec.hostPID) && "
+        "object.spec.volumes.all(v, !has(v.hostPath))",
+}
+
+
+async def wait_in_force(team: Team) -> None:
+    """Until the API server refuses a pod of the fixed user; it takes a moment to hear of a policy."""
+    pod = json.dumps({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "probe"},
+        "spec": {"securityContext": {"runAsUser": 65532}, "volumes": [{"name": "t", "emptyDir": {}}],
+                 "containers": [{"name": "c", "image": "i", "securityContext": {
+                     "allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}}]}})
+    for _ in range(100):
+        said = ""
+        try:
+            await team.kubectl("create", "--dry-run=server", "-f", "-", stdin=pod)
+        except CommandFailed as error:
+            said = str(error)
+        if "runAsUser must be in the ranges" in said:
+            return
+        await asyncio.sleep(0.2)
+    raise AssertionError(f"the policy is not in force after 20 s: {said}")
+
+
+@pytest.fixture
+async def constrained(quiet_team: Team) -> AsyncIterator[Team]:
+    """A namespace under the constraint."""
+    name = quiet_team.namespace
+    policy = {
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy", "metadata": {"name": name},
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": [
+                {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]},
+            "validations": [{"expression": rule, "message": f"{NO}: {words}"} for words, rule in RULES.items()],
+        },
+    }
+    binding = {
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": name},
+        "spec": {"policyName": name, "validationActions": ["Deny"], "matchResources": {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}},
+    }
+    for made in (policy, binding):
+        await quiet_team.kubectl("apply", "--server-side", "-f", "-", stdin=json.dumps(made))
+    try:
+        await wait_in_force(quiet_team)
+        yield quiet_team
+    finally:
+        for made in (binding, policy):
+            await quiet_team.kubectl("delete", str(made["kind"]), name, "--wait=false")
+
+
+async def test_pods_that_name_a_user_are_refused_and_the_service_says_why(constrained: Team) -> None:
+    team = constrained
+    await team.operator.start()
+    await team.apply(team.document())
+    said = await team.wait_condition("Valid", "False", words=("TemplateRejected", "runAsUser must be in the ranges"))
+    assert "unable to validate against any security context constraint" in said["message"]
+    assert team.pods() == []
+
+
+@pytest.mark.parametrize("placement", ["Sidecar", "Deployment"])
+async def test_where_users_are_assigned_pods_of_engines_and_routers_are_taken(
+    constrained: Team, operator_kubeconfig: Path, tmp_path: Path, placement: str
+) -> None:
+    team = constrained
+    flags = ("--no-leader-election", "--pod-user=assigned")
+    team.operator = OperatorProcess(operator_kubeconfig, tmp_path / "operator.log", *flags, namespace=team.namespace)
+    await team.operator.start()
+    try:
+        await team.apply(team.document(decode=2, router={"placement": placement}))
+        await team.wait_settled("1P2D")
+        for pod in team.of("Pod").values():
+            assert pod["spec"]["securityContext"].keys() & {"runAsUser", "runAsGroup", "fsGroup"} == set()
+            assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    finally:
+        await team.operator.kill()

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from beats import SERVICE, beat
+
+from xpyd_sidecar.contract.ids import Fingerprint, HostPort, InstanceName, Role, State
+from xpyd_sidecar.router.balance import policies
+from xpyd_sidecar.router.balance.picker import Picker
+from xpyd_sidecar.router.fleet.roster import Member, Roster
+from xpyd_sidecar.router.fleet.target import Pair
+
+RAW = msgspec.Raw(b"")
+A, B = Fingerprint("a" * 32), Fingerprint("b" * 32)
+
+
+def picker(prefills: dict[str, Any], decodes: dict[str, Any]) -> Picker:
+    roster = Roster(SERVICE, started=0.0, settle_s=0.0, missed_beats=3)
+    for role, instances in ((Role.PREFILL, prefills), (Role.DECODE, decodes)):
+        for name, fields in instances.items():
+            roster.on_message(0.0, beat(name, role, **fields))
+    return Picker(roster, policies.make("round_robin", {}, 0))
+
+
+def both(pair: Pair | None) -> tuple[str | None, str]:
+    assert pair is not None
+    return (pair.prefill.instance if pair.prefill else None, pair.decode.instance)
+
+
+def test_two_by_two_uses_all_four_pairs() -> None:
+    pick = picker({"p0": {}, "p1": {}}, {"d0": {}, "d1": {}})
+    assert Counter(both(pick.pair(RAW, alone=False)) for _ in range(8)) == {
+        (p, d): 2 for p in ("p0", "p1") for d in ("d0", "d1")}
+
+
+def test_pairs_are_made_only_within_one_fingerprint() -> None:
+    pick = picker({"pa": {"fingerprint": A}, "pb": {"fingerprint": B}},
+                  {"da": {"fingerprint": A}, "db": {"fingerprint": B}})
+    assert {both(pick.pair(RAW, alone=False)) for _ in range(8)} == {("pa", "da"), ("pb", "db")}
+
+
+def test_decode_instances_with_a_possible_partner_come_first() -> None:
+    pick = picker({"pa": {"fingerprint": A}}, {"da": {"fingerprint": A}, "db": {"fingerprint": B}})
+    assert {both(pick.pair(RAW, alone=False)) for _ in range(4)} == {("pa", "da")}
+    assert {both(pick.pair(RAW, alone=True)) for _ in range(4)} == {(None, "da"), (None, "db")}
+
+
+def test_without_any_partner_decode_is_picked_alone() -> None:
+    pick = picker({"pa": {"fingerprint": A}}, {"db": {"fingerprint": B}})
+    assert both(pick.pair(RAW, alone=False)) == (None, "db")
+    assert both(picker({"p0": {"state": State.DRAINING}}, {"d0": {}}).pair(RAW, alone=False)) == (None, "d0")
+
+
+def test_who_was_tried_is_left_out() -> None:
+    pick = picker({"p0": {}, "p1": {}}, {"d0": {}, "d1": {}})
+    pair = pick.pair(RAW, alone=False, not_prefill={InstanceName("p0")}, not_decode={InstanceName("d1")})
+    assert both(pair) == ("p1", "d0")
+    assert pick.pair(RAW, alone=False, not_decode={InstanceName("d0"), InstanceName("d1")}) is None
+
+
+def test_another_prefill_fits_the_waiting_decode() -> None:
+    pick = picker({"pa": {"fingerprint": A}, "pb": {"fingerprint": B}, "pc": {"fingerprint": A}},
+                  {"da": {"fingerprint": A}})
+    pair = pick.pair(RAW, alone=False)
+    assert pair is not None
+    found = pick.prefill_for(RAW, pair.decode, {InstanceName("pa")})
+    assert found is not None
+    assert found.instance == "pc"
+    assert pick.prefill_for(RAW, pair.decode, {InstanceName("pa"), InstanceName("pc")}) is None
+
+
+def test_nobody_decodes() -> None:
+    pick = picker({"p0": {}}, {})
+    assert pick.pair(RAW, alone=False) is None
+    assert pick.why_not(Role.DECODE) == "no decode instance is known"
+
+
+def test_ranks_behind_one_door_take_turns_and_are_named() -> None:
+    control = tuple(HostPort(f"10.0.0.1:{port}") for port in (1, 2))
+    pick = picker({}, {"d0": {"control": control}})
+    targets = [pair.decode for _ in range(3) if (pair := pick.pair(RAW, alone=True))]
+    assert [(t.http, t.control, t.dp_rank) for t in targets] == [
+        ("127.0.0.1:1", "10.0.0.1:1", 0), ("127.0.0.1:1", "10.0.0.1:2", 1), ("127.0.0.1:1", "10.0.0.1:1", 0)]
+
+
+def test_ranks_with_doors_of_their_own_need_no_name() -> None:
+    pick = picker({}, {"d0": {"control": (HostPort("h:1"), HostPort("h:2")), "http": (HostPort("h:8"), HostPort("h:9"))}})
+    targets = [pair.decode for _ in range(2) if (pair := pick.pair(RAW, alone=True))]
+    assert [(t.http, t.control, t.dp_rank) for t in targets] == [("h:8", "h:1", None), ("h:9", "h:2", None)]
+
+
+def test_an_instance_without_a_control_address_is_never_paired() -> None:
+    assert both(picker({"p0": {}}, {"d0": {"control": ()}}).pair(RAW, alone=False)) == (None, "d0")
+    assert both(picker({"p0": {"control": ()}}, {"d0": {}}).pair(RAW, alone=False)) == (None, "d0")
+
+
+class Doors:
+    """Room as a test says."""
+
+    unlimited = False
+
+    def __init__(self, *full: str) -> None:
+        self.full = set(full)
+
+    def free(self, candidates: Sequence[Member]) -> Sequence[Member]:
+        return [m for m in candidates if m.name not in self.full] or candidates
+
+    def room(self, candidates: Iterable[Member]) -> bool:
+        return any(m.name not in self.full for m in candidates)
+
+
+def picker_with(prefills: dict[str, Any], decodes: dict[str, Any], policy: str = "round_robin", **options: Any) -> Picker:
+    plain = picker(prefills, decodes)
+    return Picker(plain._roster, policies.make(policy, {}, 0), **options)
+
+
+def test_who_has_no_room_is_left_out_unless_nobody_has() -> None:
+    doors = Doors("p0", "d1")
+    pick = picker_with({"p0": {}, "p1": {}}, {"d0": {}, "d1": {}}, room=doors)
+    assert {both(pick.pair(RAW, alone=False)) for _ in range(6)} == {("p1", "d0")}
+    assert pick.room(alone=False)
+    doors.full |= {"p1"}
+    assert {both(pick.pair(RAW, alone=False))[1] for _ in range(6)} == {"d0"}
+    assert not pick.room(alone=False)
+    assert pick.room(alone=True)
+
+
+def prompt(text: str) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(text))
+
+
+def test_a_prompt_that_decode_holds_goes_back_there_alone() -> None:
+    pick = picker_with({"p0": {}}, {"d0": {}, "d1": {}, "d2": {}}, cached_share=0.7)
+    first = pick.asked(prompt("x" * 2000))
+    assert not first.cached()
+    _, home = both(first.pair(alone=False))
+    longer = pick.asked(prompt("x" * 2000 + "y" * 500))
+    assert longer.cached(), "2,000 of 2,500 bytes are there"
+    assert both(longer.pair(alone=True)) == (None, home)
+    assert not pick.asked(prompt("x" * 2000 + "y" * 2000)).cached(), "half is too little"
+
+
+def test_a_holder_that_was_tried_or_is_overloaded_does_not_count() -> None:
+    pick = picker_with({"p0": {}}, {"d0": {}, "d1": {}, "d2": {}}, cached_share=0.7)
+    _, home = both(pick.asked(prompt("x" * 2000)).pair(alone=False))
+    member = next(m for m in pick._roster.pickable(Role.DECODE) if m.name == home)
+    member.in_flight = 9
+    assert not pick.asked(prompt("x" * 2000)).cached()
+    member.in_flight = 0
+    asked = pick.asked(prompt("x" * 2000))
+    assert asked.cached()
+    assert both(asked.pair(alone=True, not_decode={InstanceName(home)}))[1] != home
+
+
+def test_no_account_is_kept_that_nobody_looks_at() -> None:
+    assert picker_with({"p0": {}}, {"d0": {}}).holdings is None
+    assert picker_with({"p0": {}}, {"d0": {}}, "prefix_aware").holdings is not None
+    assert picker_with({"p0": {}}, {"d0": {}}, cached_share=0.5).holdings is not None
+
+
+def test_prefix_aware_pairs_stay_with_their_prompt() -> None:
+    pick = picker_with({f"p{n}": {} for n in range(4)}, {f"d{n}": {} for n in range(4)}, "prefix_aware")
+    pairs = {number: both(pick.pair(prompt(f"{number}" * 2000), alone=False)) for number in range(9)}
+    assert len(set(pairs.values())) > 3
+    for number, pair in pairs.items():
+        assert both(pick.pair(prompt(f"{number}" * 2100), alone=False)) == pair
+
+
+def test_candidates_are_found_anew_when_the_roster_changes() -> None:
+    pick = picker({"p0": {}}, {"d0": {}})
+    assert both(pick.pair(RAW, alone=False)) == ("p0", "d0")
+    pick._roster.on_message(1.0, beat("p0", Role.PREFILL, state=State.DRAINING, seq=1))
+    assert both(pick.pair(RAW, alone=False)) == (None, "d0")
+    pick._roster.on_message(1.0, beat("d1", Role.DECODE, seq=1))
+    assert {both(pick.pair(RAW, alone=False)) for _ in range(4)} == {(None, "d0"), (None, "d1")}

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+
+from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.router.balance import policies
+
+
+def test_every_file_of_the_folder_is_a_policy() -> None:
+    assert policies.names() == ["least_loaded", "prefix_aware", "random", "round_robin"]
+
+
+def test_an_unknown_policy_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=r"router\.policy: 'fastest' .*least_loaded, prefix_aware, random, round_robin"):
+        policies.make("fastest", {}, 1)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"router\.policy_options of random: .*speed"):
+        policies.make("random", {"speed": 1}, 1)
+
+
+@pytest.mark.parametrize(("policy", "options", "words"), [
+    ("least_loaded", {"choices": 1}, r"`int` >= 2 - at `\$\.choices`"),
+    ("least_loaded", {"choices": "2"}, r"Expected `int`, got `str` - at `\$\.choices`"),
+    ("prefix_aware", {"blocks": 0}, r"`int` >= 1 - at `\$\.blocks`"),
+    ("prefix_aware", {"bound": 0.5}, r"`float` >= 1(\.0)? - at `\$\.bound`"),
+    ("round_robin", {"bound": 1.5}, r"unknown field `bound`"),
+])
+def test_a_wrong_option_names_policy_and_field(policy: str, options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=rf"router\.policy_options of {policy}: .*{words}"):
+        policies.make(policy, options, 1)

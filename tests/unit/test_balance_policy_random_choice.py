@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from members import member
+
+from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.router.balance import policies
+from xpyd_sidecar.router.balance.policies import Query
+
+
+def test_all_come_about_equally_often_and_a_seed_repeats() -> None:
+    query = Query(Role.DECODE, [member(f"d{i}") for i in range(4)])
+    first, again = policies.make("random", {}, 5), policies.make("random", {}, 5)
+    drawn = [first.choose(query) for _ in range(2000)]
+    assert drawn == [again.choose(query) for _ in range(2000)]
+    counts = Counter(drawn)
+    assert set(counts) == {0, 1, 2, 3}
+    assert min(counts.values()) > 400

@@ -1,0 +1,132 @@
+"""What each instance probably holds: the longest match, what all have in common, and bounded memory."""
+
+from __future__ import annotations
+
+import random
+from sys import getsizeof
+
+import pytest
+from members import member
+
+from xpyd_sidecar.contract.ids import Incarnation
+from xpyd_sidecar.router.api.prompt import Prefix
+from xpyd_sidecar.router.balance.prefix_index import MOST_INSTANCES, MOST_NODES, Holdings
+from xpyd_sidecar.router.fleet.roster import Member
+
+FLEET = tuple(member(f"e{number}") for number in range(5))
+
+
+def prompt(*parts: str) -> Prefix:
+    """Each part is 1,024 bytes."""
+    return Prefix("".join(part.ljust(1024, ".") for part in parts).encode())
+
+
+def test_who_holds_the_longest_prefix_comes_first() -> None:
+    held = Holdings()
+    held.add(FLEET[1], prompt("a", "b"))
+    held.add(FLEET[3], prompt("a", "b", "c", "d"))
+    assert held.holders(FLEET, prompt("a", "b", "c", "x")) == ([(3072, 3), (2048, 1)], 0)
+    assert held.holders(FLEET, prompt("x")) == ([], 0)
+    assert held.longest(FLEET, prompt("a", "b", "c", "x")) == [(3072, 3), (2048, 1)]
+
+
+def test_less_than_half_of_the_longest_is_left_out() -> None:
+    held = Holdings()
+    held.add(FLEET[1], prompt("a"))
+    held.add(FLEET[3], prompt("a", "b", "c"))
+    assert held.holders(FLEET, prompt("a", "b", "c"))[0] == [(3072, 3)]
+
+
+def test_what_most_hold_is_told_apart_and_names_nobody() -> None:
+    held = Holdings()
+    for each in FLEET[:3]:
+        held.add(each, prompt("system", str(each.name)))
+    assert held.holders(FLEET, prompt("system", "new")) == ([], 1024)
+    assert held.holders(FLEET, prompt("system", "e2", "more")) == ([(2048, 2)], 1024)
+
+
+def test_a_restarted_instance_holds_nothing() -> None:
+    held = Holdings()
+    one = member("e1")
+    held.add(one, prompt("a"))
+    assert held.longest((one,), prompt("a")) == [(1024, 0)]
+    one.incarnation = Incarnation("b" * 32)
+    assert held.longest((one,), prompt("a")) == []
+
+
+def test_candidates_may_be_any_part_of_the_fleet() -> None:
+    held = Holdings()
+    for each in FLEET:
+        held.add(each, prompt(each.name))
+    for some in (FLEET, FLEET[2:], list(FLEET[::-1]), FLEET[2:], FLEET):
+        for index, each in enumerate(some):
+            assert held.holders(some, prompt(each.name)) == ([(1024, index)], 0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_holders_are_those_of_a_plain_search(seed: int) -> None:
+    draw, held = random.Random(seed), Holdings()
+    sent: list[list[tuple[str, ...]]] = [[] for _ in FLEET]
+    for _ in range(60):
+        parts = tuple(draw.choice("ab") for _ in range(draw.randrange(1, 6)))
+        index = draw.randrange(len(FLEET))
+        sent[index].append(parts)
+        held.add(FLEET[index], prompt(*parts))
+    for _ in range(100):
+        asked = tuple(draw.choice("ab") for _ in range(5))
+        best = [max((next((n for n, (x, y) in enumerate(zip(one, asked, strict=False)) if x != y), min(len(one), 5))
+                     for one in each), default=0) * 1024 for each in sent]
+        found = {index: cut for cut, index in held.longest(FLEET, prompt(*asked))}
+        for index, length in enumerate(best):
+            assert length <= found.get(index, 0) < length + 1024, "a cut may lie inside a part that is common"
+
+
+def test_a_million_distinct_prompts_take_bounded_memory() -> None:
+    held, fleet = Holdings(), tuple(member(f"e{number}") for number in range(8))
+    most = 0
+    for number in range(1_000_000):
+        held.add(fleet[number % 8], Prefix(b"%09d" % number * 10))
+        if not number % 1000:
+            most = max(most, len(held))
+    assert MOST_NODES / 2 < most <= MOST_NODES
+    size = sum(getsizeof(nodes) + sum(getsizeof(key) + getsizeof(bits) for key, bits in nodes.items())
+               for nodes in (held._young, held._old))
+    assert size < 12 << 20
+    assert held.longest(fleet, Prefix(b"%09d" % 999_999 * 10)), "what came last is there"
+
+
+def test_what_is_used_stays() -> None:
+    held = Holdings(most=64)
+    for number in range(500):
+        held.add(FLEET[0], prompt("kept"))
+        held.add(FLEET[1], prompt(str(number)))
+    assert held.longest(FLEET, prompt("kept")) == [(1024, 0)]
+    assert held.longest(FLEET, prompt("1")) == []
+
+
+def test_instances_that_come_and_go_are_bounded_too() -> None:
+    held = Holdings()
+    for number in range(2 * MOST_INSTANCES + 10):
+        held.add(member(f"e{number}"), prompt(str(number)))
+    assert len(held._bits) <= MOST_INSTANCES
+
+
+def test_how_many_prefixes_an_instance_holds_is_counted_and_forgotten_with_them() -> None:
+    def count(each: Member) -> int:
+        return held.count(each.name, each.incarnation)
+
+    one, other = FLEET[1], FLEET[2]
+    held = Holdings()
+    held.add(one, prompt("a", "b"))
+    longer = count(one)
+    held.add(one, prompt("a", "b"))
+    held.add(other, prompt("a"))
+    assert count(one) == longer
+    assert 0 < count(other) < longer
+    assert count(FLEET[3]) == held.count(one.name, Incarnation("restarted")) == 0
+    held = Holdings(most=8)
+    held.add(one, prompt("a"))
+    for number in range(20):
+        held.add(other, prompt(f"x{number}"))
+    assert count(one) == 0
+    assert 0 < count(other) <= 8

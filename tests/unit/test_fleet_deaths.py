@@ -1,0 +1,52 @@
+"""Which ends of an engine are a death by itself."""
+
+from __future__ import annotations
+
+import pytest
+from beats import beat, bye
+from rosters import D0, make
+
+from xpyd_sidecar.contract.ids import Incarnation, State
+from xpyd_sidecar.router.fleet.deaths import Verdict, by_message, by_probe
+from xpyd_sidecar.router.fleet.member import Member, Probed
+
+
+def member(state: State = State.READY) -> Member:
+    roster = make()
+    roster.on_message(0.0, beat("d0", state=state))
+    found = roster.known(D0)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("state", "result", "silent", "verdict"), [
+    (State.READY, Probed.DEAD, False, Verdict.DIED),
+    (State.STARTING, Probed.DEAD, False, Verdict.DIED),
+    (State.DRAINING, Probed.DEAD, False, Verdict.LIVES),
+    (State.READY, Probed.DEAD, True, Verdict.LOST),
+    (State.DRAINING, Probed.DEAD, True, Verdict.LOST),
+    (State.READY, Probed.SILENT, True, Verdict.LOST),
+    (State.READY, Probed.SILENT, False, None),
+    (State.READY, Probed.HEALTHY, False, Verdict.LIVES),
+    (State.READY, Probed.HEALTHY, True, Verdict.LIVES),
+    (State.DRAINING, Probed.HEALTHY, False, Verdict.LIVES),
+])
+def test_by_a_probe(state: State, result: Probed, silent: bool, verdict: Verdict | None) -> None:
+    assert by_probe(member(state), result, silent=silent) is verdict
+
+
+def test_of_who_has_left_a_failed_probe_says_nothing() -> None:
+    assert by_probe(None, Probed.DEAD, silent=False) is None
+
+
+def test_a_new_incarnation_in_its_place_says_that_it_died_unless_it_drained() -> None:
+    again = beat("d0", incarnation=Incarnation("i1"))
+    assert by_message(member(), again) == ("i-d0", Verdict.DIED)
+    assert by_message(member(State.DRAINING), again) == ("i-d0", Verdict.LIVES)
+    assert by_message(member(), beat("d0", seq=2)) is None
+    assert by_message(None, again) is None
+    assert by_message(Member(D0), again) is None, "nobody had been there"
+
+
+def test_a_goodbye_says_that_it_ends_in_order() -> None:
+    assert by_message(member(), bye("d0")) == ("i-d0", Verdict.LIVES)

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from scripted_engine import ScriptedEngine
+
+from xpyd_sidecar.contract.ids import HostPort
+from xpyd_sidecar.router.fleet.probe import probe
+from xpyd_sidecar.router.fleet.roster import Probed
+
+LOOPS = ("router",)
+
+
+async def test_healthy_sick_and_gone() -> None:
+    engine = await ScriptedEngine("e").start()
+    address = HostPort(engine.address)
+    assert await probe(address) == (Probed.HEALTHY, "")
+    engine.health = 503
+    assert await probe(address) == (Probed.DEAD, "GET /health answered 503")
+    await engine.stop()
+    result, words = await probe(address)
+    assert result is Probed.DEAD
+    assert "refused" in words.lower() or "connect" in words.lower()
+    assert (await probe(HostPort("nonsense")))[0] is Probed.DEAD
+
+
+@pytest.mark.parametrize(("answer", "result"), [
+    (b"", Probed.DEAD), (b"SMTP\r\n\r\n", Probed.DEAD), (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000, Probed.DEAD),
+    (b"HTTP/1.1 20", Probed.DEAD), (None, Probed.SILENT),
+])
+async def test_what_is_no_answer(answer: bytes | None, result: Probed) -> None:
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if answer is None:
+            await asyncio.sleep(1)
+        else:
+            writer.write(answer)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        address = HostPort(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        assert (await probe(address, 0.1))[0] is result
+    finally:
+        server.close()

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from router_fleet import read_answer, request_bytes
+
+from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.router.http.incoming import Bounds
+from xpyd_sidecar.router.http.reply import Handler, HttpRequest, Reply
+from xpyd_sidecar.router.http.server import Server
+
+LOOPS = ("router",)
+BOUNDS = Bounds(4096, 4096, 30.0)
+
+
+class Hello:
+    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
+        """Every body is wanted."""
+        return True
+
+    def enter(self, request: HttpRequest, client: object) -> None:
+        """Leave everything to ``handle``."""
+
+    def handle(self, request: HttpRequest, reply: Reply) -> Handler | None:
+        if request.refusal is not None:
+            raise request.refusal
+        reply.whole(200, [], b"hello")
+        return None
+
+
+async def test_it_listens_answers_and_lets_go() -> None:
+    server = Server(Hello(), BOUNDS)
+    port = await server.listen("127.0.0.1", 0)
+    other = Server(Hello(), BOUNDS)
+    with pytest.raises(ConfigError, match=rf"router\.port: cannot listen on 127\.0\.0\.1:{port}"):
+        await other.listen("127.0.0.1", port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request_bytes("/"))
+    answer = await read_answer(reader)
+    assert (answer.body, "GMT" in answer.headers["date"]) == (b"hello", True)
+    server.abort()
+    assert await reader.read() == b""
+    writer.close()
+    assert await other.listen("127.0.0.1", port) == port
+    other.abort()
+
+
+async def test_too_many_connections_are_refused_with_a_word() -> None:
+    server = Server(Hello(), BOUNDS)
+    server.most = 1
+    port = await server.listen("127.0.0.1", 0)
+    first = await asyncio.open_connection("127.0.0.1", port)
+    first[1].write(request_bytes("/"))
+    await read_answer(first[0])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = await read_answer(reader)
+    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+    writer.close()
+    first[1].write(request_bytes("/"))
+    assert (await read_answer(first[0])).status == 200
+    first[1].close()
+    server.abort()
+
+
+async def test_a_draining_server_closes_after_the_answer() -> None:
+    server = Server(Hello(), BOUNDS)
+    port = await server.listen("127.0.0.1", 0)
+    idle = await asyncio.open_connection("127.0.0.1", port)
+    idle[1].write(request_bytes("/"))
+    await read_answer(idle[0])
+    fresh = await asyncio.open_connection("127.0.0.1", port)
+    await asyncio.sleep(0.02)
+    server.drain()
+    for _ in range(2):
+        server.leave()
+    assert await idle[0].read() == b"", "idle after an answer: closed"
+    server.sweep()
+    fresh[1].write(request_bytes("/"))
+    answer = await read_answer(fresh[0])
+    assert (answer.status, answer.headers["connection"]) == (200, "close"), "fresh: its request may be on the way"
+    for _, writer in (idle, fresh):
+        writer.close()
+    server.abort()

@@ -1,0 +1,99 @@
+"""Requests that are counted many at a time are counted as each of them would be."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import random
+import re
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from xpyd_sidecar import logs
+from xpyd_sidecar.contract.ids import InstanceName, TransferId
+from xpyd_sidecar.router.observing import summary
+from xpyd_sidecar.router.observing.access_log import access, line_of, tell_straight
+from xpyd_sidecar.router.observing.fast_record import Batch, StraightRecord
+from xpyd_sidecar.router.observing.history import MAX_PAIRS, History
+from xpyd_sidecar.router.observing.metrics import Metrics
+from xpyd_sidecar.router.observing.totals import Counting
+
+
+def made_up(dice: random.Random, instances: int) -> StraightRecord:
+    at = 100.0 + dice.random()
+    times = [at, at + dice.choice([0.0, 1e-5, 0.2])]
+    prefilled, begun = times[1] + dice.random(), times[1] + dice.random() ** 6 * 40
+    ended = max(begun, prefilled) + dice.choice([0.0, dice.random()])
+    tokens = dice.choice([-1, 0, 1, 2, 7, 300])
+    return StraightRecord(
+        f"r-{dice.random()}", TransferId("ab" * 16), dice.choice(("chat", "completions")),
+        InstanceName(f"p{dice.randrange(instances)}"), InstanceName(f"d{dice.randrange(instances)}"), times[0], 1.7e9,
+        times[1], prefilled, begun, ended, tokens, -1 if tokens < 0 else dice.randrange(5000),
+        dice.randrange(5000), dice.randrange(100_000))
+
+
+def told(metrics: Metrics, history: History, counting: Counting) -> dict[str, object]:
+    """What there is to see of them; sums of seconds to nine digits, since they may be added in another order."""
+    shown = metrics.text().decode()
+    text = re.sub(r" (\d+\.\d+(?:e-\d+)?)$", lambda match: f" {float(match[1]):.9g}", shown, flags=re.MULTILINE)
+    history.turn(1e10, 0, 0)
+    second = msgspec.to_builtins(msgspec.structs.replace(history.seconds[0], flows={}))
+    flows = {pair: (flow.count, round(flow.seconds, 6)) for pair, flow in history.seconds[0].flows.items()}
+    lines = sorted(line for line in text.splitlines() if "python_" not in line and "_created" not in line)
+    return {"metrics": lines, "second": second, "flows": flows, "totals": msgspec.to_builtins(counting.told()),
+            "total": (metrics.requests_total, metrics.requests_failed)}
+
+
+@pytest.mark.parametrize("instances", [2, 3 * int(MAX_PAIRS ** 0.5)])
+def test_a_batch_is_counted_as_each_of_its_requests(instances: int) -> None:
+    dice = random.Random(instances)
+    those = [made_up(dice, instances) for _ in range(800)]
+    one, many = [(Metrics(lambda: ()), History(1e9), Counting(0.0)) for _ in range(2)]
+    for api in ("chat", "completions"):
+        of = [each for each in those if each.api == api]
+        for each in of:
+            record = each.record()
+            meaning = summary.of(record)
+            one[0].ended(record.outcome)
+            one[0].closed(record, meaning)
+            one[1].closed(0.0, record, meaning)
+            one[2].closed(record, meaning)
+        batch = Batch("chat" if api == "chat" else "completions", of)
+        many[0].closed_straight(batch)
+        many[1].closed_straight(batch)
+        many[2].closed_straight(batch)
+    alone, together = told(*one), told(*many)
+    for what, value in alone.items():
+        assert together[what] == value, what
+
+
+def test_its_access_line_is_that_of_its_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(1)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", root.handlers.copy())
+    monkeypatch.setattr(root, "level", root.level)
+    for style in ("json", "text"):
+        stream = io.StringIO()
+        logs.configure("info", "json" if style == "json" else "text", stream, service="s", instance='i"1')
+        those = [made_up(dice, 3) for _ in range(50)]
+        tell_straight(those)
+        straight = stream.getvalue().splitlines()
+        stream.truncate(0)
+        stream.seek(0)
+        for one in those:
+            record = one.record()
+            logs.tell(access, "ok", lambda record=record: line_of(record))  # type: ignore[misc]
+        plain = stream.getvalue().splitlines()
+        assert len(straight) == len(plain) == 50
+        if style == "text":
+            assert [line.partition(" ")[2] for line in straight] == [line.partition(" ")[2] for line in plain]
+            continue
+        for mine, theirs in zip(map(json.loads, straight), map(json.loads, plain), strict=True):
+            assert list(mine) == list(theirs)
+            assert mine | {"time": ""} == theirs | {"time": ""}
+        assert [json.loads(line)["time"] for line in straight] == [
+            datetime.fromtimestamp(one.ended_unix, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            for one in those]

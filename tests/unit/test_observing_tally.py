@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import random
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from xpyd_sidecar.router.observing.tally import Counts, Times
+
+BOUNDS = (0.01, 0.1, 1.0, 10.0)
+
+
+def shown(registry: CollectorRegistry) -> list[str]:
+    """Samples and their types, without the times of creation that the library adds."""
+    return [line for line in generate_latest(registry).decode().splitlines() if "_created" not in line]
+
+
+def test_they_show_what_the_librarys_own_show() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    counts, times = Counts(ours, "a", "words", ("x", "y")), Times(ours, "b", "words", BOUNDS, ("x",))
+    plain = Counts(ours, "c", "words")
+    counter = Counter("a", "words", ["x", "y"], registry=theirs)
+    histogram = Histogram("b", "words", ["x"], buckets=BOUNDS, registry=theirs)
+    single = Counter("c", "words", registry=theirs)
+    draw = random.Random(3)
+    for _ in range(500):
+        x, y = draw.choice("pq"), draw.choice('rs"\n')
+        seconds = draw.choice([*BOUNDS, 0.0, draw.expovariate(1), 100.0])
+        counts.add((x, y))
+        counter.labels(x, y).inc()
+        times.add(seconds, (x,))
+        histogram.labels(x).observe(seconds)
+        plain.add(by=2)
+        single.inc(2)
+    assert shown(ours) == shown(theirs)
+
+
+def test_metrics_without_labels_are_there_before_anything_happens() -> None:
+    registry = CollectorRegistry()
+    Counts(registry, "a", "words")
+    Times(registry, "b", "words", BOUNDS)
+    assert "a_total 0.0" in shown(registry)
+    assert "b_count 0.0" in shown(registry)

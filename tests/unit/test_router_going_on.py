@@ -1,0 +1,137 @@
+"""A stream that has begun goes on at another pair, and moves away from an instance that leaves."""
+
+from __future__ import annotations
+
+import pytest
+from exchanges import Drive, FakeBudget, FakeCourse, FakePicks, begun, lost
+
+from xpyd_sidecar.router.serving.instructions import (
+    Answered,
+    Begun,
+    ClientGone,
+    Ended,
+    Kind,
+    Leaving,
+    Stop,
+    Tick,
+)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind not in {Kind.DIFFERS, Kind.LACKING}])
+def test_a_stream_that_breaks_goes_on_at_another_pair(kind: Kind) -> None:
+    drive = begun(course=FakeCourse())
+    assert drive.on(lost(2, kind)) == ["resume", "send 3 p0 a2", "send 4 d1 a2"]
+    assert drive.on(Answered(3, 200)) == []
+    assert drive.on(Begun(4)) == ["relay 4"]
+    assert drive.on(Ended(4)) == ["complete", "over ok"]
+    assert (drive.exchange.continued, drive.exchange.retries) == (1, 2)
+
+
+def test_a_stream_whose_router_lacks_what_a_connection_takes_ends_without_a_word_about_an_engine() -> None:
+    drive = begun(course=FakeCourse())
+    drive.on(lost(2))
+    assert drive.on(lost(4, Kind.LACKING)) == ["break 503", "cancel 3", "over broken"]
+    drive = begun(course=FakeCourse())
+    drive.on(lost(2))
+    assert drive.on(lost(3, Kind.LACKING)) == ["send 5 p1 a3"], "its prefill alone: what waits may have one by now"
+
+
+def test_what_failed_may_be_asked_again_once_the_stream_has_gone_on() -> None:
+    drive = begun(course=FakeCourse())
+    drive.on(lost(2))
+    drive.on(Begun(4))
+    assert drive.on(lost(4)) == ["cancel 3", "resume", "send 5 p0 a3", "send 6 d0 a3"]
+
+
+def test_a_stream_that_cannot_go_on_is_broken_off() -> None:
+    course = FakeCourse()
+    course.goes_on = False
+    for drive in (begun(), begun(course=course), begun(course=FakeCourse(), picks=FakePicks(2, 1))):
+        assert drive.on(lost(2)) == ["break 502", "over broken"]
+    assert begun(course=FakeCourse()).on(lost(2, Kind.DIFFERS)) == ["break 502", "over broken"]
+
+
+def test_a_stream_that_is_whole_but_for_its_tail_is_ended_here() -> None:
+    course = FakeCourse()
+    drive = begun(course=course)
+    course.rest = b"[DONE]"
+    assert drive.on(lost(2)) == ["complete [DONE]", "over ok"]
+
+
+def test_a_second_half_that_is_refused_is_a_failed_leg() -> None:
+    for event in (Answered(4, 400), Answered(4, 500), Answered(4, 200), Answered(4, 200, aborted=True)):
+        drive = begun(course=FakeCourse(), picks=FakePicks(2, 3))
+        drive.on(lost(2))
+        assert drive.on(event) == ["cancel 3", "resume", "send 5 p0 a3", "send 6 d2 a3"]
+
+
+def test_prefill_of_a_second_half_is_replaced_while_decode_waits() -> None:
+    for event in (lost(3), Answered(3, 400), Answered(3, 500)):
+        drive = begun(course=FakeCourse())
+        drive.on(lost(2))
+        assert drive.on(event) == ["send 5 p1 a3"]
+        assert drive.on(lost(5)) == ["cancel 4", "resume", "send 6 d1 alone"]
+        drive.on(Begun(6))
+        assert drive.on(lost(6)) == ["resume", "send 7 p0 a4", "send 8 d0 a4"], "with prefill again"
+
+
+def test_a_second_half_without_prefill_is_broken_off_where_decode_must_not_prefill() -> None:
+    drive = begun(course=FakeCourse(), picks=FakePicks(1, 2), on_no_prefill="reject")
+    drive.on(lost(2))
+    assert drive.on(lost(3)) == ["cancel 4", "break 503", "over broken"]
+
+
+def test_a_second_half_ends_in_time_and_with_its_client() -> None:
+    for event, said in ((Tick(), "break 504"), (Stop("bye"), "break 503")):
+        drive = begun(course=FakeCourse(), pair_s=1000.0)
+        drive.on(lost(2))
+        assert drive.on(event, 100.0)[:3] == [said, "cancel 3", "cancel 4"]
+    drive = begun(course=FakeCourse())
+    drive.on(lost(2))
+    assert drive.on(ClientGone()) == ["cancel 3", "cancel 4", "over client_gone"]
+
+
+def test_the_budget_is_for_engines_that_live() -> None:
+    assert Drive(budget=FakeBudget(0)).on(lost(2)) == ["cancel 1", "send 3 p0 a2", "send 4 d1 a2"], "a death"
+    assert Drive(budget=FakeBudget(0)).on(lost(2, Kind.ABORTED)) == ["refuse 502", "cancel 1", "over failed"]
+    assert Drive(budget=FakeBudget(0)).on(Answered(2, 500)) == ["pass 2", "cancel 1", "over failed"]
+    assert Drive(budget=FakeBudget(1)).on(Answered(2, 500)) == ["cancel 1", "send 3 p0 a2", "send 4 d1 a2"]
+    assert Drive(budget=FakeBudget(0)).on(Answered(1, 500)) == ["cancel 2", "send 3 d0 alone"]
+    assert Drive(budget=FakeBudget(0)).on(lost(1)) == ["send 3 p1 a2"]
+    drive = begun(course=FakeCourse(), picks=FakePicks(1, 3), budget=FakeBudget(0))
+    assert drive.on(lost(2, Kind.ABORTED)) == ["resume", "send 3 p0 a2", "send 4 d1 a2"], "the first break of a stream"
+    assert drive.on(lost(4, Kind.ABORTED)) == ["break 502", "cancel 3", "over broken"]
+
+
+def test_a_stream_moves_from_an_instance_that_leaves_while_its_leg_still_runs() -> None:
+    drive = Drive(course=FakeCourse())
+    drive.on(Answered(1, 200))
+    drive.on(Begun(2))
+    assert drive.on(Leaving(2, "it ends soon")) == ["cancel 2", "resume", "send 3 p0 a2", "send 4 d1 a2"]
+    assert drive.on(Leaving(2, "it ends soon")) == [], "the leg is elsewhere"
+    drive.on(Answered(3, 200))
+    drive.on(Begun(4))
+    assert drive.on(Ended(4)) == ["complete", "over ok"]
+    assert drive.exchange.continued == 1
+
+
+def test_a_request_without_a_byte_moves_as_a_whole_and_prefill_legs_stay() -> None:
+    drive = Drive()
+    assert drive.on(Leaving(1, "it ends soon")) == []
+    assert drive.on(Leaving(2, "it ends soon")) == ["cancel 1", "cancel 2", "send 3 p0 a2", "send 4 d1 a2"]
+
+
+def test_what_cannot_go_elsewhere_stays_on_an_instance_that_leaves() -> None:
+    course = FakeCourse()
+    nobody = Drive(FakePicks(decodes=1), course=course)
+    nobody.on(Begun(2))
+    assert nobody.on(Leaving(2, "it ends soon")) == [], "nobody else decodes"
+    for drive in (Drive(), Drive(course=course)):
+        drive.on(Begun(2))
+        course.goes_on = False
+        assert drive.on(Leaving(2, "it ends soon")) == [], "the stream cannot go on"
+        assert drive.on(Ended(2)) == ["complete"]
+    course.goes_on, course.rest = True, b"tail"
+    drive = Drive(course=course)
+    drive.on(Begun(2))
+    assert drive.on(Leaving(2, "it ends soon")) == [], "the client has its finish reason"

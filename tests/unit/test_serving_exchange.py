@@ -1,0 +1,266 @@
+"""An exchange: which legs are sent, replaced and taken back, and how a request ends."""
+
+from __future__ import annotations
+
+import pytest
+from exchanges import Drive, FakeCourse, FakePicks, lost
+
+from xpyd_sidecar.router.serving.exchange import MAX_REFUSALS
+from xpyd_sidecar.router.serving.instructions import (
+    Answered,
+    Begun,
+    ClientGone,
+    Ended,
+    Event,
+    Kind,
+    Stop,
+    Tick,
+)
+
+
+def test_both_legs_are_sent_at_once_with_one_transfer_and_attempt() -> None:
+    drive = Drive()
+    assert drive.said == ["send 1 p0 a1", "send 2 d0 a1"]
+    prefill, decode = (send.params for send in drive.sent)
+    assert prefill is not None
+    assert decode is not None
+    assert prefill.peer is not None
+    assert (prefill.peer.instance, prefill.peer.incarnation, prefill.peer.control) == ("d0", "i-d0", "d0:2")
+    assert (decode.peer, decode.remaining_s, prefill.remaining_s) == (None, 10.0, 10.0)
+    assert prefill.transfer == decode.transfer == "0" * 32
+
+
+def test_a_stream_runs_to_its_end() -> None:
+    drive = Drive()
+    assert drive.on(Answered(1, 200)) == []
+    assert drive.on(Begun(2)) == ["relay 2"]
+    assert drive.on(Ended(2)) == ["complete", "over ok"]
+    assert drive.exchange.over
+
+
+def test_a_whole_answer_is_passed_on() -> None:
+    drive = Drive()
+    drive.on(Answered(1, 200))
+    assert drive.on(Answered(2, 200)) == ["pass 2", "over ok"]
+
+
+def test_prefill_may_end_after_decode_but_not_for_ever() -> None:
+    drive = Drive()
+    assert drive.on(Answered(2, 200)) == ["pass 2"]
+    assert drive.exchange.deadline == 2.0
+    assert drive.on(Answered(1, 200)) == ["over ok"]
+    drive = Drive()
+    drive.on(Answered(2, 200))
+    assert drive.on(Tick(), 2.0) == ["cancel 1", "over ok"]
+
+
+@pytest.mark.parametrize("event",
+                         [lost(1), lost(1, Kind.REFUSED), Answered(1, 500), Answered(1, 503),
+                          Answered(1, 200, aborted=True),
+                                   Answered(1, 429)])
+def test_prefill_fails_and_another_takes_over_while_decode_waits(event: Event) -> None:
+    drive = Drive()
+    assert drive.on(event, 4.0) == ["send 3 p1 a2"]
+    again = drive.sent[-1].params
+    assert again is not None
+    assert (again.remaining_s, again.peer and again.peer.instance) == (6.0, "d0")
+    drive.on(Answered(3, 200))
+    assert drive.on(Begun(2)) == ["relay 2"]
+
+
+def test_no_prefill_left_and_decode_goes_on_alone() -> None:
+    drive = Drive(FakePicks(prefills=1))
+    assert drive.on(lost(1)) == ["cancel 2", "send 3 d0 alone"]
+    assert drive.on(Answered(3, 200)) == ["pass 3", "over ok"]
+
+
+def test_no_prefill_left_and_the_request_is_refused_where_that_was_asked() -> None:
+    drive = Drive(FakePicks(prefills=1), on_no_prefill="reject")
+    assert drive.on(lost(1)) == ["cancel 2", "refuse 503", "over failed"]
+
+
+def test_no_prefill_at_all() -> None:
+    assert Drive(FakePicks(prefills=0)).said == ["send 1 d0 alone"]
+    assert Drive(FakePicks(prefills=0), on_no_prefill="reject").said == ["refuse 503", "over unavailable"]
+    assert Drive(FakePicks(prefills=0), "n",
+                 on_no_prefill="reject").said == ["send 1 d0 alone"], "what skips prefill needs none"
+
+
+def test_no_decode_at_all_is_said_at_once() -> None:
+    assert Drive(FakePicks(decodes=0)).said == ["refuse 503", "over unavailable"]
+
+
+def test_prefill_attempts_are_bounded() -> None:
+    drive = Drive(FakePicks(prefills=9), prefill_legs=3)
+    assert drive.on(lost(1)) == ["send 3 p1 a2"]
+    assert drive.on(lost(3)) == ["send 4 p2 a3"]
+    assert drive.on(lost(4)) == ["cancel 2", "send 5 d0 alone"]
+
+
+@pytest.mark.parametrize(("leg", "other"), [(1, 2), (2, 1)])
+def test_what_the_router_lacks_ends_the_request_and_nobody_else_is_asked(leg: int, other: int) -> None:
+    drive = Drive()
+    assert drive.on(lost(leg, Kind.LACKING)) == ["refuse 503", f"cancel {other}", "over unavailable"]
+    assert drive.exchange.retries == 0
+
+
+@pytest.mark.parametrize("event", [lost(2), lost(2, Kind.REFUSED), lost(2, Kind.ABORTED), Answered(2, 200, aborted=True),
+                                   Answered(2, 500)])
+def test_decode_fails_before_its_first_byte_and_both_legs_are_made_anew(event: Event) -> None:
+    drive = Drive()
+    assert drive.on(event) == ["cancel 1", "send 3 p0 a2", "send 4 d1 a2"]
+    peer = drive.sent[-2].params and drive.sent[-2].params.peer
+    assert peer is not None
+    assert peer.instance == "d1"
+    assert drive.on(Begun(4)) == ["relay 4"]
+    assert drive.exchange.retries == 2
+
+
+def test_a_second_error_status_is_relayed_as_the_engine_gave_it() -> None:
+    drive = Drive(FakePicks(decodes=3))
+    drive.on(Answered(2, 500))
+    assert drive.on(Answered(4, 500)) == ["pass 4", "cancel 3", "over failed"]
+
+
+def test_an_error_status_without_another_decode_is_relayed() -> None:
+    drive = Drive(FakePicks(decodes=1))
+    assert drive.on(Answered(2, 500)) == ["pass 2", "cancel 1", "over failed"]
+
+
+def test_a_lost_decode_without_another_is_refused() -> None:
+    assert Drive(FakePicks(decodes=1)).on(lost(2)) == ["refuse 502", "cancel 1", "over failed"]
+    assert Drive(FakePicks(decodes=1)).on(lost(2, Kind.REFUSED)) == ["refuse 503", "cancel 1", "over failed"]
+
+
+def test_decode_attempts_are_bounded() -> None:
+    drive = Drive(FakePicks(decodes=9), decode_legs=2)
+    drive.on(lost(2))
+    assert drive.on(lost(4)) == ["refuse 502", "cancel 3", "over failed"]
+
+
+def test_an_engine_that_refuses_the_connection_never_saw_the_leg_so_it_does_not_count() -> None:
+    drive = Drive(FakePicks(prefills=0, decodes=20), decode_legs=2)
+    for leg in range(1, 1 + MAX_REFUSALS):
+        assert drive.on(lost(leg, Kind.REFUSED)) == [f"send {leg + 1} d{leg} alone"]
+    drive.on(lost(1 + MAX_REFUSALS))
+    assert drive.on(lost(2 + MAX_REFUSALS)) == ["refuse 502", "over failed"]
+
+
+def test_when_the_others_refuse_connections_the_one_that_broke_its_own_is_asked_again() -> None:
+    drive = Drive(FakePicks(prefills=0, decodes=2))
+    assert drive.on(lost(1)) == ["send 2 d1 alone"]
+    assert drive.on(lost(2, Kind.REFUSED)) == ["send 3 d0 alone"]
+    assert drive.on(lost(3, Kind.REFUSED)) == ["send 4 d1 alone"], "it may be there again"
+    assert drive.on(lost(4)) == ["send 5 d0 alone"]
+    assert drive.on(lost(5)) == ["refuse 502", "over failed"]
+
+
+def test_a_stream_that_has_begun_gets_more_legs_since_nobody_else_can_ask_for_its_rest() -> None:
+    drive = Drive(FakePicks(prefills=0, decodes=9), course=FakeCourse(), decode_legs=1, stream_legs=3)
+    drive.on(Begun(1))
+    assert drive.on(lost(1))[-1] == "send 2 d1 alone"
+    assert drive.on(lost(2))[-1] == "send 3 d2 alone"
+    assert drive.on(lost(3)) == ["break 502", "over broken"]
+
+
+def test_a_stream_that_everybody_has_failed_once_goes_back_to_one_that_lives_rather_than_to_nobody() -> None:
+    drive = Drive(FakePicks(prefills=0, decodes=2), course=FakeCourse())
+    drive.on(Begun(1))
+    assert drive.on(lost(1))[-1] == "send 2 d1 alone"
+    assert drive.on(lost(2))[-1] == "send 3 d0 alone"
+    assert drive.on(Begun(3)) == ["relay 3"]
+
+
+def test_a_broken_stream_ends_with_an_error_event_and_is_never_begun_again() -> None:
+    drive = Drive()
+    drive.on(Begun(2))
+    assert drive.on(lost(2)) == ["break 502", "cancel 1", "over broken"]
+    assert drive.on(Begun(2)) == []
+
+
+def test_what_decode_refuses_of_the_request_is_relayed_and_the_other_leg_cancelled() -> None:
+    assert Drive().on(Answered(2, 400)) == ["pass 2", "cancel 1", "over client_error"]
+    assert Drive().on(Answered(2, 404)) == ["pass 2", "cancel 1", "over client_error"]
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 413, 415, 422])
+def test_what_prefill_refuses_is_decodes_to_judge_alone(status: int) -> None:
+    for judged, end in ((200, "ok"), (400, "client_error")):
+        drive = Drive(FakePicks(prefills=3))
+        assert drive.on(Answered(1, status)) == ["cancel 2", "send 3 d0 alone"]
+        assert drive.exchange.refused
+        assert drive.on(Answered(3, judged)) == ["pass 3", f"over {end}"]
+    drive = Drive(FakePicks(prefills=3))
+    drive.on(Answered(1, status))
+    assert drive.on(lost(3)) == ["send 4 d1 alone"], "prefill is asked no more"
+
+
+@pytest.mark.parametrize("status", [401, 403, 408, 425, 429])
+def test_what_prefill_says_of_itself_is_no_judgement(status: int) -> None:
+    drive = Drive(FakePicks(prefills=2))
+    assert drive.on(Answered(1, status)) == ["send 3 p1 a2"]
+    assert drive.on(Answered(3, status)) == ["cancel 2", "send 4 d0 alone"]
+    assert not drive.exchange.refused
+
+
+def test_where_decode_may_not_compute_prompts_prefills_refusal_stands() -> None:
+    drive = Drive(on_no_prefill="reject")
+    assert drive.on(Answered(1, 400)) == ["pass 1", "cancel 2", "over client_error"]
+    assert not drive.exchange.refused
+
+
+def test_a_failing_prefill_matters_no_more_once_the_stream_has_begun() -> None:
+    for event in (lost(1), Answered(1, 500), Answered(1, 400)):
+        drive = Drive()
+        drive.on(Begun(2))
+        assert drive.on(event) == []
+        assert drive.on(Ended(2)) == ["complete", "over ok"]
+
+
+def test_the_client_goes_and_both_legs_are_aborted() -> None:
+    assert Drive().on(ClientGone()) == ["cancel 1", "cancel 2", "over client_gone"]
+    drive = Drive()
+    drive.on(Answered(1, 200))
+    drive.on(Begun(2))
+    assert drive.on(ClientGone()) == ["cancel 2", "over client_gone"]
+    drive = Drive()
+    drive.on(Answered(2, 200))
+    assert drive.on(ClientGone()) == ["cancel 1", "over ok"], "the answer was given"
+
+
+def test_decode_does_not_wait_for_prefill_for_ever() -> None:
+    drive = Drive()
+    assert drive.exchange.deadline == 10.0
+    assert drive.on(Tick(), 10.0) == ["cancel 1", "cancel 2", "send 3 d0 alone"]
+    assert drive.exchange.deadline == 100.0
+    drive = Drive()
+    drive.on(Answered(1, 200))
+    assert drive.exchange.deadline == 100.0, "prefill is done"
+
+
+def test_prefill_attempts_share_one_time_to_pair() -> None:
+    drive = Drive()
+    assert drive.on(lost(1), 10.0) == ["cancel 2", "send 3 d0 alone"]
+
+
+def test_a_request_ends_in_time() -> None:
+    drive = Drive(pair_s=1000.0)
+    assert drive.on(Tick(), 99.0) == []
+    assert drive.on(Tick(), 100.0) == ["refuse 504", "cancel 1", "cancel 2", "over timeout"]
+    drive = Drive()
+    drive.on(Begun(2))
+    assert drive.on(Tick(), 100.0) == ["break 504", "cancel 1", "cancel 2", "over timeout"]
+
+
+def test_a_stopping_router_says_so() -> None:
+    assert Drive().on(Stop("bye")) == ["refuse 503", "cancel 1", "cancel 2", "over stopped"]
+    drive = Drive()
+    drive.on(Begun(2))
+    assert drive.on(Stop("bye")) == ["break 503", "cancel 1", "cancel 2", "over stopped"]
+
+
+def test_events_of_legs_that_are_not_open_change_nothing() -> None:
+    drive = Drive()
+    drive.on(lost(1))
+    for event in (lost(1), Answered(1, 200), Begun(1), Ended(1), Answered(77, 200)):
+        assert drive.on(event) == []
