@@ -90,4 +90,4 @@ async def test_no_request_is_lost_and_none_crosses_from_one_key_to_the_other() -
 
 
 def transfers(engine: ScriptedEngine) -> set[str]:
-    return {str(each.body["kv_transfer_params"]["transfer_id"]) for each in engine.seen}
+    return {str(each.body["kv_transfer_params"]["transfer"]) for each in engine.seen}
