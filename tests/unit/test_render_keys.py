@@ -75,3 +75,11 @@ def test_derived_keys_are_told_by_the_name(secret: str, derived: bool) -> None:
 
 def test_names_fit() -> None:
     assert len(keys.derived("q" * 45, KEY).secret) <= 63
+
+
+def test_no_pod_of_a_service_has_a_token_of_kubernetes() -> None:
+    apart = service(router={"placement": "Deployment"})
+    engine = engine_pod(apart, Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)["spec"]
+    made = children(apart, dict.fromkeys(Role, 1), SETTINGS, keys.derived("qwen", KEY))
+    routers = next(each for each in made if each["kind"] == "Deployment")["spec"]["template"]["spec"]
+    assert [spec["automountServiceAccountToken"] for spec in (engine, routers)] == [False, False]
