@@ -42,8 +42,9 @@ class Routers:
         self._namespace = namespace
         self._pods = pods
         self._keys: dict[str, Keys | None] = {}
+        """By the Secret that pods have."""
         self._calls: dict[str, signing.Receiver] = {}
-        """Of owners' uids."""
+        """By pod."""
         self._of: dict[str, Object] = {}
         """Address → pod."""
         self._since: dict[str, float] = {}

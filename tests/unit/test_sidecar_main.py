@@ -78,7 +78,7 @@ def test_a_key_that_somebody_else_put_there_is_not_taken(config: SidecarConfig, 
     assert run(msgspec.structs.replace(config, key_file=str(named))) == 2
     said = capsys.readouterr().err
     assert f"than the service's ({keys.digest(right)[:8]})" in said
-    assert "delete it, and the operator makes it anew - at `$.key_file`" in said
+    assert "delete it and the pod, and both are made anew - at `$.key_file`" in said
     named.write_text(right.hex())
     assert keys.read(named) == right
 

@@ -84,7 +84,7 @@ def read(path: Path) -> ServiceKey:
     named = _NAMED.fullmatch(path.name)
     if named is not None and not hmac.compare_digest(digest(found)[:32], named[1]):
         raise ValueError(f"{path}: it holds another key ({digest(found)[:8]}) than the service's ({named[1][:8]}): "
-                         "somebody else has made this Secret; delete it, and the operator makes it anew")
+                         "somebody else has made this Secret; delete it and the pod, and both are made anew")
     return found
 
 
