@@ -16,13 +16,15 @@ import aiohttp
 import msgspec
 from aiohttp import web
 from kube_client import Kube, KubeError, Mirror, Object
-from kube_routers import key_secret_of, read_keys
+from kube_routers import Keys, key_secret_of, opens, read_keys
 from kube_team import is_ready, label
 from node_agent import ROLE, ROSTER, SERVICE
 from processes import free_port
 
+from xpyd_sidecar.contract import signing
 from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.keys import derive
 from xpyd_sidecar.contract.membership import Load
 
 SETTLE_S = 1.0
@@ -39,8 +41,10 @@ class Routers:
         self._kube = kube
         self._namespace = namespace
         self._pods = pods
-        self._tokens: dict[str, str] = {}
-        """Of owners' uids."""
+        self._keys: dict[str, Keys | None] = {}
+        """By the Secret that pods have."""
+        self._calls: dict[str, signing.Receiver] = {}
+        """By pod."""
         self._of: dict[str, Object] = {}
         """Address → pod."""
         self._since: dict[str, float] = {}
@@ -92,11 +96,15 @@ class Routers:
         if pod is None:
             return web.Response(status=404)
         service = label(pod, SERVICE)
-        secret = key_secret_of(pod)
-        if secret not in self._tokens:
-            found = await read_keys(self._kube, self._namespace, pod)
-            self._tokens[secret] = found.token if found is not None else ""
-        if request.headers.get("Authorization") != f"Bearer {self._tokens[secret]}":
+        secret, name = key_secret_of(pod), pod["metadata"]["name"]
+        if secret not in self._keys:
+            self._keys[secret] = await read_keys(self._kube, self._namespace, pod)
+        keys = self._keys[secret]
+        if keys is None:
+            return web.Response(status=503)
+        if name not in self._calls:
+            self._calls[name] = signing.Receiver(derive(keys.key, "admin call"), name)
+        if not opens(request, keys, self._calls[name]):
             return web.Response(status=401)
         settled = time.monotonic() - self._since[pod["metadata"]["uid"]] >= SETTLE_S
         return web.Response(body=self._answer(service, settled=settled), content_type="application/json")

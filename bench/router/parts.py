@@ -25,11 +25,13 @@ import msgspec
 import xpyd_sidecar
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.router.app import GC_THRESHOLD
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.http import connection, incoming
+from xpyd_sidecar.router.http.auth import Admin
 from xpyd_sidecar.router.http.server import Server
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.relay import loop
@@ -115,7 +117,7 @@ class Router:
         config = SidecarConfig(service=ServiceName("bench"), instance=InstanceName("r"), key_file="", run_dir="",
                                router=router)
         self.context = RequestContext(config)
-        paths = Paths(self.context, Keys(), "token")  # type: ignore[arg-type]
+        paths = Paths(self.context, Keys(), Admin(ServiceKey(bytes(32)), "bench"))  # type: ignore[arg-type]
         server = Server(paths, incoming.RequestBounds(64 << 10, 64 << 20, 30.0))
         self.legs: dict[engine_connection.EngineConnection, Paper] = {}
         self.clients: list[tuple[connection.ClientConnection, Paper]] = []

@@ -348,7 +348,9 @@ async def test_a_deleted_service_is_left_to_the_garbage_collector(place: Place) 
     await place.apply()
     await place.wait_settled("1P2D")
     await place.kube.delete(OWNER_KIND, place.namespace, "qwen")
-    await place.wait(lambda: not place.of("Pod") and not place.of("Secret") and not place.of("DisaggPool"), "all is gone")
+    await place.wait(lambda: not place.of("Pod") and set(place.of("Secret")) == {"xpyd-master"}
+                     and not place.of("DisaggPool"),
+                     "all is gone")
     assert place.services._services == {}
     await place.apply(decode=1)
     await place.wait_settled("1P1D")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hmac
 import itertools
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,7 +11,8 @@ import msgspec
 from aiohttp import web
 from kube_client import Kube, KubeError, Object
 
-from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract import keys as contract
+from xpyd_sidecar.contract import signing
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
@@ -46,7 +46,7 @@ class Keys(NamedTuple):
     @property
     def token(self) -> str:
         """The admin token."""
-        return keys.admin_token(self.key)
+        return contract.admin_token(self.key)
 
 
 def key_secret_of(pod: Object) -> str:
@@ -58,26 +58,38 @@ def key_secret_of(pod: Object) -> str:
 async def read_keys(kube: Kube, namespace: str, pod: Object) -> Keys | None:
     """The keys by the pod's Secret as it is now; None while there is none."""
     name = key_secret_of(pod)
+    if not name:
+        return None  # a pod that is none of ours
     try:
         secret = await kube.get("Secret", namespace, name)
     except KubeError as error:
         if error.status != 404:
             raise
         return None
-    key, before = (keys.parse(base64.b64decode(secret["data"].get(item, "")).decode()) for item in ("key", "before"))
+    key, before = (contract.parse(base64.b64decode(secret["data"].get(item, "")).decode()) for item in ("key", "before"))
     assert key is not None, f"{name} holds no key"
-    return Keys(key, before, keys.digest(key)[:8] if "before" in secret["data"] else "")
+    return Keys(key, before, contract.digest(key)[:8] if "before" in secret["data"] else "")
+
+
+def opens(request: web.Request, keys: Keys, calls: signing.Receiver) -> bool:
+    """Whether a router with these keys would answer."""
+    if not keys.mark and request.headers.get("Authorization") == f"Bearer {keys.token}":
+        return True
+    return not calls.refusal(request.headers.get(signing.HEADER, ""), request.method, request.path)
 
 
 class ScriptedRouter:
-    """One router. ``token`` opens it, ``fleet()`` says what it knows, ``why_not()`` why it is not ready (empty: it is)."""
+    """One router. The operator's signed calls open it, or the token where ``keys`` are of before; ``fleet()`` says what it
+    knows, ``why_not()`` why it is not ready (empty: it is)."""
 
-    def __init__(self, address: str, port: int, token: str, fleet: Callable[[], Fleet], why_not: Callable[[], str]) -> None:
+    def __init__(self, address: str, port: int, keys: Keys, *, name: str, fleet: Callable[[], Fleet],
+                 why_not: Callable[[], str]) -> None:
         self.address = address
         self.port = port
         self.asked = 0
         self.refused = 0
-        self._token = token
+        self._keys = keys
+        self._calls = signing.Receiver(contract.derive(keys.key, "admin call"), name)
         self._fleet = fleet
         self._why_not = why_not
         self._runner: web.AppRunner | None = None
@@ -95,8 +107,7 @@ class ScriptedRouter:
             await runner.cleanup()
 
     async def _on_fleet(self, request: web.Request) -> web.Response:
-        said = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(said, f"Bearer {self._token}"):
+        if not opens(request, self._keys, self._calls):
             self.refused += 1
             return web.Response(status=401, text="the admin token is needed")
         self.asked += 1

@@ -329,8 +329,8 @@ class NodeAgent:
             await self._kicked(life, None)
         await self._mount(life)
         assert life.keys is not None
-        life.router = ScriptedRouter(life.ip, router_port(life.pod), life.keys.token, lambda: self._fleet(life),
-                                     lambda: self.why_not(life))
+        life.router = ScriptedRouter(life.ip, router_port(life.pod), life.keys, name=life.name,
+                                     fleet=lambda: self._fleet(life), why_not=lambda: self.why_not(life))
         await life.router.start()
         life.router_since = time.monotonic()
         while True:

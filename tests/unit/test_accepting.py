@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from xpyd_sidecar import accepting
-from xpyd_sidecar.accepting import Acceptor, bind
+from xpyd_sidecar.accepting import Acceptor, bind, same_host
 
 LOOPS = ("asyncio", "uvloop", "router")
 
@@ -156,3 +156,15 @@ async def test_a_port_that_is_taken_is_told_and_nothing_stays_open() -> None:
     again = await bind("127.0.0.1", shared[0].getsockname()[1], shared=True)
     for one in (first, *shared, *again):
         one.close()
+
+
+@pytest.mark.parametrize(("peer", "own", "here"), [
+    (("127.0.0.1", 5), ("127.0.0.1", 80), True), (("127.9.9.9", 5), ("10.0.0.1", 80), True),
+    (("::1", 5, 0, 0), ("::1", 80, 0, 0), True),
+    (("::ffff:127.0.0.1", 5, 0, 0), ("::ffff:127.0.0.1", 80, 0, 0), True), (("10.0.0.1", 5), ("10.0.0.1", 80), True),
+    (("10.0.0.2", 5), ("10.0.0.1", 80), False), (("::ffff:10.0.0.2", 5, 0, 0), ("::", 80, 0, 0), False),
+    (("fe80::1%eth0", 5, 0, 2), ("fe80::2%eth0", 80, 0, 2), False), ("", "", False), (None, None, False),
+    (("x", 1), ("y", 2), False),
+])
+def test_who_is_on_this_host(peer: object, own: object, *, here: bool) -> None:
+    assert same_host(peer, own) is here

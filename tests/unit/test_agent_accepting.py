@@ -108,7 +108,7 @@ async def test_a_lack_of_files_ends_nobody_and_is_over_when_there_are_some(
 async def test_the_endpoint_on_the_network_has_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "MOST", 2)
     monkeypatch.setattr(accepting, "FULL_S", 0.01)
-    server = Remote(HostPort(f"127.0.0.1:{free_port()}"), KEY, Agent())
+    server = Remote(HostPort(f"127.0.0.1:{free_port()}"), KEY, Agent(), "test-e0")
     await server.start()
     try:
         assert server._acceptor is not None

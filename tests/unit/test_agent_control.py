@@ -13,18 +13,32 @@ from typing import Any
 import aiohttp
 import pytest
 from agent_fakes import KEY, FakeEngine, FakeRouter, config_of
+from processes import free_port
 
 from xpyd_sidecar.agent import app as app_module
 from xpyd_sidecar.agent import ask as ask_module
 from xpyd_sidecar.agent import control
 from xpyd_sidecar.agent.app import Agent
+from xpyd_sidecar.agent.remote import Remote
 from xpyd_sidecar.beside import Draining
-from xpyd_sidecar.contract import assignment, duty, keys
+from xpyd_sidecar.contract import assignment, duty, keys, signing
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.duty import Duty
 from xpyd_sidecar.contract.ids import HostPort, Role, State
+from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import AGENT_SOCKET, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
+
+
+class Speaks:
+    """Takes every role."""
+
+    def assign(self, told: Assignment) -> None:
+        """Taken."""
+
+    def status(self) -> dict[str, Any]:
+        """Nothing to say."""
+        return {}
 
 
 class Running:
@@ -338,7 +352,14 @@ async def test_a_file_tells_the_role_and_the_higher_epoch_holds(tmp_path: Path, 
             await router.close()
 
 
-async def test_over_the_network_a_role_needs_the_agents_token(tmp_path: Path) -> None:
+def signed(body: bytes, method: str = "POST", path: str = "/role", *, instance: str = "test-e0",
+           key: ServiceKey = KEY) -> dict[str, str]:
+    call = signing.Call(method, path, instance, body)
+    return {signing.HEADER: signing.sign(keys.derive(key, "agent call"), call), "Content-Type": "application/json"}
+
+
+async def test_over_the_network_a_role_needs_a_signed_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xpyd_sidecar.agent.remote.same_host", lambda peer, own: False)  # as from another host
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = HostPort(f"127.0.0.1:{probe.getsockname()[1]}")
@@ -348,25 +369,49 @@ async def test_over_the_network_a_role_needs_the_agents_token(tmp_path: Path) ->
         running = Running(engine, router, tmp_path, listen=address)
         try:
             await router.wait_beat(lambda beat: beat.state is State.READY)
-            url, body = f"http://{address}/role", {"role": "prefill", "epoch": 2}
-            for token in ("", f"Bearer {keys.admin_token(KEY)}", "Bearer \u00e9"):
-                async with session.post(url, json=body, headers={"Authorization": token}) as answer:
-                    assert (answer.status, (await answer.json())["error"]) == (401, "the agents' token is needed")
-            right = {"Authorization": f"Bearer {keys.agent_token(KEY)}"}
-            async with session.get(f"http://{address}/status", headers=right) as answer:
+            url, body = f"http://{address}/role", b'{"role": "prefill", "epoch": 2}'
+            for token in ("", f"Bearer {keys.admin_token(KEY)}", f"Bearer {keys.agent_token(KEY)}", "Bearer \u00e9"):
+                async with session.post(url, data=body, headers={"Authorization": token}) as answer:
+                    assert answer.status == 401
+                    assert (await answer.json())["error"] == "a signed call of the operator is needed"
+            other = ServiceKey(bytes(32))
+            for wrong in (signed(b"{}"), signed(body, key=other), signed(body, instance="d1"), signed(body, "POST", "/x")):
+                async with session.post(url, data=body, headers=wrong) as answer:
+                    assert (answer.status, "signature is wrong" in (await answer.json())["error"]) == (401, True)
+            async with session.get(f"http://{address}/status", headers=signed(b"", "GET", "/status")) as answer:
                 assert answer.status == 404, "nothing else is served here"
-            async with session.post(url, data=b"x" * 5000, headers=right) as answer:
+            async with session.post(url, data=b"x" * 5000, headers=signed(b"x" * 5000)) as answer:
                 assert answer.status == 413
             assert (await running.ask("GET", "/status"))[1]["epoch"] == 1
-            async with session.post(url, json=body, headers=right) as answer:
+            right = signed(body)
+            async with session.post(url, data=body, headers=right) as answer:
                 assert answer.status == 200
             await router.wait_beat(lambda beat: beat.role is Role.PREFILL)
+            async with session.post(url, data=body, headers=right) as answer:
+                assert (answer.status, (await answer.json())["error"]) == (401, "the call was taken already")
         finally:
             await running.end()
             await router.close()
         async with aiohttp.ClientSession() as other:
             with pytest.raises(aiohttp.ClientConnectorError):
-                await other.post(url, json=body)
+                await other.post(url, data=body)
+
+
+@pytest.mark.parametrize(("plain", "here", "status"), [(False, False, 401), (True, False, 200), (False, True, 200)])
+async def test_the_agents_token_is_for_this_host_and_for_operators_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, plain: bool, here: bool, status: int
+) -> None:
+    monkeypatch.setattr("xpyd_sidecar.agent.remote.same_host", lambda peer, own: here)
+    server = Remote(HostPort(f"127.0.0.1:{free_port()}"), KEY, Speaks(), "test-e0", plain=plain)
+    await server.start()
+    try:
+        async with aiohttp.ClientSession() as session:
+            headers = {"Authorization": f"Bearer {keys.agent_token(KEY)}"}
+            url = f"http://{server._listen}/role"
+            async with session.post(url, data=b'{"role": "prefill", "epoch": 2}', headers=headers) as answer:
+                assert answer.status == status
+    finally:
+        await server.close()
 
 
 async def test_an_address_that_is_taken_ends_the_agent_with_its_field(tmp_path: Path) -> None:

@@ -138,3 +138,11 @@ def test_services_that_are_shown_are_right_and_can_be_done() -> None:
         target = Target.LOCAL if page == short(LOCAL) else Target.KUBERNETES
         found = judge(value, target)
         assert (found.refusals, found.warnings) == ((), ()), page
+
+
+def test_every_claim_about_security_has_its_test() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/security.md").read_text()))
+    there = {name for path in (*ROOT.glob("tests/**/*.py"), *ROOT.glob("e2e/**/*.py"))
+             for name in re.findall(r"def (test_\w+)\(", path.read_text())}
+    assert len(named) > 20
+    assert named <= there, sorted(named - there)

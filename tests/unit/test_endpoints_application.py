@@ -11,8 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from router_fleet import KEY, RouterFleet, fleet
 from scripted_engine import Play
 
-from xpyd_sidecar.contract import keys
+from xpyd_sidecar.contract import keys, signing
 from xpyd_sidecar.contract.ids import State
+from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.router.api import paths
 
 LOOPS = ("router",)
@@ -158,6 +159,45 @@ async def test_the_fleet_needs_the_admin_token() -> None:
             assert (await f.get("/fleet", headers=headers)).status == 401
         answer = await f.get("/fleet", headers={"Authorization": "Bearer " + keys.admin_token(KEY)})
         assert [i["instance"] for i in answer.json["instances"]] == ["d0", "p0"]
+
+
+def signed(path: str, *, instance: str = "r0", key: ServiceKey = KEY, **more: Any) -> dict[str, str]:
+    return {signing.HEADER: signing.sign(keys.derive(key, "admin call"), signing.Call("GET", path, instance), **more)}
+
+
+async def test_the_operator_asks_by_signed_calls_and_each_is_taken_once() -> None:
+    async with fleet() as f:
+        name = f.router.context.name
+        right = signed("/fleet", instance=name)
+        assert (await f.get("/fleet", headers=right)).status == 200
+        for wrong, words in (
+            (right, "the call was taken already"),
+            (signed("/trace", instance=name), "the signature is wrong for GET /fleet"),
+            (signed("/fleet", instance="another"), "the signature is wrong"),
+            (signed("/fleet", instance=name, key=keys.mint()), "the signature is wrong"),
+            (signed("/fleet", instance=name, now=time.time() - 90), "are the clocks right?"),
+            ({signing.HEADER: "v1"}, "has not the form"),
+        ):
+            answer = await f.get("/fleet", headers=wrong)
+            assert answer.status == 401
+            assert words in answer.json["error"]["message"]
+            assert answer.json["error"]["code"] == "invalid_signature"
+        mixed = await f.get("/fleet", headers=right | {"Authorization": f"Bearer {keys.admin_token(KEY)}"})
+        assert mixed.status == 200, "an operator that sends both is let in by either"
+
+
+async def test_the_admin_token_is_not_taken_where_others_could_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xpyd_sidecar.router.http.connection.same_host", lambda peer, own: False)  # as from another host
+    token = {"Authorization": f"Bearer {keys.admin_token(KEY)}"}
+    async with fleet(api_key_file=None) as f:
+        for path in ("/fleet", "/trace", "/dashboard/data"):
+            answer = await f.get(path, headers=token)
+            assert (answer.status, answer.json["error"]["code"]) == (403, "token_in_clear")
+            assert "kubectl port-forward" in answer.json["error"]["message"]
+            assert (await f.get(path, headers={"Authorization": "Bearer x"})).status == 401
+        assert (await f.get("/fleet", headers=signed("/fleet", instance=f.router.context.name))).status == 200
+        f.router.paths._admin._plain = True  # a pod with a key of before
+        assert (await f.get("/fleet", headers=token)).status == 200
 
 
 async def test_metrics_count_requests_legs_and_instances() -> None:

@@ -77,3 +77,10 @@ def test_a_key_file_with_something_else_in_it_is_refused(environ: dict[str, str]
     Path(environ["XPYD_KEY_FILE"]).write_text("secret")
     with pytest.raises(ConfigError, match="a service key is 64 hex digits"):
         settings.read({}, environ)
+
+
+def test_an_engine_does_not_take_a_key_that_somebody_else_put_there(environ: dict[str, str], tmp_path: Path) -> None:
+    path = tmp_path / keys.file_name(keys.mint())
+    path.write_text("ab" * 32)
+    with pytest.raises(ConfigError, match=r"XPYD_KEY_FILE: .* it holds another key .* than the service's"):
+        settings.read({}, environ | {"XPYD_KEY_FILE": str(path)})

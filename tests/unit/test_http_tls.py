@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from certificates import write
 from cryptography import x509
-from router_fleet import fleet, read_answer, request_bytes
+from router_fleet import KEY, fleet, read_answer, request_bytes
 
+from xpyd_sidecar.contract import keys
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.http.tls import Certificate
 
@@ -169,3 +170,14 @@ def test_files_that_are_wrong_are_named(tmp_path: Path, what: str, words: str) -
         key = write(tmp_path / "other", "two")[1]
     with pytest.raises(ConfigError, match=words):
         Certificate(cert, key)
+
+
+async def test_over_tls_the_admin_token_is_taken_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xpyd_sidecar.router.http.connection.same_host", lambda peer, own: False)
+    cert, key = write(tmp_path, "one")
+    async with fleet(1, 1, tls_cert_file=cert, tls_key_file=key) as f:
+        reader, writer = await connect(f.router.port, client())
+        writer.write(request_bytes("/fleet", method="GET", headers={"Authorization": f"Bearer {keys.admin_token(KEY)}"}))
+        assert (await read_answer(reader)).status == 200
+        writer.transport.abort()
+        await f.wait_quiet()

@@ -15,9 +15,12 @@ from processes import free_port
 from xpyd_operator.kube import fleet as module
 from xpyd_operator.kube.fleet import EVERY_S, FORGET_S, HURRY_S, Fleets
 from xpyd_operator.kube.observe import Facts, Told, facts
-from xpyd_sidecar.contract.fleet import Fleet
-from xpyd_sidecar.contract.ids import ServiceName
-from xpyd_sidecar.contract.keys import ServiceKey, admin_token
+from xpyd_sidecar.contract import signing
+from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
+from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.keys import ServiceKey, admin_token, derive
+from xpyd_sidecar.contract.membership import Load
+from xpyd_sidecar.contract.signing import Receiver
 
 KEY = ServiceKey(b"k" * 32)
 
@@ -29,6 +32,9 @@ class Routers:
         self.port = free_port()
         self.says: dict[int, str] = {}
         self.asked: list[int] = []
+        self.receivers: dict[int, Receiver] = {}
+        self.tokens: list[str] = []
+        self.known: dict[int, tuple[FleetInstance, ...]] = {}
         self._runners: list[web.AppRunner] = []
 
     async def start(self, number: int, says: str = "settled") -> Facts:
@@ -38,7 +44,10 @@ class Routers:
         async def answer(request: web.Request) -> web.StreamResponse:
             self.asked.append(number)
             says = self.says[number]
-            if request.headers.get("Authorization") != f"Bearer {admin_token(KEY)}":
+            name = f"qwen-e{number}"
+            receiver = self.receivers.setdefault(number, Receiver(derive(KEY, "admin call"), name))
+            self.tokens.append(request.headers.get("Authorization", ""))
+            if receiver.refusal(request.headers.get(signing.HEADER, ""), request.method, request.path):
                 return web.Response(status=401)
             if says == "slow":
                 await asyncio.sleep(5)
@@ -46,7 +55,7 @@ class Routers:
                 return web.Response(body=b" " * 4096)
             if says == "broken":
                 return web.Response(body=b"{")
-            known = Fleet(ServiceName("qwen"), f"qwen-e{number}", 1.0, settled=says == "settled", instances=())
+            known = Fleet(ServiceName("qwen"), name, 1.0, settled=says == "settled", instances=self.known.get(number, ()))
             return web.Response(body=msgspec.json.encode(known), status=503 if says == "failing" else 200)
 
         app.add_routes([web.get("/fleet", answer)])
@@ -187,3 +196,46 @@ async def test_pods_that_speak_the_other_scheme_still_are_asked(routers: Routers
     told = await fleets.ask([await routers.start(11)], [], routers.port, lambda pod: KEY, 100.0, limit=9, tls=True)
     assert told.fleet is not None
     assert routers.asked == [11]
+
+
+async def test_calls_are_signed_and_only_pods_with_a_key_of_before_are_sent_the_token(
+    routers: Routers, fleets: Fleets
+) -> None:
+    first = msgspec.structs.replace(await routers.start(11), key="qwen-key-1a2b3c4d")
+    assert (await ask(fleets, routers, [first], [], 100.0)).fleet is not None
+    assert routers.tokens == [""]
+    old = msgspec.structs.replace(await routers.start(12), key="qwen-key")
+    assert (await ask(fleets, routers, [old], [], 200.0)).fleet is not None
+    assert routers.tokens[1:] == [f"Bearer {admin_token(KEY)}"]
+
+
+async def test_a_pod_whose_key_is_not_known_is_not_asked(routers: Routers, fleets: Fleets) -> None:
+    told = await fleets.ask([await routers.start(11)], [], routers.port, lambda pod: None, 100.0, limit=9)
+    assert (told.fleet, routers.asked) == (None, [])
+
+
+async def test_while_pods_have_several_keys_one_gets_clients_once_it_knows_a_pair(routers: Routers, fleets: Fleets) -> None:
+    """A router with the newest key hears of nobody with another one: it would have nobody for its clients."""
+    old = msgspec.structs.replace(await routers.start(11), key="qwen-key-11111111")
+    new = msgspec.structs.replace(await routers.start(12), key="qwen-key-22222222")
+    routers.known[11] = (instance("d0", Role.DECODE), instance("p0", Role.PREFILL), instance("d1", Role.DECODE, "f-2"))
+    routers.known[12] = (instance("d1", Role.DECODE, "f-2"),)
+    told = await ask(fleets, routers, [old], [new], 100.0)
+    assert told.settled == {"qwen-e11"}
+    assert told.fleet is not None
+    assert len(told.fleet.instances) == 3
+    routers.known[12] = (instance("d1", Role.DECODE, "f-2"), instance("p1", Role.PREFILL, "f-2"))
+    told = await ask(fleets, routers, [old], [new], 110.0)
+    assert told.settled == {"qwen-e11", "qwen-e12"}
+    assert told.fleet is not None
+    assert len(told.fleet.instances) == 3, "the one with the older key hears of all"
+    same = msgspec.structs.replace(new, key=old.key)
+    routers.known[12] = ()
+    assert (await ask(fleets, routers, [old], [same], 120.0)).settled == {"qwen-e11", "qwen-e12"}
+
+
+def instance(name: str, role: Role, fingerprint: str = "f-1") -> FleetInstance:
+    return FleetInstance(
+        instance=InstanceName(name), role=role, epoch=1, state=State.READY, incarnation=Incarnation("a"),
+        fingerprint=Fingerprint(fingerprint), http=(), control=(), model="m", load=Load(), drained=False, in_flight=0,
+        beat_age_s=1.0)

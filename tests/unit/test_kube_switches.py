@@ -93,7 +93,7 @@ async def test_the_annotation_comes_first_and_the_label_last(world: World) -> No
     assert world.metadata["labels"][labels.ROLE] == "decode"
     assert not {labels.ROSTER, labels.ROUTER} & world.metadata["labels"].keys(), "it routes no more"
     [(token, raw)] = world.told
-    assert token == f"Bearer {agent_token(KEY)}"
+    assert token == f"Bearer {agent_token(KEY)}", "its sidecar may be an older one"
     assert assignment.decode(raw) == Assignment(Role.PREFILL, 2, 1000.0)
     entry = world.cache.get("Pod", "team-a", NAME)
     assert entry is not None

@@ -8,8 +8,9 @@ from typing import Any
 
 from router_fleet import RouterFleet, fleet, read_answer, request_bytes
 
+from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.http.auth import ClientKeys
+from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.reply import HttpRequest, RequestHandler
 from xpyd_sidecar.router.workers import link as li
 from xpyd_sidecar.router.workers.worker_paths import ASK_S, WorkerPaths
@@ -73,6 +74,8 @@ class Link:
 class Caught:
     """The answer to one client."""
 
+    private = True
+
     def __init__(self) -> None:
         self.status = 0
         self.body = b""
@@ -90,7 +93,7 @@ class Worker:
 
     def __init__(self, f: RouterFleet) -> None:
         self.link = Link()
-        self.paths = WorkerPaths(f.context, ClientKeys(None), "admin")
+        self.paths = WorkerPaths(f.context, ClientKeys(None), Admin(ServiceKey(bytes(32)), "w"))
         self.paths.link = self.link  # type: ignore[assignment]
 
     def get(self, path: str = "/metrics", method: str = "GET") -> tuple[Caught, RequestHandler | None]:

@@ -44,6 +44,9 @@ def test_a_key_of_before_is_mounted_as_it_always_was() -> None:
     assert config.key_file == environment["XPYD_KEY_FILE"] == "/etc/xpyd/key/key"
     assert config.agent is not None
     assert (config.agent.previous_key_file, config.agent.key_mark) == (None, "")
+    assert config.plain_bearer, "the operator may be one that knows no signed calls"
+    assert not pod(keys.derived("qwen", KEY))[1].plain_bearer
+    assert not pod(keys.unknown("qwen"))[1].plain_bearer
 
 
 def test_routers_in_pods_of_their_own_get_the_key_that_they_are_given() -> None:
@@ -72,3 +75,11 @@ def test_derived_keys_are_told_by_the_name(secret: str, derived: bool) -> None:
 
 def test_names_fit() -> None:
     assert len(keys.derived("q" * 45, KEY).secret) <= 63
+
+
+def test_no_pod_of_a_service_has_a_token_of_kubernetes() -> None:
+    apart = service(router={"placement": "Deployment"})
+    engine = engine_pod(apart, Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)["spec"]
+    made = children(apart, dict.fromkeys(Role, 1), SETTINGS, keys.derived("qwen", KEY))
+    routers = next(each for each in made if each["kind"] == "Deployment")["spec"]["template"]["spec"]
+    assert [spec["automountServiceAccountToken"] for spec in (engine, routers)] == [False, False]

@@ -15,10 +15,12 @@ import msgspec
 import pytest
 
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, ServiceName, State
+from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import RouterConfig, SidecarConfig
 from xpyd_sidecar.contract.membership import Heartbeat
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.http import connection, ids, incoming
+from xpyd_sidecar.router.http.auth import Admin
 from xpyd_sidecar.router.http.server import Server
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.serving import fast_path
@@ -121,7 +123,7 @@ class World:
         self.context = context = RequestContext(SidecarConfig(
             service=ServiceName("s"), instance=InstanceName("r"), key_file="", run_dir="", router=router))
         self.clock = context.loop = context.pool.loop = context.line._loop = context.farewells._loop = Clock()  # type: ignore[assignment]
-        paths = Paths(context, Keys(), "token")  # type: ignore[arg-type]
+        paths = Paths(context, Keys(), Admin(ServiceKey(bytes(32)), "r"))  # type: ignore[arg-type]
         paths.entrance.open = paths.entrance.open and lanes
         self.server = Server(paths, incoming.RequestBounds(1 << 16, 1 << 20, 30.0))
         self.server.loop, self.server.date = self.clock, b"now"  # type: ignore[assignment]

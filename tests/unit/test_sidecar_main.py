@@ -70,6 +70,19 @@ def test_a_wrong_key_file_is_named(config: SidecarConfig, content: str | None, w
     assert words in capsys.readouterr().err
 
 
+def test_a_key_that_somebody_else_put_there_is_not_taken(config: SidecarConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    """The Secret was deleted and made again with another content: the file is named for the key that it must hold."""
+    right = keys.of_service(b"m" * 32, 1, "uid")
+    named = Path(config.key_file).with_name(keys.file_name(right))
+    named.write_text("ab" * 32)
+    assert run(msgspec.structs.replace(config, key_file=str(named))) == 2
+    said = capsys.readouterr().err
+    assert f"than the service's ({keys.digest(right)[:8]})" in said
+    assert "delete it and the pod, and both are made anew - at `$.key_file`" in said
+    named.write_text(right.hex())
+    assert keys.read(named) == right
+
+
 def test_no_arguments_is_wrong_usage() -> None:
     with pytest.raises(SystemExit) as end:
         entry.main([])

@@ -10,10 +10,12 @@ end of that row, with a line in the log for each.
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from xpyd_sidecar import resources
 from xpyd_sidecar.listening import both_families, bound
@@ -138,3 +140,23 @@ async def bind(host: str, port: int, *, shared: bool = False, backlog: int = BAC
             listening.close()
         raise
     return sockets
+
+
+def same_host(peer: Any, own: Any) -> bool:
+    """Whether a client is on this host, by the names of its socket's two ends (``getpeername``, ``getsockname``).
+
+    Through ``kubectl port-forward`` clients come from the loopback address of the pod.
+    """
+    if not isinstance(peer, tuple) or not isinstance(own, tuple):
+        return False
+    try:
+        there = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(there, "ipv4_mapped", None)
+    return (mapped or there).is_loopback or peer[0] == own[0]
+
+
+def of_this_host(transport: asyncio.BaseTransport) -> bool:
+    """Whether a connection that was accepted comes from this host."""
+    return same_host(transport.get_extra_info("peername"), transport.get_extra_info("sockname"))

@@ -10,18 +10,20 @@ round on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 
 import aiohttp
 import msgspec
 
+from xpyd_operator.kube import calls
 from xpyd_operator.kube.observe import Facts, Told
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import Role, State, join_host_port
-from xpyd_sidecar.contract.keys import ServiceKey, admin_token
+from xpyd_sidecar.contract.keys import ServiceKey
 
 KeyOf = Callable[[Facts], ServiceKey | None]
 """The key of a pod's service as that pod has it; None where it is not known."""
+FLEET = "/fleet"
 ANSWER_MAX = 16 << 20
 EVERY_S = 5.0
 HURRY_S = 1.0
@@ -141,13 +143,13 @@ class Fleets:
         if key is None:
             return None
         for scheme in ("https", "http") if tls else ("http", "https"):
-            answered, fleet = await self._over(f"{scheme}://{join_host_port(pod.ip, port)}/fleet", key)
+            shown = calls.to_router(key, pod, "GET", FLEET)
+            answered, fleet = await self._over(f"{scheme}://{join_host_port(pod.ip, port)}{FLEET}", shown)
             if answered:
                 return fleet
         return None
 
-    async def _over(self, url: str, key: ServiceKey) -> tuple[bool, Fleet | None]:
-        headers = {"Authorization": f"Bearer {admin_token(key)}"}
+    async def _over(self, url: str, headers: Mapping[str, str]) -> tuple[bool, Fleet | None]:
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         try:
             # The certificate is the clients': it names the Service, not the address of a pod.

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 import aiohttp
 import msgspec
 
+from xpyd_operator.kube import calls
 from xpyd_operator.kube.api import Api, ApiError
 from xpyd_operator.kube.cache import Cache, Entry
 from xpyd_operator.kube.fleet import KeyOf
@@ -28,7 +29,7 @@ from xpyd_sidecar.contract import assignment
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.contract.ids import InstanceName, join_host_port
-from xpyd_sidecar.contract.keys import ServiceKey, agent_token
+from xpyd_sidecar.contract.keys import ServiceKey
 
 logger = logging.getLogger(__name__)
 PUSHES = 16
@@ -108,10 +109,11 @@ class Switches:
         if key is None:
             return "its key is not known"
         url = f"http://{join_host_port(pod.ip, AGENT_PORT)}{assignment.PATH}"
-        headers = {"Authorization": f"Bearer {agent_token(key)}"}
+        body = assignment.encode(pod.told).encode()
+        headers = calls.to_agent(key, pod, assignment.PATH, body)
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         asked = self._session.post(
-            url, data=assignment.encode(pod.told), headers=headers, timeout=timeout, allow_redirects=False
+            url, data=body, headers=headers, timeout=timeout, allow_redirects=False
         )
         try:
             async with asked as answer:

@@ -15,7 +15,7 @@ from xpyd_sidecar.contract.keys import ServiceKey
 ID_CHARS: Final = 8
 BEFORE: Final = "before"
 """Item and file with the key that the service had before; empty where it had none."""
-_DERIVED = re.compile(rf"-{labels.KEY}-[0-9a-f]{{{ID_CHARS}}}")
+_DERIVED = re.compile(rf"-{labels.KEY}-[0-9a-f]{{{ID_CHARS}}}\Z")
 
 
 class PodKey(msgspec.Struct, frozen=True):
@@ -28,6 +28,11 @@ class PodKey(msgspec.Struct, frozen=True):
     """Name of the file, which is made for this key alone where it is derived."""
     derived: bool = True
     """Else it was made at random, before keys were derived. Pods that have such a one may have an older sidecar."""
+
+    @property
+    def older(self) -> bool:
+        """A key of before: the operator may be one that knows no signed calls."""
+        return bool(self.id) and not self.derived
 
     @property
     def path(self) -> str:
@@ -59,6 +64,11 @@ def made_before(service: str, key: ServiceKey) -> PodKey:
 def unknown(service: str) -> PodKey:
     """Where a document is rendered without a cluster, so that there is no key."""
     return PodKey(labels.key_name(service), "", labels.KEY, derived=False)
+
+
+def may_be_older(secret: str) -> bool:
+    """Whether pods with this Secret may have a sidecar that knows no signed calls."""
+    return _DERIVED.search(secret) is None
 
 
 def is_derived(service: str, secret: str) -> bool:

@@ -75,6 +75,7 @@ def router_container(service: DisaggService, settings: KubeSettings, key: PodKey
         key_file=key.path,
         run_dir=at.RUN,
         router=_router(service, beside_engine=False),
+        plain_bearer=key.older,
     )
     container["command"] = _command(config, instance=_INSTANCE_VAR)
     container["env"] = [_field(launch.ENV_INSTANCE, "metadata.name")]
@@ -143,6 +144,7 @@ def _sidecar_config(
         key_file=key.path,
         run_dir=at.RUN,
         agent=agent,
+        plain_bearer=key.older,
         router=_router(service, beside_engine=True) if service.spec.router.placement == "Sidecar" else None,
     )
 
@@ -164,6 +166,8 @@ def _router(service: DisaggService, *, beside_engine: bool) -> RouterConfig:
 def _command(config: SidecarConfig, instance: str = "") -> list[str]:
     """The command, every text in it as it is but for the pod's own address and name, which Kubernetes fills in."""
     plain = literals(msgspec.to_builtins(config))
+    if not config.plain_bearer:
+        del plain["plain_bearer"]
     if instance:
         plain["instance"] = instance
     if plain["agent"] is not None:

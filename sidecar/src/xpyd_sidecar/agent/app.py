@@ -69,7 +69,9 @@ class Agent:
                             resolve_s=config.agent.resolve_s, resolve=resolve, before=_before(config.agent))
         self._probe = Probe(config.agent, self._run_dir)
         self._control = Control(self._run_dir, self)
-        self._remote = Remote(config.agent.listen, key, self) if config.agent.listen is not None else None
+        self._remote: Remote | None = None
+        if config.agent.listen is not None:
+            self._remote = Remote(config.agent.listen, key, self, config.instance, plain=config.plain_bearer)
         self._told = Told(self._run_dir, config.agent.assignment_file)
         self._look_now = asyncio.Event()
         self._beat_now = asyncio.Event()

@@ -1,7 +1,9 @@
-"""The agent's endpoint on the network: ``POST /role`` alone, for who holds the agents' token (``contract.keys``).
+"""The agent's endpoint on the network: ``POST /role`` alone, by a signed call (``contract.signing``).
 
 So a role changes at once where the operator is on another host; what it says also reaches the agent by the pod's volume,
-later. Errors are ``{"error": …}``: 401 without the token, 400 for what is no assignment, 409 for one that is too old.
+later. The agents' token (``contract.keys``) opens it from this host alone, or where the operator may be one that knows no
+signed calls. Errors are ``{"error": …}``: 401 without a right signature, 400 for what is no assignment, 409 for one that is
+too old.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ import hmac
 
 from aiohttp import web
 
-from xpyd_sidecar.accepting import Acceptor, bind
+from xpyd_sidecar.accepting import Acceptor, bind, same_host
 from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_role
-from xpyd_sidecar.contract import assignment, keys
+from xpyd_sidecar.contract import assignment, keys, signing
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.errors import ConfigError
@@ -23,9 +25,12 @@ SHUTDOWN_S = 1.0
 class Remote:
     """The server. ``start`` it, ``close`` it."""
 
-    def __init__(self, listen: HostPort, key: ServiceKey, speaker: Speaker) -> None:
+    def __init__(self, listen: HostPort, key: ServiceKey, speaker: Speaker, instance: str, *, plain: bool = False) -> None:
+        """``instance``: who this is; ``plain``: see ``SidecarConfig.plain_bearer``."""
         self._listen = listen
         self._wanted = f"Bearer {keys.agent_token(key)}".encode()
+        self._calls = signing.Receiver(keys.derive(key, "agent call"), instance)
+        self._plain = plain
         self._speaker = speaker
         self._acceptor: Acceptor | None = None
         app = web.Application(middlewares=[answer_errors, self._check], client_max_size=assignment.MOST_BYTES)
@@ -55,10 +60,21 @@ class Remote:
 
     @web.middleware
     async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        said = request.headers.get("Authorization", "").encode(errors="replace")
-        if not hmac.compare_digest(said, self._wanted):
-            raise web.HTTPUnauthorized(text="the agents' token is needed")
+        signature = request.headers.get(signing.HEADER)
+        refusal = "a signed call of the operator is needed"
+        if signature is not None:
+            refusal = self._calls.refusal(signature, request.method, request.path, await request.read())
+        if (signature is None or refusal) and not self._has_token(request):
+            raise web.HTTPUnauthorized(text=refusal)
         return await handler(request)
+
+    def _has_token(self, request: web.Request) -> bool:
+        said = request.headers.get("Authorization", "").encode(errors="replace")
+        right = hmac.compare_digest(said, self._wanted)
+        if request.transport is None:
+            return False
+        peer, own = (request.transport.get_extra_info(name) for name in ("peername", "sockname"))
+        return right and (self._plain or same_host(peer, own))
 
     async def _role(self, request: web.Request) -> web.Response:
         return await take_role(request, self._speaker)

@@ -8,8 +8,10 @@ HMAC-SHA256 over a fixed label, so that a leaked admin token opens no KV port:
     control      CURVE key pair of the KV control sockets
     data         HMAC challenge of the KV data links
     broadcast    CURVE key pair of broadcast queues that cross hosts
-    admin        bearer token of the router's admin paths (/fleet)
-    agent        bearer token of who tells agents their role
+    admin        bearer token of the router's admin paths (/fleet), for people
+    agent        bearer token of who tells agents their role, for what is older than signed calls
+    admin call   calls of the operator to routers, and
+    agent call   to agents, signed (``contract.signing``)
 
 CURVE: agents and peers derive the server's *public* key from the service key. It is never shown, so whoever completes
 the handshake holds the service key; no ZAP handler is needed.
@@ -29,7 +31,7 @@ from pathlib import Path
 from typing import Literal, NewType
 
 ServiceKey = NewType("ServiceKey", bytes)
-Purpose = Literal["membership", "control", "data", "broadcast", "admin", "agent"]
+Purpose = Literal["membership", "control", "data", "broadcast", "admin", "agent", "admin call", "agent call"]
 _NAMED = re.compile(r"([0-9a-f]{32})\.key")
 
 
@@ -82,7 +84,7 @@ def read(path: Path) -> ServiceKey:
     named = _NAMED.fullmatch(path.name)
     if named is not None and not hmac.compare_digest(digest(found)[:32], named[1]):
         raise ValueError(f"{path}: it holds another key ({digest(found)[:8]}) than the service's ({named[1][:8]}): "
-                         "somebody else has made this Secret; delete it, and the operator makes it anew")
+                         "somebody else has made this Secret; delete it and the pod, and both are made anew")
     return found
 
 

@@ -203,6 +203,9 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_dir: str
     agent: AgentConfig | None = None
     router: RouterConfig | None = None
+    plain_bearer: bool = False
+    """Bearer tokens are taken over plain HTTP from everywhere, as by releases that knew no signed calls: the operator may
+    be one of those."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "text"] = "json"
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import msgspec
 
 from xpyd_sidecar import resources
-from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.errors import OurFault
@@ -21,7 +20,7 @@ from xpyd_sidecar.router.endpoints.traces import Tracer
 from xpyd_sidecar.router.fleet.heartbeat_listener import Members
 from xpyd_sidecar.router.fleet.p2p_listener import PORT_AFTER_MEMBERS, GuestListener
 from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
-from xpyd_sidecar.router.http.auth import ClientKeys
+from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.patience import GRACE_S, late, within
 from xpyd_sidecar.router.http.server import Server
@@ -54,7 +53,7 @@ class RouterProcess:
         self._key = key
         self._client_keys = ClientKeys(self._config.api_key_file)
         self.context = self._make_context(config)
-        self.paths = self._make_paths(self._client_keys, keys.admin_token(key))
+        self.paths = self._make_paths(self._client_keys, Admin(key, config.instance, plain=config.plain_bearer))
         self.tracer = self.paths.tracer = Tracer(self.context, key)
         bounds = RequestBounds(self._config.max_header_bytes, self._config.max_body_bytes, self._config.receive_timeout_s)
         self.server = Server(self.paths, bounds, STREAMED, body_budget=self._config.body_budget_bytes)
@@ -89,8 +88,8 @@ class RouterProcess:
     def _make_context(self, config: SidecarConfig) -> RequestContext:
         return RequestContext(config)
 
-    def _make_paths(self, client_keys: ClientKeys, admin_token: str) -> Paths:
-        return Paths(self.context, client_keys, admin_token)
+    def _make_paths(self, client_keys: ClientKeys, admin: Admin) -> Paths:
+        return Paths(self.context, client_keys, admin)
 
     async def start(self) -> None:
         """Listen on all ports.

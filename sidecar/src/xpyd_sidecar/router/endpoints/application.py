@@ -28,7 +28,7 @@ from xpyd_sidecar.router.api.faults import HttpFault, not_served, unknown_model
 from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
 from xpyd_sidecar.router.endpoints.dashboard import Dashboard
 from xpyd_sidecar.router.endpoints.traces import Tracer
-from xpyd_sidecar.router.http.auth import ClientKeys, Keys, known, require
+from xpyd_sidecar.router.http.auth import Admin, ClientKeys, Keys, known, require
 from xpyd_sidecar.router.http.cors import CorsRules, is_preflight
 from xpyd_sidecar.router.http.heads import Hosts, Media
 from xpyd_sidecar.router.http.reply import NO_CONTENT, HttpRequest, Reply, ReplyConnection, RequestHandler
@@ -49,12 +49,12 @@ GENERATION = {route.path: route.api for route in paths.TABLE if route.api is not
 class Paths:
     """The application behind the server."""
 
-    def __init__(self, context: RequestContext, client_keys: ClientKeys, admin_token: str) -> None:
+    def __init__(self, context: RequestContext, client_keys: ClientKeys, admin: Admin) -> None:
         self._context = context
         self.entrance = Entrance(context)
         """Of the straight course."""
         self._client_keys = client_keys
-        self._admin = Keys((admin_token.encode(),))
+        self._admin = admin
         config = context.config
         self._hosts = Hosts(config.host, config.hosts)
         self._media = Media()
@@ -195,14 +195,14 @@ class Paths:
         reply.whole(200, [(b"content-type", CONTENT_TYPE)], self._metrics_page)
 
     def _fleet(self, request: HttpRequest, reply: Reply) -> None:
-        require(request.headers, self._admin)
+        self._admin.require(request.method, request.path, request.headers, private=reply.private)
         context = self._context
         fleet = context.observer.fleet(context.service, context.name, context.loop.time(), context.started,
                                         draining=context.draining)
         reply.whole(200, _JSON, msgspec.json.encode(fleet))
 
     def _trace(self, request: HttpRequest, reply: Reply) -> RequestHandler:
-        require(request.headers, self._admin)
+        self._admin.require(request.method, request.path, request.headers, private=reply.private)
         if self.tracer is None:
             raise OurFault("a router without a service key was asked for a trace")
         return self.tracer.open(request, reply)

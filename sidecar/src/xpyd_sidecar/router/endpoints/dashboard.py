@@ -21,7 +21,7 @@ import msgspec
 
 from xpyd_sidecar.contract.fleet import Fleet
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.http.auth import ClientKeys, Keys, require
+from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply
 from xpyd_sidecar.router.observing.history import COLUMNS, Row
 
@@ -54,7 +54,7 @@ class Data(msgspec.Struct, frozen=True):
 class Dashboard:
     """The paths of the dashboard."""
 
-    def __init__(self, context: RequestContext, admin: Keys, client_keys: ClientKeys) -> None:
+    def __init__(self, context: RequestContext, admin: Admin, client_keys: ClientKeys) -> None:
         self._context = context
         self._admin = admin
         self._client_keys = client_keys
@@ -69,9 +69,11 @@ class Dashboard:
 
     def _data(self, request: HttpRequest, reply: Reply) -> None:
         try:
-            require(request.headers, self._admin, self._client_keys.keys)
+            self._admin.require(request.method, request.path, request.headers, private=reply.private,
+                                also=self._client_keys.keys)
         except HttpFault as fault:
-            raise HttpFault(fault.status, self._need, kind=fault.kind, code=fault.code) from None
+            words = self._need if fault.status == 401 else f"This router says: {fault.message}."
+            raise HttpFault(fault.status, words, kind=fault.kind, code=fault.code) from None
         since = request.headers.get(SINCE, b"0")
         if not since.isdigit() or len(since) > 12:
             raise HttpFault(400, f"{SINCE.decode()} is not a number of seconds", code="bad_since")

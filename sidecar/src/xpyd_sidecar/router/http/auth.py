@@ -1,4 +1,4 @@
-"""Who may ask: client API keys and the admin token.
+"""Who may ask: client API keys, the admin token of people, and the signed calls of the operator.
 
 Theory: a request costs the same whether there is one key or ten thousand, and its time tells nothing. So keys are kept by
 their digests, under a secret of this process: what a client brings is digested, what has the same beginning is found, and
@@ -16,6 +16,9 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
+from xpyd_sidecar.contract import keys as contract
+from xpyd_sidecar.contract import signing
+from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.api.faults import HttpFault
 
@@ -141,5 +144,48 @@ def require(headers: Mapping[bytes, bytes], *those: Keys) -> None:
         HttpFault: 401.
     """
     if not known(headers, *those):
-        words = "the API key is wrong" if bearer(headers) else "an API key is needed: Authorization: Bearer <key>"
-        raise HttpFault(401, words, kind="authentication_error", code="invalid_api_key")
+        raise unknown(headers)
+
+
+def unknown(headers: Mapping[bytes, bytes]) -> HttpFault:
+    """What is said to who brings no key that opens anything."""
+    words = "the API key is wrong" if bearer(headers) else "an API key is needed: Authorization: Bearer <key>"
+    return HttpFault(401, words, kind="authentication_error", code="invalid_api_key")
+
+
+class Admin:
+    """Who may look at what a router knows: the operator by signed calls, people by the admin token.
+
+    The token is good for ever, so it is taken only where nobody else reads it: over TLS, or from this very host.
+    """
+
+    __slots__ = ("_calls", "_plain", "_token")
+
+    def __init__(self, key: ServiceKey, instance: str, *, plain: bool = False) -> None:
+        """``instance``: as who the operator knows this router; ``plain``: see ``SidecarConfig.plain_bearer``."""
+        self._token = Keys((contract.admin_token(key).encode(),))
+        self._calls = signing.Receiver(contract.derive(key, "admin call"), instance)
+        self._plain = plain
+
+    def require(
+        self, method: str, path: str, headers: Mapping[bytes, bytes], *, private: bool, also: Keys | None = None
+    ) -> None:
+        """Check who asks for an admin path. ``private``: nobody else reads the connection; ``also``: keys that open it.
+
+        Raises:
+            HttpFault: 401; 403 for the right token on a connection that others can read.
+        """
+        mine, theirs = known(headers, self._token), also is not None and known(headers, also)
+        said = headers.get(_SIGNATURE)
+        refusal = self._calls.refusal(said.decode("latin-1"), method, path) if said is not None else ""
+        if (said is not None and not refusal) or (mine and (private or self._plain)) or theirs:
+            return
+        if refusal and not bearer(headers):
+            raise HttpFault(401, refusal, kind="authentication_error", code="invalid_signature")
+        if mine:
+            words = "the admin token is taken over HTTPS or from this host alone, such as through kubectl port-forward"
+            raise HttpFault(403, words, kind="permission_error", code="token_in_clear")
+        raise unknown(headers)
+
+
+_SIGNATURE = signing.HEADER.lower().encode()

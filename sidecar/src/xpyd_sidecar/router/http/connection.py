@@ -23,6 +23,7 @@ import uuid
 from collections import deque
 from typing import cast
 
+from xpyd_sidecar.accepting import of_this_host
 from xpyd_sidecar.router.api.faults import HttpFault, unavailable
 from xpyd_sidecar.router.http import deadlines, rules
 from xpyd_sidecar.router.http.held_bodies import Held
@@ -75,6 +76,11 @@ class ClientConnection(asyncio.Protocol):
         self._blocked_at = 0.0
         self._since = server.loop.time()
         """When the request that is being received began, or the connection fell idle."""
+
+    @property
+    def private(self) -> bool:
+        """Whether nobody else reads it: TLS, or a client on this host."""
+        return self.server.encrypted or (self._transport is not None and of_this_host(self._transport))
 
     # ---- asyncio
 

@@ -83,6 +83,10 @@ class ReplyConnection(Protocol):
     def outlet(self) -> Outlet:
         """Where to write."""
 
+    @property
+    def private(self) -> bool:
+        """Whether nobody else reads it: TLS, or a client on this host."""
+
     def finished(self, *, close: bool) -> None:
         """The answer is written."""
 
@@ -113,6 +117,11 @@ class Reply:
         self.done = False
         self.status = 0
         self._sent = 0
+
+    @property
+    def private(self) -> bool:
+        """Whether nobody but the client reads the connection."""
+        return self._connection.private
 
     @property
     def sent(self) -> int:

@@ -46,6 +46,7 @@ class Server(ServerState):
             where = join_host_port(host, port)
             raise ConfigError(f"router.port: cannot listen on {where}: {error.strerror or error}") from None
         self._certificate = certificate
+        self.encrypted = certificate is not None
         self._acceptor = Acceptor(sockets, lambda: ClientConnection(self), self._crowded,
                                   certificate.context if certificate is not None else None)
         return self._acceptor.port

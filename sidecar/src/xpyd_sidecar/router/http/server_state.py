@@ -48,6 +48,8 @@ class ServerState:
         self.connections: set[OpenConnection] = set()
         self.refusals: dict[str, int] = {}
         """How many were refused, by the code of the fault."""
+        self.encrypted = False
+        """Its connections are TLS."""
         self.draining = False
         self.leaving = False
         """It has stopped listening, and idle connections are closed."""

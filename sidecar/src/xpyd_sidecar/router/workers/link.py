@@ -142,6 +142,8 @@ class AskOwner(msgspec.Struct, frozen=True, tag=True):
     path: str
     headers: dict[bytes, bytes]
     request_id: str
+    private: bool = False
+    """Nobody but the client reads its connection."""
 
 
 # ---- requests that end engines (poison_sharing)

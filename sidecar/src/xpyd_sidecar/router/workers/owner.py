@@ -84,6 +84,11 @@ class _Caught(Reply):
         self.started = self.done = False
         self.status = self._sent = 0
 
+    @property
+    def private(self) -> bool:
+        """As the worker sees the connection."""
+        return self._ask.private
+
     def whole(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
         """A complete answer."""
         self.started = self.done = True

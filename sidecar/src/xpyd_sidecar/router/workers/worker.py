@@ -29,7 +29,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.app import GC_THRESHOLD, RouterProcess
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.fleet import replica as rep
-from xpyd_sidecar.router.http.auth import ClientKeys
+from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.patience import within
 from xpyd_sidecar.router.relay.loop import run
 from xpyd_sidecar.router.serving.context import RequestContext
@@ -56,8 +56,8 @@ class WorkerRouter(RouterProcess):
         self.worker = WorkerContext(config, self._link, self._begin.started)
         return self.worker
 
-    def _make_paths(self, client_keys: ClientKeys, admin_token: str) -> Paths:
-        paths = WorkerPaths(self.context, client_keys, admin_token)
+    def _make_paths(self, client_keys: ClientKeys, admin: Admin) -> Paths:
+        paths = WorkerPaths(self.context, client_keys, admin)
         paths.link = self._link
         self._asking = paths
         return paths

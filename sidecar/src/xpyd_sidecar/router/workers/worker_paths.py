@@ -7,7 +7,7 @@ from functools import partial
 from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.router.api import faults
 from xpyd_sidecar.router.endpoints.application import RENDERED_S, Paths
-from xpyd_sidecar.router.http.auth import ClientKeys
+from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.patience import Alarm
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.serving.context import RequestContext
@@ -51,8 +51,8 @@ class WorkerPaths(Paths):
 
     link: li.WorkerLink[li.Down]
 
-    def __init__(self, context: RequestContext, client_keys: ClientKeys, admin_token: str) -> None:
-        super().__init__(context, client_keys, admin_token)
+    def __init__(self, context: RequestContext, client_keys: ClientKeys, admin: Admin) -> None:
+        super().__init__(context, client_keys, admin)
         self._loop = context.loop
         self._asked: dict[int, _OwnerQuestion] = {}
         self._number = 0
@@ -71,19 +71,19 @@ class WorkerPaths(Paths):
             return None
         question = self._asked.get(self._metrics_asked) if shared else None
         if question is None:
-            question = self._ask(request, shared=shared)
+            question = self._ask(request, shared=shared, private=reply.private)
         waiting = _Waiting(reply)
         question.waiting.append(waiting)
         return waiting
 
-    def _ask(self, request: HttpRequest, *, shared: bool) -> _OwnerQuestion:
+    def _ask(self, request: HttpRequest, *, shared: bool, private: bool) -> _OwnerQuestion:
         self._number += 1
         number = self._number
         if shared:
             self._metrics_asked = number
         timer = Alarm(self._loop, self._loop.time() + ASK_S, partial(self._answered, number, None))
         question = self._asked[number] = _OwnerQuestion(timer, shared=shared)
-        self.link.send(li.AskOwner(number, request.method, request.path, request.headers, request.request_id))
+        self.link.send(li.AskOwner(number, request.method, request.path, request.headers, request.request_id, private))
         return question
 
     def answer(self, answer: li.OwnerAnswer) -> None:

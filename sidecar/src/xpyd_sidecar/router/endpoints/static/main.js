@@ -60,9 +60,10 @@ async function ask() {
     if (given) headers.authorization = `Bearer ${given}`;
     const answer = await fetch("dashboard/data", { headers, signal: mine.signal, cache: "no-store", credentials: "omit" });
     if (asking !== mine) return;
-    if (answer.status === 401) {
+    if (answer.status === 401 || answer.status === 403) {
       const body = await answer.json();
-      login(body.error.message, given ? "The router does not know this token." : "");
+      const known = answer.status === 403; // the right token, on a way that others can read
+      login(body.error.message, given && !known ? "The router does not know this token." : "");
       return;
     }
     if (!answer.ok) throw new Error(`it answered ${answer.status}`);
