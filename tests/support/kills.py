@@ -45,7 +45,7 @@ class Way(Enum):
 
 FIELDS = {Way.CLOSE: "close_after", Way.HALF: "die_after", Way.CUT: "cut_after", Way.ERROR: "error_after",
           Way.ABORT: "abort_after", Way.DOWN: "down_after", Way.SILENT: "silent_after"}
-WEIGHTS = {Way.CLOSE: 25, Way.HALF: 15, Way.CUT: 10, Way.ERROR: 15, Way.ABORT: 15, Way.DOWN: 15, Way.SILENT: 5}
+WEIGHTS = {Way.CLOSE: 25, Way.HALF: 15, Way.CUT: 10, Way.ERROR: 15, Way.ABORT: 15, Way.DOWN: 40, Way.SILENT: 20}
 WHOLE = frozenset({Way.DOWN, Way.SILENT})
 
 
@@ -112,6 +112,11 @@ class Killer:
         self._random = source
         self._planned: dict[str, int] = {}
         self._down: set[ScriptedEngine] = set()
+        self._at: dict[str, ScriptedEngine] = {}
+        """Where each request is that has not ended."""
+        self._met: set[str] = set()
+        """Those of them that are, or were, on an engine that dies as a whole. None meets two such deaths: of one that does,
+        a router must take it that it ends engines."""
         self._starts = 0
         self.done: dict[str, list[tuple[Way, int, str]]] = {}
         """Kills by request: how, behind how many events, where."""
@@ -125,21 +130,27 @@ class Killer:
     def _chooser(self, engine: ScriptedEngine) -> Any:
         def choose(seen: Seen) -> Play | None:
             name = seen.headers.get("x-request-id", "")
+            self._at[name] = engine
+            if engine in self._down:
+                self._met.add(name)
             if not self._planned.get(name) or engine.replay is None:
                 return None
             self._planned[name] -= 1
             way = self._random.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-            if way in WHOLE and len(self._fleet.d) - len(self._down) < 3:
+            if way in WHOLE and (self._met or len(self._fleet.d) - len(self._down) < 3):
                 way = Way.CLOSE  # somebody must be left, also for a second kill
             if way in WHOLE:
                 self._down.add(engine)
+                self._met.update(other for other, where in self._at.items() if where is engine)
             at = self._random.randint(0, len(engine.replay.stream(seen.path, seen.body, name)))
             self.done.setdefault(name, []).append((way, at, engine.name))
             return Play(**{FIELDS[way]: at})
         return choose
 
-    async def revive(self, request_id: str) -> None:
-        """Start what died as a whole on this request again, as a new incarnation."""
+    async def ended(self, request_id: str) -> None:
+        """A request is over: start what died as a whole on it again, as a new incarnation."""
+        self._at.pop(request_id, None)
+        self._met.discard(request_id)
         for way, _, name in self.done.get(request_id, ()):
             if way in WHOLE:
                 [engine] = [one for one in self._fleet.d if one.name == name]
@@ -188,7 +199,7 @@ async def _one(fleet: RouterFleet, killer: Killer, report: Report, request: Requ
     kills = killer.done.get(name, [])
     report.kills += len(kills)
     report.ways.update(way.value for way, _, _ in kills)
-    await killer.revive(name)
+    await killer.ended(name)
     words = f"{name} ({request.name}; {', '.join(f'{way.name} at {at} on {where}' for way, at, where in kills)}): "
     finished = report.judged(request, answer, words)
     if request.way == "error":

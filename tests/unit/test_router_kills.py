@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from aborts import abort_scripted
-from kills import kill_streams
+from kills import WHOLE, kill_streams
 from recorded import load
 from replay import Replay
 from router_fleet import fleet
@@ -24,6 +24,7 @@ async def test_100_kills_at_random_points_of_the_stream(monkeypatch: pytest.Monk
         report.check()
         assert report.kills >= 100
         assert report.finished >= 50
+        assert sum(report.ways[way.value] for way in WHOLE) >= 2, "some engines died as a whole"
 
 
 @pytest.mark.timeout(120)
