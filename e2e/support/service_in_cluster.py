@@ -26,20 +26,11 @@ ASK = """
 import json, sys, urllib.request
 body = {"model": "tiny", "messages": [{"role": "user", "content": "What is xpyd?"}], "max_tokens": 40, "temperature": 0}
 head = {"Content-Type": "application/json"}
-request = urllib.request.Request(sys.argv[1] + "/chat/completions", json.dumps(body).encode(), head)
-print(urllib.request.urlopen(request, timeout=60).read().decode())
-"""
-"""A program that asks a chat of the URL that it is given, and prints the answer."""
-
-
-ASK = """
-import json, sys, urllib.request
-body = {"model": "tiny", "messages": [{"role": "user", "content": "What is xpyd?"}], "max_tokens": 40, "temperature": 0}
-head = {"Content-Type": "application/json"}
 for url in sys.argv[1:]:
     request = urllib.request.Request(url + "/chat/completions", json.dumps(body).encode(), head)
     print(urllib.request.urlopen(request, timeout=60).read().decode())
 """
+"""A program that asks a chat of each URL that it is given, and prints the answers."""
 CONNECT = """
 import socket, sys
 for address in sys.argv[1:]:

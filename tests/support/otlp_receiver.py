@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -52,8 +53,8 @@ def attributes(span: Span) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def receiver() -> Iterator[Receiver]:
-    """Listen on a free port of 127.0.0.1."""
+def receiver(certificate: tuple[str, str] | None = None) -> Iterator[Receiver]:
+    """Listen on a free port of 127.0.0.1. ``certificate``: files of one for localhost and its key, for HTTPS."""
     made = Receiver()
 
     class Handler(BaseHTTPRequestHandler):
@@ -75,9 +76,13 @@ def receiver() -> Iterator[Receiver]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
-    made.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    made.endpoint = f"{'https://localhost' if certificate else 'http://127.0.0.1'}:{server.server_address[1]}"
     try:
         yield made
     finally:

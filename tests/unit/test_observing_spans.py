@@ -7,7 +7,9 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import certificates
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from otlp_receiver import Receiver, attributes, receiver
@@ -61,6 +63,22 @@ async def test_a_request_is_a_server_span_with_a_child_for_each_leg() -> None:
             assert (said["xpyd.instance"], said["xpyd.attempt"], said["xpyd.result"]) == (engine.name, 1, "2xx")
             context = f"00-{child.trace_id.hex()}-{child.span_id.hex()}-"
             assert [(line[:-2], int(line[-2:], 16) & 1) for line in told(engine)] == [(context, 1)]
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+async def test_a_collector_with_a_certificate_of_the_house(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusted: bool
+) -> None:
+    """As ``router.template`` says it: docs/kubernetes.md."""
+    certificate = certificates.write(tmp_path, "house")
+    for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):  # go before it
+        monkeypatch.delenv(name, raising=False)
+    if trusted:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", certificate[0])
+    with receiver(certificate) as r:
+        async with fleet(otlp_endpoint=r.endpoint) as f:
+            await f.complete(stream=True)
+            assert len(await sent(r, f)) == (3 if trusted else 0)
 
 
 async def test_the_clients_trace_goes_on_and_reaches_the_engines() -> None:
