@@ -162,7 +162,7 @@ async def test_the_fleet_needs_the_admin_token() -> None:
 
 
 def signed(path: str, *, instance: str = "r0", key: ServiceKey = KEY, **more: Any) -> dict[str, str]:
-    return {signing.HEADER: signing.sign(keys.derive(key, "admin call"), signing.Call("GET", path, instance), **more)}
+    return {signing.HEADER: signing.sign(keys.derive(key, "admin call"), signing.SignedCall("GET", path, instance), **more)}
 
 
 async def test_the_operator_asks_by_signed_calls_and_each_is_taken_once() -> None:
@@ -187,7 +187,7 @@ async def test_the_operator_asks_by_signed_calls_and_each_is_taken_once() -> Non
 
 
 async def test_the_admin_token_is_not_taken_where_others_could_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xpyd_sidecar.router.http.connection.same_host", lambda peer, own: False)  # as from another host
+    monkeypatch.setattr("xpyd_sidecar.router.http.connection.of_this_host", lambda transport: False)  # as from another host
     token = {"Authorization": f"Bearer {keys.admin_token(KEY)}"}
     async with fleet(api_key_file=None) as f:
         for path in ("/fleet", "/trace", "/dashboard/data"):

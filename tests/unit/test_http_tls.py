@@ -173,7 +173,7 @@ def test_files_that_are_wrong_are_named(tmp_path: Path, what: str, words: str) -
 
 
 async def test_over_tls_the_admin_token_is_taken_from_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xpyd_sidecar.router.http.connection.same_host", lambda peer, own: False)
+    monkeypatch.setattr("xpyd_sidecar.router.http.connection.of_this_host", lambda transport: False)
     cert, key = write(tmp_path, "one")
     async with fleet(1, 1, tls_cert_file=cert, tls_key_file=key) as f:
         reader, writer = await connect(f.router.port, client())
