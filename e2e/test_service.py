@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import secrets
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from external_metrics import served
+from kube_routers import key_secret_of
 from service_in_cluster import ServiceInCluster, asked, check, strangers_reach_the_router_alone
 from testcluster.errors import CommandFailed
 from testcluster.kubectl import wait_until
@@ -173,6 +176,26 @@ def test_decode_scales_down_under_load(service: ServiceInCluster) -> None:
     check(ended, 10)
     service.cluster.kubectl.apply(service.document())
     assert untouched(service)
+
+
+def test_keys_are_changed_under_load(service: ServiceInCluster) -> None:
+    """Another generation of the master: every pod is replaced by one with another key, and no request is lost."""
+
+    def secrets_used() -> set[str]:
+        pods = service.get("pods", "-l", f"xpyd.dev/service={service.name},app.kubernetes.io/component=engine")["items"]
+        return {key_secret_of(pod) for pod in pods}
+
+    service.wait_ready("1P1D")
+    before, first = set(service.pods()), secrets_used()
+    with service.traffic() as ended:
+        value = base64.b64encode(secrets.token_hex(32).encode()).decode()
+        service.cluster.kubectl("-n", "xpyd-system", "patch", "secret", "xpyd-master", "--type=merge",
+                                "-p", json.dumps({"data": {"2": value}}))
+        wait_until(lambda: not secrets_used() & first, 600, "no pod has the key of before")
+        service.wait_ready("1P1D")
+        time.sleep(5)
+    assert not before & set(service.pods())
+    check(ended, 30)
 
 
 def test_requests_go_on_without_the_operator(service: ServiceInCluster) -> None:

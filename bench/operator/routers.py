@@ -43,7 +43,7 @@ class Routers:
         self._pods = pods
         self._keys: dict[str, Keys | None] = {}
         """By the Secret that pods have."""
-        self._calls: dict[str, signing.Receiver] = {}
+        self._calls: dict[str, signing.CallVerifier] = {}
         """By pod."""
         self._of: dict[str, Object] = {}
         """Address → pod."""
@@ -103,7 +103,7 @@ class Routers:
         if keys is None:
             return web.Response(status=503)
         if name not in self._calls:
-            self._calls[name] = signing.Receiver(derive(keys.key, "admin call"), name)
+            self._calls[name] = signing.CallVerifier(derive(keys.key, "admin call"), name)
         if not opens(request, keys, self._calls[name]):
             return web.Response(status=401)
         settled = time.monotonic() - self._since[pod["metadata"]["uid"]] >= SETTLE_S

@@ -71,7 +71,7 @@ async def read_keys(kube: Kube, namespace: str, pod: Object) -> Keys | None:
     return Keys(key, before, contract.digest(key)[:8] if "before" in secret["data"] else "")
 
 
-def opens(request: web.Request, keys: Keys, calls: signing.Receiver) -> bool:
+def opens(request: web.Request, keys: Keys, calls: signing.CallVerifier) -> bool:
     """Whether a router with these keys would answer."""
     if not keys.mark and request.headers.get("Authorization") == f"Bearer {keys.token}":
         return True
@@ -89,7 +89,7 @@ class ScriptedRouter:
         self.asked = 0
         self.refused = 0
         self._keys = keys
-        self._calls = signing.Receiver(contract.derive(keys.key, "admin call"), name)
+        self._calls = signing.CallVerifier(contract.derive(keys.key, "admin call"), name)
         self._fleet = fleet
         self._why_not = why_not
         self._runner: web.AppRunner | None = None

@@ -354,7 +354,7 @@ async def test_a_file_tells_the_role_and_the_higher_epoch_holds(tmp_path: Path, 
 
 def signed(body: bytes, method: str = "POST", path: str = "/role", *, instance: str = "test-e0",
            key: ServiceKey = KEY) -> dict[str, str]:
-    call = signing.Call(method, path, instance, body)
+    call = signing.SignedCall(method, path, instance, body)
     return {signing.HEADER: signing.sign(keys.derive(key, "agent call"), call), "Content-Type": "application/json"}
 
 

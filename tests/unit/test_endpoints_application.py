@@ -162,7 +162,7 @@ async def test_the_fleet_needs_the_admin_token() -> None:
 
 
 def signed(path: str, *, instance: str = "r0", key: ServiceKey = KEY, **more: Any) -> dict[str, str]:
-    return {signing.HEADER: signing.sign(keys.derive(key, "admin call"), signing.Call("GET", path, instance), **more)}
+    return {signing.HEADER: signing.sign(keys.derive(key, "admin call"), signing.SignedCall("GET", path, instance), **more)}
 
 
 async def test_the_operator_asks_by_signed_calls_and_each_is_taken_once() -> None:

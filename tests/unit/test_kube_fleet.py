@@ -20,7 +20,7 @@ from xpyd_sidecar.contract.fleet import Fleet, FleetInstance
 from xpyd_sidecar.contract.ids import Fingerprint, Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.keys import ServiceKey, admin_token, derive
 from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.contract.signing import Receiver
+from xpyd_sidecar.contract.signing import CallVerifier
 
 KEY = ServiceKey(b"k" * 32)
 
@@ -32,7 +32,7 @@ class Routers:
         self.port = free_port()
         self.says: dict[int, str] = {}
         self.asked: list[int] = []
-        self.receivers: dict[int, Receiver] = {}
+        self.receivers: dict[int, CallVerifier] = {}
         self.tokens: list[str] = []
         self.known: dict[int, tuple[FleetInstance, ...]] = {}
         self._runners: list[web.AppRunner] = []
@@ -45,7 +45,7 @@ class Routers:
             self.asked.append(number)
             says = self.says[number]
             name = f"qwen-e{number}"
-            receiver = self.receivers.setdefault(number, Receiver(derive(KEY, "admin call"), name))
+            receiver = self.receivers.setdefault(number, CallVerifier(derive(KEY, "admin call"), name))
             self.tokens.append(request.headers.get("Authorization", ""))
             if receiver.refusal(request.headers.get(signing.HEADER, ""), request.method, request.path):
                 return web.Response(status=401)

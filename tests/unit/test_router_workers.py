@@ -47,7 +47,7 @@ async def test_workers_share_the_port_the_roster_and_the_counts() -> None:
         served = [s.value for m in text_string_to_metric_families(text) for s in m.samples
                   if s.name == "xpyd_router_requests_total"]
         assert served == [40]
-        call = signing.sign(keys.derive(KEY, "admin call"), signing.Call("GET", "/fleet", f.router.context.name))
+        call = signing.sign(keys.derive(KEY, "admin call"), signing.SignedCall("GET", "/fleet", f.router.context.name))
         asked = [(await f.get("/fleet", headers={signing.HEADER: call})).status for _ in range(6)]
         assert asked == [200, 401, 401, 401, 401, 401], "whichever worker has it, a call is taken once"
         traced = await f.get("/trace", headers={"Authorization": f"Bearer {keys.admin_token(KEY)}", HEADER: "last 3"})

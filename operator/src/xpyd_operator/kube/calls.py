@@ -10,20 +10,20 @@ from xpyd_operator.kube.observe import Facts
 from xpyd_operator.render.keys import may_be_older
 from xpyd_sidecar.contract import keys, signing
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.signing import Call
+from xpyd_sidecar.contract.signing import SignedCall
 
 
 def to_router(key: ServiceKey, pod: Facts, method: str, path: str) -> dict[str, str]:
     """Headers of one call; another one needs others."""
-    return _headers(pod, keys.derive(key, "admin call"), Call(method, path, pod.name), keys.admin_token(key))
+    return _headers(pod, keys.derive(key, "admin call"), SignedCall(method, path, pod.name), keys.admin_token(key))
 
 
 def to_agent(key: ServiceKey, pod: Facts, path: str, body: bytes) -> dict[str, str]:
     """Headers of one POST."""
-    return _headers(pod, keys.derive(key, "agent call"), Call("POST", path, pod.name, body), keys.agent_token(key))
+    return _headers(pod, keys.derive(key, "agent call"), SignedCall("POST", path, pod.name, body), keys.agent_token(key))
 
 
-def _headers(pod: Facts, secret: bytes, call: Call, token: str) -> dict[str, str]:
+def _headers(pod: Facts, secret: bytes, call: SignedCall, token: str) -> dict[str, str]:
     shown = {signing.HEADER: signing.sign(secret, call)}
     if may_be_older(pod.key):
         shown["Authorization"] = f"Bearer {token}"

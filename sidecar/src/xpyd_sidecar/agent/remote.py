@@ -29,7 +29,7 @@ class Remote:
         """``instance``: who this is; ``plain``: see ``SidecarConfig.plain_bearer``."""
         self._listen = listen
         self._wanted = f"Bearer {keys.agent_token(key)}".encode()
-        self._calls = signing.Receiver(keys.derive(key, "agent call"), instance)
+        self._calls = signing.CallVerifier(keys.derive(key, "agent call"), instance)
         self._plain = plain
         self._speaker = speaker
         self._acceptor: Acceptor | None = None

@@ -27,7 +27,7 @@ NONCES_MAX: Final = 4096
 _FORM: Final = re.compile(r"v1 ([0-9]{1,12}) ([0-9a-f]{32}) ([0-9a-f]{64})")
 
 
-class Call(NamedTuple):
+class SignedCall(NamedTuple):
     """What is signed."""
 
     method: str
@@ -37,13 +37,13 @@ class Call(NamedTuple):
     body: bytes = b""
 
 
-def sign(key: bytes, call: Call, *, now: float | None = None) -> str:
+def sign(key: bytes, call: SignedCall, *, now: float | None = None) -> str:
     """The header's value for one call. ``key``: of the purpose (``keys.derive``)."""
     at, nonce = str(int(time.time() if now is None else now)), secrets.token_hex(16)
     return f"v1 {at} {nonce} {_mac(key, call, at, nonce)}"
 
 
-class Receiver:
+class CallVerifier:
     """Who is called as ``instance``; takes each call once."""
 
     def __init__(self, key: bytes, instance: str, clock: Callable[[], float] = time.time) -> None:
@@ -59,7 +59,7 @@ class Receiver:
         if found is None:
             return "the signature has not the form 'v1 time nonce mac'"
         at, nonce, mac = found.groups()
-        if not hmac.compare_digest(mac, _mac(self._key, Call(method, path, self._instance, body), at, nonce)):
+        if not hmac.compare_digest(mac, _mac(self._key, SignedCall(method, path, self._instance, body), at, nonce)):
             return f"the signature is wrong for {method} {path} of {self._instance}"
         now = self._clock()
         if abs(now - int(at)) > AWAY_S:
@@ -80,6 +80,6 @@ class Receiver:
             del self._seen[nonce]
 
 
-def _mac(key: bytes, call: Call, at: str, nonce: str) -> str:
+def _mac(key: bytes, call: SignedCall, at: str, nonce: str) -> str:
     parts = ("xpyd call 1", call.method, call.path, call.instance, hashlib.sha256(call.body).hexdigest(), at, nonce)
     return hmac.new(key, "\n".join(parts).encode(errors="surrogateescape"), hashlib.sha256).hexdigest()

@@ -164,7 +164,7 @@ class Admin:
     def __init__(self, key: ServiceKey, instance: str, *, plain: bool = False) -> None:
         """``instance``: as who the operator knows this router; ``plain``: see ``SidecarConfig.plain_bearer``."""
         self._token = Keys((contract.admin_token(key).encode(),))
-        self._calls = signing.Receiver(contract.derive(key, "admin call"), instance)
+        self._calls = signing.CallVerifier(contract.derive(key, "admin call"), instance)
         self._plain = plain
 
     def require(
