@@ -64,12 +64,15 @@ async def test_one_that_is_there_is_not_written_to_whoever_made_it() -> None:
     assert [verb for verb, _, name in api.asked if name == secret_name(1)] == ["create"]
 
 
-async def test_a_failed_write_is_tried_again() -> None:
+@pytest.mark.parametrize("error", [
+    ApiError(500, "InternalError", "etcd"), ApiError(409, "Conflict", "Operation cannot be fulfilled on resourcequotas"),
+])
+async def test_a_failed_write_is_tried_again(error: ApiError) -> None:
     api = MemoryApi()
     store_master(api, 1)
     mine = service_keys(api)
     await mine.look(service(), (), 0.0)
-    api.fault = lambda verb, kind, name: ApiError(500, "InternalError", "etcd") if verb == "create" else None
+    api.fault = lambda verb, kind, name: error if verb == "create" else None
     with pytest.raises(ApiError):
         await mine.provide(service(), mine.newest, (), 0.0)
     api.fault = lambda verb, kind, name: None

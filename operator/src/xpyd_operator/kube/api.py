@@ -73,6 +73,11 @@ class ApiError(XpydError):
         return self.status == 404
 
     @property
+    def exists(self) -> bool:
+        """There is an object of this name already. Another 409 says that a write was in the way, such as one of a quota."""
+        return self.status == 409 and self.reason == "AlreadyExists"
+
+    @property
     def conflict(self) -> bool:
         """The object is not as the request took it to be (a patch says so of the uid with 422), or exists already."""
         return self.status == 409 or (self.status == 422 and "metadata.uid: Invalid value" in self.message)

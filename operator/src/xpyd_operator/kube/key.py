@@ -128,7 +128,7 @@ class ServiceKeys:
             await self._api.create("Secret", service.metadata.namespace or "", body)
             logger.info("made Secret %s/%s", service.metadata.namespace, wanted.pod.secret)
         except ApiError as error:
-            if not error.conflict:
+            if not error.exists:
                 raise
         self._made = {wanted.pod.secret: now}
 

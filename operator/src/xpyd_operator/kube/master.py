@@ -110,7 +110,7 @@ class Master:
             try:
                 await self._api.create("Secret", self._namespace, self._body(made))
             except ApiError as error:
-                if not error.conflict:
+                if not error.exists:
                     raise
                 made = self._read(await self._api.get("Secret", self._namespace, self._name))  # another operator's
         self._known, self._trouble = made, None
