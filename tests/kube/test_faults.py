@@ -122,7 +122,7 @@ async def test_a_storm_of_errors(proxied: tuple[Team, FaultProxy], faults: list[
     team, proxy = proxied
     dog = Watchdog(team, most={"prefill": 3, "decode": 4})
     proxy.faults = faults
-    for turn in range(20):
+    for turn in range(60):
         await team.apply(team.document(prefill=1 + turn % 2, decode=1 + turn % 3))
         await asyncio.sleep(0.5)
         if sum(proxy.injected.values()) >= 8 and turn >= 4:

@@ -265,7 +265,8 @@ def held() -> set[Right]:
     """What the shipped roles let the operator do."""
     roles = [each for each in yaml.safe_load_all(INSTALL.read_text()) if each["kind"] in ("ClusterRole", "Role")
              and each["metadata"]["name"].startswith(OPERATOR)]
-    assert {each["metadata"]["name"] for each in roles} == {OPERATOR, f"{OPERATOR}-discovery", f"{OPERATOR}-lease"}
+    assert {each["metadata"]["name"] for each in roles} == {
+        OPERATOR, *(f"{OPERATOR}-{what}" for what in ("discovery", "keys", "lease"))}
     return {(group, resource, verb) for each in roles for rule in each["rules"] for group in rule["apiGroups"]
             for resource in rule["resources"] for verb in rule["verbs"]}
 

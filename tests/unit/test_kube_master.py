@@ -9,7 +9,7 @@ from kube_keys import MASTERS, NAME, SYSTEM, encoded, master, store_master
 from memory_api import MemoryApi
 
 from xpyd_operator.kube.api import ApiError
-from xpyd_operator.kube.master import AGAIN_S, LOOK_S, KeyTrouble
+from xpyd_operator.kube.master import AGAIN_S, LOOK_S, SOON_S, KeyTrouble
 
 AT = ("Secret", SYSTEM, NAME)
 
@@ -110,11 +110,11 @@ async def test_an_api_server_that_does_not_answer_takes_no_key_away() -> None:
     with pytest.raises(ApiError):
         await one.generations(0.0)
     with pytest.raises(ApiError, match="no answer"):
-        await one.generations(1.0)
+        await one.generations(SOON_S / 2)
     assert len(api.asked) == 1, "not asked again so soon"
     api.fault = lambda verb, kind, name: None
     store_master(api, 1)
-    assert await one.generations(AGAIN_S) == {1: MASTERS[1]}
+    assert await one.generations(SOON_S) == {1: MASTERS[1]}
     api.fault = lambda verb, kind, name: ApiError(500, "InternalError", "etcd")
     assert await one.generations(AGAIN_S + LOOK_S) == {1: MASTERS[1]}
 

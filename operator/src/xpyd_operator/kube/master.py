@@ -27,6 +27,8 @@ LOOK_S = 60.0
 """So often the Secret is read."""
 AGAIN_S = 5.0
 """After it could not be used."""
+SOON_S = 1.0
+"""While it was never read, since nothing can be done without it."""
 GENERATIONS_MAX = 64
 _RIGHT = "a number from 1, with 64 hex digits"
 _GENERATION = re.compile(r"[1-9][0-9]{0,8}")
@@ -67,9 +69,10 @@ class Master:
         """
         async with self._turn:
             if not self._looked <= now < self._due:
-                self._due, self._looked = now + AGAIN_S, now
+                self._due, self._looked = now + SOON_S, now
                 await self._look()
-                self._due = now + (AGAIN_S if self._trouble or self._unread else LOOK_S)
+                bad = self._trouble is not None or self._unread is not None
+                self._due = now + (LOOK_S if not bad else AGAIN_S if self._known or self._trouble else SOON_S)
         if not self._known:
             raise self._trouble or self._unread or XpydError(f"Secret {self._where} was not read yet")
         return self._known
@@ -86,16 +89,24 @@ class Master:
     async def _look(self) -> None:
         self._unread = None
         try:
-            self._known = self._read(await self._api.get("Secret", self._namespace, self._name))
-            self._trouble = None
+            secret = await self._there()
+            if secret is None:
+                await self._make()
+            else:
+                self._known, self._trouble = self._read(secret), None
         except KeyTrouble as error:
             self._complain(error)
         except ApiError as error:
+            self._unread = error
+            logger.warning("Secret %s cannot be read: %s", self._where, error)
+
+    async def _there(self) -> dict[str, Any] | None:
+        try:
+            return await self._api.get("Secret", self._namespace, self._name)
+        except ApiError as error:
             if error.missing:
-                await self._make()
-            else:
-                self._unread = error
-                logger.warning("Secret %s cannot be read: %s", self._where, error)
+                return None
+            raise
 
     async def _make(self) -> None:
         known = self._known
