@@ -44,7 +44,7 @@ def anyone(operator: FullCluster, images: Images) -> Iterator[AnyUser]:
 
 
 def test_the_operator_runs_as_any_user_and_engines_and_routers_too(anyone: AnyUser, operator: FullCluster) -> None:
-    """The operator stays as it is then for the tests after this one: whom it runs as makes no difference to them."""
+    """The operator stays as it is then, and so this file is the last one; nor can another cluster begin beside this one."""
     security = {"spec": {"template": {"spec": {"securityContext": {"runAsUser": USER, "runAsGroup": 0}}}}}
     operator.kubectl("patch", "-n", SYSTEM, "deployment/xpyd-operator", "--patch", json.dumps(security))
     operator.kubectl("rollout", "status", "-n", SYSTEM, "deployment/xpyd-operator", "--timeout=120s", timeout_s=130)
