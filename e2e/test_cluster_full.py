@@ -265,11 +265,13 @@ def test_down_leaves_nothing_even_of_a_node_that_was_killed(full: FullCluster, b
 def test_down_after_a_start_that_was_cut_off(tmp_path_factory: pytest.TempPathFactory, before: dict[str, Any]) -> None:
     cluster = FullCluster(tmp_path_factory.mktemp("cut"))
     cluster.folder.path.mkdir(exist_ok=True)
-    network.ensure(cluster.folder)
-    subprocess.run(["ip", "link", "delete", remains.short_name(cluster.folder)], check=True)
-    assert cluster.leftovers()
-    network.ensure(cluster.folder)
-    assert [line for line in cluster.leftovers() if line.startswith("link")]
-    cluster.down()
+    try:
+        network.ensure(cluster.folder)
+        subprocess.run(["ip", "link", "delete", remains.short_name(cluster.folder)], check=True)
+        assert cluster.leftovers()
+        network.ensure(cluster.folder)
+        assert [line for line in cluster.leftovers() if line.startswith("link")]
+    finally:
+        cluster.down()
     assert cluster.leftovers() == []
     assert host_state() == before
