@@ -20,6 +20,8 @@ from xpyd_sidecar.contract.ids import State
 PROMPT = random.Random("agent").choices(range(3, 500), k=300)
 LONG = 1600
 """Tokens that take decode some seconds."""
+TRIES = 4
+"""Of a request that is to be under way still: other programs may have the processors at the wrong time."""
 
 
 def drain(pool: ThreadPoolExecutor, instance: Instance) -> Future[tuple[int, dict[str, Any]]]:
@@ -35,9 +37,8 @@ def wait_state(cluster: Cluster, instance: Instance, state: State, deadline_s: f
                        deadline_s, f"seeing {instance.name} {state}")
 
 
-def test_a_drain_of_decode_waits_for_what_runs_and_refuses_what_is_new(cluster: Cluster) -> None:
-    [decode] = cluster.decode
-    plain = complete(cluster.plain_url, PROMPT, LONG)["token_ids"]
+def drained_under_a_request(cluster: Cluster, decode: Instance, plain: list[int]) -> bool:
+    """Drain an instance that serves; whether the request ran until a new one was refused. If not, it serves again."""
     ended: dict[str, float] = {}
     with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(complete, cluster.url, PROMPT, LONG)
@@ -50,10 +51,21 @@ def test_a_drain_of_decode_waits_for_what_runs_and_refuses_what_is_new(cluster: 
         with pytest.raises(HttpError) as refused:
             complete(cluster.url, PROMPT, 2)
         assert refused.value.status == 503
-        assert not answer.done(), "the request was too short to show anything"
+        showed = not answer.done()
         assert answer.result(60)["token_ids"] == plain
         assert drained.result(60) == (200, {"drained": True, "reason": "nothing runs, waits or moves"})
+    if not showed:
+        assert decode.undrain()
+        wait_state(cluster, decode, State.READY)
+        return False
     assert ended["answer"] < ended["drain"] < ended["answer"] + 10
+    return True
+
+
+def test_a_drain_of_decode_waits_for_what_runs_and_refuses_what_is_new(cluster: Cluster) -> None:
+    [decode] = cluster.decode
+    plain = complete(cluster.plain_url, PROMPT, LONG)["token_ids"]
+    assert any(drained_under_a_request(cluster, decode, plain) for _ in range(TRIES)), "requests are too short to show it"
     cluster.wait_fleet(lambda fleet: all(one.drained for one in fleet.instances if one.instance == decode.name), 5, "told")
     assert decode.undrain()
     wait_state(cluster, decode, State.READY)

@@ -31,8 +31,8 @@ NOT_REASONS = frozenset({
     "Initialized", "InvalidImageName", "NamespaceTerminating", "OOMKilled", "PodScheduled", "PostStartHookError",
     "RegistryUnavailable", "ReplicaFailure", "RunContainerError", "SchedulingGated", "Succeeded",
     # errors of requests, headers, names of types
-    "Accept", "All", "Authorization", "Background", "BadAnswer", "BearerToken", "Revision", "Status", "Timeout",
-    "Unreachable",
+    "Accept", "All", "AlreadyExists", "Authorization", "Background", "BadAnswer", "BearerToken", "Revision", "Status",
+    "Timeout", "Unreachable",
     # settings
     "Always", "Deployment", "IfNotPresent", "Never", "Sidecar",
 })
