@@ -20,8 +20,6 @@ from xpyd_sidecar.contract.ids import State
 PROMPT = random.Random("agent").choices(range(3, 500), k=300)
 LONG = 1600
 """Tokens that take decode some seconds."""
-TRIES = 4
-"""Of a request that is to be under way still: other programs may have the processors at the wrong time."""
 
 
 def drain(pool: ThreadPoolExecutor, instance: Instance) -> Future[tuple[int, dict[str, Any]]]:
@@ -37,35 +35,39 @@ def wait_state(cluster: Cluster, instance: Instance, state: State, deadline_s: f
                        deadline_s, f"seeing {instance.name} {state}")
 
 
-def drained_under_a_request(cluster: Cluster, decode: Instance, plain: list[int]) -> bool:
-    """Drain an instance that serves; whether the request ran until a new one was refused. If not, it serves again."""
+def asked_until_refused(url: str) -> list[tuple[float, list[int]]]:
+    """One long request after the other, until one is refused: when each ended, and its tokens."""
+    found: list[tuple[float, list[int]]] = []
+    while True:
+        try:
+            answer = complete(url, PROMPT, LONG)
+        except HttpError as refused:
+            if refused.status != 503:
+                raise
+            return found
+        found.append((time.monotonic(), answer["token_ids"]))
+
+
+def test_a_drain_of_decode_waits_for_what_runs_and_refuses_what_is_new(cluster: Cluster) -> None:
+    [decode] = cluster.decode
+    plain = complete(cluster.plain_url, PROMPT, LONG)["token_ids"]
     ended: dict[str, float] = {}
     with ThreadPoolExecutor(2) as pool:
-        answer = pool.submit(complete, cluster.url, PROMPT, LONG)
-        answer.add_done_callback(lambda _: ended.setdefault("answer", time.monotonic()))
+        answers = pool.submit(asked_until_refused, cluster.url)
         cluster.wait_fleet(lambda fleet: any(one.in_flight for one in fleet.instances if one.instance == decode.name), 20,
                            "serving")
+        began = time.monotonic()
         drained = drain(pool, decode)
         drained.add_done_callback(lambda _: ended.setdefault("drain", time.monotonic()))
         wait_state(cluster, decode, State.DRAINING)
         with pytest.raises(HttpError) as refused:
             complete(cluster.url, PROMPT, 2)
         assert refused.value.status == 503
-        showed = not answer.done()
-        assert answer.result(60)["token_ids"] == plain
+        found = answers.result(60)
         assert drained.result(60) == (200, {"drained": True, "reason": "nothing runs, waits or moves"})
-    if not showed:
-        assert decode.undrain()
-        wait_state(cluster, decode, State.READY)
-        return False
-    assert ended["answer"] < ended["drain"] < ended["answer"] + 10
-    return True
-
-
-def test_a_drain_of_decode_waits_for_what_runs_and_refuses_what_is_new(cluster: Cluster) -> None:
-    [decode] = cluster.decode
-    plain = complete(cluster.plain_url, PROMPT, LONG)["token_ids"]
-    assert any(drained_under_a_request(cluster, decode, plain) for _ in range(TRIES)), "requests are too short to show it"
+    assert [tokens for _, tokens in found] == [plain] * len(found)
+    last, _ = found[-1]
+    assert began < last < ended["drain"] < last + 10
     cluster.wait_fleet(lambda fleet: all(one.drained for one in fleet.instances if one.instance == decode.name), 5, "told")
     assert decode.undrain()
     wait_state(cluster, decode, State.READY)
