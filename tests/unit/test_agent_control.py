@@ -359,7 +359,7 @@ def signed(body: bytes, method: str = "POST", path: str = "/role", *, instance: 
 
 
 async def test_over_the_network_a_role_needs_a_signed_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xpyd_sidecar.agent.remote.same_host", lambda peer, own: False)  # as from another host
+    monkeypatch.setattr("xpyd_sidecar.agent.remote.of_this_host", lambda transport: False)  # as from another host
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = HostPort(f"127.0.0.1:{probe.getsockname()[1]}")
@@ -401,7 +401,7 @@ async def test_over_the_network_a_role_needs_a_signed_call(tmp_path: Path, monke
 async def test_the_agents_token_is_for_this_host_and_for_operators_of_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, plain: bool, here: bool, status: int
 ) -> None:
-    monkeypatch.setattr("xpyd_sidecar.agent.remote.same_host", lambda peer, own: here)
+    monkeypatch.setattr("xpyd_sidecar.agent.remote.of_this_host", lambda transport: here)
     server = Remote(HostPort(f"127.0.0.1:{free_port()}"), KEY, Speaks(), "test-e0", plain=plain)
     await server.start()
     try:

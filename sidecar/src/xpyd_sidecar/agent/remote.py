@@ -12,7 +12,7 @@ import hmac
 
 from aiohttp import web
 
-from xpyd_sidecar.accepting import Acceptor, bind, same_host
+from xpyd_sidecar.accepting import Acceptor, bind, of_this_host
 from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_role
 from xpyd_sidecar.contract import assignment, keys, signing
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
@@ -71,10 +71,8 @@ class Remote:
     def _has_token(self, request: web.Request) -> bool:
         said = request.headers.get("Authorization", "").encode(errors="replace")
         right = hmac.compare_digest(said, self._wanted)
-        if request.transport is None:
-            return False
-        peer, own = (request.transport.get_extra_info(name) for name in ("peername", "sockname"))
-        return right and (self._plain or same_host(peer, own))
+        transport = request.transport
+        return right and transport is not None and (self._plain or of_this_host(transport))
 
     async def _role(self, request: web.Request) -> web.Response:
         return await take_role(request, self._speaker)

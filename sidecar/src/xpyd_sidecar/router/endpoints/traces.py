@@ -22,7 +22,7 @@ from xpyd_sidecar.contract.timeline import ASK_MAX, HEADER, Asked, Clock, Timeli
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.messages import Reject
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable
-from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
+from xpyd_sidecar.router.http.reply import HttpRequest, LaterReply, Reply, RequestHandler
 from xpyd_sidecar.router.observing import timeline
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.observing.timeline import EngineNotes
@@ -65,24 +65,6 @@ def question(header: bytes) -> Question:
     raise bad_request(words, code="bad_trace")
 
 
-class Answering:
-    """A question that is being answered."""
-
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
-        self.gone = False
-
-    def on_client_gone(self) -> None:
-        """The answer goes nowhere."""
-        self.gone = True
-
-    def on_pause(self) -> None:
-        """It is one write."""
-
-    def on_resume(self) -> None:
-        """Likewise."""
-
-
 class Tracer:
     """Answers ``/trace``; who may ask is the caller's business."""
 
@@ -105,7 +87,7 @@ class Tracer:
         if asked.which == "id" and not transfers:
             raise HttpFault(404, f"no request {asked.word} among the last {len(recent)} of this router",
                             kind="NotFoundError", code="unknown_request")
-        answering = Answering(reply)
+        answering = LaterReply(reply)
         self._task = self._context.loop.create_task(self._answer(answering, records, transfers))
         return answering
 
@@ -115,7 +97,7 @@ class Tracer:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _answer(self, answering: Answering, records: Sequence[Record], transfers: tuple[TransferId, ...]) -> None:
+    async def _answer(self, answering: LaterReply, records: Sequence[Record], transfers: tuple[TransferId, ...]) -> None:
         context = self._context
         went = {leg.instance for record in records for leg in record.legs}
         engines = [(address, member.name) for member in context.roster.members() for address in member.control

@@ -33,11 +33,11 @@ class Hosts:
         if is_loopback(listen.encode()):
             self._only = frozenset(name.lower().encode() for name in names)
         self.known: set[bytes] = set()
-        """Headers that were looked at and are right."""
+        """Headers that were looked at and are right: nothing is to be asked of them."""
 
     def check(self, given: bytes | None) -> None:
         """Judge a Host header. Raises HttpFault."""
-        if given is None or given in self.known:
+        if given is None:
             return
         if not _HOST.fullmatch(given):
             raise bad_request("malformed HTTP: Host is not the name of a host", code="malformed_http")
@@ -71,7 +71,7 @@ class Media:
 
     def __init__(self) -> None:
         self.known = {JSON}
-        """Media types that were looked at and are JSON's."""
+        """Media types that were looked at and are JSON's: without a coding nothing is to be asked of them."""
 
     def check(self, headers: Mapping[bytes, bytes], *, json: bool) -> None:
         """Judge the head of a request with a body. ``json``: it must be JSON. Raises HttpFault."""
@@ -79,9 +79,9 @@ class Media:
         if coding is not None and coding.strip().lower() not in {b"", b"identity"}:
             words = f"Content-Encoding: {coding[:40].decode('latin-1')} is not understood; send the body as it is"
             raise HttpFault(415, words, code="unsupported_encoding")
-        kind = headers.get(b"content-type", b"")
-        if not json or kind in self.known:
+        if not json:
             return
+        kind = headers.get(b"content-type", b"")
         # As vLLM's validate_json_request (entrypoints/serve/utils/api_utils.py). The type must be said: without one, a page
         # of any web site could send prompts, since a browser asks nobody before it sends text.
         if kind.lower().split(b";", 1)[0] != JSON:

@@ -55,6 +55,24 @@ class RequestHandler(Protocol):
         """Go on."""
 
 
+class LaterReply:
+    """Handles a request whose answer is one write, later: nothing is to be stopped, and nobody hears of it who has gone."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.gone = False
+
+    def on_client_gone(self) -> None:
+        """The answer goes nowhere."""
+        self.gone = True
+
+    def on_pause(self) -> None:
+        """It is one write."""
+
+    def on_resume(self) -> None:
+        """Likewise."""
+
+
 class Application(Protocol):
     """What the server serves."""
 

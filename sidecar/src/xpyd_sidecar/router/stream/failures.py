@@ -1,7 +1,7 @@
 """How an attempt failed, and why, in the two forms that are made where it is known.
 
-    Reason("it closed the connection", "[Errno 104] Connection reset by peer")
-            └ said: clients, too        └ more: the log, and who has the admin token
+    FailureReason("it closed the connection", "[Errno 104] Connection reset by peer")
+                   └ said: clients, too        └ more: the log, and who has the admin token
 
 Belongs here: the values. What is ``said`` names instances at most: no addresses, and no words of the system or of an
 engine, which may hold some.

@@ -9,31 +9,13 @@ from xpyd_sidecar.router.api import faults
 from xpyd_sidecar.router.endpoints.application import RENDERED_S, Paths
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.patience import Alarm
-from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
+from xpyd_sidecar.router.http.reply import HttpRequest, LaterReply, Reply, RequestHandler
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.workers import link as li
 
 ASKED = frozenset({"/metrics", "/fleet", timeline.PATH, "/dashboard/data"})
 """Paths that the owner answers, for all workers together."""
 ASK_S = 5.0
-
-
-class _Waiting:
-    """A request that the owner answers."""
-
-    def __init__(self, reply: Reply) -> None:
-        self.reply = reply
-        self.gone = False
-
-    def on_client_gone(self) -> None:
-        """The answer goes nowhere."""
-        self.gone = True
-
-    def on_pause(self) -> None:
-        """It is one write."""
-
-    def on_resume(self) -> None:
-        """Likewise."""
 
 
 class _OwnerQuestion:
@@ -43,7 +25,7 @@ class _OwnerQuestion:
         """``shared``: the answer is the same for everybody."""
         self.timer = timer
         self.shared = shared
-        self.waiting: list[_Waiting] = []
+        self.waiting: list[LaterReply] = []
 
 
 class WorkerPaths(Paths):
@@ -72,7 +54,7 @@ class WorkerPaths(Paths):
         question = self._asked.get(self._metrics_asked) if shared else None
         if question is None:
             question = self._ask(request, shared=shared, private=reply.private)
-        waiting = _Waiting(reply)
+        waiting = LaterReply(reply)
         question.waiting.append(waiting)
         return waiting
 
