@@ -14,9 +14,10 @@ cluster, then those that compare it with ``plain``, then the rest.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from cluster import Cluster
@@ -61,3 +62,16 @@ def copies(request: pytest.FixtureRequest) -> dict[str, Any]:
     from copies import clock_of
 
     return clock_of(request.param)
+
+
+@pytest.fixture(scope="session")
+def parser() -> argparse.ArgumentParser:
+    """The parser of the vLLM that is installed; raises ValueError where it would end the process."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(message)
+
+    return make_arg_parser(Parser())

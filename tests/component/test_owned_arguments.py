@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
 
 import pytest
 
 from xpyd_operator.api import judging, owned
 
 pytest.importorskip("vllm")
-
-
-@pytest.fixture(scope="module")
-def parser() -> argparse.ArgumentParser:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    class Parser(FlexibleArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise ValueError(message)
-
-    return make_arg_parser(Parser())
 
 
 def meant(parser: argparse.ArgumentParser, argument: str) -> set[str]:

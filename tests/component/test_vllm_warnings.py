@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from make_model import ensure_model
@@ -15,18 +15,6 @@ from xpyd_sidecar.engine import compat
 
 pytest.importorskip("vllm")
 FULL = {option.replace("|", "") for option in warned._TABLE}
-
-
-@pytest.fixture(scope="module")
-def parser() -> argparse.ArgumentParser:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    class Parser(FlexibleArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise ValueError(message)
-
-    return make_arg_parser(Parser())
 
 
 def parsed(parser: argparse.ArgumentParser, *args: str) -> argparse.Namespace:

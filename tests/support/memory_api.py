@@ -42,6 +42,17 @@ class MemoryApi:
         for kind in KINDS:
             cache.listed(kind, None, [body for at, body in self.objects.items() if at[0] == kind], self._version)
 
+    def run_pods(self, cache: Cache, status: Body, starts: Callable[[Body], bool] = lambda _: True) -> None:
+        """Every pod that was made has this status, as a kubelet would have it, where it starts; ended ones go."""
+        for (kind, namespace, name), body in list(self.objects.items()):
+            if kind != "Pod":
+                continue
+            if body["metadata"].get("deletionTimestamp"):
+                del self.objects[kind, namespace, name]
+                cache.gone(kind, body)
+            elif not body.get("status") and starts(body):
+                cache.seen(kind, self.put(kind, body | {"status": status}))
+
     def put(self, kind: str, body: Body) -> Body:
         """Without a request."""
         self._version += 1

@@ -113,6 +113,18 @@ class RouterFleet:
     def context(self) -> Any:
         return self.router.context
 
+    def records(self) -> list[Any]:
+        """What is known of the requests that are over from now on; the list grows."""
+        records: list[Any] = []
+        closed = self.context.observer.over
+
+        def keep(record: Any) -> None:
+            records.append(record)
+            closed(record)
+
+        self.context.observer.over = keep
+        return records
+
     def beat(self, engine: ScriptedEngine, **fields: Any) -> None:
         """A heartbeat of an engine, without the socket."""
         role = Role.PREFILL if engine in self.p else Role.DECODE

@@ -38,6 +38,16 @@ def random_event(rng: random.Random, at: float) -> rep.Event:
             return rep.RosterTick(at) if rng.random() < 0.7 else rep.Doubt(at, name, incarnation)
 
 
+def taken(rng: random.Random, at: float, ours: Roster) -> rep.Event | None:
+    """An event that the owner has taken, of which alone it tells; None: it was refused."""
+    event = random_event(rng, at)
+    try:
+        rep.apply(ours, event)
+    except BeatRefused:
+        return None
+    return event
+
+
 def test_replicas_that_get_the_same_events_over_a_wire_are_equal() -> None:
     rng = random.Random(5)
     decode = msgspec.msgpack.Decoder(rep.Event).decode
@@ -45,11 +55,8 @@ def test_replicas_that_get_the_same_events_over_a_wire_are_equal() -> None:
         ours, theirs, at = roster(), roster(), 0.0
         for _ in range(200):
             at += rng.random() * 2
-            event = random_event(rng, at)
-            try:
-                rep.apply(ours, event)
-            except BeatRefused:
-                continue  # the owner tells only of what was taken
+            if (event := taken(rng, at, ours)) is None:
+                continue
             rep.apply(theirs, decode(msgspec.msgpack.encode(event)))
             assert seen(ours) == seen(theirs)
 
@@ -61,10 +68,7 @@ def test_a_replica_that_missed_events_catches_up() -> None:
         names: set[str] = set()
         for number in range(150):
             at += rng.random() * 2
-            event = random_event(rng, at)
-            try:
-                rep.apply(ours, event)
-            except BeatRefused:
+            if (event := taken(rng, at, ours)) is None:
                 continue
             beginning.note(event)
             here = {str(member.name) for member in ours.members()}
@@ -94,10 +98,7 @@ def test_a_beginning_makes_an_equal_roster_at_any_time() -> None:
         ours, beginning, at = roster(), rep.Beginning(), 0.0
         for _ in range(rng.randrange(100)):
             at += rng.random() * 2
-            event = random_event(rng, at)
-            try:
-                rep.apply(ours, event)
-            except BeatRefused:
+            if (event := taken(rng, at, ours)) is None:
                 continue
             beginning.note(event)
         fresh = roster()

@@ -58,14 +58,7 @@ class World:
 
     def run_pods(self) -> None:
         """Every pod that was made becomes ready, as a kubelet would have it; ended ones go."""
-        for (kind, namespace, name), body in list(self.api.objects.items()):
-            if kind != "Pod":
-                continue
-            if body["metadata"].get("deletionTimestamp"):
-                del self.api.objects[kind, namespace, name]
-                self.cache.gone(kind, body)
-            elif not body.get("status"):
-                self.cache.seen(kind, self.api.put(kind, body | {"status": pod(0)["status"] | {"podIP": ""}}))
+        self.api.run_pods(self.cache, pod(0)["status"] | {"podIP": ""})
 
     def restart(self) -> None:
         """The operator begins anew, over what is there."""

@@ -100,16 +100,10 @@ class Cluster:
             assert both[0] & both[1], f"no pair of {name} within one key"
 
     def kubelets(self) -> None:
-        for (kind, namespace, name), body in list(self.api.objects.items()):
-            if kind != "Pod":
-                continue
-            if body["metadata"].get("deletionTimestamp"):
-                del self.api.objects[kind, namespace, name]
-                self.cache.gone(kind, body)
-            elif not body.get("status"):
-                secret = ("Secret", namespace, secret_of(body))
-                if secret in self.api.objects:  # without it the kubelet starts nothing
-                    self.cache.seen(kind, self.api.put(kind, body | {"status": pod(0)["status"]}))
+        def starts(body: dict[str, Any]) -> bool:  # without its Secret a kubelet starts nothing
+            return ("Secret", body["metadata"]["namespace"], secret_of(body)) in self.api.objects
+
+        self.api.run_pods(self.cache, pod(0)["status"], starts)
 
     def engines(self, name: str) -> list[Facts]:
         seen = (each.derived(facts) for each in self.cache.of_service("Pod", "team-a", name))

@@ -77,14 +77,7 @@ async def failing(api: Api, *plays: Play, prefills: int = 1, decodes: int = 2,
                   **settings: Any) -> AsyncIterator[tuple[RouterFleet, Line, Kills, list[Record]]]:
     line, kills = line_of(api), Kills(*plays)
     async with fleet(prefills, decodes, MadeReplay(line), **settings) as f:
-        records: list[Record] = []
-        closed = f.context.observer.over
-
-        def keep(record: Record) -> None:
-            records.append(record)
-            closed(record)
-
-        f.context.observer.over = keep
+        records: list[Record] = f.records()
         for engine in f.d:
             kills.on(engine)
         yield f, line, kills, records

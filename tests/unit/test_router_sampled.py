@@ -46,14 +46,7 @@ async def drawing(cuts: Cuts, *, told: Sampling | None = PLAIN, decodes: int = 2
                   **settings: Any) -> AsyncIterator[tuple[RouterFleet, list[Record]]]:
     async with fleet(1, decodes, ToyReplay(9), **settings) as f:
         relays = [await CuttingRelay(engine.port, cuts).start() for engine in f.d]
-        records: list[Record] = []
-        closed = f.context.observer.over
-
-        def keep(record: Record) -> None:
-            records.append(record)
-            closed(record)
-
-        f.context.observer.over = keep
+        records: list[Record] = f.records()
         try:
             for number, relay in enumerate(relays):
                 tell(f, f.d[number].name, relay.port, 2, told)
