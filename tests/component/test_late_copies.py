@@ -33,13 +33,16 @@ from copies import LAYER_S, Clock, Gpu
 from nccl_fake import FakeNccl, HostDevice, World
 from rows import fails
 
+from xpyd_sidecar.broadcast.rpc import Group
+from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.engine import compat, worker_side
+from xpyd_sidecar.engine import compat, crew, last_words, worker_side
 from xpyd_sidecar.engine.connector import XpydConnector
 from xpyd_sidecar.engine.links.nccl_driver import Driver
 from xpyd_sidecar.engine.links.nccl_taker import NcclGrouping
 from xpyd_sidecar.engine.links.nccl_thread import FLIGHT, Hub, Limits
 from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.watched import ThreadEnded
 from xpyd_sidecar.errors import ConfigError
 
 pytestmark = pytest.mark.timeout(60)
@@ -263,53 +266,91 @@ def one_engine_over_nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Eng
 
 
 class Fault:
-    """A call of a thread that raises once."""
+    """A call of a thread that raises so many times."""
 
     def __init__(self, thread: str, call: Callable[..., Any]) -> None:
         self.thread, self.call = thread, call
-        self.armed = False
+        self.left = 0
         self.after = 0
+        """Calls that went well."""
 
-    def __call__(self, *args: Any) -> Any:
-        if self.armed and threading.current_thread().name == self.thread:
-            self.armed = False
-            raise OSError(9, "Bad file descriptor")
-        self.after += threading.current_thread().name == self.thread
-        return self.call(*args)
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        if threading.current_thread().name == self.thread:
+            if self.left:
+                self.left -= 1
+                raise OSError(9, "Bad file descriptor")
+            self.after += 1
+        return self.call(*args, **more)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("thread", ["xpyd-sender", "xpyd-receiver", "xpyd-control", "xpyd-nccl"])
-@pytest.mark.parametrize("copies", ["at once"], indirect=True)
-@pytest.mark.usefixtures("copies")
-@fails("B4", "a thread of the connector ends, and the engine goes on without it", pytest.fail.Exception)
-def test_a_thread_that_meets_an_error_goes_on_or_the_engine_hears_of_it(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread: str) -> None:
-    polled = Fault(thread, zmq.Poller.poll)
+THREADS = ("xpyd-sender", "xpyd-receiver", "xpyd-control", "xpyd-nccl", "xpyd-crew", "xpyd-hand")
 
-    def poll(*args: Any) -> Any:
-        return polled(*args)
 
-    monkeypatch.setattr(zmq.Poller, "poll", poll)
-    with making(partial(one_engine_over_nccl, monkeypatch, tmp_path)) as make:
-        engine = make()
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[Engine, Fault]]]:
+    """An engine, and what one of its threads does again and again."""
+    where = {"xpyd-control": (zmq.Poller, "poll"), "xpyd-crew": (Group, "check"), "xpyd-hand": (Worker, "serve_one")}
+
+    def build(thread: str) -> tuple[Engine, Fault]:
+        if thread in where:
+            fault = Fault(thread, getattr(*where[thread]))
+
+            def method(*args: Any, **more: Any) -> Any:
+                return fault(*args, **more)
+
+            monkeypatch.setattr(*where[thread], method)
+        engine = made()
         worker = engine.workers[0]
-        if thread == "xpyd-control":
-            fault = polled
-        elif thread == "xpyd-nccl":
+        if thread == "xpyd-nccl":
             assert worker._groups is not None
             machine = worker._groups._hub._machine
             machine.tick = fault = Fault(thread, machine.tick)  # type: ignore[assignment]
-        else:
+        elif thread not in where:
             selector = (worker._sender if thread == "xpyd-sender" else worker._receiver)._loop._selector
             selector.select = fault = Fault(thread, selector.select)  # type: ignore[assignment]
         engine.step()
-        (running,) = [one for one in threading.enumerate() if one.name == thread]
-        fault.after, fault.armed = 0, True
-        until(lambda: not fault.armed and (fault.after or not running.is_alive()), Clock())
-        if not running.is_alive():
-            with pytest.raises(Exception, match=thread):
-                engine.step()
+        until(lambda: fault.after and engine.scheduler._carrying.crew._ready, Clock())
+        return engine, fault
+
+    monkeypatch.setattr(crew, "LOOK_S", 0.02)
+    with making(partial(one_engine_over_nccl, monkeypatch, tmp_path)) as made:
+        yield build
+
+
+def dead(thread: str) -> bool:
+    return thread not in [one.name for one in threading.enumerate()]
+
+
+@pytest.mark.parametrize("thread", THREADS[:4])
+@pytest.mark.parametrize("copies", ["at once"], indirect=True)
+@pytest.mark.usefixtures("copies")
+def test_a_thread_that_meets_an_error_goes_on_or_the_engine_hears_of_it(
+        faulty: Callable[[str], tuple[Engine, Fault]], thread: str) -> None:
+    engine, fault = faulty(thread)
+    fault.after, fault.left = 0, 1
+    until(lambda: fault.after, Clock())
+    engine.step()
+    assert not dead(thread)
+
+
+@pytest.mark.parametrize("thread", THREADS)
+@pytest.mark.parametrize("copies", ["at once"], indirect=True)
+@pytest.mark.usefixtures("copies")
+def test_a_thread_that_dies_ends_the_engine_with_its_words_in_the_next_step(
+        faulty: Callable[[str], tuple[Engine, Fault]], thread: str, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    monkeypatch.setattr(last_words, "TERMINATION_LOG", log)
+    engine, fault = faulty(thread)
+    fault.left = 1000
+    until(lambda: dead(thread), Clock())
+    words = f"thread {thread} ended: OSError: [Errno 9] Bad file descriptor"
+    assert log.read_text() == words
+    for _ in range(2):
+        with pytest.raises(ThreadEnded) as raised:
+            engine.step()
+        assert last_words.innermost(raised.value).endswith(words)
 
 
 @pytest.mark.parametrize("differs", [

@@ -28,6 +28,7 @@ from xpyd_sidecar.engine.notes import Noted, Noting
 from xpyd_sidecar.engine.peer import Peer
 from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.engine.spilling import Spilling
+from xpyd_sidecar.engine.watched import Watched
 from xpyd_sidecar.errors import ConfigError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import copies, frames, messages
 from xpyd_sidecar.kv.copies import Copy
@@ -122,6 +123,11 @@ class Sender:
         while self._reports:
             out.append(self._reports.popleft())
         return out
+
+    @property
+    def thread(self) -> Watched:
+        """The I/O thread."""
+        return self._loop.thread
 
     def stop(self) -> None:
         """End the thread and close every connection."""

@@ -19,7 +19,7 @@ import torch
 from xpyd_sidecar.contract import keys, metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, join_host_port, split_host_port
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine import memory
+from xpyd_sidecar.engine import memory, watched
 from xpyd_sidecar.engine.bounds import Budget, Staging, Tally
 from xpyd_sidecar.engine.crew import Hand
 from xpyd_sidecar.engine.loading import Loading
@@ -214,7 +214,13 @@ class WorkerSide:
         self._orders = Orders(pushes=orders.pushes, tokens=orders.tokens, firsts=orders.firsts)
 
     def poll(self) -> tuple[set[str], set[str]]:
-        """Requests whose load is over, and those of them that failed."""
+        """Requests whose load is over, and those of them that failed.
+
+        Raises:
+            ThreadEnded: a thread that this rank cannot do without has died.
+        """
+        watched.check(self._sender.thread, self._receiver.thread, self._groups.thread if self._groups is not None else None,
+                      self._hand.thread if self._hand is not None else None)
         return self._loading.poll(calm=self.calm)
 
     def _sent_notes(self) -> list[tuple[Key, bytes]]:

@@ -7,6 +7,9 @@ once must both go on.
 
 Only an abort may take long (NCCL waits for its kernels and its helper threads), so each runs on a thread of its own. Until
 it returns, the pieces of that group are not given back.
+
+What belongs to one group is guarded by itself. If the thread dies all the same, the engine hears of it by ``thread``
+(``engine.watched``).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from xpyd_sidecar.engine.links.nccl_driver import Communicator, Driver, Piece
+from xpyd_sidecar.engine.watched import Faults, Watched
 from xpyd_sidecar.kv import groups
 from xpyd_sidecar.kv.groups import Groups, Way
 
@@ -30,6 +34,7 @@ logger = logging.getLogger(__name__)
 POLL_S: Final = 0.0002
 """While something is under way. The GPU may be that much ahead of us."""
 REST_S: Final = 0.2
+TICK_S: Final = 0.05
 DEPTH: Final = 2
 """Pieces of one group at once: one is on the wire while the next one is prepared."""
 FLIGHT: Final = 4
@@ -107,8 +112,10 @@ class Hub:
         self._commands: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._stop = False
-        self._thread = threading.Thread(target=self._run, name="xpyd-nccl", daemon=True)
-        self._thread.start()
+        self._tick_at = 0.0
+        self._rounds = Faults("its look at groups and deadlines")
+        self.thread = Watched("xpyd-nccl", self._run)
+        self.thread.start()
 
     # --- from any thread ---
 
@@ -135,9 +142,7 @@ class Hub:
         with self._changed:
             self._stop = True
             self._changed.notify()
-        self._thread.join(2 * STOP_S)
-        if self._thread.is_alive():
-            logger.error("thread %s did not end within %s s", self._thread.name, 2 * STOP_S)
+        self.thread.end(2 * STOP_S)
 
     def _tell(self, call: Callable[[], None]) -> None:
         with self._changed:
@@ -148,7 +153,6 @@ class Hub:
 
     def _run(self) -> None:
         self.driver.device.enter()
-        tick_at = time.monotonic()
         while not self._stop:
             with self._changed:
                 if not self._commands and not self._stop:
@@ -156,12 +160,19 @@ class Hub:
                 commands, self._commands = self._commands, deque()
             for call in commands:
                 self._guard(call)
-            self._guard(self._poll)
-            now = time.monotonic()
-            if now >= tick_at:
-                tick_at = now + 0.05
-                self._carry_out(self._machine.tick(now))
+            try:
+                self._poll()
+                self._tick(time.monotonic())
+            except Exception as error:  # noqa: BLE001  # whatever it is
+                self._rounds.met(error)
+            else:
+                self._rounds.none()
         self._end_all()
+
+    def _tick(self, now: float) -> None:
+        if now >= self._tick_at:
+            self._tick_at = now + TICK_S
+            self._carry_out(self._machine.tick(now))
 
     @staticmethod
     def _guard(call: Callable[[], None]) -> None:
@@ -174,7 +185,7 @@ class Hub:
         end = time.monotonic() + STOP_S
         while (self._joined or self._commands) and time.monotonic() < end:
             for number in list(self._joined):
-                self._carry_out(self._machine.close(number, "this engine stops"))
+                self._guard(lambda number=number: self._carry_out(self._machine.close(number, "this engine stops")))
             with self._changed:
                 if not self._commands:
                     self._changed.wait(REST_S)
