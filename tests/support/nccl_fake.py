@@ -67,6 +67,9 @@ class World:
     """The nth call of a communicator is never over."""
     abort_s: float = 0.0
     never_abort: bool = False
+    spins: bool = False
+    """Of communicators that are made from now on: a call is over at once, and its kernel runs until the peer has called or
+    the communicator is aborted (``nccl_streams``)."""
     change: Callable[[torch.Tensor], None] | None = None
     """Applied to what is received."""
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -76,6 +79,8 @@ class World:
     """Those that have called, aborts aside."""
     most_open: int = 0
     misuse: list[str] = field(default_factory=list)
+    kernels: dict[int, set[Communicator]] = field(default_factory=dict)
+    """That run, by stream."""
 
     def alive(self) -> int:
         """Communicators that have memory."""
@@ -94,6 +99,8 @@ class Communicator:
         self.call: tuple[Literal["send", "recv"], torch.Tensor] | None = None
         self.calls = 0
         self.pair = pair
+        self.spins = world.spins
+        self.stream = 0
 
     @property
     def peer(self) -> Communicator | None:
@@ -107,7 +114,7 @@ class Communicator:
             if self._opening():
                 return Result.InProgress
             self._match()
-            return Result.InProgress if self.call is not None else Result.Success
+            return Result.InProgress if self.call is not None and not self.spins else Result.Success
 
     def _opening(self) -> bool:
         late = time.monotonic() - self.born < self.world.open_after_s
@@ -130,14 +137,19 @@ class Communicator:
         if self.world.change is not None:
             self.world.change(target)
         self.call = peer.call = None
+        self._kernels_end()
+        peer._kernels_end()
+
+    def _kernels_end(self) -> None:
+        self.world.kernels.get(self.stream, set()).discard(self)
 
     def send(self, data: torch.Tensor, peer: int, *, stream: int) -> None:
-        self._launch("send", data, peer)
+        self._launch("send", data, peer, stream)
 
     def recv(self, data: torch.Tensor, peer: int, *, stream: int) -> None:
-        self._launch("recv", data, peer)
+        self._launch("recv", data, peer, stream)
 
-    def _launch(self, how: Literal["send", "recv"], data: torch.Tensor, peer: int) -> None:
+    def _launch(self, how: Literal["send", "recv"], data: torch.Tensor, peer: int, stream: int) -> None:
         with self.world.lock:
             self._called()
             if peer != 1 - self.rank:
@@ -146,7 +158,9 @@ class Communicator:
             if self.world.fail_at and self.calls >= self.world.fail_at:
                 self.state = "failed"
                 return
-            self.call = how, data
+            self.call, self.stream = (how, data), stream
+            if self.spins:
+                self.world.kernels.setdefault(stream, set()).add(self)
 
     def _called(self, *, quiet: bool = False) -> None:
         self.world.threads.add(threading.current_thread().name)
@@ -172,6 +186,7 @@ class Communicator:
             time.sleep(0.01)
         with self.world.lock:
             self.state, self.call = "ended", None
+            self._kernels_end()
 
 
 class FakeNccl:
