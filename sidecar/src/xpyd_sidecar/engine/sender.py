@@ -194,7 +194,7 @@ class Sender:
             why = messages.read_body(body, messages.Reason)
             self._carry_out(self._machine.cancel(number, key, why.outcome, why.reason))
         elif header.kind is Kind.TAKEN:
-            peer.way.link.taken(peer.link, read=messages.read_body(body, messages.Taken).read)
+            peer.taken(messages.read_body(body, messages.Taken))
         elif header.kind is Kind.POSTED or header.kind is Kind.UNGROUP:
             peer.way.told(peer.link, header.kind, body)
         elif header.kind is Kind.LINK:

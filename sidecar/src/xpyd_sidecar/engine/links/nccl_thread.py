@@ -50,6 +50,7 @@ class Limits(NamedTuple):
     open_s: float = 10.0
     move_s: float = 5.0
     idle_s: float = 60.0
+    hold_s: float = 3.0
 
 
 class Usage(NamedTuple):
@@ -105,7 +106,7 @@ class Hub:
         self.usage = Usage(0, driver.bytes)
         self._fixed = driver.bytes
         self._machine = Groups[Piece](most=limits.groups, flight=FLIGHT, depth=DEPTH, open_s=limits.open_s,
-                                      move_s=limits.move_s, idle_s=limits.idle_s)
+                                      move_s=limits.move_s, idle_s=limits.idle_s, hold_s=limits.hold_s)
         self._joined: dict[int, Joined] = {}
         self._numbers = itertools.count(1)
         self._kits = {Way.SEND: list(driver.sends), Way.RECEIVE: list(driver.receives)}
