@@ -186,7 +186,7 @@ class Hub:
         end = time.monotonic() + STOP_S
         while (self._joined or self._commands) and time.monotonic() < end:
             for number in list(self._joined):
-                self._guard(lambda number=number: self._carry_out(self._machine.close(number, "this engine stops")))
+                self._guard(partial(self._close, number))
             with self._changed:
                 if not self._commands:
                     self._changed.wait(REST_S)
@@ -195,6 +195,9 @@ class Hub:
                 self._guard(call)
         if self._joined:
             logger.error("xpyd: %d NCCL groups could not be ended within %s s", len(self._joined), STOP_S)
+
+    def _close(self, number: int) -> None:
+        self._carry_out(self._machine.close(number, "this engine stops"))
 
     def _poll(self) -> None:
         for number in list(self._machine.opening()):
