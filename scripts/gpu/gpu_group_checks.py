@@ -116,7 +116,7 @@ def sure(said: dict[str, Any], what: str) -> dict[str, Any]:
     Raises:
         NotHeldError: it has not.
     """
-    if not said["well"] or said["wrong"]:
+    if not said["well"] or said["wrong"] or said["lost"]:
         raise NotHeldError(f"{what}: {said}", {})
     return said
 
@@ -141,7 +141,7 @@ def closed(ends: list[Asked], names: list[str]) -> None:
     for end in ends:
         end.ask({"do": "close", "of": names})
     for end in ends:
-        sure(end.ask({"do": "over", "of": names, "s": WAIT_S}) | {"wrong": 0}, f"the end of groups {names}")
+        sure(end.ask({"do": "over", "of": names, "s": WAIT_S}) | {"wrong": 0, "lost": []}, f"the end of groups {names}")
 
 
 def abort_many(a: Asked, b: Asked, most: int = ABORTS, seconds: float = ABORTS_S, fewest: int = FEWEST) -> Figures:
