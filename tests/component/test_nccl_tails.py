@@ -13,7 +13,7 @@ from nccl_fake import FakeNccl, HostDevice, World
 from nccl_streams import StreamDevice
 
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine.links import nccl_driver
+from xpyd_sidecar.engine.links import nccl_driver, nccl_thread
 from xpyd_sidecar.engine.links.nccl_driver import Driver, Piece, load
 from xpyd_sidecar.engine.links.nccl_thread import Hub, Limits
 from xpyd_sidecar.engine.ways import choose
@@ -92,7 +92,8 @@ class Pair:
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    monkeypatch.setattr(nccl_thread, "STOP_S", 1.0)
     made = Pair()
     yield made
     made.gpu.looked = made.gpu.run_tails
