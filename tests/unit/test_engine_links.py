@@ -284,7 +284,7 @@ def test_what_cannot_be_read_after_all_comes_through_an_arena_and_so_does_all_th
             d.cache.clear()
         assert set(d.moved) == {"arena"}
         assert sum(one.size for one in p.wait_reports(3)) == 3 * REGIONS * 20 * size
-        assert p.sender.budget.used == 0
+        assert p.sender.store.used == 0
         assert len(p.sender._peers) == 1, "in one session"
         assert p.sender.arenas.open == 1
 
@@ -317,7 +317,7 @@ def test_where_no_arena_works_either_the_load_fails_and_says_what_to_do(
             assert "set kv.sharedMemory, so that both have a folder to share, or kv.transport: auto" in reason
         assert d.moved == {}
         assert d.cache == {}
-        d.wait(lambda: p.sender.budget.used == 0 and p.sender.arenas.open == 0)
+        d.wait(lambda: p.sender.store.used == 0 and p.sender.arenas.open == 0)
 
 
 def test_auto_goes_over_tcp_where_neither_works_and_says_why(monkeypatch: pytest.MonkeyPatch, folder: Path,
