@@ -320,7 +320,8 @@ class SchedulerSide:
 
     def _gauges_moved(self) -> dict[str, int]:
         now = {metrics.SENDS_OPEN: self._offers.open, metrics.RECEIVES_OPEN: self._pairing.open}
-        for name in (metrics.KEPT_BYTES, metrics.BUFFER_USED, metrics.POOL_USED, metrics.NCCL_GROUPS, metrics.NCCL_BYTES):
+        for name in (metrics.KEPT_BYTES, metrics.BLOCKS_WAITING, metrics.BUFFER_USED, metrics.POOL_USED,
+                     metrics.NCCL_GROUPS, metrics.NCCL_BYTES):
             now[name] = sum(levels.get(name, 0) for levels in self._levels.values())
         return {name: value for name, value in now.items() if self._gauges.get(name) != value}
 

@@ -234,7 +234,8 @@ class WorkerSide:
         """Gauges, if one of them has changed."""
         assert self._receiver.ahead is not None
         buffer, pool = self._receiver.ahead.used
-        levels = {metrics.KEPT_BYTES: self.store.used, metrics.BUFFER_USED: buffer, metrics.POOL_USED: pool}
+        levels = {metrics.KEPT_BYTES: self.store.used, metrics.BLOCKS_WAITING: self._saving.waiting,
+                  metrics.BUFFER_USED: buffer, metrics.POOL_USED: pool}
         if self._groups is not None:
             usage = self._groups.usage
             levels |= {metrics.NCCL_GROUPS: usage.groups, metrics.NCCL_BYTES: usage.memory}
