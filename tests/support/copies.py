@@ -101,7 +101,7 @@ class Device(Protocol):
     """What the forward of one rank runs on."""
 
     capturing: bool
-    """Whether a graph is being recorded; ``torch.cuda`` says so to the hooks of a forward."""
+    """Whether a graph is being recorded; its memory says so to the hooks of a forward."""
 
     def compute(self, seconds: float, call: Callable[[], object] | None = None) -> None:
         """Enqueue a kernel, and what it does."""
@@ -185,6 +185,11 @@ class LateMemory(Memory):
     def caches(self) -> list[Cache | None]:
         """Other threads may write into none."""
         return [None for _ in self.regions]
+
+    @property
+    def capturing(self) -> bool:
+        """Whether a graph is being recorded."""
+        return self._gpu.capturing
 
     def copy_out(self, region: int, index: torch.Tensor, into: Chunk | None = None) -> Outgoing:
         """Enqueue it."""

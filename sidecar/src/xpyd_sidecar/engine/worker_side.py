@@ -56,10 +56,11 @@ class WorkerSide:
     """One rank."""
 
     def __init__(self, settings: Settings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int,
-                 heads: Mapping[str, int] = MappingProxyType({}), *,
+                 heads: Mapping[str, int] = MappingProxyType({}), *, by_layer: bool = True,
                  view: Callable[[dict[str, torch.Tensor], int], Memory] = Memory) -> None:
         """Start sender and receiver. ``heads``: KV heads over all ranks by layer, 0 where all ranks have the same.
 
+        ``by_layer``: a layer's hook says that all of the layer is written; else layers leave at the end of the step.
         ``view``: makes what copies blocks out of the caches and into them.
 
         Raises:
@@ -102,6 +103,7 @@ class WorkerSide:
         self._counts: dict[str, float] = {}
         self._levels: dict[str, int] = {}
         self._settings = settings
+        self._by_layer = by_layer
         self._hand: Hand | None = None
         self._orders = Orders()
         self.calm = False
@@ -158,8 +160,8 @@ class WorkerSide:
         return {"kept": self._sender.budget.used, "buffer": buffer, "pool": pool}
 
     def save_layer(self, layer: str) -> None:
-        """A layer's KV of this step is written."""
-        if self._orders.pushes:
+        """A layer's KV of this step is written, or a graph is being recorded, which writes nothing yet."""
+        if self._by_layer and self._orders.pushes and not self._memory.capturing:
             for region in self._memory.of_layer.get(layer, ()):
                 self._save(region)
 
