@@ -264,10 +264,11 @@ SPLIT_PAIRS = [(GQA, (1, 1), (2, 1)), (GQA, (4, 1), (2, 1)), (FEW, (1, 1), (4, 1
 
 
 @pytest.mark.parametrize("split", [(2, 2), (2, 1), (1, 4)], ids=str)
-@pytest.mark.parametrize(("model", "p", "d"), SPLIT_PAIRS, ids=str)
+@pytest.mark.parametrize("sizes", SPLIT_PAIRS, ids=str)
 def test_blocks_that_kernels_split_are_cut_like_others(
-        make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, model: Model, p: tuple[int, int], d: tuple[int, int],
+        make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, sizes: tuple[Model, tuple[int, int], tuple[int, int]],
         split: tuple[int, int]) -> None:
+    model, p, d = sizes
     monkeypatch.setattr(memory, "logical", lambda _: True)  # as a device is
     prefill, decode = make("p", model, *p, split=split[0]), make("d", model, *d, split=split[1])
     hand_over(prefill, decode)

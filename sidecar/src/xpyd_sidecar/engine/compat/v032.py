@@ -32,8 +32,8 @@ __all__ = [
 KV_ABI: Final = {"0.32.0": "0.32.0"}
 """How these exact versions write KV: the name of the first version that wrote it so.
 
-Versions of one name exchange KV. Two may have one only where ``tests/unit/test_engine_kv_abi.py`` finds that their sources
-which write KV are equal, or has the reason why a difference does not matter. A version that is not listed is its own name.
+Versions of one name exchange KV. Two may have one only where ``tests/component/test_engine_kv_abi.py`` finds that their
+sources which write KV are equal, or the reason why a difference does not matter. What is not listed is its own name.
 """
 REST_MS: Final = 5
 """Longest wait for a message that may have come without its notice."""
