@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import torch
 from rows import fails
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, KVCacheTensor, create_kv_cache_views
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheLayout,
+    KVCacheTensor,
+    create_kv_cache_views,
+    group_kernel_blocks,
+)
 
 from xpyd_sidecar.engine import memory
 from xpyd_sidecar.engine.memory import Memory
@@ -153,6 +159,9 @@ def test_blocks_come_out_whole_whatever_the_backend_makes_of_them(kernel: int, l
     source, target = (Memory({"l0": views(one, layout, kernel)}, BLOCKS) for one in (here, there))
     page = len(here) // BLOCKS
     assert source.block_bytes == (page,)
+    if kernel < 128:
+        theirs = group_kernel_blocks(views(here, layout, kernel), BLOCKS)
+        assert torch.equal(source.regions[0].transpose(1, 2).view(torch.int16), theirs.view(torch.int16))
     moved(source, (9, 0, 5), target, (1, 2, 3))
     blocks, placed = (one.view(BLOCKS, page) for one in (here, there))
     assert torch.equal(placed[1:4], blocks[[9, 0, 5]])
