@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import vllm
 import zmq
 from connector_sides import (
     BLOCK,
@@ -48,7 +48,6 @@ from xpyd_sidecar.engine.links.plain import address_of
 from xpyd_sidecar.engine.memory import Move
 from xpyd_sidecar.engine.sender import Kept
 from xpyd_sidecar.engine.watched import ThreadEnded
-from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key
 
@@ -197,7 +196,6 @@ def test_decode_takes_in_more_while_it_makes_no_step(make: Callable[..., Engine]
 
 
 @pytest.mark.parametrize("copies", ["at once"], indirect=True)
-@fails("A6", "piecewise graphs are asked for, which costs decode its whole ones")
 @pytest.mark.usefixtures("copies")
 def test_whole_graphs_are_not_forbidden() -> None:
     assert not XpydConnector.requires_piecewise_for_cudagraph({})
@@ -212,14 +210,10 @@ def test_a_hook_that_sees_a_capturing_stream_leaves_its_layer_to_the_end_of_the_
     one.wait_loaded()
 
 
-@fails("A7", "a layer's second hook in a step is swallowed, and DBO is not refused")
-def test_micro_batches_are_refused_or_come_whole(make: Callable[..., Engine]) -> None:
-    parallel = SimpleNamespace(use_ubatching=True, enable_dbo=True, ubatch_size=0)
-    try:
-        compat.check_model(SimpleNamespace(parallel_config=parallel, speculative_config=None), None)
-    except ConfigError:
-        return
-    p, d = make("p"), make("d")
+@pytest.mark.parametrize("hooks", ["layers", "graph"])
+def test_micro_batches_come_whole(make: Callable[..., Engine], hooks: str) -> None:
+    """Two of them, in turn: each writes its part of a layer and calls the layer's hook."""
+    p, d = make("p", by_layer=False), make("d")
     one = Transfer(p, d)
     worker, hook = p.workers[0], p.workers[0].save_layer
 
@@ -227,9 +221,10 @@ def test_micro_batches_are_refused_or_come_whole(make: Callable[..., Engine]) ->
         for blocks in (one.source[:1], one.source[1:]):
             for block in blocks:
                 p.devices[0].compute(LAYER_S, partial(p.caches[0][layer][block].fill_, 7.0))
-            hook(layer)
+            if hooks == "layers":
+                hook(layer)
 
-    worker.save_layer = twice
+    worker.save_layer = twice  # type: ignore[method-assign]
     p.step(new=((one.theirs, one.source, 0, one.tokens),))
     p.scheduler.ended(one.theirs)
     one.ask_late()
@@ -374,26 +369,40 @@ def test_a_device_that_has_failed_ends_the_engine_with_its_words(make: Callable[
         engine.step()
 
 
-@pytest.mark.parametrize("differs", [
-    pytest.param("layout", marks=fails("B6", "the layout is compared, which refuses GPUs whose copies fit")),
-    pytest.param("patch of vLLM", marks=fails("B7", "vLLM's exact version is compared: 0.32.0 refuses 0.32.1"))])
 @late
-def test_engines_whose_copies_fit_are_not_refused(make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch,
-                                                  differs: str) -> None:
-    d = make("d")
-    if differs == "layout":
-        if XpydConnector.get_required_kvcache_layout(SimpleNamespace()) is not None:
-            return  # vLLM gives both the same
-        monkeypatch.setattr(compat, "kv_layout", lambda _: "NHD")
-    else:
-        monkeypatch.setattr(compat, "version", lambda: "0.32.1")
-    one = Transfer(make("p"), d)
+def test_devices_whose_caches_are_laid_out_differently_exchange_kv(make: Callable[..., Engine]) -> None:
+    p, d = make("p", layout="NHD"), make("d", layout="HND")
+    for cache in (cache for caches in p.caches for cache in caches.values()):
+        assert cache.stride()[1] < cache.stride()[2]
+    one = Transfer(p, d)
     one.compute()
     one.ask_late()
     one.wait_loaded()
 
 
 @late
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_patch_of_vllm_exchanges_kv_with_another_where_both_are_listed_as_one(
+        make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+        listed: bool) -> None:
+    d = make("d")
+    monkeypatch.setattr(vllm, "__version__", "0.32.1")
+    if listed:
+        monkeypatch.setitem(compat.KV_ABI, "0.32.1", compat.KV_ABI["0.32.0"])
+    p = make("p")
+    one = Transfer(p, d)
+    one.compute()
+    if listed:
+        one.ask_late()
+        one.wait_loaded()
+    else:
+        until(lambda: d.scheduler.matched(one.ours, 0) == (0, False), d)  # decode computes the prompt itself
+        d.scheduler.allocated(one.ours, one.target, 0)
+        until(lambda: idle(p) and idle(d), p, d)
+        assert p.counts["send/incompatible"] == d.counts["receive/incompatible"] == 1
+        assert "fingerprint: kv_abi: '0.32.0' here, '0.32.1' there" in caplog.text
+
+
 def test_mode_put_waits_for_a_forward_that_takes_longer_than_its_patience(make: Callable[..., Engine]) -> None:
     p, d = make("p", mode="put", put_wait_s=0.1), make("d", mode="put")
     one = Transfer(p, d)

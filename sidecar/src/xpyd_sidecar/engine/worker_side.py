@@ -66,10 +66,11 @@ class WorkerSide:
     """One rank."""
 
     def __init__(self, settings: Settings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int,
-                 heads: Mapping[str, int] = MappingProxyType({}), *,
+                 heads: Mapping[str, int] = MappingProxyType({}), *, by_layer: bool = True,
                  view: Callable[[dict[str, torch.Tensor], int], Memory] = Memory) -> None:
         """Start sender and receiver. ``heads``: KV heads over all ranks by layer, 0 where all ranks have the same.
 
+        ``by_layer``: a layer's hook says that all of the layer is written; else layers leave at the end of the step.
         ``view``: makes what copies blocks out of the caches and into them.
 
         Raises:
@@ -121,6 +122,7 @@ class WorkerSide:
         self._counts: dict[str, float] = {}
         self._levels: dict[str, int] = {}
         self._settings = settings
+        self._by_layer = by_layer
         self._hand: Hand | None = None
         self._orders = Orders()
         self.calm = False
@@ -167,7 +169,8 @@ class WorkerSide:
 
     def save_layer(self, layer: str) -> None:
         """A layer's KV of this step is written, or enqueued."""
-        self._saving.layer(self._memory.of_layer.get(layer, ()))
+        if self._by_layer:
+            self._saving.layer(self._memory.of_layer.get(layer, ()))
 
     def finish_saves(self) -> None:
         """All layers are written, or enqueued."""
