@@ -77,8 +77,8 @@ class Memory:
         self.block_bytes = tuple(region[0].numel() * region.element_size() for region in self.regions)
         self.device = self.regions[0].device
         self._mover = device.Mover(self.device) if self.device.type == "cuda" else None
-        self._views: dict[tuple[int, int, int], tuple[device.View, int]] = {}
-        self._ranges: dict[tuple[int, int, int, int], list[tuple[device.View, list[int], list[int]]]] = {}
+        self._views: dict[tuple[int, int, int], tuple[device.RowView, int]] = {}
+        self._ranges: dict[tuple[int, int, int, int], list[tuple[device.RowView, list[int], list[int]]]] = {}
 
     @property
     def total_block_bytes(self) -> int:
@@ -162,7 +162,7 @@ class Memory:
     def _part(self, region: int, head: int, heads: int) -> torch.Tensor:
         return self.regions[region].narrow(1, head, heads) if heads else self.regions[region]
 
-    def _view(self, region: int, head: int, heads: int) -> tuple[device.View, int]:
+    def _view(self, region: int, head: int, heads: int) -> tuple[device.RowView, int]:
         """How an array, or so many heads of it, lies in device memory, and where."""
         known = self._views.get((region, head, heads))
         if known is None:
@@ -170,20 +170,20 @@ class Memory:
             known = self._views[region, head, heads] = device.view_of(part), part.data_ptr()
         return known
 
-    def _rows(self, move: Move) -> list[device.Rows]:
+    def _rows(self, move: Move) -> list[device.BlockRows]:
         base = move.packed.data_ptr()
         if len(move.starts) == 1:
             view, array = self._view(move.region, move.head, move.heads)
-            return [device.Rows(view, (array,), (base + move.starts[0],), move.ids)]
+            return [device.BlockRows(view, (array,), (base + move.starts[0],), move.ids)]
         alike = self._alike(move.region, len(move.starts), move.head, move.heads)
-        return [device.Rows(view, arrays, [base + move.starts[at] for at in places], move.ids)
+        return [device.BlockRows(view, arrays, [base + move.starts[at] for at in places], move.ids)
                 for view, arrays, places in alike]
 
-    def _alike(self, region: int, count: int, head: int, heads: int) -> list[tuple[device.View, list[int], list[int]]]:
+    def _alike(self, region: int, count: int, head: int, heads: int) -> list[tuple[device.RowView, list[int], list[int]]]:
         """Of so many arrays from one on: those that look alike, where they are, and which they are."""
         known = self._ranges.get((region, count, head, heads))
         if known is None:
-            groups: dict[device.View, tuple[list[int], list[int]]] = {}
+            groups: dict[device.RowView, tuple[list[int], list[int]]] = {}
             for at in range(count):
                 view, array = self._view(region + at, head, heads)
                 arrays, places = groups.setdefault(view, ([], []))

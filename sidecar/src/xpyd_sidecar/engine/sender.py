@@ -27,7 +27,7 @@ from xpyd_sidecar.engine.notes import Noted, Noting
 from xpyd_sidecar.engine.peer import Peer
 from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.engine.spilling import Spilling
-from xpyd_sidecar.engine.store import Lease, Store
+from xpyd_sidecar.engine.store import Store, StoreLease
 from xpyd_sidecar.engine.watched import Watched
 from xpyd_sidecar.errors import ConfigError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import copies, frames, messages
@@ -45,7 +45,7 @@ class Kept(NamedTuple):
     """A copy of blocks in host memory. ``view``: its bytes, of those that are leased for it."""
 
     view: memoryview
-    lease: Lease
+    lease: StoreLease
     gone: Callable[[], None] | None = None
     """Called once when the copy is let go."""
     sums: Sums | None = None
