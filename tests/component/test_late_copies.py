@@ -233,6 +233,32 @@ def test_micro_batches_come_whole(make: Callable[..., Engine], hooks: str) -> No
     assert all(bool((cache[one.target] == 7.0).all()) for cache in d.caches[0].values())
 
 
+@late
+def test_all_layers_and_requests_of_a_step_are_one_gather_and_all_that_came_one_scatter(make: Callable[..., Engine]) -> None:
+    p, d = make("p", tensor=2), make("d", tensor=2)
+    transfers = [Transfer(p, d, tokens=16 * (n + 1), prompt=n) for n in range(4)]
+    runs = []
+    for at, one in enumerate(transfers):
+        one.source, one.target = [at * 5 + n for n in range(at + 1)], [31 - at * 5 - n for n in range(at + 1)]
+        p.fill(one.source, one.prompt)
+        runs.append((one.theirs, one.source, 0, one.tokens))
+    p.step(new=tuple(runs))
+    assert [worker._memory.gathers for worker in p.workers] == [1, 1]
+    for one in transfers:
+        p.scheduler.ended(one.theirs)
+        one.ask_late()
+    inboxes = [worker._receiver.inbox for worker in d.workers]
+    d.step()
+    before = [worker._memory.scatters for worker in d.workers]
+    until(lambda: all(len(inbox) == LAYERS * len(transfers) for inbox in inboxes), p)
+    d.step()
+    assert [worker._memory.scatters - seen for worker, seen in zip(d.workers, before, strict=True)] == [1, 1]
+    for one in transfers:
+        until(lambda name=one.ours.request_id: name in d.recved, p, d)
+        assert d.holds(one.target, one.prompt, first=0)
+    assert d.failed == []
+
+
 # --- B: anywhere ---
 
 
