@@ -39,8 +39,8 @@ _KINDS = {
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),
     "ClusterRoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
     "CustomResourceDefinition": ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", False),
-    "DisaggService": ("/apis/xpyd.dev/v1alpha1", "disaggservices", True),
-    "DisaggPool": ("/apis/xpyd.dev/v1alpha1", "disaggpools", True),
+    "DisaggService": ("/apis/xpyd.dev/v1beta1", "disaggservices", True),
+    "DisaggPool": ("/apis/xpyd.dev/v1beta1", "disaggpools", True),
 }
 
 

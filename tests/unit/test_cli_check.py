@@ -14,7 +14,7 @@ from xpyd_operator.cli.main import main
 
 GOOD = yaml.safe_dump(BASE)
 WRONG = """\
-apiVersion: xpyd.dev/v1alpha1
+apiVersion: xpyd.dev/v1beta1
 kind: DisaggService
 metadata: {name: qwen}
 spec:
@@ -147,7 +147,7 @@ def test_json(write, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_pool(write, capsys: pytest.CaptureFixture[str]) -> None:
     pool = {
-        "apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggPool", "metadata": {"name": "qwen-decode"},
+        "apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggPool", "metadata": {"name": "qwen-decode"},
         "spec": {"service": "qwen", "role": "decode", "replicas": 1},
     }  # fmt: skip
     assert main(["check", "-f", write(yaml.safe_dump(pool))]) == 0

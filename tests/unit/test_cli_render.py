@@ -45,7 +45,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path, capsys: pytest
 
 
 DOCUMENT = """\
-apiVersion: xpyd.dev/v1alpha1
+apiVersion: xpyd.dev/v1beta1
 kind: DisaggService
 metadata: {name: qwen}
 spec:

@@ -73,13 +73,13 @@ async def test_paths_and_parameters(server: Server) -> None:
         assert api.requests == 6
     assert server.asked == [
         ("GET", "/api/v1/namespaces/a/pods/x", {}, None, "application/json"),
-        ("POST", "/apis/xpyd.dev/v1alpha1/namespaces/a/disaggpools", {"fieldManager": "xpyd", "dryRun": "All"},
+        ("POST", "/apis/xpyd.dev/v1beta1/namespaces/a/disaggpools", {"fieldManager": "xpyd", "dryRun": "All"},
          {"metadata": {"name": "x"}}, "application/json"),
         ("PATCH", "/apis/networking.k8s.io/v1/namespaces/a/networkpolicies/x", {"fieldManager": "xpyd", "force": "true"},
          {"metadata": {"name": "x"}}, "application/apply-patch+yaml"),
         ("PATCH", "/apis/apps/v1/namespaces/a/deployments/x", {"fieldManager": "xpyd"}, {"spec": {"replicas": 1}},
          "application/merge-patch+json"),
-        ("PATCH", "/apis/xpyd.dev/v1alpha1/namespaces/a/disaggservices/x/status", {"fieldManager": "xpyd"},
+        ("PATCH", "/apis/xpyd.dev/v1beta1/namespaces/a/disaggservices/x/status", {"fieldManager": "xpyd"},
          {"metadata": {"uid": "u"}, "status": {"plan": None}}, "application/merge-patch+json"),
         ("DELETE", "/apis/policy/v1/namespaces/a/poddisruptionbudgets/x", {},
          {"propagationPolicy": "Background", "preconditions": {"uid": "u"}}, "application/json"),

@@ -78,7 +78,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_auto_answers_a_step_within_one_interval_and_says_why(session: aiohttp.ClientSession) -> None:
-    world = World(session, "Auto")
+    world = World(session, "auto")
     world.traffic.rate = 3.0
     for _ in range(6):
         await world.interval()
@@ -96,7 +96,7 @@ async def test_auto_answers_a_step_within_one_interval_and_says_why(session: aio
 
 
 async def test_observe_says_what_it_would_do_once_and_writes_no_pool(session: aiohttp.ClientSession) -> None:
-    world = World(session, "Observe")
+    world = World(session, "observe")
     world.traffic.rate = 20.0
     for _ in range(6):
         await world.interval()
@@ -107,7 +107,7 @@ async def test_observe_says_what_it_would_do_once_and_writes_no_pool(session: ai
 
 
 async def test_off_says_and_does_nothing(session: aiohttp.ClientSession) -> None:
-    world = World(session, "Off")
+    world = World(session, "disabled")
     world.traffic.rate = 20.0
     await world.interval()
     await world.interval()
