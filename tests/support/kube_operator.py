@@ -25,6 +25,7 @@ class OperatorProcess:
         self.log = log
         self.port = 0
         self.image = IMAGE
+        self.module = "xpyd_operator.kube"
         self._kubeconfig = kubeconfig
         here = (f"--namespace={namespace}", f"--operator-namespace={namespace}") if namespace else ()
         self._flags = (*here, *flags)
@@ -34,7 +35,7 @@ class OperatorProcess:
         """Start the process and do not wait."""
         assert self._group is None
         self.port = free_port()
-        command = [sys.executable, "-m", "xpyd_operator.kube", f"--kubeconfig={self._kubeconfig}",
+        command = [sys.executable, "-m", self.module, f"--kubeconfig={self._kubeconfig}",
                    f"--http-port={self.port}", f"--sidecar-image={self.image}", "--log-format=text", *self._flags]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         self._group = Group(command, log=self.log, env=environment, name="operator")
