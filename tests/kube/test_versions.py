@@ -1,11 +1,12 @@
-"""v1beta1 beside v1alpha1 on a real API server: services of before run on through the upgrade, whoever writes which version."""
+"""v1beta1 beside v1alpha1 on a real API server: services of before run on, whoever writes which version."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ GOAL = {"ttftP95": "2s"}
 WORDS: dict[str, dict[str, Any]] = {
     "beside": {"router": {"placement": "Sidecar", "policy": "least_loaded"}, "planner": {"mode": "Off"}, "decode": 2},
     "apart": {"router": {"placement": "Deployment", "replicas": 2}, "planner": {"mode": "Observe", "slo": GOAL}},
-    "ranks": {"engine": {"image": "engine:1", "dpStepSync": "off"}, "planner": {"mode": "Auto", "slo": GOAL, "interval": "5h"},
+    "ranks": {"engine": {"image": "engine:1", "dpStepSync": "off"},
+              "planner": {"mode": "Auto", "slo": GOAL, "interval": "5h"},
               "decode": {"scaling": {"min": 1, "max": 3}, "parallelism": {"data": 2},
                          "resources": {"limits": {"nvidia.com/gpu": 2}}}},
 }
@@ -88,7 +90,8 @@ async def operators(of_before: LightCluster, tmp_path: Path) -> AsyncIterator[Op
 
 
 def uids(team: Team, name: str) -> dict[str, str]:
-    return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in team.of("Pod").values() if label(pod, SERVICE) == name}
+    pods = [pod["metadata"] for pod in team.of("Pod").values() if label(pod, SERVICE) == name]
+    return {pod["name"]: pod["uid"] for pod in pods}
 
 
 def everything(team: Team) -> dict[str, dict[str, str]]:
@@ -132,11 +135,11 @@ async def in_store(cluster: LightCluster, kind: str) -> dict[str, str]:
     return {body["metadata"]["name"]: body["apiVersion"].partition("/")[2] for body in bodies}
 
 
-async def eventually(condition: Callable[[], Any], deadline_s: float, what: str) -> None:
-    async with asyncio.timeout(deadline_s):
-        while not await condition():
-            await asyncio.sleep(0.1)
-    assert await condition(), what
+async def eventually(condition: Callable[[], Awaitable[bool]], deadline_s: float, what: str) -> None:
+    end = time.monotonic() + deadline_s
+    while not await condition():
+        assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}"
+        await asyncio.sleep(0.1)
 
 
 async def test_services_of_before_run_on_through_the_upgrade(of_before: LightCluster, operators: Operators) -> None:
@@ -214,15 +217,18 @@ async def untouched_by_the_documents_of_before(team: Team) -> None:
 async def words_are_shown_as_they_are_written(team: Team) -> None:
     """By each version, with words of each; the operator follows."""
     for version, word in itertools.product((OLD, NEW), ("observe", "Observe", "disabled", "Off")):
-        await team.kube.merge("DisaggService", team.namespace, "apart", {"spec": {"planner": {"mode": word}}}, version=version)
+        patch = {"spec": {"planner": {"mode": word}}}
+        await team.kube.merge("DisaggService", team.namespace, "apart", patch, version=version)
         for seen in (OLD, NEW):
             assert (await show(team, "apart", seen))["spec"]["planner"]["mode"] == word
         await team.wait(lambda: team.current("apart"), "the operator has seen it")
         assert team.condition("Valid", "apart")["status"] == "True"
-    for version, (path, word) in itertools.product((OLD, NEW), (("planner", "AUTO"), ("planner", "off"), ("router", "Off"))):
+    unknown = (("planner", "AUTO"), ("planner", "off"), ("router", "Off"))
+    for version, (path, word) in itertools.product((OLD, NEW), unknown):
         field = "mode" if path == "planner" else "placement"
+        patch = {"spec": {path: {field: word}}}
         with pytest.raises(KubeError, match="Unsupported value") as caught:
-            await team.kube.merge("DisaggService", team.namespace, "apart", {"spec": {path: {field: word}}}, version=version)
+            await team.kube.merge("DisaggService", team.namespace, "apart", patch, version=version)
         assert caught.value.status == 422
     for name, older, now in (("beside", "Sidecar", "sidecar"), ("apart", "Deployment", "deployment")):
         for version, word in ((NEW, now), (OLD, older), (OLD, now)):
@@ -314,7 +320,8 @@ async def test_the_documented_commands_do_the_same(of_before: LightCluster, tmp_
     """For an operator that looks after some namespaces, or without that right; there is none here at all."""
     page = (ROOT / "docs/operations.md").read_text()
     block = next(block for block in page.split("```")[1::2] if BLOCK in block)
-    async with make_team(of_before, "commands", OperatorProcess(of_before.kubeconfig, tmp_path / "log"), version=OLD) as team:
+    nobody = OperatorProcess(of_before.kubeconfig, tmp_path / "log")
+    async with make_team(of_before, "commands", nobody, version=OLD) as team:
         await team.apply(team.document("beside", **WORDS["beside"]))
         await asyncio.to_thread(apply_crds, of_before)
         folder = tmp_path / "bin"
@@ -349,8 +356,8 @@ async def test_git_may_hold_either_version(team: Team) -> None:
             assert after["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"], "nor a second apply"
         await team.wait_settled(SHAPES[name], name)
         assert uids(team, name) == before
-    managers = [(each["operation"], each["apiVersion"]) for each in (await show(team, "apart", NEW))["metadata"]["managedFields"]
-                if each["manager"] == "kubectl"]
+    fields = (await show(team, "apart", NEW))["metadata"]["managedFields"]
+    managers = [(each["operation"], each["apiVersion"]) for each in fields if each["manager"] == "kubectl"]
     assert managers == [("Apply", f"xpyd.dev/{NEW}")], "one applier, whatever version it was"
 
 

@@ -71,7 +71,7 @@ def path_of(
 
 
 class Kube:
-    """Requests as the user of a kubeconfig. ``version`` is how our own kinds are asked for, where a body does not say it."""
+    """Requests as the user of a kubeconfig. ``version``: of our own kinds, where no body says it."""
 
     def __init__(self, kubeconfig: Path, version: str = VERSION) -> None:
         self.version = version

@@ -41,10 +41,12 @@ BOTH: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "observe": ({"planner": {"mode": "Observe", "slo": GOAL}}, {"planner": {"mode": "observe", "slo": GOAL}}),
     "auto": ({"planner": {"mode": "Auto", "slo": GOAL}, "decode": SCALED},
              {"planner": {"mode": "auto", "slo": GOAL}, "decode": SCALED}),
-    "step sync": ({"engine": {"dpStepSync": "off"}, "decode": RANKS}, {"engine": {"dpStepSync": "disabled"}, "decode": RANKS}),
+    "step sync": ({"engine": {"dpStepSync": "off"}, "decode": RANKS},
+                  {"engine": {"dpStepSync": "disabled"}, "decode": RANKS}),
     "a mixed document": ({"router": {"placement": "Deployment"}, "planner": {"mode": "disabled"},
                           "engine": {"dpStepSync": "disabled"}},
-                         {"router": {"placement": "deployment"}, "planner": {"mode": "Off"}, "engine": {"dpStepSync": "off"}}),
+                         {"router": {"placement": "deployment"}, "planner": {"mode": "Off"},
+                          "engine": {"dpStepSync": "off"}}),
 }
 """By what they mean: the words of before, and those of now."""
 REVISIONS = {
@@ -199,7 +201,8 @@ def test_the_file_has_the_common_part_once(name: str) -> None:
     assert second.count("\n") < head.count("\n") / 8
     new, old = yaml.safe_load(text)["spec"]["versions"]
     assert new["schema"] is not old["schema"]
-    assert old["schema"]["openAPIV3Schema"]["properties"]["status"] is new["schema"]["openAPIV3Schema"]["properties"]["status"]
+    statuses = [each["schema"]["openAPIV3Schema"]["properties"]["status"] for each in (new, old)]
+    assert statuses[0] is statuses[1]
 
 
 def test_what_a_document_states_is_decoded_to_the_same_document() -> None:

@@ -121,7 +121,8 @@ def engine_revision(service: DisaggService, role: Role, model: str) -> Revision:
 
     The role itself is left out: engines run as ``kv_both``, so equal roles can switch.
     """
-    env = engine_env(service) | {name: first(word, renamed(Engine)["dpStepSync"]) for name, word in dp_env(service, role).items()}
+    older = renamed(Engine)["dpStepSync"]
+    env = engine_env(service) | {name: first(word, older) for name, word in dp_env(service, role).items()}
     return revision_of({"args": engine_args(service, role, model), "env": env})
 
 

@@ -151,7 +151,7 @@ def _service(service: DisaggService, name: str, spec: dict[str, Any]) -> dict[st
 
 
 def _marked(made: dict[str, Any]) -> dict[str, Any]:
-    """With the hash. The version by which the owner is named is none of what an object is rendered to: it stays the first."""
+    """With the hash. By which version the owner is named does not show in it: it stays the first."""
     metadata = made["metadata"]
     owners = [owner | {"apiVersion": FIRST_API_VERSION} for owner in metadata.get("ownerReferences", ())]
     hashed = made | {"metadata": metadata | ({"ownerReferences": owners} if owners else {})}
