@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 import yaml
+from gitops_judge import Judge
 from kube_client import KubeError, Object, path_of
 from kube_cluster import apply_crds, requests
 from kube_operator import OperatorProcess
@@ -62,14 +63,14 @@ class Operators:
     """One at a time, as the shipped ServiceAccount."""
 
     def __init__(self, cluster: LightCluster, log: Path) -> None:
-        self._login = cluster.kubeconfig_for(OPERATOR, OPERATOR_NAMESPACE)
+        self.login = cluster.kubeconfig_for(OPERATOR, OPERATOR_NAMESPACE)
         self._log = log
         self.running: OperatorProcess | None = None
 
     async def start(self, *, older: bool = False) -> OperatorProcess:
         """``older``: one that watches and writes the version before alone."""
         await self.end()
-        self.running = OperatorProcess(self._login, self._log, "--no-leader-election")
+        self.running = OperatorProcess(self.login, self._log, "--no-leader-election")
         self.running.module = "older_operator" if older else self.running.module
         await self.running.start()
         return self.running
@@ -103,8 +104,12 @@ async def settled(team: Team) -> None:
         await team.wait_settled(shape, name)
 
 
+def of_version(team: Team, name: str, version: str = OLD, **more: Any) -> Object:
+    return team.document(name, **WORDS[name] | more) | {"apiVersion": f"xpyd.dev/{version}"}
+
+
 def text_of(team: Team, name: str, version: str = OLD) -> str:
-    document = team.document(name, **WORDS[name]) | {"apiVersion": f"xpyd.dev/{version}"}
+    document = of_version(team, name, version)
     document["metadata"]["namespace"] = team.namespace
     return yaml.safe_dump(document)
 
@@ -262,7 +267,7 @@ async def test_the_store_is_brought_to_the_new_version_by_who_has_the_right(
 ) -> None:
     operator = await operators.start(older=True)
     async with make_team(of_before, "stored", operator, version=OLD) as team:
-        await team.apply(team.document("beside", **WORDS["beside"]))
+        await team.apply(of_version(team, "beside"))
         await team.wait_settled("1P2D", "beside")
         foreign = {"apiVersion": f"xpyd.dev/{OLD}", "kind": "DisaggPool", "metadata": {"name": "x-decode"},
                    "spec": {"service": "x", "role": "decode"}}
@@ -314,6 +319,33 @@ async def test_the_store_is_brought_to_the_new_version_by_who_has_the_right(
         await team.wait(lambda: not [each for each in team.left() if "x-decode" not in each], "nothing is left")
 
 
+async def test_an_operator_that_comes_before_its_crds_waits_for_them(
+    of_before: LightCluster, operators: Operators, tmp_path: Path
+) -> None:
+    operator = await operators.start(older=True)
+    async with make_team(of_before, "early", operator, version=OLD) as team:
+        await team.apply(of_version(team, "beside"))
+        await team.wait_settled("1P2D", "beside")
+        before = uids(team, "beside")
+        await operators.end()
+        team.operator = operator = OperatorProcess(operators.login, tmp_path / "early.log", "--no-leader-election")
+        operator.spawn()
+        try:
+            async def waits() -> bool:
+                return "DisaggService" in await operator.said("/readyz")
+
+            await eventually(waits, 30, "it says what it waits for")
+            await asyncio.sleep(2)
+            assert uids(team, "beside") == before
+            await asyncio.to_thread(apply_crds, of_before)
+            await operator.wait_ready()
+            await team.apply(of_version(team, "beside", decode=3))
+            await team.wait_settled("1P3D", "beside")
+            assert before.items() <= uids(team, "beside").items()
+        finally:
+            await operator.stop()
+
+
 BLOCK = "for kind in disaggservices disaggpools"
 
 
@@ -323,7 +355,7 @@ async def test_the_documented_commands_do_the_same(of_before: LightCluster, tmp_
     block = next(block for block in page.split("```")[1::2] if BLOCK in block)
     nobody = OperatorProcess(of_before.kubeconfig, tmp_path / "log")
     async with make_team(of_before, "commands", nobody, version=OLD) as team:
-        await team.apply(team.document("beside", **WORDS["beside"]))
+        await team.apply(of_version(team, "beside"))
         await asyncio.to_thread(apply_crds, of_before)
         folder = tmp_path / "bin"
         folder.mkdir()
@@ -340,6 +372,7 @@ async def test_the_documented_commands_do_the_same(of_before: LightCluster, tmp_
 
 async def test_git_may_hold_either_version(team: Team) -> None:
     """On the CRDs of now: applied by one version and then the other, by each way, and back; nothing restarts, no loops."""
+    judge = Judge.found()
     for name, flags in (("beside", ()), ("apart", ("--server-side",))):
         await team.kubectl("apply", *flags, "-f", "-", stdin=text_of(team, name, OLD))
         await team.wait_settled(SHAPES[name], name)
@@ -351,6 +384,9 @@ async def test_git_may_hold_either_version(team: Team) -> None:
             assert await team.kubectl("diff", *flags, "-f", "-", stdin=text) == ""
             live = await show(team, name, version)
             assert live["metadata"]["generation"] == generation, "a version is no change"
+            if judge is not None:
+                said = judge.of(live, yaml.safe_load(text))
+                assert (said.synced, said.flux) == (True, "Current"), said
             again = await team.kubectl("apply", *flags, "-f", "-", stdin=text)
             assert ("unchanged" in again) or ("serverside-applied" in again)
             after = await show(team, name, version)

@@ -184,8 +184,7 @@ RULES: tuple[Rule, ...] = (
         at=("spec",),
         reads=("planner.mode", "planner.slo", "planner.slo.ttftP95", "planner.slo.tpotP95"),
         says="planner.slo: modes observe and auto need ttftP95, tpotP95 or both",
-        cel="""self.planner.mode in ['disabled', 'Off'] ||
-            has(self.planner.slo.ttftP95) || has(self.planner.slo.tpotP95)""",
+        cel="self.planner.mode in ['disabled', 'Off'] || has(self.planner.slo.ttftP95) || has(self.planner.slo.tpotP95)",
         wrong=_planner_slo,
     ),
     Rule(
