@@ -102,8 +102,7 @@ class Operator:
         self._watch = watch = Watch(cache, self.metrics, self._settings.namespaces, services.wake)
         self._kopf = kopf = Kopf(self._login, watch, self._settings.namespaces, self._claim_signals)
         watching = asyncio.ensure_future(kopf.run())
-        everywhere = not self._settings.namespaces and not self._settings.dry_run
-        working = asyncio.ensure_future(_serve(services, watch, StoredVersions(api) if everywhere else None))
+        working = asyncio.ensure_future(_serve(services, watch, stored_versions(api, self._settings)))
         asked = asyncio.ensure_future(ending.wait())
         tasks = (watching, working, asked)
         try:
@@ -150,6 +149,11 @@ class Operator:
             logger.info("%s: ending", number.name)
             asyncio.get_running_loop().call_later(PROCESS_S, _give_up)
         self._stop.set()
+
+
+def stored_versions(api: Api, settings: OperatorSettings) -> StoredVersions | None:
+    """Where all objects are seen, and something may be written."""
+    return None if settings.namespaces or settings.dry_run else StoredVersions(api)
 
 
 async def _serve(services: Services, watch: Watch, stored: StoredVersions | None) -> None:
