@@ -21,11 +21,12 @@ IMAGE = "registry.example/xpyd-sidecar:test"
 class OperatorProcess:
     """``python -m xpyd_operator.kube``. Not started yet; ``start`` returns once it works."""
 
+    module = "xpyd_operator.kube"
+
     def __init__(self, kubeconfig: Path, log: Path, *flags: str, namespace: str = "") -> None:
         self.log = log
         self.port = 0
         self.image = IMAGE
-        self.module = "xpyd_operator.kube"
         self._kubeconfig = kubeconfig
         here = (f"--namespace={namespace}", f"--operator-namespace={namespace}") if namespace else ()
         self._flags = (*here, *flags)

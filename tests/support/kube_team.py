@@ -51,7 +51,7 @@ class Team:
         base: Object = {"model": {"source": "org/tiny"}, "engine": {"image": "engine:1"}, "drain": {"timeout": "10s"}}
         # Pods come and go by what a test asks for; switches of roles are for those that mean them.
         spec["rollout"] = {"switchWindow": "0s"} | spec.get("rollout", {})
-        return {"apiVersion": f"xpyd.dev/{VERSION}", "kind": "DisaggService", "metadata": {"name": name},
+        return {"apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService", "metadata": {"name": name},
                 "spec": base | sections | spec}
 
     async def apply(self, document: Object) -> Object:

@@ -57,7 +57,7 @@ class Service:
     def write(self, prefill: int, decode: int) -> None:
         """The document with these counts."""
         self.file.write_text(yaml.safe_dump({
-            "apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "metadata": {"name": NAME},
+            "apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService", "metadata": {"name": NAME},
             "spec": {
                 "model": {"source": str(ensure_model()), "servedName": MODEL_NAME},
                 "engine": {"args": list(BASE_ARGS), "env": [{"name": k, "value": v} for k, v in BASE_ENV.items()]},
