@@ -72,7 +72,8 @@ async def test_a_rule_that_came_later_stops_no_service(quiet_team: Team) -> None
     for _ in range(100):  # likewise, for others
         try:
             other = document | {"metadata": {"name": "other"}}
-            await team.kube.request("POST", team.kube.path("DisaggService", team.namespace, body=other), other, dryRun="All")
+            path = team.kube.path("DisaggService", team.namespace, body=other)
+            await team.kube.request("POST", path, other, dryRun="All")
         except KubeError as error:
             assert "the number of devices" in str(error)  # noqa: PT017 (it is refused now)
             break
