@@ -37,7 +37,7 @@ WIDTH: Final = 8
 """Objects that are written at a time."""
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _CrdVersions(msgspec.Struct, frozen=True):
     """What a CRD says of its versions."""
 
     version: str
@@ -95,12 +95,12 @@ class StoredVersions:
         logger.info("%s: %d objects are stored as %s, and no other version is held", crd_name(kind), count, VERSION)
         return True
 
-    async def _found(self, kind: str) -> _Found | None:
+    async def _found(self, kind: str) -> _CrdVersions | None:
         """None where there is no such CRD."""
         listed = await self._api.items(CRD, fields=f"metadata.name={crd_name(kind)}")
         return next((_read(item) for item in listed["items"]), None)
 
-    async def _say(self, kind: str, found: _Found, *, dry_run: bool = False) -> None:
+    async def _say(self, kind: str, found: _CrdVersions, *, dry_run: bool = False) -> None:
         patch = {"metadata": {"resourceVersion": found.version}, "status": {"storedVersions": [VERSION]}}
         await self._api.patch(CRD, "", crd_name(kind), patch, sub="status", dry_run=dry_run)
 
@@ -129,7 +129,7 @@ def crd_name(kind: str) -> str:
     return f"{RESOURCES[kind].plural}.{GROUP}"
 
 
-def _read(crd: Body) -> _Found:
+def _read(crd: Body) -> _CrdVersions:
     stores = next((each["name"] for each in crd["spec"]["versions"] if each["storage"]), "")
     held = tuple((crd.get("status") or {}).get("storedVersions") or ())
-    return _Found(crd["metadata"]["resourceVersion"], stores, held)
+    return _CrdVersions(crd["metadata"]["resourceVersion"], stores, held)
