@@ -54,8 +54,8 @@ def add(tree: Tree, folders: Iterable[str], version: str) -> None:
         ImageError: one is no Python of this version, or there is no such Python.
     """
     wanted = tuple(folders)
-    sources = {path: node.data for path, node in tree if node.data is not None and path.endswith(".py")
-               and any(fnmatch(path, f"{folder}/*") for folder in wanted)}
+    named = [path for path, _ in tree if path.endswith(".py") and any(fnmatch(path, f"{folder}/*") for folder in wanted)]
+    sources = {path: data for path in named if (data := tree.read(path)) is not None}
     if not sources:
         return
     with tempfile.TemporaryDirectory(prefix="xpyd-bytecode-") as name:

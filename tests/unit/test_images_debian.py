@@ -19,7 +19,9 @@ BASE = {
                         "usr/share/doc/ca-certificates/copyright": b"MPL", "usr/share/doc/ca-certificates/README": b"x"},
     "debconf": {"usr/bin/debconf": b"x"},
     "python3": {"usr/bin/python3": "python3.11", "usr/bin/python3.11": image_parts.elf_file(183, ["libc.so.6"]),
-                "usr/lib/python3.11/os.py": b"name = 'posix'\n", "usr/share/doc/python3/changelog.gz": b"x"},
+                "usr/lib/python3.11/os.py": b"name = 'posix'\n",
+                "usr/lib/python3.11/sitecustomize.py": "/etc/python3.11/sitecustomize.py",
+                "etc/python3.11/sitecustomize.py": b"", "usr/share/doc/python3/changelog.gz": b"x"},
     "libc6": {"lib/aarch64-linux-gnu/libc.so.6": image_parts.elf_file(183),
               "lib/ld-linux-aarch64.so.1": "aarch64-linux-gnu/ld.so"},
 }
@@ -76,7 +78,7 @@ def test_the_same_packages_make_the_same_base(tmp_path: Path) -> None:
     """Their byte code too, which Python writes in another order now and then where nobody takes care."""
     first, second = (base.assemble(packages(tmp_path / name, BASE), ARM64)[0] for name in ("a", "b"))
     assert first.tar() == second.tar()
-    assert first.names("usr/lib/python3.11/__pycache__") == ["os.cpython-311.pyc"]
+    assert first.names("usr/lib/python3.11/__pycache__") == ["os.cpython-311.pyc", "sitecustomize.cpython-311.pyc"]
 
 
 @pytest.mark.parametrize(("without", "words"), [
