@@ -248,9 +248,12 @@ def test_what_packages_ask_for_is_there(operator: Image, sidecar: Image) -> None
 def test_certificates_and_names_are_there(operator: Image) -> None:
     script = """
 import pwd, socket, ssl
-print(len(ssl.create_default_context().get_ca_certs()) > 50, pwd.getpwuid(65532).pw_name, socket.gethostbyname("localhost"))
+print(len(ssl.create_default_context().get_ca_certs()) > 50, pwd.getpwuid(65532).pw_name, socket.getservbyname("https"))
 """
-    assert operator.run("python", "-c", script).stdout.split() == ["True", "xpyd", "127.0.0.1"]
+    done = operator.run("python", "-c", script)
+    assert done.stdout.split() == ["True", "xpyd", "443"], done.stderr
+    hosts = next(line for line in (operator.root / "etc/nsswitch.conf").read_text().splitlines() if line.startswith("hosts:"))
+    assert hosts.split()[1:3] == ["files", "dns"], "names of /etc/hosts come first"
 
 
 def test_the_sidecar_names_what_is_wrong(sidecar: Image) -> None:

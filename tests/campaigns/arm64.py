@@ -155,9 +155,9 @@ def checked(operator: Emulated) -> dict[str, int]:
 def tested(sidecar: Emulated) -> dict[str, int]:
     """The unit tests of what is compiled; how many ended how."""
     done = sidecar.run(
-        "python", "-m", "pytest", "-p", "no:cacheprovider", "-k", f"not ({' or '.join(LEFT_OUT)})", "--timeout", "600", "--rootdir", "/tree",
-        "-c", "/tree/pyproject.toml", *(f"/tree/tests/unit/{name}" for name in TESTS), timeout_s=TEST_S, CI="true",
-        PYTHONPATH="/packages", HYPOTHESIS_STORAGE_DIRECTORY="/tmp/hypothesis")
+        "python", "-m", "pytest", "-p", "no:cacheprovider", "-k", f"not ({' or '.join(LEFT_OUT)})",
+        "--timeout", "600", "--rootdir", "/tree", "-c", "/tree/pyproject.toml", *(f"/tree/tests/unit/{name}" for name in TESTS),
+        timeout_s=TEST_S, CI="true", PYTHONPATH="/packages", HYPOTHESIS_STORAGE_DIRECTORY="/tmp/hypothesis")
     say(done.stdout[-6000:] + done.stderr[-3000:])
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)", done.stdout)}
     return {"passed": counts.get("passed", 0), "skipped": counts.get("skipped", 0),
@@ -268,7 +268,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             told["routed"] = asyncio.run(routed(sidecar, folder / "run"))
             say(f"routed: {told['routed']}")
             told["tests"] = tested(sidecar)
-    told |= {"files_of_tests": list(TESTS), "tests_left_out": LEFT_OUT, "minutes": round((time.monotonic() - begin) / 60, 1),
+    told |= {"files_of_tests": list(TESTS), "tests_left_out": LEFT_OUT,
+             "minutes": round((time.monotonic() - begin) / 60, 1),
              "machine": f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}",
              "qemu": subprocess.run([QEMU, "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0],
              "date": datetime.now(UTC).date().isoformat()}
