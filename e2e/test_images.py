@@ -252,8 +252,9 @@ print(len(ssl.create_default_context().get_ca_certs()) > 50, pwd.getpwuid(65532)
 """
     done = operator.run("python", "-c", script)
     assert done.stdout.split() == ["True", "xpyd", "443"], done.stderr
-    hosts = next(line for line in (operator.root / "etc/nsswitch.conf").read_text().splitlines() if line.startswith("hosts:"))
-    assert hosts.split()[1:3] == ["files", "dns"], "names of /etc/hosts come first"
+    lines = (operator.root / "etc/nsswitch.conf").read_text().splitlines()
+    hosts = next(line.split() for line in lines if line.startswith("hosts:"))
+    assert hosts[1:3] == ["files", "dns"], "names of /etc/hosts come first"
 
 
 def test_the_sidecar_names_what_is_wrong(sidecar: Image) -> None:

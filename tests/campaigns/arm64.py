@@ -156,8 +156,9 @@ def tested(sidecar: Emulated) -> dict[str, int]:
     """The unit tests of what is compiled; how many ended how."""
     done = sidecar.run(
         "python", "-m", "pytest", "-p", "no:cacheprovider", "-k", f"not ({' or '.join(LEFT_OUT)})",
-        "--timeout", "600", "--rootdir", "/tree", "-c", "/tree/pyproject.toml", *(f"/tree/tests/unit/{name}" for name in TESTS),
-        timeout_s=TEST_S, CI="true", PYTHONPATH="/packages", HYPOTHESIS_STORAGE_DIRECTORY="/tmp/hypothesis")
+        "--timeout", "600", "--rootdir", "/tree", "-c", "/tree/pyproject.toml",
+        *(f"/tree/tests/unit/{name}" for name in TESTS), timeout_s=TEST_S, CI="true", PYTHONPATH="/packages",
+        HYPOTHESIS_STORAGE_DIRECTORY="/tmp/hypothesis")
     say(done.stdout[-6000:] + done.stderr[-3000:])
     counts = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)", done.stdout)}
     return {"passed": counts.get("passed", 0), "skipped": counts.get("skipped", 0),
