@@ -54,7 +54,7 @@ build-light: $(STAMP) ## The Kubernetes of test-kube, once for each change of it
 build-full: $(STAMP) ## What test-e2e needs beside it: a node, network policies (5 minutes)
 	@$(if $(filter 0,$(ROOT)),$(CLUSTER) build --profile full --kwok,true)
 
-build-images: $(STAMP) ## The images that test-e2e runs, which it builds itself where they are missing (3 minutes)
+build-images: $(STAMP) ## The images that test-e2e runs, which it builds itself where they are missing (a minute)
 	@$(if $(filter 0,$(ROOT)),$(BIN)/python -m images build >/dev/null,true)
 
 test-kube: build-light ## A real API server, and what needs its kubectl (root)
