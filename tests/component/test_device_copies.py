@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from xpyd_sidecar.engine import device
-from xpyd_sidecar.engine.device import BlockRows, RowShape, spans, tables, view_of
+from xpyd_sidecar.engine.device import BlockRows, PackedRows, RowShape, spans, tables, view_of
 from xpyd_sidecar.errors import ConfigError
 
 BLOCKS = 16
@@ -33,7 +33,7 @@ from xpyd_sidecar.engine import device, device_kernel
 cache = eval(sys.argv[1])
 view, ids = device.view_of(cache), np.array(json.loads(sys.argv[2]), np.int64)
 packed = torch.zeros(len(ids) * view.size + 8, dtype=torch.uint8)[int(sys.argv[3]):]
-rows = [device.BlockRows(view, [cache.data_ptr()], [packed.data_ptr()], ids)]
+rows = [([device.BlockRows(view, [cache.data_ptr()], [0], ids)], packed.data_ptr())]
 ((shape, table, aligned),) = device.tables(rows)
 def move(out):
     device_kernel.launch(torch.from_numpy(table), shape, out=out, programs=3, tile=256, aligned=aligned)
@@ -86,8 +86,8 @@ def test_arrays_that_look_alike_share_a_table_and_others_have_their_own() -> Non
     two, other = [torch.zeros(BLOCKS, 4, 8) for _ in range(2)], torch.zeros(BLOCKS, 3, 8)
     ids = np.array([7, 2], np.int64)
     arrays = [one.data_ptr() for one in two]
-    rows = [BlockRows(view_of(two[0]), arrays, [10_000, 20_000], ids),
-            BlockRows(view_of(other), [other.data_ptr()], [30_008], ids)]
+    rows = [([BlockRows(view_of(two[0]), arrays, [0, 10_000], ids)], 10_000),
+            ([BlockRows(view_of(other), [other.data_ptr()], [8], ids)], 30_000)]
     first, second = tables(rows)
     assert (first.shape, first.aligned) == (view_of(two[0]).shape, True)
     assert (second.shape, second.aligned) == (view_of(other).shape, False)
@@ -99,7 +99,8 @@ def test_arrays_that_look_alike_share_a_table_and_others_have_their_own() -> Non
 
 def test_neighbours_of_one_allocation_are_copied_as_one() -> None:
     whole, other = torch.arange(100, dtype=torch.uint8), torch.zeros(10, dtype=torch.uint8)
-    found = spans([whole[:10], whole[10:30], whole[40:50], other, whole[50:60]])
+    found = spans([PackedRows([], one, one.data_ptr(), len(one)) for one in (
+        whole[:10], whole[10:30], whole[40:50], other, whole[50:60])])
     assert [one.tolist() for one in found] == [
         list(range(30)), list(range(40, 50)), [0] * 10, list(range(50, 60))]
     found[0][12] = 99

@@ -70,12 +70,25 @@ class BlockRows(NamedTuple):
     view: RowView
     arrays: Sequence[int]
     packed: Sequence[int]
-    """By array: of its first block; the others follow."""
+    """By array: of its first block, from the beginning of the packed memory on; the others follow."""
     ids: NDArray[np.int64]
 
 
-PackedRows = tuple[Sequence[BlockRows], torch.Tensor]
-"""Rows, and the packed memory that all of them are in."""
+class PackedRows(NamedTuple):
+    """Rows, and the packed memory that all of them are in: so many bytes from an address on."""
+
+    rows: Sequence[BlockRows]
+    memory: torch.Tensor
+    address: int
+    size: int
+
+    def at(self, address: int) -> PlacedRows:
+        """The same, packed elsewhere."""
+        return self.rows, address
+
+
+PlacedRows = tuple[Sequence[BlockRows], int]
+"""Rows, and where their packed memory begins."""
 
 
 class RowTable(NamedTuple):
@@ -122,19 +135,20 @@ def _merged(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int
     return out
 
 
-def tables(rows: Sequence[BlockRows]) -> list[RowTable]:
+def tables(placed: Sequence[PlacedRows]) -> list[RowTable]:
     """One for each view."""
-    alike: dict[RowView, list[BlockRows]] = {}
-    for one in rows:
-        alike.setdefault(one.view, []).append(one)
+    alike: dict[RowView, list[tuple[BlockRows, int]]] = {}
+    for rows, address in placed:
+        for one in rows:
+            alike.setdefault(one.view, []).append((one, address))
     return [_table(view, some) for view, some in alike.items()]
 
 
-def _table(view: RowView, rows: Sequence[BlockRows]) -> RowTable:
-    arrays = np.array([at for one in rows for at in one.arrays], np.int64)
-    packed = np.array([at for one in rows for at in one.packed], np.int64)
-    ids = np.concatenate([one.ids for one in rows for _ in one.arrays])
-    counts = np.array([len(one.ids) for one in rows for _ in one.arrays], np.int64)
+def _table(view: RowView, rows: Sequence[tuple[BlockRows, int]]) -> RowTable:
+    arrays = np.array([at for one, _ in rows for at in one.arrays], np.int64)
+    packed = np.array([address + at for one, address in rows for at in one.packed], np.int64)
+    ids = np.concatenate([one.ids for one, _ in rows for _ in one.arrays])
+    counts = np.array([len(one.ids) for one, _ in rows for _ in one.arrays], np.int64)
     nth = np.arange(len(ids), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
     addresses = np.empty((len(ids), 2), np.int64)
     np.add(np.repeat(arrays, counts), ids * view.stride, out=addresses[:, 0])
@@ -213,10 +227,10 @@ class Mover:
     def into(self, moves: Sequence[PackedRows]) -> Mark:
         """Copy rows into the cache, from host memory, in such rounds, or from where they are on the device."""
         with self._after_compute():
-            here = [rows for some, packed in moves if packed.is_cuda for rows in some]
+            here = [move.at(move.address) for move in moves if move.memory.is_cuda]
             if here:
                 self._launch(here, out=False)
-            for some in self._rounds([move for move in moves if not move[1].is_cuda]):
+            for some in self._rounds([move for move in moves if not move.memory.is_cuda]):
                 for span, part in self._spans(some):
                     part.copy_(span, non_blocking=True)
                 self._launch(self._in_slab(some), out=False)
@@ -231,35 +245,34 @@ class Mover:
         """As many of them, by their addresses, as the slab holds."""
         some: list[PackedRows] = []
         free = len(self._slab)
-        for move in sorted(moves, key=lambda move: move[1].data_ptr()):
-            if len(move[1]) > free:
+        for move in sorted(moves, key=lambda move: move.address):
+            if move.size > free:
                 yield some
                 some, free = [], len(self._slab)
             some.append(move)
-            free -= len(move[1])
+            free -= move.size
         if some:
             yield some
 
-    def _in_slab(self, moves: Sequence[PackedRows]) -> list[BlockRows]:
+    def _in_slab(self, moves: Sequence[PackedRows]) -> list[PlacedRows]:
         """The rows of a round, packed into the slab one behind the other."""
-        out: list[BlockRows] = []
+        out: list[PlacedRows] = []
         at = self._slab.data_ptr()
-        for rows, packed in moves:
-            shift = at - packed.data_ptr()
-            out += [one._replace(packed=[start + shift for start in one.packed]) for one in rows]
-            at += len(packed)
+        for move in moves:
+            out.append(move.at(at))
+            at += move.size
         return out
 
     def _spans(self, moves: Sequence[PackedRows]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Host memory of a round and its part of the slab; neighbours of one allocation are one."""
         at = 0
-        for span in spans([packed for _, packed in moves]):
+        for span in spans(moves):
             self.launches += 1
             yield span, self._slab[at:at + len(span)]
             at += len(span)
 
-    def _launch(self, rows: Sequence[BlockRows], *, out: bool) -> None:
-        for shape, addresses, aligned in tables(rows):
+    def _launch(self, placed: Sequence[PlacedRows], *, out: bool) -> None:
+        for shape, addresses, aligned in tables(placed):
             for start in range(0, len(addresses), ROWS):
                 some = torch.from_numpy(addresses[start:start + ROWS]).pin_memory()
                 there = self._rows[:len(some)]
@@ -282,20 +295,18 @@ class Mover:
         return event
 
 
-def spans(packed: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The same memory, in order, with neighbours of one allocation as one."""
-    found: list[tuple[torch.Tensor, int]] = []
-    for one in packed:
+def spans(moves: Sequence[PackedRows]) -> list[torch.Tensor]:
+    """The packed memory of all, in order, with neighbours of one allocation as one."""
+    found: list[tuple[torch.Tensor, int, int, int]] = []
+    """The first tensor, what allocation it is of, its address, the bytes of all."""
+    for move in moves:
+        home = move.memory.untyped_storage().data_ptr()
         if found:
-            first, size = found[-1]
-            if first.data_ptr() + size == one.data_ptr() and _home(first) == _home(one):
-                found[-1] = first, size + len(one)
+            first, of, address, size = found[-1]
+            if of == home and address + size == move.address:
+                found[-1] = first, of, address, size + move.size
                 continue
-        found.append((one, len(one)))
+        found.append((move.memory, home, move.address, move.size))
     return [first if len(first) == size else
             torch.empty(0, dtype=torch.uint8).set_(first.untyped_storage(), first.storage_offset(), (size,))
-            for first, size in found]
-
-
-def _home(packed: torch.Tensor) -> int:
-    return packed.untyped_storage().data_ptr()
+            for first, _, _, size in found]

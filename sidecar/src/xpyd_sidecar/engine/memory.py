@@ -127,7 +127,7 @@ class Memory:
     def gather(self, moves: Sequence[Move]) -> Mark:
         """Copy blocks out of the cache, in the order of their ids. Packed memory is valid once the mark has passed."""
         if self._mover is not None:
-            return self._mover.out([(self._rows(move), move.packed) for move in moves])
+            return self._mover.out([self._packed(move) for move in moves])
         for move in moves:
             index = torch.from_numpy(move.ids)
             for at, start in enumerate(move.starts):
@@ -140,7 +140,7 @@ class Memory:
     def scatter(self, moves: Sequence[Move]) -> Mark:
         """Copy packed blocks into the cache. Packed memory is in use until the mark has passed."""
         if self._mover is not None:
-            return self._mover.into([(self._rows(move), move.packed) for move in moves])
+            return self._mover.into([self._packed(move) for move in moves])
         for move in moves:
             first, count = int(move.ids[0]), len(move.ids)
             run = first + count - 1 == move.ids[-1] and bool((np.diff(move.ids) == 1).all())
@@ -170,14 +170,14 @@ class Memory:
             known = self._views[region, head, heads] = device.view_of(part), part.data_ptr()
         return known
 
-    def _rows(self, move: Move) -> list[device.BlockRows]:
-        base = move.packed.data_ptr()
+    def _packed(self, move: Move) -> device.PackedRows:
         if len(move.starts) == 1:
             view, array = self._view(move.region, move.head, move.heads)
-            return [device.BlockRows(view, (array,), (base + move.starts[0],), move.ids)]
-        alike = self._alike(move.region, len(move.starts), move.head, move.heads)
-        return [device.BlockRows(view, arrays, [base + move.starts[at] for at in places], move.ids)
-                for view, arrays, places in alike]
+            rows = [device.BlockRows(view, (array,), move.starts, move.ids)]
+        else:
+            rows = [device.BlockRows(view, arrays, [move.starts[at] for at in places], move.ids) for view, arrays, places
+                    in self._alike(move.region, len(move.starts), move.head, move.heads)]
+        return device.PackedRows(rows, move.packed, move.packed.data_ptr(), len(move.packed))
 
     def _alike(self, region: int, count: int, head: int, heads: int) -> list[tuple[device.RowView, list[int], list[int]]]:
         """Of so many arrays from one on: those that look alike, where they are, and which they are."""
