@@ -50,7 +50,12 @@ class Judge:
         return cls(Path(program)) if program is not None else None
 
     def of(self, live: Object | None, target: Object | None = None) -> Verdict:
-        """Judge one object, against ``target`` as Git has it."""
+        """Judge one object, against ``target`` as Git has it.
+
+        Argo CD asks for the live object in the version that Git has; without conversion nothing else of it differs.
+        """
+        if live is not None and target is not None:
+            live = live | {"apiVersion": target["apiVersion"]}
         kind = (live or target or {})["kind"]
         asked = msgspec.json.encode([{"live": live, "target": target, "lua": self._scripts.get(kind, "")}])
         done = subprocess.run([self._program], input=asked, capture_output=True, timeout=60, check=False)
