@@ -72,7 +72,7 @@ def check_sources() -> None:
     if differ:
         raise ConfigError(f"XPYD_DP_SYNC: vLLM {compat.version()} is not the one that step sync was written for: "
                           f"{', '.join(differ)} of vllm/v1/engine/core.py differ; "
-                          "set spec.engine.dpStepSync to auto or off")
+                          "set spec.engine.dpStepSync to auto or disabled")
 
 
 @cache

@@ -67,7 +67,7 @@ def decide(engine: Any, config: Any, settings: Settings) -> bool:
     if not nothing and not reason:
         return True
     if settings.mode != "auto":
-        raise ConfigError(f"XPYD_DP_SYNC={settings.mode}: {nothing or reason}; set it to auto or off")
+        raise ConfigError(f"XPYD_DP_SYNC={settings.mode}: {nothing or reason}; set it to auto or disabled")
     log = logger.info if nothing else logger.warning
     log("xpyd: no step sync: %s", nothing or reason)
     return False
@@ -189,7 +189,7 @@ def install(settings: Settings) -> None:
         return interval > 1 and self.engines_running and (self._xpyd_steps.state.local + 1) % interval != 0
 
     def reinitialize(self: Any, request: Any) -> None:  # noqa: ARG001 (vLLM's signature)
-        raise ConfigError("elastic EP cannot be used with XPYD_DP_SYNC; set it to off")
+        raise ConfigError("elastic EP cannot be used with XPYD_DP_SYNC; set it to disabled")
 
     patches: dict[str, Any] = {
         "engines_running": property(engines_running, set_engines_running),
