@@ -19,7 +19,7 @@ import torch
 from xpyd_sidecar.contract import keys, metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, join_host_port, split_host_port
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine import memory
+from xpyd_sidecar.engine import memory, rdma
 from xpyd_sidecar.engine.bounds import Budget, Staging, Tally
 from xpyd_sidecar.engine.crew import Hand
 from xpyd_sidecar.engine.loading import Loading
@@ -80,21 +80,23 @@ class WorkerSide:
         buffer = _buffer_bytes(options, block_bytes * num_blocks)
         keep = options.keep_bytes + options.host_pool_bytes + (buffer if options.mode == "get" else 0)
         ways, self._groups = choose(options, self._memory.device, self._memory.largest_frame)
-        self._sender = Sender(me, send, host=settings.host, port=options.data_port + rank if options.data_port else 0,
-                              ways=ways, keep_bytes=keep, peer_timeout_s=options.peer_timeout_s,
-                              largest_frame=self._memory.largest_frame, grouping=self._groups)
         pinned = self._memory.device.type == "cuda"
         make = partial(memory.chunk, pinned=pinned)
-        self._pool = Pool(memory.mapped_chunk if ways.host and not pinned else make, keep)
+        ways, self._reading, copies = rdma.prepare(options, ways, self._memory.largest_frame, keep,
+                                                   memory.mapped_chunk if ways.host and not pinned else make)
+        self._pool = Pool(copies, keep)
         if pinned:
             self._pool.prepare()
+        self._sender = Sender(me, send, host=settings.host, port=options.data_port + rank if options.data_port else 0,
+                              ways=ways, keep_bytes=keep, peer_timeout_s=options.peer_timeout_s,
+                              largest_frame=self._memory.largest_frame, grouping=self._groups, reading=self._reading)
         staging = Staging(partial(memory.chunk, self._memory.largest_frame, pinned=pinned),
                           max(2, STAGING_BYTES // self._memory.largest_frame))
         self._receiver = Receiver(me, staging, block_bytes=self._memory.block_bytes,
                                   largest_frame=self._memory.largest_frame, cover=cover,
                                   peer_timeout_s=options.peer_timeout_s, ways=ways, caches=self._memory.caches(),
                                   make=make, buffer_bytes=buffer, pool_bytes=options.host_pool_bytes,
-                                  claim_s=options.keep_ttl_s, grouping=self._groups)
+                                  claim_s=options.keep_ttl_s, grouping=self._groups, reading=self._reading)
         window = max(2, options.window_bytes // block_bytes) if options.mode == "get" else 0
         loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
                           regions=regions, cover=cover, window=window)
@@ -266,6 +268,8 @@ class WorkerSide:
         self._sender.stop()
         if self._groups is not None:
             self._groups.stop()
+        if self._reading is not None:
+            self._reading.stop()
 
 
 def _buffer_bytes(options: KvOptions, cache_bytes: int) -> int:

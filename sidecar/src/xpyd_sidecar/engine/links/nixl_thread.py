@@ -1,0 +1,341 @@
+"""The thread that owns every NIXL agent of this process and is the only one that calls NIXL.
+
+Sessions ask it to reach a peer's memory and to read pieces of it (``join``, ``read``, ``leave``, from any thread), and are
+told what became of that on their own I/O threads (``Member``). ``kv.reads`` decides what may be believed.
+
+It never waits for a peer. A peer that is stopped has reads under way that end with its session; the agent of that session
+ends then, and with it all that could still write into the session's memory, which is kept until that moment.
+
+Prefill's agent is served here, too: without RDMA its bytes move only while it is asked for news. It is asked while
+something is on offer, or a session begins.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import mmap
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NamedTuple, Protocol, TypeVar
+
+from xpyd_sidecar.engine.links.nixl_driver import Driver, Handle, Reader, Target
+from xpyd_sidecar.engine.links.plain import address_of
+from xpyd_sidecar.kv import messages, reads
+from xpyd_sidecar.kv.reads import TICKET_BYTES, Reads
+
+logger = logging.getLogger(__name__)
+
+POLL_S: Final = 0.0001
+"""While something is under way."""
+REST_S: Final = 0.2
+STOP_S: Final = 5.0
+T = TypeVar("T")
+
+
+class Limits(NamedTuple):
+    """Bounds of one process. ``sessions``: that read, at once."""
+
+    sessions: int = 32
+    open_s: float = 2.5
+    silence_s: float = 5.0
+
+
+class Member(Protocol):
+    """Decode's side of a session, called on its own I/O thread."""
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have a call made on that thread."""
+
+    def opened(self) -> None:
+        """Prefill's memory can be read."""
+
+    def come(self, pieces: int) -> None:
+        """So many more pieces, in the order of ``read``, are in this session's memory."""
+
+    def lost(self, reason: str, *, late: bool) -> None:
+        """Nothing more is read. ``late``: the peer has not answered in time."""
+
+
+@dataclass
+class Joined:
+    """A session that reads. ``slots``: its memory, with room for a ticket at the end."""
+
+    member: Member
+    memory: messages.NixlMemory
+    slots: memoryview
+    reads: Reads
+    until: float
+    reader: Reader | None = None
+    opening: bool = True
+    over: bool = False
+    ticket: Handle | None = None
+    pieces: dict[int, Handle] = field(default_factory=dict)
+
+    @property
+    def ticket_at(self) -> int:
+        """Where the ticket is read to, in ``slots``."""
+        return len(self.slots) - TICKET_BYTES
+
+
+class Hub:
+    """The thread, for one process."""
+
+    def __init__(self, driver: Driver, limits: Limits) -> None:
+        self.version = driver.version
+        self._driver = driver
+        self._limits = limits
+        self._target: Target | None = None
+        self._joined: dict[int, Joined] = {}
+        self._unfenced: list[Joined] = []
+        """Sessions whose agent could not be ended: their memory is never given back."""
+        self._numbers = itertools.count(1)
+        self._open = 0
+        self._offers = 0
+        self._serve_until = 0.0
+        self._commands: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="xpyd-nixl", daemon=True)
+        self._thread.start()
+
+    # --- at the start; these wait ---
+
+    def begin(self, seconds: float) -> str:
+        """Make the agent that is read from; its name.
+
+        Raises:
+            Exception: NIXL's own, which have no common root; TimeoutError.
+        """
+        self._target = self._asked(self._driver.target, seconds)
+        return self._target.name
+
+    def register(self, regions: list[tuple[int, int]], seconds: float) -> bytes:
+        """Let peers read memory (address, bytes), which must outlive this thread; what they need for that.
+
+        Raises:
+            Exception: as ``begin`` does.
+        """
+        assert self._target is not None
+        return self._asked(partial(self._target.register, regions), seconds)
+
+    def _asked(self, call: Callable[[], T], seconds: float) -> T:
+        answer: list[T] = []
+        failed: list[Exception] = []
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                answer.append(call())
+            except Exception as error:  # noqa: BLE001  # told to who waits
+                failed.append(error)
+            done.set()
+
+        self._tell(run)
+        if not done.wait(seconds):
+            raise TimeoutError(f"NIXL has not answered within {seconds} s")
+        if failed:
+            raise failed[0]
+        return answer[0]
+
+    # --- from any thread ---
+
+    def join(self, member: Member, memory: messages.NixlMemory, slots: memoryview) -> int:
+        """Reach a peer's memory, to read it into ``slots``. The session's number in this process; 0: too many are open."""
+        with self._changed:
+            if self._open >= self._limits.sessions or self._stop:
+                return 0
+            self._open += 1
+        now = time.monotonic()
+        number = next(self._numbers)
+        joined = Joined(member, memory, slots, Reads(self._limits.silence_s), now + self._limits.open_s)
+        self._tell(partial(self._join, number, joined))
+        return number
+
+    def read(self, number: int, at: int, address: int, size: int) -> None:
+        """Read a piece of the peer's memory to ``at`` in the session's."""
+        self._tell(partial(self._read, number, at, address, size))
+
+    def leave(self, number: int) -> None:
+        """End a session."""
+        self._tell(partial(self._leave, number))
+
+    def offers(self, change: int) -> None:
+        """So many sessions more, or fewer, have something on offer here."""
+        with self._changed:
+            self._offers += change
+            self._changed.notify()
+
+    def serve(self, seconds: float) -> None:
+        """A session begins in which this side is read from."""
+        with self._changed:
+            self._serve_until = max(self._serve_until, time.monotonic() + seconds)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """End all sessions, and the thread."""
+        with self._changed:
+            self._stop = True
+            self._changed.notify()
+        self._thread.join(2 * STOP_S)
+        if self._thread.is_alive():
+            logger.error("thread %s did not end within %s s", self._thread.name, 2 * STOP_S)
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        with self._changed:
+            self._commands.append(call)
+            self._changed.notify()
+
+    # --- on the thread ---
+
+    def _run(self) -> None:
+        moved = False
+        tick_at = 0.0
+        while not self._stop:
+            with self._changed:
+                if not self._commands and not self._stop and not moved:
+                    self._changed.wait(POLL_S if self._working() else REST_S)
+                commands, self._commands = self._commands, deque()
+            for call in commands:
+                self._guard(call)
+            moved = False
+            if self._target is not None and self._serving():
+                self._guard(self._target.poll)
+            for number, joined in list(self._joined.items()):
+                moved |= self._poll(number, joined)
+            now = time.monotonic()
+            if now >= tick_at:
+                tick_at = now + 0.05
+                for joined in list(self._joined.values()):
+                    self._tick(joined, now)
+        self._end()
+
+    def _end(self) -> None:
+        for number in list(self._joined):
+            self._leave(number)
+        if self._target is not None:
+            self._target.end()
+            self._target = None
+
+    def _serving(self) -> bool:
+        return self._offers > 0 or time.monotonic() < self._serve_until
+
+    def _working(self) -> bool:
+        return self._serving() or any(not one.over and (one.opening or one.reads.busy) for one in self._joined.values())
+
+    @staticmethod
+    def _guard(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:  # one session's fault must not end the thread that serves all others
+            logger.exception("xpyd: a call of the thread for NIXL failed")
+
+    def _join(self, number: int, joined: Joined) -> None:
+        self._joined[number] = joined
+        self._try(joined, partial(self._reach, joined))
+
+    def _reach(self, joined: Joined) -> None:
+        joined.reader = self._driver.reader(joined.memory, address_of(joined.slots), len(joined.slots))
+        self._read_ticket(joined)
+
+    def _read_ticket(self, joined: Joined) -> None:
+        assert joined.reader is not None
+        at = joined.ticket_at
+        joined.slots[at:] = bytes(TICKET_BYTES)
+        joined.ticket = joined.reader.read(address_of(joined.slots) + at, joined.memory.ticket_at, TICKET_BYTES)
+
+    def _read(self, number: int, at: int, address: int, size: int) -> None:
+        joined = self._joined.get(number)
+        if joined is None or joined.over:
+            return
+        piece = joined.reads.begin(time.monotonic())
+        self._try(joined, partial(self._start, joined, piece, at, address, size))
+
+    @staticmethod
+    def _start(joined: Joined, piece: int, at: int, address: int, size: int) -> None:
+        assert joined.reader is not None
+        joined.pieces[piece] = joined.reader.read(address_of(joined.slots) + at, address, size)
+
+    def _poll(self, number: int, joined: Joined) -> bool:
+        """Look how far its reads are; whether one was done."""
+        if joined.over or joined.reader is None:
+            return False
+        return bool(self._try(joined, partial(self._look, number, joined)))
+
+    def _look(self, number: int, joined: Joined) -> bool:
+        reader, now, moved = joined.reader, time.monotonic(), False
+        assert reader is not None
+        for piece, handle in list(joined.pieces.items()):
+            if reader.done(handle):
+                del joined.pieces[piece]
+                moved = True
+                self._carry_out(joined, joined.reads.done(piece, now))
+        if joined.ticket is not None and reader.done(joined.ticket):
+            joined.ticket = None
+            moved = True
+            right = bytes(joined.slots[joined.ticket_at:]) == joined.memory.ticket
+            if not joined.opening:
+                self._carry_out(joined, joined.reads.proven(right, now))
+            elif right:
+                joined.opening = False
+                joined.member.post(joined.member.opened)
+            else:
+                self._lose(joined, "other memory is where its ticket was")
+        return moved
+
+    def _try(self, joined: Joined, call: Callable[[], T]) -> T | None:
+        """What NIXL raises ends this session alone."""
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001  # the binding's have no common root
+            self._lose(joined, f"{type(error).__name__}: {error}"[:300])
+            return None
+
+    def _carry_out(self, joined: Joined, steps: list[reads.Step]) -> None:
+        for step in steps:
+            if isinstance(step, reads.Prove):
+                self._read_ticket(joined)
+            elif isinstance(step, reads.HandOver):
+                joined.member.post(partial(joined.member.come, step.pieces))
+            else:
+                self._lose(joined, step.reason)
+
+    def _lose(self, joined: Joined, reason: str, *, late: bool = False) -> None:
+        if not joined.over:
+            joined.over = True
+            joined.member.post(partial(joined.member.lost, reason, late=late))
+
+    def _tick(self, joined: Joined, now: float) -> None:
+        if joined.over:
+            return
+        if not joined.opening:
+            self._carry_out(joined, joined.reads.tick(now))
+        elif now > joined.until:
+            self._lose(joined, f"no answer within {self._limits.open_s} s", late=True)
+
+    def _leave(self, number: int) -> None:
+        joined = self._joined.pop(number, None)
+        if joined is None:
+            return
+        joined.over = True
+        joined.pieces.clear()
+        joined.ticket = None
+        try:
+            if joined.reader is not None:
+                joined.reader.end()
+                joined.reader = None
+        except Exception:
+            logger.exception("xpyd: a NIXL agent could not be ended; the memory of its session stays taken")
+            self._unfenced.append(joined)
+            return
+        with self._changed:
+            self._open -= 1
+
+
+def slots(pieces: int, piece: int) -> memoryview:
+    """Memory of a session: so many pieces, and a ticket."""
+    return memoryview(mmap.mmap(-1, pieces * piece + TICKET_BYTES))
