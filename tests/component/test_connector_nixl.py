@@ -10,17 +10,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 from kv_ranks import BLOCK, REGIONS, DecodeRank, PrefillRank, content, key, push
 from nixl_fake import World
 from nixl_ranks import LIMITS, NixlProcess
 
-from xpyd_sidecar.engine.links import near, nixl_taker
+from xpyd_sidecar.engine.links import near, nixl_taker, process_vm
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.nixl import NixlLink
+from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
-from xpyd_sidecar.kv.messages import NixlMemory
+from xpyd_sidecar.kv.messages import NixlMemory, Offer
 
 PIECE = 4096
 
@@ -304,6 +306,23 @@ def test_a_transfer_of_many_pieces_lets_other_connections_have_their_turn(
     d.load("a", key(), p, first=0, count=90)
     assert d.wait_outcomes() == [Outcome.OK]
     assert max(placed) <= nixl_taker.PLACED_AT_ONCE
+
+
+@pytest.mark.parametrize(("shift", "size", "why"), [
+    (16 << 20, 0, "outside of its memory"), (-(16 << 20), 0, "outside of its memory"),
+    (0, PIECE, "bytes and 0 pieces before")])
+def test_an_offer_outside_of_the_memory_or_too_large_is_a_protocol_error(
+        stage: Stage, monkeypatch: pytest.MonkeyPatch, shift: int, size: int, why: str) -> None:
+    def wrong(address: int, length: int, checksum: int | None, within: object = None) -> Offer:
+        return Offer(address + shift, length + size, checksum)
+
+    monkeypatch.setattr(process_vm, "messages", SimpleNamespace(Offer=wrong, body=messages.body))
+    p, d = stage.prefill(), stage.decode()
+    push(p)
+    d.load("a", key(), p, first=0, count=4)
+    assert d.wait_outcomes() == [Outcome.PROTOCOL]
+    assert why in d.finished[0].reason
+    assert not [size for _, size in stage.world.read if size != 32]
 
 
 def test_a_side_without_nixl_is_named(stage: Stage) -> None:
