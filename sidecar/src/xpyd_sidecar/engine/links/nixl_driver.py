@@ -13,8 +13,10 @@ bytes that it moves.
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import secrets
+import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -27,6 +29,7 @@ RDMA_ONLY: Final = "TLS=^tcp"
 """UCX would take TCP where it finds nothing else, and does not say what it has taken: so TCP is out."""
 CHOICE: Final = "UCX_TLS"
 """UCX's own setting. Whoever sets it has chosen what blocks travel over, and needs no RDMA device for it."""
+LEVEL: Final = "NIXL_LOG_LEVEL"
 KIND: Final = "DRAM"
 
 
@@ -89,8 +92,17 @@ class Reader:
         return handle.done
 
     def end(self) -> None:
-        """Nothing is written after this, whatever was under way."""
+        """Nothing is written after this, whatever was under way. Handles of its reads must be gone.
+
+        Raises:
+            RuntimeError: something still refers to the agent, so it lives on, and with it all that it has begun.
+        """
+        if self._agent is None:
+            return
+        lives = [weakref.ref(self._agent), weakref.ref(self._agent.agent)]
         self._agent = None
+        if any(one() is not None for one in lives):
+            raise RuntimeError("something refers to an agent of NIXL's that was to end")
 
     @staticmethod
     def _moved(state: str) -> bool:
@@ -129,6 +141,8 @@ def load(environ: Mapping[str, str] = os.environ) -> tuple[Driver | None, str]:
         binding = importlib.import_module("nixl._api")
     except (ImportError, OSError) as error:
         return None, f"the package nixl cannot be loaded: {error}"
+    if not environ.get(LEVEL):
+        logging.getLogger("nixl").setLevel(logging.WARNING)  # else it tells of each agent on standard output
     chosen = SEGMENTS if environ.get(CHOICE) else f"{RDMA_ONLY},{SEGMENTS}"
     return Driver(binding, version(), {"engine_config": chosen}), ""
 
