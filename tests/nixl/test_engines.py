@@ -77,9 +77,9 @@ def test_prefill_is_stopped_and_killed_and_decode_computes_the_prompt(pair: Pair
 def test_an_engine_that_cannot_have_it_says_what_is_missing_and_ends(
         tmp_path_factory: pytest.TempPathFactory, site: str) -> None:
     folder = tmp_path_factory.mktemp("refused")
-    with Engine("r", folder, options=KvOptions(transport="rdma"), env=variables(site, "")) as engine:
-        with pytest.raises(ProcessFailed):
-            engine.wait_ready(120)
+    with (Engine("r", folder, options=KvOptions(transport="rdma"), env=variables(site, "")) as engine,
+          pytest.raises(ProcessFailed)):
+        engine.wait_ready(120)
     said = engine.log.read_text()
     assert "rdma cannot be used: no RDMA device is here (no /dev/infiniband/uverbs*)" in said
     assert "resources: rdma/" in said

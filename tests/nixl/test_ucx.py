@@ -17,7 +17,10 @@ from kv_ranks import REGIONS, DecodeRank, content, key
 from nixl_peers import Peer, PrefillPeer, driver
 from nixl_ranks import LIMITS, NixlProcess
 
+from xpyd_sidecar.engine.links.nixl_taker import NixlTaker
+from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.kv.messages import Offer
 from xpyd_sidecar.kv.reads import METADATA_MAX
 
 STOPPED_S = 20.0
@@ -58,11 +61,11 @@ def whole(d: DecodeRank, count: int) -> bool:
     return d.cache == {(region, 100 + n): content(region, n, d.block) for region in range(REGIONS) for n in range(count)}
 
 
-def load(p: PrefillPeer, d: DecodeRank, which: str, count: int, **order: Any) -> Outcome:
+def load(p: PrefillPeer, d: DecodeRank, which: str, count: int, attempt: int = 1) -> Outcome:
     """A transfer from start to end."""
-    p.tell(push=which, count=count, **order)
+    p.tell(push=which, count=count, attempt=attempt)
     before = len(d.finished)
-    d.load(which, key(which), p.address, first=0, count=count)
+    d.load(f"{which}{attempt}", key(which, attempt), p.address, first=0, count=count)
     return d.wait_outcomes(before + 1)[before]
 
 
@@ -118,35 +121,49 @@ def test_a_prefill_that_is_killed_in_the_middle_ends_its_loads_and_no_others(sta
     assert load(new, d, "c", 20) is Outcome.OK
 
 
-def test_a_prefill_that_is_stopped_costs_nobody_else_anything(stage: Stage, tcp: str) -> None:
-    """For 20 s. Its own load ends by silence; what it still sends when it wakes up goes nowhere."""
+def test_a_prefill_that_is_stopped_costs_nobody_else_anything(
+        stage: Stage, tcp: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For 20 s, with reads under way. Its own load ends by silence; what it sends when it wakes up goes nowhere.
+
+    UCX often ends such a process when it wakes (ucp_request.inl: unexpected error: Endpoint timeout): it answers reads of
+    an endpoint that is gone. So nothing is asked of it afterwards (docs/decisions/0038).
+    """
     p, q, d = stage.prefill(tls=tcp, timeout_s=60), stage.prefill(tls=tcp), stage.decode()
     assert load(p, d, "a", 20) is Outcome.OK
     assert load(q, d, "b", 20) is Outcome.OK
+    agent, hub, offered = p.tell(memory=0)["agent"], stage.processes[0].hub, NixlTaker.offered
+    [stuck] = [one for one in hub._joined.values() if one.memory.agent == agent]
     p.tell(push="c", count=200)
-    hub = stage.processes[0].hub
-    [stuck] = [one for one in hub._joined.values() if one.memory.agent == p.tell(memory=0)["agent"]]
-    os.kill(p.process.pid, signal.SIGSTOP)
-    began = time.monotonic()
+    stopped: list[float] = []
+
+    def stopping(taker: NixlTaker, header: Header, offer: Offer) -> None:
+        if taker._memory.agent == agent and not stopped:
+            os.kill(p.process.pid, signal.SIGSTOP)
+            stopped.append(time.monotonic())
+        offered(taker, header, offer)
+
+    monkeypatch.setattr(NixlTaker, "offered", stopping)
     try:
         d.load("c", key("c"), p.address, first=0, count=200)
+        d.wait(lambda: stopped and stuck.pieces)
         took = []
         for turn in range(40):
             at = time.monotonic()
-            assert load(q, d, f"{turn % 10}", 20) in {Outcome.OK, Outcome.PEER_LOST}
+            assert load(q, d, "d", 20, turn + 1) is Outcome.OK
             took.append(time.monotonic() - at)
-        assert sorted(took)[len(took) // 2] < 0.5
+        assert max(took) < LIMITS.silence_s
         d.wait(lambda: any(one.request == "c" for one in d.finished))
-        assert time.monotonic() - began < 4 * LIMITS.silence_s
+        assert time.monotonic() - stopped[0] < 4 * LIMITS.silence_s
         until(lambda: not any(one is stuck for one in hub._joined.values()))
         left = bytes(stuck.slots)
-        time.sleep(max(0.0, began + STOPPED_S - time.monotonic()))
+        time.sleep(max(0.0, stopped[0] + STOPPED_S - time.monotonic()))
     finally:
         os.kill(p.process.pid, signal.SIGCONT)
     time.sleep(1.0)
     assert bytes(stuck.slots) == left, "what it had in flight was written after the end of the agent"
     assert [one.outcome for one in d.finished if one.request == "c"] == [Outcome.PEER_LOST]
-    until(lambda: load(p, d, "d", 20) is Outcome.OK)
+    assert load(q, d, "e", 20) is Outcome.OK
+    assert load(stage.prefill(tls=tcp), d, "f", 20) is Outcome.OK
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
@@ -198,7 +215,7 @@ def test_a_description_that_is_garbage_or_huge_is_refused_and_hurts_nobody(stage
     refused = 0
     for turn, metadata in enumerate(wrong):
         again.tell(shown={"metadata": metadata.hex()})
-        outcome = load(again, d, "0123456789abcdef"[turn % 16], 4)
+        outcome = load(again, d, "f", 4, turn + 1)
         assert outcome in {Outcome.OK, Outcome.INCOMPATIBLE, Outcome.PEER_LOST}
         if outcome is Outcome.OK:  # a bit that says nothing of where the memory is
             assert whole(d, 4)

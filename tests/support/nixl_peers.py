@@ -35,7 +35,7 @@ class Peer:
     """The process; killed at the end."""
 
     def __init__(self, *argv: str, tls: str, site: str) -> None:
-        env = os.environ | {"UCX_TLS": tls, "XPYD_NIXL_SITE": site}
+        env = os.environ | {"UCX_TLS": tls, "UCX_LOG_FILE": "stderr", "XPYD_NIXL_SITE": site}
         self.process = subprocess.Popen([sys.executable, __file__, *argv], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True, env=env)
 
@@ -106,7 +106,8 @@ def prefill(block: int, timeout_s: float) -> None:
             if "push" in order:
                 count, wrong = order["count"], order.get("wrong", 0)
                 for region in range(REGIONS):
-                    rank.copy(key(order["push"]), region, 0, [content(region, n + wrong, block) for n in range(count)])
+                    blocks = [content(region, n + wrong, block) for n in range(count)]
+                    rank.copy(key(order["push"], order.get("attempt", 1)), region, 0, blocks)
             elif "shown" in order:
                 changed.clear()
                 changed.update(order["shown"])
@@ -128,11 +129,23 @@ def decode(block: int, count: int, address: str) -> None:
         time.sleep(120)
 
 
+def reading(block: int, count: int, address: str, attempt: int) -> None:
+    """A decode that says when it asks, and takes all that comes."""
+    process = NixlProcess(driver(), piece=max(block, 1 << 20))
+    with process.decode(block=block, timeout_s=30, direct=True) as rank:
+        print("go", flush=True)
+        rank.load("r", key("a", attempt), HostPort(address), first=0, count=count)
+        rank.wait_outcomes()
+        time.sleep(120)
+
+
 def main() -> None:
     role, block = sys.argv[1], int(sys.argv[2])
     sys.path.append(os.environ["XPYD_NIXL_SITE"])
     if role == "prefill":
         prefill(block, float(sys.argv[3]))
+    elif role == "kill":
+        reading(block, int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
     else:
         decode(block, int(sys.argv[3]), sys.argv[4])
 

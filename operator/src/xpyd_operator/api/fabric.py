@@ -25,7 +25,7 @@ def notes(service: DisaggService) -> Iterator[Fault]:
         return
     chosen = [index for index, one in enumerate(service.spec.engine.env) if one.name == CHOICE]
     for index in chosen:
-        words = "blocks go over what this allows; UCX checks nothing over tcp and shared memory, so for trusted networks alone"
+        words = "blocks go over what this allows; over tcp and shared memory UCX checks nobody: for trusted networks alone"
         yield Fault(f"spec.engine.env[{index}]", words)
     for which in Role if not chosen else ():
         if not _connected(service.spec.role(which)):
