@@ -27,7 +27,7 @@ from xpyd_sidecar.engine.links import mapped, near, nixl_driver
 from xpyd_sidecar.engine.links.base import Sums
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.nixl import NixlReading
-from xpyd_sidecar.engine.links.nixl_thread import Hub, Limits
+from xpyd_sidecar.engine.links.nixl_thread import NixlThread, ReadLimits
 from xpyd_sidecar.engine.links.process_vm import ProcessReader
 from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.sender import Kept, Sender
@@ -55,7 +55,7 @@ def reading_of(name: str, memory: memoryview) -> NixlReading | None:
     driver, reason = nixl_driver.load()
     if driver is None:
         raise RuntimeError(reason)
-    reading = NixlReading(Hub(driver, Limits()), max(4 << 20, FRAME_BYTES), timeout_s=30)
+    reading = NixlReading(NixlThread(driver, ReadLimits()), max(4 << 20, FRAME_BYTES), timeout_s=30)
     reading.register(memory)
     return reading
 

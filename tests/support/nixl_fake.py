@@ -1,7 +1,7 @@
 """A driver for NIXL in one process, for tests without it: memory is read by copying it, when the script says so.
 
     world = World()
-    hub = Hub(world.driver(), Limits())        …
+    hub = NixlThread(world.driver(), ReadLimits())        …
     world.held = True                          reads that begin now stay under way until it is False again
 """
 

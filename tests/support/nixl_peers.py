@@ -69,7 +69,7 @@ class PrefillPeer(Peer):
         self.address = HostPort(self.hear())
 
 
-def driver() -> nixl_driver.Driver:
+def driver() -> nixl_driver.NixlDriver:
     made, reason = nixl_driver.load()
     if made is None:
         raise RuntimeError(reason)

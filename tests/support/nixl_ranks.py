@@ -14,18 +14,18 @@ from kv_ranks import TIMEOUT_S, DecodeRank, PrefillRank
 from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.nixl import NixlReading
-from xpyd_sidecar.engine.links.nixl_thread import Hub, Limits
+from xpyd_sidecar.engine.links.nixl_thread import NixlThread, ReadLimits
 from xpyd_sidecar.engine.pool import Pool
 
-LIMITS = Limits(sessions=4, open_s=TIMEOUT_S / 2, silence_s=TIMEOUT_S)
+LIMITS = ReadLimits(sessions=4, open_s=TIMEOUT_S / 2, silence_s=TIMEOUT_S)
 
 
 class NixlProcess:
     """One process; ``driver`` is NIXL's or the fake's."""
 
-    def __init__(self, driver: Any, *, piece: int = 1 << 20, keep: int = 16 << 20, limits: Limits = LIMITS,
+    def __init__(self, driver: Any, *, piece: int = 1 << 20, keep: int = 16 << 20, limits: ReadLimits = LIMITS,
                  transport: str = "rdma") -> None:
-        self.hub = Hub(driver, limits)
+        self.hub = NixlThread(driver, limits)
         self.reading = NixlReading(self.hub, piece, timeout_s=limits.silence_s)
         self.memory = memoryview(mmap.mmap(-1, keep))
         self.reading.register(self.memory)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xpyd_sidecar.kv.messages import NixlMemory
-from xpyd_sidecar.kv.reads import METADATA_MAX, HandOver, Lost, Prove, Reads, unusable
+from xpyd_sidecar.kv.reads import METADATA_MAX, HandOver, Prove, Reads, SessionLost, unusable
 
 MEMORY = NixlMemory("xpyd-1", b"metadata", "1.5.1", 4096, 1 << 20, 64, b"\1" * 32)
 
@@ -39,7 +39,7 @@ def test_a_ticket_that_was_wiped_ends_the_session_with_all_that_was_read() -> No
     reads.begin(0.0)
     reads.begin(0.0)
     reads.done(0, 0.1)
-    assert reads.proven(right=False, now=0.2) == [Lost("has given this session up")]
+    assert reads.proven(right=False, now=0.2) == [SessionLost("has given this session up")]
     assert reads.done(1, 0.3) == reads.proven(right=True, now=0.3) == reads.lost("again") == reads.tick(9.0) == []
     assert not reads.busy
 
@@ -53,7 +53,7 @@ def test_silence_counts_from_the_last_piece_and_only_while_one_is_under_way() ->
     reads.done(0, 104.9)
     assert reads.proven(right=True, now=105.0) == [HandOver(1)]
     assert reads.tick(110.0) == []
-    assert reads.tick(110.1) == [Lost("nothing of its memory has come for 5 s")]
+    assert reads.tick(110.1) == [SessionLost("nothing of its memory has come for 5 s")]
 
 
 @given(st.data())
@@ -66,7 +66,7 @@ def test_every_piece_is_handed_over_once_in_order_and_after_a_ticket_that_began_
     begun = handed = 0
     proving = False
 
-    def take(steps: list[Prove | HandOver | Lost]) -> None:
+    def take(steps: list[Prove | HandOver | SessionLost]) -> None:
         nonlocal proving, handed
         for step in steps:
             if isinstance(step, Prove):

@@ -17,7 +17,7 @@ from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.engine.links import nixl_driver, rdma_host
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.nixl import PIECES, NixlReading
-from xpyd_sidecar.engine.links.nixl_thread import Hub, Limits
+from xpyd_sidecar.engine.links.nixl_thread import NixlThread, ReadLimits
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.frames import FRAME_BYTES
 
@@ -39,7 +39,7 @@ def prepare(options: KvOptions, ways: Ways, largest_frame: int, keep: int, copie
         return ways, None, copies
     insists = options.transport == "rdma"
     piece = max(FRAME_BYTES, largest_frame)
-    reason = _host(keep + Limits().sessions * PIECES * piece, environ, folder, insists=insists)
+    reason = _host(keep + ReadLimits().sessions * PIECES * piece, environ, folder, insists=insists)
     reading: NixlReading | None = None
     whole: Chunk | None = None
     if not reason:
@@ -70,7 +70,8 @@ def _start(options: KvOptions, piece: int, keep: int, copies: Make,
     if driver is None:
         return None, None, f"{reason} (add it to engine.image)"
     timeout_s = options.peer_timeout_s
-    reading = NixlReading(Hub(driver, Limits(open_s=timeout_s / 2, silence_s=timeout_s)), piece, timeout_s=timeout_s)
+    limits = ReadLimits(open_s=timeout_s / 2, silence_s=timeout_s)
+    reading = NixlReading(NixlThread(driver, limits), piece, timeout_s=timeout_s)
     try:
         whole = copies(keep)
         reading.register(whole.view)

@@ -38,13 +38,13 @@ class HandOver(NamedTuple):
     pieces: int
 
 
-class Lost(NamedTuple):
+class SessionLost(NamedTuple):
     """The session does no more."""
 
     reason: str
 
 
-Step = Prove | HandOver | Lost
+Step = Prove | HandOver | SessionLost
 
 
 class Reads:
@@ -108,7 +108,7 @@ class Reads:
         if self._lost:
             return []
         self._lost = True
-        return [Lost(reason)]
+        return [SessionLost(reason)]
 
     def tick(self, now: float) -> list[Step]:
         """Time passes."""

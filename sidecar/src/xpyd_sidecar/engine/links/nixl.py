@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from xpyd_sidecar.engine.links.base import Blocks, Session
 from xpyd_sidecar.engine.links.grouping import Context, Taker
 from xpyd_sidecar.engine.links.nixl_taker import NixlTaker
-from xpyd_sidecar.engine.links.nixl_thread import Hub
+from xpyd_sidecar.engine.links.nixl_thread import NixlThread
 from xpyd_sidecar.engine.links.plain import address_of
 from xpyd_sidecar.engine.links.process_vm import offer, pieces
 from xpyd_sidecar.engine.links.reading import Placing, Told
@@ -46,7 +46,7 @@ START_S: Final = 30.0
 NOTHING: Final = bytes(TICKET_BYTES)
 
 
-class Offered(NamedTuple):
+class OfferedCopy(NamedTuple):
     """A piece that decode has been told of, or will be. ``sent``: to be called when it is done with."""
 
     key: Key
@@ -67,8 +67,8 @@ class NixlLink:
         self._cell = cell
         self._piece = min(theirs.piece, side.piece)
         self._ahead = min(theirs.pieces, PIECES)
-        self._offered: deque[Offered] = deque()
-        self._waiting: deque[Offered] = deque()
+        self._offered: deque[OfferedCopy] = deque()
+        self._waiting: deque[OfferedCopy] = deque()
         self._tcp = TcpLink()
         self._served = False
         self._outside = False
@@ -85,7 +85,7 @@ class NixlLink:
         """Offer blocks; over TCP where they are not in the pool."""
         if self._side.holds(address_of(blocks.data), len(blocks.data)):
             for piece, last in pieces(blocks, self._piece):
-                self._waiting.append(Offered(key, piece, sent if last else None, cover))
+                self._waiting.append(OfferedCopy(key, piece, sent if last else None, cover))
             self._offer()
             return
         if not self._outside:
@@ -168,7 +168,7 @@ class Tickets:
 class NixlReading:
     """Both sides of every session of this process."""
 
-    def __init__(self, hub: Hub, piece: int, *, timeout_s: float) -> None:
+    def __init__(self, hub: NixlThread, piece: int, *, timeout_s: float) -> None:
         """``piece``: bytes of the largest piece; a block is no larger."""
         self.hub = hub
         self.piece = piece

@@ -33,7 +33,7 @@ LEVEL: Final = "NIXL_LOG_LEVEL"
 KIND: Final = "DRAM"
 
 
-class Handle:
+class ReadHandle:
     """A read that was begun."""
 
     def __init__(self, made: Any, *, done: bool) -> None:
@@ -41,7 +41,7 @@ class Handle:
         self.done = done
 
 
-class Target:
+class NixlTarget:
     """The agent whose memory others read. It knows none of them."""
 
     def __init__(self, agent: Any, name: str) -> None:
@@ -62,7 +62,7 @@ class Target:
         self._agent = None
 
 
-class Reader:
+class NixlSource:
     """An agent that reads the memory of one peer, into memory of one session."""
 
     def __init__(self, agent: Any, memory: messages.NixlMemory, address: int, size: int) -> None:
@@ -74,15 +74,15 @@ class Reader:
         if self._peer != memory.agent:
             raise ValueError("NIXL's description is of another agent")
 
-    def read(self, at: int, address: int, size: int) -> Handle:
+    def read(self, at: int, address: int, size: int) -> ReadHandle:
         """Begin to read the peer's bytes from ``address`` on to ``at``."""
         agent = self._agent
         local = agent.get_xfer_descs([(at, size, 0)], KIND)
         remote = agent.get_xfer_descs([(address, size, 0)], KIND)
         made = agent.initialize_xfer("READ", local, remote, self._peer)
-        return Handle(made, done=self._moved(agent.transfer(made)))
+        return ReadHandle(made, done=self._moved(agent.transfer(made)))
 
-    def done(self, handle: Handle) -> bool:
+    def done(self, handle: ReadHandle) -> bool:
         """Whether all of it has come."""
         if not handle.done:
             handle.done = self._moved(self._agent.check_xfer_state(handle.made))
@@ -111,7 +111,7 @@ class Reader:
         return bool(state == "DONE")
 
 
-class Driver:
+class NixlDriver:
     """Makes agents of one process."""
 
     def __init__(self, binding: Any, version: str, parameters: Mapping[str, str]) -> None:
@@ -119,14 +119,14 @@ class Driver:
         self._binding = binding
         self._parameters = dict(parameters)
 
-    def target(self) -> Target:
+    def target(self) -> NixlTarget:
         """The one that is read from."""
         name = f"xpyd-{secrets.token_hex(16)}"
-        return Target(self._agent(name), name)
+        return NixlTarget(self._agent(name), name)
 
-    def reader(self, memory: messages.NixlMemory, address: int, size: int) -> Reader:
+    def reader(self, memory: messages.NixlMemory, address: int, size: int) -> NixlSource:
         """One that reads."""
-        return Reader(self._agent(f"xpyd-{secrets.token_hex(16)}"), memory, address, size)
+        return NixlSource(self._agent(f"xpyd-{secrets.token_hex(16)}"), memory, address, size)
 
     def _agent(self, name: str) -> Any:
         config = self._binding.nixl_agent_config(enable_prog_thread=False, backends=[])
@@ -135,7 +135,7 @@ class Driver:
         return agent
 
 
-def load(environ: Mapping[str, str] = os.environ) -> tuple[Driver | None, str]:
+def load(environ: Mapping[str, str] = os.environ) -> tuple[NixlDriver | None, str]:
     """A driver, or why there is none. It has made no agent yet."""
     try:
         binding = importlib.import_module("nixl._api")
@@ -144,7 +144,7 @@ def load(environ: Mapping[str, str] = os.environ) -> tuple[Driver | None, str]:
     if not environ.get(LEVEL):
         logging.getLogger("nixl").setLevel(logging.WARNING)  # else it tells of each agent on standard output
     chosen = SEGMENTS if environ.get(CHOICE) else f"{RDMA_ONLY},{SEGMENTS}"
-    return Driver(binding, version(), {"engine_config": chosen}), ""
+    return NixlDriver(binding, version(), {"engine_config": chosen}), ""
 
 
 def version() -> str:

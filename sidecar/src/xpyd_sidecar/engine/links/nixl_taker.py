@@ -16,7 +16,7 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.engine.links.grouping import Context
-from xpyd_sidecar.engine.links.nixl_thread import Hub, slots
+from xpyd_sidecar.engine.links.nixl_thread import NixlThread, slots
 from xpyd_sidecar.engine.links.plain import address_of
 from xpyd_sidecar.engine.links.reading import Placing, Told
 from xpyd_sidecar.errors import PeerGone, ProtocolError
@@ -28,7 +28,7 @@ PLACED_AT_ONCE: Final = 4
 
 
 @dataclass
-class Offered:
+class OfferedRead:
     """An offer that is not answered. ``slot``: where it comes to; None: it is not wanted."""
 
     header: Header
@@ -40,7 +40,7 @@ class Offered:
 class NixlTaker:
     """Decode's side of a session."""
 
-    def __init__(self, hub: Hub, context: Context, wanted: Placing, memory: messages.NixlMemory, told: Told, *,
+    def __init__(self, hub: NixlThread, context: Context, wanted: Placing, memory: messages.NixlMemory, told: Told, *,
                  piece: int, pieces: int) -> None:
         """Begin to reach prefill's memory; ``told`` is called once with how that has ended, or never if this is closed."""
         self.piece = piece
@@ -53,7 +53,7 @@ class NixlTaker:
         self._slots = slots(pieces, piece)
         self._base = address_of(self._slots)
         self._free = deque(range(pieces))
-        self._offers: deque[Offered] = deque()
+        self._offers: deque[OfferedRead] = deque()
         self._again = False
         self._closed = False
         self._number = hub.join(self, memory, self._slots)
@@ -84,7 +84,7 @@ class NixlTaker:
                                       f"{self.piece}, {self._pieces}")
         if not memory.base <= offer.address <= memory.base + memory.size - offer.size:
             raise ProtocolError(peer, f"offered {offer.size} bytes at {offer.address:#x}, outside of its memory")
-        one = Offered(header, offer, None, come=True)
+        one = OfferedRead(header, offer, None, come=True)
         if self._wanted.wants(header, offer):
             one.slot, one.come = self._free.popleft(), False
             self._hub.read(self._number, one.slot * self.piece, offer.address, offer.size)

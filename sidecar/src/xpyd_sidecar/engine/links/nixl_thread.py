@@ -1,7 +1,7 @@
 """The thread that owns every NIXL agent of this process and is the only one that calls NIXL.
 
 Sessions ask it to reach a peer's memory and to read pieces of it (``join``, ``read``, ``leave``, from any thread), and are
-told what became of that on their own I/O threads (``Member``). ``kv.reads`` decides what may be believed.
+told what became of that on their own I/O threads (``ReadMember``). ``kv.reads`` decides what may be believed.
 
 It never waits for a peer. A peer that is stopped has reads under way that end with its session; the agent of that session
 ends then, and with it all that could still write into the session's memory, which is kept until that moment.
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from xpyd_sidecar.engine.links.nixl_driver import Driver, Handle, Reader, Target
+from xpyd_sidecar.engine.links.nixl_driver import NixlDriver, NixlSource, NixlTarget, ReadHandle
 from xpyd_sidecar.engine.links.plain import address_of
 from xpyd_sidecar.kv import messages, reads
 from xpyd_sidecar.kv.reads import TICKET_BYTES, Reads
@@ -37,7 +37,7 @@ STOP_S: Final = 5.0
 T = TypeVar("T")
 
 
-class Limits(NamedTuple):
+class ReadLimits(NamedTuple):
     """Bounds of one process. ``sessions``: that read, at once."""
 
     sessions: int = 32
@@ -45,7 +45,7 @@ class Limits(NamedTuple):
     silence_s: float = 5.0
 
 
-class Member(Protocol):
+class ReadMember(Protocol):
     """Decode's side of a session, called on its own I/O thread."""
 
     def post(self, call: Callable[[], None]) -> None:
@@ -62,19 +62,19 @@ class Member(Protocol):
 
 
 @dataclass
-class Joined:
+class ReadSession:
     """A session that reads. ``slots``: its memory, with room for a ticket at the end."""
 
-    member: Member
+    member: ReadMember
     memory: messages.NixlMemory
     slots: memoryview
     reads: Reads
     until: float
-    reader: Reader | None = None
+    reader: NixlSource | None = None
     opening: bool = True
     over: bool = False
-    ticket: Handle | None = None
-    pieces: dict[int, Handle] = field(default_factory=dict)
+    ticket: ReadHandle | None = None
+    pieces: dict[int, ReadHandle] = field(default_factory=dict)
 
     @property
     def ticket_at(self) -> int:
@@ -82,16 +82,16 @@ class Joined:
         return len(self.slots) - TICKET_BYTES
 
 
-class Hub:
+class NixlThread:
     """The thread, for one process."""
 
-    def __init__(self, driver: Driver, limits: Limits) -> None:
+    def __init__(self, driver: NixlDriver, limits: ReadLimits) -> None:
         self.version = driver.version
         self._driver = driver
         self._limits = limits
-        self._target: Target | None = None
-        self._joined: dict[int, Joined] = {}
-        self._unfenced: list[Joined] = []
+        self._target: NixlTarget | None = None
+        self._joined: dict[int, ReadSession] = {}
+        self._unfenced: list[ReadSession] = []
         """Sessions whose agent could not be ended: their memory is never given back."""
         self._numbers = itertools.count(1)
         self._open = 0
@@ -144,7 +144,7 @@ class Hub:
 
     # --- from any thread ---
 
-    def join(self, member: Member, memory: messages.NixlMemory, slots: memoryview) -> int:
+    def join(self, member: ReadMember, memory: messages.NixlMemory, slots: memoryview) -> int:
         """Reach a peer's memory, to read it into ``slots``. The session's number in this process; 0: too many are open."""
         with self._changed:
             if self._open >= self._limits.sessions or self._stop:
@@ -152,7 +152,7 @@ class Hub:
             self._open += 1
         now = time.monotonic()
         number = next(self._numbers)
-        joined = Joined(member, memory, slots, Reads(self._limits.silence_s), now + self._limits.open_s)
+        joined = ReadSession(member, memory, slots, Reads(self._limits.silence_s), now + self._limits.open_s)
         self._tell(partial(self._join, number, joined))
         return number
 
@@ -234,15 +234,15 @@ class Hub:
         except Exception:  # one session's fault must not end the thread that serves all others
             logger.exception("xpyd: a call of the thread for NIXL failed")
 
-    def _join(self, number: int, joined: Joined) -> None:
+    def _join(self, number: int, joined: ReadSession) -> None:
         self._joined[number] = joined
         self._try(joined, partial(self._reach, joined))
 
-    def _reach(self, joined: Joined) -> None:
+    def _reach(self, joined: ReadSession) -> None:
         joined.reader = self._driver.reader(joined.memory, address_of(joined.slots), len(joined.slots))
         self._read_ticket(joined)
 
-    def _read_ticket(self, joined: Joined) -> None:
+    def _read_ticket(self, joined: ReadSession) -> None:
         assert joined.reader is not None
         at = joined.ticket_at
         joined.slots[at:] = bytes(TICKET_BYTES)
@@ -256,17 +256,17 @@ class Hub:
         self._try(joined, partial(self._start, joined, piece, at, address, size))
 
     @staticmethod
-    def _start(joined: Joined, piece: int, at: int, address: int, size: int) -> None:
+    def _start(joined: ReadSession, piece: int, at: int, address: int, size: int) -> None:
         assert joined.reader is not None
         joined.pieces[piece] = joined.reader.read(address_of(joined.slots) + at, address, size)
 
-    def _poll(self, number: int, joined: Joined) -> bool:
+    def _poll(self, number: int, joined: ReadSession) -> bool:
         """Look how far its reads are; whether one was done."""
         if joined.over or joined.reader is None:
             return False
         return bool(self._try(joined, partial(self._look, number, joined)))
 
-    def _look(self, number: int, joined: Joined) -> bool:
+    def _look(self, number: int, joined: ReadSession) -> bool:
         reader, now, moved = joined.reader, time.monotonic(), False
         assert reader is not None
         for piece, handle in list(joined.pieces.items()):
@@ -287,7 +287,7 @@ class Hub:
                 self._lose(joined, "other memory is where its ticket was")
         return moved
 
-    def _try(self, joined: Joined, call: Callable[[], T]) -> T | None:
+    def _try(self, joined: ReadSession, call: Callable[[], T]) -> T | None:
         """What NIXL raises ends this session alone."""
         try:
             return call()
@@ -295,7 +295,7 @@ class Hub:
             self._lose(joined, f"{type(error).__name__}: {error}"[:300])
             return None
 
-    def _carry_out(self, joined: Joined, steps: list[reads.Step]) -> None:
+    def _carry_out(self, joined: ReadSession, steps: list[reads.Step]) -> None:
         for step in steps:
             if isinstance(step, reads.Prove):
                 self._read_ticket(joined)
@@ -304,12 +304,12 @@ class Hub:
             else:
                 self._lose(joined, step.reason)
 
-    def _lose(self, joined: Joined, reason: str, *, late: bool = False) -> None:
+    def _lose(self, joined: ReadSession, reason: str, *, late: bool = False) -> None:
         if not joined.over:
             joined.over = True
             joined.member.post(partial(joined.member.lost, reason, late=late))
 
-    def _tick(self, joined: Joined, now: float) -> None:
+    def _tick(self, joined: ReadSession, now: float) -> None:
         if joined.over:
             return
         if not joined.opening:
