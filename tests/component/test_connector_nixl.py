@@ -51,7 +51,7 @@ def stage() -> Iterator[Stage]:
     with ExitStack() as stack:
         one = Stage(World(), stack)
         yield one
-        one.world.held = one.world.never_ends = False
+        one.world.held = one.world.held_pieces = one.world.never_ends = False
     for process in one.processes:
         process.stop()
     assert one.world.misuse == []
@@ -195,6 +195,24 @@ def test_reads_that_never_end_cost_their_session_and_no_other(stage: Stage) -> N
         far.stop()
 
 
+def test_reads_of_a_session_that_has_ended_are_waited_for_and_a_later_one_needs_no_room(stage: Stage) -> None:
+    """Until they are over, or for ``linger_s``; and of eight sessions at most."""
+    one = stage.process(limits=LIMITS._replace(sessions=1, linger_s=60))
+    p, d = stage.prefill(), stage.decode(one)
+    stage.world.held_pieces = True
+    for turn in range(10):
+        for region in range(REGIONS):
+            p.copy(key("a", turn + 1), region, 0, [content(region, n) for n in range(4)])
+        d.load(f"{turn}", key("a", turn + 1), p, first=0, count=4)
+        d.wait(lambda: any(session.pieces for session in one.hub._joined.values()))
+        d.receiver._loop.post(lambda: [source.link.mistaken(ValueError()) for source in list(d.receiver._sources.values())])
+        assert d.wait_outcomes(turn + 1)[turn] is Outcome.PEER_LOST
+    until(lambda: stage.world.alive == 8)
+    assert len(one.hub._lingering) == 8
+    stage.world.held_pieces = False
+    until(lambda: stage.world.alive == 0 and not one.hub._lingering)
+
+
 def test_memory_of_a_session_whose_agent_cannot_be_ended_is_never_given_back(stage: Stage) -> None:
     p, d = stage.prefill(), stage.decode()
     push(p)
@@ -205,7 +223,7 @@ def test_memory_of_a_session_whose_agent_cannot_be_ended_is_never_given_back(sta
     for source in list(d.receiver._sources.values()):
         d.receiver._loop.post(lambda source=source: source.link.mistaken(ValueError()))
     until(lambda: hub._unfenced)
-    assert (hub._open, len(hub._unfenced[0].slots)) == (1, 16 * PIECE + 32)
+    assert len(hub._unfenced[0].slots) == 16 * PIECE + 32
     hub._unfenced[0].reader.end = lambda: None  # type: ignore[union-attr,method-assign]
     stage.world.alive = 0
 

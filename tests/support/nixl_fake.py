@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from xpyd_sidecar.kv.messages import NixlMemory
+from xpyd_sidecar.kv.reads import TICKET_BYTES
 
 
 class FakeError(Exception):
@@ -24,6 +25,8 @@ class World:
     """What all agents of a test share. ``before``: called with what is read (address, bytes) just before it is."""
 
     held: bool = False
+    held_pieces: bool = False
+    """As ``held``, but the tickets are read."""
     broken: str = ""
     never_ends: bool = False
     before: Callable[[int, int], None] | None = None
@@ -86,7 +89,7 @@ class Reader:
             self._world.misuse.append("asked an agent that has ended")
         if self._world.broken == "done":
             raise FakeError("nixlRemoteDisconnectError")
-        if self._world.held or handle.done:
+        if self._world.held or handle.done or (self._world.held_pieces and handle.size > TICKET_BYTES):
             return handle.done
         if self._world.before is not None:
             self._world.before(handle.address, handle.size)

@@ -17,7 +17,7 @@ from xpyd_sidecar.engine.links.nixl import NixlReading
 from xpyd_sidecar.engine.links.nixl_thread import NixlThread, ReadLimits
 from xpyd_sidecar.engine.pool import Pool
 
-LIMITS = ReadLimits(sessions=4, open_s=TIMEOUT_S / 2, silence_s=TIMEOUT_S)
+LIMITS = ReadLimits(sessions=4, open_s=TIMEOUT_S / 2, silence_s=TIMEOUT_S, linger_s=1.0)
 
 
 class NixlProcess:

@@ -126,6 +126,8 @@ class NixlLink:
             return
         self._closed = True
         self._side.tickets.give(self._cell)
+        if self._offered:  # decode may be reading still: it waits for the end of that, and drops it
+            self._side.linger()
         held = [*self._offered, *self._waiting]
         self._offered.clear()
         self._waiting.clear()
@@ -207,6 +209,10 @@ class NixlReading:
             return None
         self.hub.serve(self._timeout_s)
         return NixlLink(self, context.session, cell, theirs)
+
+    def linger(self) -> None:
+        """Serve those whose session has just ended for a while."""
+        self.hub.serve(self._timeout_s)
 
     def taker(self, context: Context, wanted: Placing, memory: messages.NixlMemory, told: Told) -> Taker:
         """Decode's side of a session."""

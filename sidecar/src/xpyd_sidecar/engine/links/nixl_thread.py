@@ -3,8 +3,10 @@
 Sessions ask it to reach a peer's memory and to read pieces of it (``join``, ``read``, ``leave``, from any thread), and are
 told what became of that on their own I/O threads (``ReadMember``). ``kv.reads`` decides what may be believed.
 
-It never waits for a peer. A peer that is stopped has reads under way that end with its session; the agent of that session
-ends then, and with it all that could still write into the session's memory, which is kept until that moment.
+It never waits for a peer. A peer that is stopped leaves reads under way. They cannot be cancelled, so when the session ends
+its agent and its memory stay for a while ("lingering"), until those reads are done or have failed; then, or when that while
+is over, the agent ends, and with it all that could still write there. The agent is not ended at once, since over UCX's
+software a peer that wakes up and answers reads of an agent that is gone is often ended by UCX (docs/decisions/0038).
 
 Prefill's agent is served here, too: without RDMA its bytes move only while it is asked for news. It is asked while
 something is on offer, or a session begins.
@@ -34,15 +36,20 @@ POLL_S: Final = 0.0001
 """While something is under way."""
 REST_S: Final = 0.2
 STOP_S: Final = 5.0
+LAST_S: Final = 0.5
+"""For reads that are under way when this process stops."""
+LINGERING: Final = 8
+"""Sessions that have ended and wait for their reads; the oldest one's agent ends where there are more."""
 T = TypeVar("T")
 
 
 class ReadLimits(NamedTuple):
-    """Bounds of one process. ``sessions``: that read, at once."""
+    """Bounds of one process. ``sessions``: that read, at once; ``linger_s``: for reads of a session that has ended."""
 
     sessions: int = 32
     open_s: float = 2.5
     silence_s: float = 5.0
+    linger_s: float = 300.0
 
 
 class ReadMember(Protocol):
@@ -91,6 +98,7 @@ class NixlThread:
         self._limits = limits
         self._target: NixlTarget | None = None
         self._joined: dict[int, ReadSession] = {}
+        self._lingering: deque[ReadSession] = deque()
         self._unfenced: list[ReadSession] = []
         """Sessions whose agent could not be ended: their memory is never given back."""
         self._numbers = itertools.count(1)
@@ -208,6 +216,8 @@ class NixlThread:
             for number, joined in list(self._joined.items()):
                 moved |= self._poll(number, joined)
             now = time.monotonic()
+            if self._lingering:
+                self._linger(now)
             if now >= tick_at:
                 tick_at = now + 0.05
                 for joined in list(self._joined.values()):
@@ -217,6 +227,12 @@ class NixlThread:
     def _end(self) -> None:
         for number in list(self._joined):
             self._leave(number)
+        end = time.monotonic() + LAST_S
+        while self._lingering and time.monotonic() < end:
+            self._linger(time.monotonic())
+            time.sleep(POLL_S)
+        while self._lingering:
+            self._fence(self._lingering.popleft())
         if self._target is not None:
             self._target.end()
             self._target = None
@@ -322,6 +338,40 @@ class NixlThread:
         if joined is None:
             return
         joined.over = True
+        with self._changed:
+            self._open -= 1
+        if joined.reader is None or not (joined.pieces or joined.ticket):
+            self._fence(joined)
+            return
+        joined.until = time.monotonic() + self._limits.linger_s
+        self._lingering.append(joined)
+        if len(self._lingering) > LINGERING:
+            self._fence(self._lingering.popleft())
+
+    def _linger(self, now: float) -> None:
+        """End the agents of sessions whose reads are over, or have had their time."""
+        for joined in list(self._lingering):
+            try:
+                self._drain(joined)
+            except Exception as error:  # noqa: BLE001  # the binding's have no common root
+                logger.info("xpyd: reads of a session that has ended: %s", error)
+                joined.pieces.clear()
+                joined.ticket = None
+            if now > joined.until or not (joined.pieces or joined.ticket):
+                self._lingering.remove(joined)
+                self._fence(joined)
+
+    @staticmethod
+    def _drain(joined: ReadSession) -> None:
+        assert joined.reader is not None
+        for piece, handle in list(joined.pieces.items()):
+            if joined.reader.done(handle):
+                del joined.pieces[piece]
+        if joined.ticket is not None and joined.reader.done(joined.ticket):
+            joined.ticket = None
+
+    def _fence(self, joined: ReadSession) -> None:
+        """Nothing is written into a session's memory after this."""
         joined.pieces.clear()
         joined.ticket = None
         try:
@@ -331,9 +381,6 @@ class NixlThread:
         except Exception:
             logger.exception("xpyd: a NIXL agent could not be ended; the memory of its session stays taken")
             self._unfenced.append(joined)
-            return
-        with self._changed:
-            self._open -= 1
 
 
 def slots(pieces: int, piece: int) -> memoryview:
