@@ -21,7 +21,7 @@ import xpyd_sidecar.engine.receiver as receiver_module
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.engine import nap
 from xpyd_sidecar.engine.arrivals import Arrived, Broken
-from xpyd_sidecar.engine.bounds import NOW, Chunk, Staging
+from xpyd_sidecar.engine.bounds import Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache
 from xpyd_sidecar.engine.links import mapped, near, nixl_driver
 from xpyd_sidecar.engine.links.base import Sums
@@ -32,6 +32,7 @@ from xpyd_sidecar.engine.links.process_vm import ProcessReader
 from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.sender import Kept, Sender
 from xpyd_sidecar.engine.session import Me
+from xpyd_sidecar.engine.store import Store
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.frames import FRAME_BYTES
 from xpyd_sidecar.kv.keys import Key, Outcome
@@ -112,6 +113,7 @@ class Prefill:
         reading = reading_of(name, self._memory)
         self._ways = ways_of(name, reading)
         self._senders: dict[tuple[int, bool], Sender] = {}
+        self._store = Store(lambda size: Chunk(None, self._memory[:size]), len(self._memory), unit=1)
         self._life = Incarnation(secrets.token_hex(16))
         self._count = 0
         for block in (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20):
@@ -120,8 +122,7 @@ class Prefill:
                 machine = Sending[Kept](keep_s=600, send_s=600, regions=arrays, block_bytes=arrays * block, cover=cover)
                 self._senders[block, cover] = Sender(
                     Me(InstanceName("p"), self._life, 0, KEY), machine, host="127.0.0.1", port=0, ways=self._ways,
-                    keep_bytes=2 * len(memory), peer_timeout_s=30, largest_frame=max(block, FRAME_BYTES),
-                    reading=reading)
+                    store=self._store, peer_timeout_s=30, largest_frame=max(block, FRAME_BYTES), reading=reading)
 
     def hello(self) -> dict[str, Any]:
         at = {f"{block} {int(cover)}": sender.address for (block, cover), sender in self._senders.items()}
@@ -137,10 +138,10 @@ class Prefill:
         key = Key(TransferId(f"{self._count:032x}"), Attempt(1), 1)
         self._count += 1
         for array in range(arrays):
-            part = self._memory[array * blocks * block:(array + 1) * blocks * block]
-            if not self._sender.budget.reserve(len(part)):
+            lease = self._store.lease(blocks * block)
+            if lease is None:
                 raise RuntimeError("copies of the last transfer were not freed")
-            self._sender.push(key, Copy(array, 0, blocks, Kept(part, NOW)))
+            self._sender.push(key, [Copy(array, 0, blocks, Kept(lease.chunk.view, lease))])
         time.sleep(0.05)  # prefill has copies before anybody asks for them, and makes their sums
 
     def move(self, block: int) -> None:
@@ -148,7 +149,7 @@ class Prefill:
             time.sleep(PREFILL_STEP_S)
         if reports[0].outcome is not Outcome.OK:
             raise RuntimeError(reports[0].reason)
-        while self._sender.budget.used:
+        while self._store.used:
             time.sleep(PREFILL_STEP_S)
 
 

@@ -27,16 +27,17 @@ from gpu_wheels import install
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench/results/gpu.json"
-KEEPS = "each copy in host memory keeps a copy on the device (engine/memory.py, CudaMark)"
 MACHINE = Check("machine", "gpu_machine:machine", 180)
 CHECKS = (
     Check("copies-out", "gpu_copies:copies_out", 120),
     Check("copies-in", "gpu_copies:copies_in", 120),
     Check("marks", "gpu_copies:marks", 120),
-    Check("kept", "gpu_copies:kept", 120, known=KEEPS),
-    Check("costs", "gpu_copies:costs", 120),
+    Check("kept", "gpu_copies:kept", 120),
+    Check("strided", "gpu_costs:strided", 120),
+    Check("costs", "gpu_costs:costs", 120),
+    Check("beside", "gpu_costs:beside", 120),
     Check("graph-beside", "gpu_graphs:capture_beside", 120),
-    Check("graph-hook", "gpu_graphs:capture_hook", 120),
+    Check("graph-whole", "gpu_graphs:capture_whole", 120),
     Check("pinned", "gpu_host:pinned_memory", 120),
     Check("registered", "gpu_host:registered_memory", 120),
     *(Check(f"link-{size}k", "gpu_link_checks:link", 180, (size << 10,)) for size in (16, 64, 256, 1024)),

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from gpu_seen import NotHeldError
 
-from xpyd_sidecar.engine.bounds import Mark
-from xpyd_sidecar.engine.memory import Memory
+from xpyd_sidecar.engine.bounds import Chunk, Mark
+from xpyd_sidecar.engine.memory import Memory, Move, chunk
 
 BLOCKS, HEADS, TOKENS, SIZE = 128, 4, 16, 64
 BLOCK_BYTES = HEADS * TOKENS * SIZE * 4
 LAYERS = 4
+SLAB_BYTES = 1 << 20
 WAIT_S = 20.0
 
 
@@ -25,6 +27,7 @@ class Cache:
         shape = (BLOCKS, HEADS, TOKENS, SIZE)
         self.layers = [torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(layers)]
         self.memory = Memory({f"layer{at}": layer for at, layer in enumerate(self.layers)}, BLOCKS)
+        self.memory.prepare(SLAB_BYTES)
 
     def fill(self, salt: int) -> None:
         """Every layer, by kernels of the compute stream."""
@@ -46,7 +49,20 @@ def content(layer: int, salt: int, device: torch.device) -> torch.Tensor:
 
 def packed(layer: int, salt: int, ids: Sequence[int]) -> bytes:
     """The bytes of blocks of a filled layer, made on the host."""
-    return content(layer, salt, torch.device("cpu"))[list(ids)].contiguous().numpy().tobytes()
+    data: bytes = content(layer, salt, torch.device("cpu"))[list(ids)].contiguous().numpy().tobytes()
+    return data
+
+
+def gather(cache: Cache, moves: Sequence[tuple[Sequence[int], Chunk]], layers: int = LAYERS) -> Mark:
+    """Blocks of every layer out, into one chunk for each request: a layer's behind the layer's before."""
+    return cache.memory.gather([
+        Move(0, np.array(ids, np.int64), chunk.tensor, [layer * len(ids) * BLOCK_BYTES for layer in range(layers)])
+        for ids, chunk in moves])
+
+
+def host(size: int, device: torch.device) -> Chunk:
+    """Memory for copies of that device."""
+    return chunk(size, pinned=device.type == "cuda")
 
 
 class Busy:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
-from gpu_cache import BLOCK_BYTES, BLOCKS, HEADS, LAYERS, Busy, Cache, packed, settle, wait_done
+from gpu_cache import BLOCK_BYTES, BLOCKS, HEADS, LAYERS, Busy, Cache, gather, host, packed, settle, wait_done
 from gpu_seen import Figures, held
 
-from xpyd_sidecar.engine import memory
+from xpyd_sidecar.engine.memory import Move
 
 IDS = (5, 0, 127, 64, 63, 62, 90, 17)
 BUSY_MS = 20.0
@@ -21,29 +22,34 @@ SOON_S = 0.05
 """How long after the work before it a copy of 128 KiB may take."""
 WARM = 2
 """Rounds in which memory is taken and kernels are loaded, which may wait for the stream: their marks are not counted."""
-KEPT = 100
+KEPT = 1000
 
 
 def copies_out(device: torch.device, rounds: int = 6) -> Figures:
-    """Blocks are written by a kernel that waits behind others, copied out, and written over at once."""
+    """Blocks are written by a kernel that waits behind others, copied out, and written over at once.
+
+    In turn one request, and two that need the memory on the device twice.
+    """
     cache, busy = Cache(device), Busy(device)
-    index = cache.memory.index(IDS)
+    size = LAYERS * len(IDS) * BLOCK_BYTES
     wrong = late = copies = 0
     for kind in busy.kinds:
         for salt in range(rounds + WARM):
-            chunks = [memory.chunk(len(IDS) * BLOCK_BYTES, pinned=device.type == "cuda") if salt % 2 else None
-                      for _ in range(LAYERS)]
+            requests = [IDS, tuple(reversed(IDS)), IDS][:1 + 2 * (salt % 2)]
+            chunks = [host(size, device) for _ in requests]
             cache.ruin()
             kind(BUSY_MS)
             cache.fill(salt)
-            outs = [cache.memory.copy_out(layer, index, chunks[layer]) for layer in range(LAYERS)]
-            late += not outs[0].mark.done() and salt >= WARM
+            mark = gather(cache, list(zip(requests, chunks, strict=True)))
+            late += not mark.done() and salt >= WARM
             cache.memory.fence()
             cache.ruin()
-            for layer, out in enumerate(outs):
-                wait_done(out.mark)
-                wrong += bytes(out.data) != packed(layer, salt, IDS)
-            copies += len(outs)
+            wait_done(mark)
+            for ids, chunk in zip(requests, chunks, strict=True):
+                found = bytes(chunk.view)
+                each = len(found) // LAYERS
+                wrong += sum(found[layer * each:(layer + 1) * each] != packed(layer, salt, ids) for layer in range(LAYERS))
+                copies += LAYERS
     figures = {"copies": copies, "wrong": wrong, "rounds": rounds * len(busy.kinds), "late": late}
     return held(figures, f"{wrong} copies have other bytes" if wrong else None, _never_late(device, figures))
 
@@ -60,12 +66,12 @@ def copies_in(device: torch.device, rounds: int = 6) -> Figures:
         for salt in range(rounds + WARM + 1):
             ids, head, heads = ways[salt % len(ways)]
             size = len(ids) * BLOCK_BYTES // (HEADS if heads else 1)
-            staging = memory.chunk(cache.memory.largest_frame, pinned=device.type == "cuda")
+            staging = host(cache.memory.largest_frame, device)
             payload = packed(0, salt, range(BLOCKS))[:size]
             staging.view[:size] = payload
             kind(BUSY_MS)
             cache.ruin()
-            mark = cache.memory.place(0, ids, staging, size, head=head, heads=heads)
+            mark = cache.memory.scatter([Move(0, np.array(ids, np.int64), staging.tensor, head=head, heads=heads)])
             late += not mark.done() and salt > WARM
             wait_done(mark)
             staging.view[:size] = bytes(size)
@@ -81,17 +87,16 @@ def copies_in(device: torch.device, rounds: int = 6) -> Figures:
 def marks(device: torch.device) -> Figures:
     """A mark is not done before the work that it stands behind, and done soon after it."""
     cache, busy = Cache(device), Busy(device)
-    index = cache.memory.index(IDS)
+    out = host(LAYERS * len(IDS) * BLOCK_BYTES, device)
     cache.fill(1)
-    cache.memory.copy_out(0, index)
-    cache.memory.fence()
+    gather(cache, [(IDS, out)])
     settle(device)  # what a first copy allocates and loads is not to be timed
     if device.type != "cuda":
-        return held({"late_ms": 0.0}, None if cache.memory.copy_out(0, index).mark.done() else "a copy on a CPU is late")
+        return held({"late_ms": 0.0}, None if gather(cache, [(IDS, out)]).done() else "a copy on a CPU is late")
     busy.sleep(LATE_MS)
     before = torch.cuda.Event()
     before.record()
-    mark = cache.memory.copy_out(0, index).mark
+    mark = gather(cache, [(IDS, out)])
     began, early, looks = time.monotonic(), 0, 0
     while not before.query():
         early += mark.done() and not before.query()
@@ -109,52 +114,21 @@ def marks(device: torch.device) -> Figures:
 def kept(device: torch.device, allocated: Callable[[], int] | None = None, copies: int = KEPT) -> Figures:
     """Copies that wait in host memory keep nothing of the device's."""
     cache = Cache(device)
-    index = cache.memory.index(IDS)
-    size = len(IDS) * BLOCK_BYTES
+    size = LAYERS * len(IDS) * BLOCK_BYTES
     if allocated is None:
         allocated = (lambda: torch.cuda.memory_allocated(device)) if device.type == "cuda" else (lambda: 0)
     held_copies, before = [], 0
     for at in range(copies):
-        out = cache.memory.copy_out(at % LAYERS, index)
-        cache.memory.fence()
-        wait_done(out.mark)
-        held_copies.append(out)
+        out = host(size, device)
+        mark = gather(cache, [(IDS, out)])
+        wait_done(mark)
+        held_copies.append((out, mark))
         if at == min(9, copies - 1):
             before = allocated()
     grown = allocated() - before
     figures = {"copies": len(held_copies), "kept_bytes": size * len(held_copies), "grown_bytes": grown}
     more = f"{copies} copies in host memory hold {grown} bytes more of the device than the first 10"
     return held(figures, more if grown > size else None)
-
-
-def costs(device: torch.device, copies: int = 64) -> Figures:
-    """What the engine's thread spends for a copy of 128 KiB, and how fast many go. Figures alone."""
-    cache = Cache(device)
-    index = cache.memory.index(IDS)
-    size = len(IDS) * BLOCK_BYTES
-    chunks = [memory.chunk(size, pinned=device.type == "cuda") for _ in range(copies)]
-    figures: Figures = {"bytes_each": size}
-
-    def out(at: int) -> memory.Mark:
-        return cache.memory.copy_out(at % LAYERS, index, chunks[at]).mark
-
-    def into(at: int) -> memory.Mark:
-        return cache.memory.place(at % LAYERS, IDS, chunks[at], size)
-
-    for name, order in (("out", out), ("in", into)):
-        for at in range(copies):  # the first time, memory is taken and kernels are loaded
-            wait_done(order(at))
-        settle(device)
-        began = time.perf_counter()
-        ordered = [order(at) for at in range(copies)]
-        host = time.perf_counter() - began
-        for mark in ordered:
-            wait_done(mark)
-        whole = time.perf_counter() - began
-        figures |= {f"{name}_host_us": round(host / copies * 1e6, 1), f"{name}_gb_s": round(size * copies / whole / 1e9, 2)}
-    cache.memory.fence()
-    settle(device)
-    return figures
 
 
 def _never_late(device: torch.device, figures: Figures) -> str | None:

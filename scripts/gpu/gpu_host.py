@@ -18,6 +18,7 @@ from gpu_cache import wait_done
 from gpu_seen import Figures, LeftOutError
 
 from xpyd_sidecar.engine import memory
+from xpyd_sidecar.engine.device import CudaMark
 from xpyd_sidecar.engine.links import mapped
 from xpyd_sidecar.engine.links.plain import address_of
 
@@ -64,7 +65,7 @@ def registered_memory(device: torch.device) -> Figures:
         host_ms = (time.perf_counter() - began) * 1e3
         event = torch.cuda.Event()
         event.record()
-        mark = memory.CudaMark(event, (), device)
+        mark = CudaMark(event, device)
         late = not mark.done()
         wait_done(mark)
         return {"register": "ok", "copy_host_ms": round(host_ms, 3), "copy_is_late": late,

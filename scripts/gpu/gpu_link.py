@@ -13,8 +13,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from gpu_seen import NotHeldError
 
@@ -23,10 +25,12 @@ from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import memory
 from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import Chunk, Mark, Staging
-from xpyd_sidecar.engine.memory import Memory
+from xpyd_sidecar.engine.completions import Completions
+from xpyd_sidecar.engine.memory import Memory, Move
 from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.sender import Kept, Sender
 from xpyd_sidecar.engine.session import Me
+from xpyd_sidecar.engine.store import Store
 from xpyd_sidecar.engine.ways import choose
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key
@@ -68,12 +72,16 @@ class Prefill(Rank):
     def __init__(self, device: torch.device, block: int) -> None:
         super().__init__(device, block)
         machine = Sending[Kept](keep_s=60, send_s=60, regions=LAYERS, block_bytes=LAYERS * block, cover=True)
-        self.sender = Sender(self.me, machine, host="127.0.0.1", port=0, ways=self.ways, keep_bytes=4 << 30,
+        pinned = device.type == "cuda"
+        self.store = Store(lambda size: memory.chunk(size, pinned=pinned), 2 * LAYERS * COUNT * block)
+        self.memory.prepare(COUNT * block)
+        self.completions = Completions()
+        self.sender = Sender(self.me, machine, host="127.0.0.1", port=0, ways=self.ways, store=self.store,
                              peer_timeout_s=TIMEOUT_S, largest_frame=self.memory.largest_frame, grouping=self.grouping)
 
     def push(self, turn: int) -> None:
         """Fill the blocks, by kernels that take a while, have them copied out, and write over them at once."""
-        index = self.memory.index(tuple(range(COUNT)))
+        ids = np.arange(COUNT, dtype=np.int64)
         for region, cache in enumerate(self.caches.values()):
             for block in range(COUNT):
                 cache[block] = -1
@@ -81,11 +89,12 @@ class Prefill(Rank):
                 torch.cuda._sleep(20_000_000)
             for block in range(COUNT):
                 cache[block] = pattern(region, block)
-            size = self.memory.block_bytes[region] * COUNT
-            if not self.sender.budget.reserve(size):
+            lease = self.store.lease(self.memory.block_bytes[region] * COUNT)
+            if lease is None:
                 raise RuntimeError("no room to keep")
-            out = self.memory.copy_out(region, index)
-            self.sender.push(key_of(turn), Copy(region, 0, COUNT, Kept(out.data, out.mark)))
+            mark = self.memory.gather([Move(region, ids, lease.chunk.tensor)])
+            copy = Copy(region, 0, COUNT, Kept(lease.chunk.view, lease))
+            self.completions.add(mark, partial(self.sender.push, key_of(turn), [copy]))
         self.memory.fence()
         for cache in self.caches.values():
             cache.fill_(-2)
@@ -119,11 +128,13 @@ class Decode(Rank):
             if time.monotonic() - began > limit_s:
                 return {"outcome": "nothing came", "seconds": limit_s, "moved": self.moved, "wrong": -1}
         seconds = time.monotonic() - began
+        allocations = self.usage()["allocations"]
         wrong = sum(int((cache[ids[at]] != pattern(layer, at)).any()) for layer, cache in enumerate(self.caches.values())
                     for at in range(COUNT))
         for cache in self.caches.values():
             cache.zero_()
-        return {"outcome": self.finished[-1].outcome.value, "seconds": seconds, "moved": self.moved, "wrong": wrong}
+        return {"outcome": self.finished[-1].outcome.value, "seconds": seconds, "moved": self.moved, "wrong": wrong,
+                "allocations": allocations}
 
     def _poll(self) -> None:
         now = time.monotonic()
@@ -137,7 +148,7 @@ class Decode(Rank):
             if place is not None:
                 self.moved[event.way] = self.moved.get(event.way, 0) + event.size
                 if event.chunk is not None:
-                    mark = self.memory.place(place.region, place.ids, event.chunk, event.size)
+                    mark = self.memory.scatter([Move(place.region, np.array(place.ids, np.int64), event.chunk.tensor)])
                     self.placing.append((mark, event.chunk))
                 self._carry_out(self.loads.placed(event.key))
             elif event.chunk is not None:

@@ -13,12 +13,11 @@ import torch
 from gpu_link import OPTIONS, TIMEOUT_S, Process
 from gpu_seen import Figures, NotHeldError, held
 
-from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine.links.nccl_driver import load
 from xpyd_sidecar.engine.ways import most_bytes
+from xpyd_sidecar.kv.groups import group_bytes
 from xpyd_sidecar.kv.keys import Outcome
 
-ONE = KvOptions(nccl_groups=1)
 TURNS = (1, 2, 3)
 MIB = 2**20
 
@@ -39,11 +38,12 @@ def link(device: torch.device, block: int, turns: tuple[int, ...] = TURNS) -> Fi
         p.end()
         raise
     try:
+        both = _ask(d, {})["used"]
         figures, wrong = _moves(p, d, turns, "nccl" if cuda else None)
         usage = _ask(d, {})
-        most = most_bytes(ONE)
+        most = most_bytes(OPTIONS) - (OPTIONS.nccl_groups - 1) * group_bytes(OPTIONS.nccl_ctas)
         figures |= {"groups": usage["groups"], "nccl_mib": round(usage["bytes"] / MIB, 1),
-                    "device_mib": round((usage["used"] - d.hello["used"]) / MIB, 1), "at_most_mib": round(most / MIB, 1)}
+                    "both_grown_mib": round((usage["used"] - both) / MIB, 1), "at_most_mib": round(most / MIB, 1)}
         if usage["bytes"] > most:
             wrong.append(f"NCCL has {usage['bytes']} bytes, the bound is {most}")
         figures["allocations_after_empty_cache"] = _emptied(p, d, len(turns) + 1)
@@ -78,8 +78,7 @@ def _emptied(p: Process, d: Process, turn: int) -> int:
     """Allocations of the device in a transfer after torch has given back what it keeps (all was to be taken before)."""
     before = _ask(d, {"empty": True})["allocations"]
     _ask(p, {"turn": turn})
-    _ask(d, {"turn": turn, **p.hello})
-    return int(_ask(d, {})["allocations"] - before)
+    return int(_ask(d, {"turn": turn, **p.hello})["allocations"] - before)
 
 
 def _killed(p: Process, d: Process, turn: int) -> tuple[Figures, list[str]]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-import weakref
-from types import SimpleNamespace
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from rows import fails
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, KVCacheTensor, create_kv_cache_views
 
 from xpyd_sidecar.engine import memory
-from xpyd_sidecar.engine.memory import Memory
+from xpyd_sidecar.engine.bounds import Mark
+from xpyd_sidecar.engine.memory import Memory, Move
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.mapping import UNKNOWN, Kind
 
@@ -26,10 +27,29 @@ def cache(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch
     return torch.arange(count, device=device).reshape(shape).to(dtype)
 
 
-def settled(mark: memory.Mark) -> None:
+def settled(mark: Mark) -> None:
     end = time.monotonic() + 10
     while not mark.done():
         assert time.monotonic() < end
+
+
+def numbers(ids: Sequence[int]) -> NDArray[np.int64]:
+    return np.array(ids, np.int64)
+
+
+def copied_out(source: Memory, region: int, ids: Sequence[int]) -> memoryview:
+    """Blocks of one region, packed; it is waited for."""
+    source.prepare(1 << 20)
+    out = memory.chunk(len(ids) * source.block_bytes[region], pinned=source.device.type == "cuda")
+    settled(source.gather([Move(region, numbers(ids), out.tensor)]))
+    return out.view
+
+
+def place(target: Memory, region: int, ids: Sequence[int], data: memoryview, *, head: int = 0, heads: int = 0) -> None:
+    """Packed blocks into one region; it is waited for."""
+    chunk = memory.chunk(target.largest_frame, pinned=target.device.type == "cuda")
+    chunk.view[:len(data)] = data
+    settled(target.scatter([Move(region, numbers(ids), chunk.tensor, head=head, heads=heads)]))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -38,14 +58,8 @@ def settled(mark: memory.Mark) -> None:
 def test_blocks_come_out_packed_and_go_in_where_they_belong(device: str, dtype: torch.dtype, ids: tuple[int, ...]) -> None:
     source = Memory({"l0": cache(device, BLOCKS, 2, 8, 4, dtype=dtype)}, BLOCKS)
     target = Memory({"l0": torch.zeros(BLOCKS, 2, 8, 4, dtype=dtype, device=device)}, BLOCKS)
-    out = source.copy_out(0, source.index(ids))
-    source.fence()
-    settled(out.mark)
-    assert len(out.data) == len(ids) * source.block_bytes[0]
-    chunk = memory.chunk(target.largest_frame, pinned=device == "cuda")
-    chunk.view[:len(out.data)] = out.data
     into = tuple(BLOCKS - 1 - block for block in ids)
-    settled(target.place(0, into, chunk, len(out.data)))
+    place(target, 0, into, copied_out(source, 0, ids))
     for block in range(BLOCKS):
         expected = source.regions[0][BLOCKS - 1 - block] if block in into else torch.zeros_like(source.regions[0][0])
         assert torch.equal(target.regions[0][block], expected)
@@ -55,11 +69,13 @@ def test_blocks_come_out_packed_and_go_in_where_they_belong(device: str, dtype: 
 def test_what_was_copied_out_is_not_changed_by_later_writes(device: str) -> None:
     source = Memory({"l0": cache(device, BLOCKS, 64, 1024)}, BLOCKS)
     expected = bytes(memory._bytes(source.regions[0][4:8].cpu().clone()))
-    out = source.copy_out(0, source.index((4, 5, 6, 7)))
+    source.prepare(1 << 20)
+    out = memory.chunk(len(expected), pinned=device == "cuda")
+    mark = source.gather([Move(0, numbers((4, 5, 6, 7)), out.tensor)])
     source.fence()
     source.regions[0].fill_(-1)  # on the compute stream, as the next step's kernels would
-    settled(out.mark)
-    assert bytes(out.data) == expected
+    settled(mark)
+    assert bytes(out.view) == expected
 
 
 def test_caches_of_keys_and_values_apart_are_two_regions_and_shared_caches_one() -> None:
@@ -84,10 +100,7 @@ def test_arrays_are_told_with_what_they_may_be_cut_by() -> None:
 def test_heads_go_into_their_places_in_each_block_and_nowhere_else(device: str, ids: tuple[int, ...]) -> None:
     target = Memory({"l0": torch.zeros(BLOCKS, 4, 8, 2, device=device)}, BLOCKS)
     part = torch.arange(1, len(ids) * 2 * 8 * 2 + 1, dtype=torch.float32).reshape(len(ids), 2, 8, 2)
-    data = memory._bytes(part)
-    chunk = memory.chunk(target.largest_frame, pinned=device == "cuda")
-    chunk.view[:len(data)] = data
-    settled(target.place(0, ids, chunk, len(data), head=1, heads=2))
+    place(target, 0, ids, memory._bytes(part), head=1, heads=2)
     expected = torch.zeros(BLOCKS, 4, 8, 2)
     for at, block in enumerate(ids):
         expected[block, 1:3] = part[at]
@@ -96,8 +109,8 @@ def test_heads_go_into_their_places_in_each_block_and_nowhere_else(device: str, 
 
 def test_a_cache_that_is_not_contiguous_keeps_its_logical_order() -> None:
     source = Memory({"l0": cache("cpu", BLOCKS, 4, 8).transpose(1, 2)}, BLOCKS)
-    out = source.copy_out(0, source.index((1,)))
-    assert torch.equal(torch.frombuffer(out.data, dtype=torch.float32).reshape(8, 4), source.regions[0][1])
+    out = copied_out(source, 0, (1,))
+    assert torch.equal(torch.frombuffer(out, dtype=torch.float32).reshape(8, 4), source.regions[0][1])
 
 
 @pytest.mark.parametrize("shape", [(7, 8), (2, 7, 8), (8,)])
@@ -111,20 +124,21 @@ def test_a_model_without_caches_is_refused() -> None:
         Memory({}, BLOCKS)
 
 
-@fails("A4", "a mark keeps the copy on the GPU for as long as the copy on the host is kept")
-def test_a_mark_that_has_passed_keeps_no_memory_of_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    passed: list[bool] = []
-    packed = torch.empty(4096, dtype=torch.uint8)
-    alive = weakref.ref(packed)
-    mark = memory.CudaMark(SimpleNamespace(query=lambda: bool(passed)), (packed,), torch.device("cuda:0"))
-    del packed
-    assert not mark.done()
-    assert alive() is not None, "the copy is still being made"
-    passed.append(True)
-    assert mark.done()
-    assert alive() is None
-    assert mark.done()
+@pytest.mark.parametrize("device", DEVICES)
+def test_arrays_and_requests_go_together_each_to_its_place(device: str) -> None:
+    caches = {"l0": cache(device, BLOCKS, 2, 8, 4), "l1": -cache(device, BLOCKS, 2, 8, 4), "l2": cache(device, BLOCKS, 6)}
+    source = Memory(caches, BLOCKS)
+    target = Memory({name: torch.zeros_like(one) for name, one in caches.items()}, BLOCKS)
+    source.prepare(1 << 20)
+    packed = [memory.chunk(4096, pinned=device == "cuda") for _ in range(2)]
+    requests = [numbers((3, 9)), numbers((0,))]
+    moves = [Move(0, ids, one.tensor, (0, 1024, 2048)) for ids, one in zip(requests, packed, strict=True)]
+    settled(source.gather(moves))
+    settled(target.scatter(moves))
+    for region, source_region in zip(target.regions, source.regions, strict=True):
+        for block in range(BLOCKS):
+            expected = source_region[block] if block in (0, 3, 9) else torch.zeros_like(source_region[block])
+            assert torch.equal(region[block], expected)
 
 
 @pytest.mark.parametrize("layout", [KVCacheLayout.LBNHC, KVCacheLayout.LBHNC], ids=lambda one: one.name)
@@ -138,10 +152,7 @@ def test_blocks_come_out_whole_whatever_the_backend_makes_of_them(kernel: int, l
     source, target = (Memory({"l0": create_kv_cache_views(one, spec, BLOCKS, layout, tensor, kernel_block_size=kernel)[0]},
                              BLOCKS) for one in raw)
     assert source.block_bytes == (page,)
-    out = source.copy_out(0, source.index((9, 0, 5)))
-    chunk = memory.chunk(target.largest_frame, pinned=False)
-    chunk.view[:len(out.data)] = out.data
-    settled(target.place(0, (1, 2, 3), chunk, len(out.data)))
+    place(target, 0, (1, 2, 3), copied_out(source, 0, (9, 0, 5)))
     blocks, placed = (one.view(BLOCKS, page) for one in raw)
     assert torch.equal(placed[1:4], blocks[[9, 0, 5]])
     assert not placed[[0, *range(4, BLOCKS)]].any()

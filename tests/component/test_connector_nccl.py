@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key
 from nccl_fake import FakeNccl, HostDevice, World
-from rows import fails
 
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine.bounds import Mark
@@ -123,7 +122,7 @@ def test_blocks_come_in_a_group_that_is_made_once(stage: Stage, block: int, cove
     assert d.moved == {"nccl": 3 * REGIONS * 20 * block}
     assert stage.world.minted == 1
     assert sum(one.size for one in p.wait_reports(3)) == 3 * REGIONS * 20 * block
-    until(lambda: p.sender.budget.used == 0)
+    until(lambda: p.sender.store.used == 0)
     assert stage.processes[0].hub.usage.groups == 1
 
 
@@ -147,7 +146,7 @@ class Overlapped:
 
 @pytest.mark.parametrize("overlapped", [
     False,
-    pytest.param(True, marks=fails("N1", "NCCL's count of a group's memory is missed where two pieces overlap"))],
+    True],
     ids=["one after the other", "overlapped"])
 @pytest.mark.parametrize("stage", [at_once], indirect=True)
 def test_the_memory_of_a_group_is_nccls_own_count(stage: Stage, overlapped: bool) -> None:
@@ -214,7 +213,7 @@ def test_pieces_that_are_lost_with_their_group_fail_the_load_and_nothing_else(st
     push(p, "b")
     d.load("b", key("b"), p, first=0, count=20)
     assert d.wait_outcomes(2)[1] is Outcome.OK
-    until(lambda: p.sender.budget.used == 0)
+    until(lambda: p.sender.store.used == 0)
 
 
 def test_copies_are_kept_until_an_abort_is_complete(stage: Stage) -> None:
@@ -226,10 +225,10 @@ def test_copies_are_kept_until_an_abort_is_complete(stage: Stage) -> None:
     assert d.wait_outcomes() == [Outcome.PEER_LOST]
     p.wait_reports()
     time.sleep(0.2)
-    assert p.sender.budget.used > 0, "the GPU may still read them"
+    assert p.sender.store.used > 0, "the GPU may still read them"
     assert stage.processes[0].hub.usage.groups == 1
     stage.world.never_abort = False
-    until(lambda: p.sender.budget.used == 0)
+    until(lambda: p.sender.store.used == 0)
     until(lambda: all(one.hub.usage.groups == 0 for one in stage.processes))
 
 
@@ -320,7 +319,7 @@ def test_what_nobody_wants_any_more_is_not_sent(stage: Stage) -> None:
     until(lambda: stage.world.minted == 1)
     d.abandon("a")
     assert p.wait_reports()[0].outcome is Outcome.ABORTED
-    until(lambda: p.sender.budget.used == 0)
+    until(lambda: p.sender.store.used == 0)
     push(p, "b")
     d.load("b", key("b"), p, first=0, count=20)
     assert d.wait_outcomes(2)[1] is Outcome.OK

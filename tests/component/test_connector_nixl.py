@@ -82,12 +82,12 @@ def test_blocks_are_read_in_pieces_of_one_session(stage: Stage, cover: bool, dir
     assert d.moved == {"nixl": 3 * REGIONS * 90 * BLOCK}
     assert max(size for _, size in stage.world.read) <= PIECE
     assert stage.world.alive == 1, "one agent for all of them"
-    until(lambda: p.sender.budget.used == p.pool.usage.used == 0)  # type: ignore[union-attr]
+    until(lambda: p.store.used == 0)
     assert [one.outcome for one in p.wait_reports(3)] == [Outcome.OK] * 3
 
 
 def test_what_lies_outside_of_the_pool_goes_over_tcp(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    p, d = stage.prefill(pool=None), stage.decode()
+    p, d = stage.prefill(store=None), stage.decode()
     push(p)
     d.load("a", key(), p, first=0, count=4)
     assert d.wait_outcomes() == [Outcome.OK]
@@ -101,7 +101,7 @@ def test_prefills_agent_is_asked_for_news_only_while_somebody_reads(stage: Stage
     push(p)
     d.load("a", key(), p, first=0, count=4)
     assert d.wait_outcomes() == [Outcome.OK]
-    until(lambda: not p.sender.budget.used)
+    until(lambda: not p.store.used)
     time.sleep(LIMITS.silence_s + 0.3)
     polls = stage.world.polls
     assert polls > 0
@@ -159,9 +159,9 @@ def test_a_load_that_is_given_up_frees_its_slot_when_the_read_has_ended_and_no_s
     before = bytes(d.memory[0])
     d.abandon("b")
     time.sleep(0.2)
-    assert p.sender.budget.used > 0, "prefill keeps what may still be read"
+    assert p.store.used > 0, "prefill keeps what may still be read"
     stage.world.held = False
-    until(lambda: not p.sender.budget.used)
+    until(lambda: not p.store.used)
     assert bytes(d.memory[0]) == before
     push(p, "c")
     d.load("c", key("c"), p, first=0, count=4)
@@ -188,7 +188,7 @@ def test_reads_that_never_end_cost_their_session_and_no_other(stage: Stage) -> N
             assert d.wait_outcomes(turn + 1) == [Outcome.OK] * (turn + 1)
         assert e.wait_outcomes(2)[1] is Outcome.PEER_LOST
         assert LIMITS.silence_s < time.monotonic() - began < LIMITS.silence_s + 2
-        until(lambda: stuck.alive == 0 and not q.sender.budget.used)
+        until(lambda: stuck.alive == 0 and not q.store.used)
     finally:
         q.sender.stop()
         e.receiver.stop()

@@ -90,12 +90,12 @@ def test_a_dead_decode_engines_copies_go_without_a_step_and_memory_follows_the_r
     p, d = make("p", tensor=2, peer_timeout_s=0.5), make("d")
     d.stop()  # it never answers
     prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3])
-    assert all(worker.budget.used for worker in p.workers)
-    until(lambda: not any(worker.budget.used for worker in p.workers), p.clock)  # no step of p is made meanwhile
+    assert all(worker.store.used for worker in p.workers)
+    until(lambda: not any(worker.store.used for worker in p.workers), p.clock)  # no step of p is made meanwhile
     until(lambda: idle(p), p)
     assert p.counts["send/peer_lost"] == 1
     duty.write(p.folder, Duty(Role.DECODE, 2))
-    until(lambda: not any(worker.pool_made for worker in p.workers), p)
+    until(lambda: not any(worker.store.made for worker in p.workers), p)
     duty.write(p.folder, Duty(Role.PREFILL, 3))
     e = make("e", tensor=2)
     transfer = uuid.uuid4().hex
@@ -114,7 +114,8 @@ def test_chunks_and_a_preemption_between_them(make: Callable[..., Engine]) -> No
     p.scheduler.new_request(theirs)
     p.scheduler.allocated(theirs, [1, 2], 0)
     p.step(new=((theirs, [1, 2], 0, 20),))
-    p.fill([1, 2], prompt=999)  # preempted: its blocks belong to somebody else now
+    p.step(preempted=(theirs,))
+    p.fill([1, 2], prompt=999)  # its blocks belong to somebody else now
     p.fill([20, 21, 22], prompt=4)
     p.scheduler.allocated(theirs, [20, 21, 22], 0)
     p.step(new=((theirs, [20, 21, 22], 0, 40),))
@@ -149,18 +150,55 @@ def test_different_tensor_sizes_of_caches_that_cannot_be_cut_are_named(make: Cal
     assert "tensor sizes differ, and kv cache layer0 cannot be cut by heads" in caplog.text
 
 
-def test_more_copies_than_the_bound_are_not_made_and_decode_is_told(make: Callable[..., Engine]) -> None:
-    p, d = make("p", keep_bytes=3 * 2 * BLOCK * 4 * 4), make("d")
+def test_blocks_without_room_stay_in_the_cache_until_decode_makes_some(make: Callable[..., Engine]) -> None:
+    p, d = make("p", keep_bytes=1), make("d")  # the least there may be: four blocks
+    transfers = [uuid.uuid4().hex for _ in range(5)]
+    for prompt, transfer in enumerate(transfers):
+        ids = [3 * prompt + 1, 3 * prompt + 2, 3 * prompt + 3]
+        p.fill(ids, prompt)
+        prefill(p, request(prefill_leg(transfer, d), prompt=prompt), ids, held=prompt > 0)
+        assert p.workers[0].store.used <= p.workers[0].store.bound
+    assert p.workers[0]._saving.waiting == 12
+    assert p.sent == set()
+    for prompt, transfer in enumerate(transfers):
+        ours = request(decode_leg(transfer), prompt=prompt)
+        d.scheduler.new_request(ours)
+        until(lambda one=ours: d.scheduler.matched(one, 0) == (40, True), d, p)
+        d.scheduler.allocated(ours, [29, 30, 31], 40)
+        until(lambda one=ours: one.request_id in d.recved, p, d)
+        assert d.failed == []
+        assert d.holds([29, 30, 31], prompt, first=0)
+    until(lambda: idle(p) and idle(d), p, d)
+    assert len(p.sent) == (5 if p.clocked else 4), "on a host the first was copied out before its request ended"
+
+
+def test_more_than_half_of_the_cache_does_not_wait_for_room_and_decode_is_told(make: Callable[..., Engine]) -> None:
+    p, d = make("p", keep_bytes=1), make("d")
+    for n in range(5):
+        prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [3 * n + 1, 3 * n + 2, 3 * n + 3], held=n > 0)
     transfer = uuid.uuid4().hex
     ours, theirs = request(decode_leg(transfer)), request(prefill_leg(transfer, d))
-    prefill(p, theirs, [1, 2, 3])
-    assert p.workers[0].budget.used <= p.workers[0].budget.bound
+    prefill(p, theirs, [16, 17, 18], held=None)
     until(lambda: p.counts.get("send/overflow"), p)
     d.scheduler.new_request(ours)
     until(lambda: d.scheduler.matched(ours, 0) == (0, False), d, deadline_s=2)
     d.scheduler.allocated(ours, [1, 2, 3], 0)
-    until(lambda: idle(p) and idle(d), p, d)
+    until(lambda: idle(d), p, d)
     assert d.counts["receive/overflow"] == 1
+    assert p.workers[0]._saving.waiting == 12, "those that came before still wait"
+
+
+def test_what_waits_for_room_is_lost_where_its_request_is_preempted(make: Callable[..., Engine]) -> None:
+    p, d = make("p", keep_bytes=1), make("d")
+    prefill(p, request(prefill_leg(uuid.uuid4().hex, d)), [1, 2, 3], held=False)
+    theirs = request(prefill_leg(uuid.uuid4().hex, d))
+    p.scheduler.new_request(theirs)
+    p.scheduler.allocated(theirs, [4, 5], 0)
+    p.step(new=((theirs, [4, 5], 0, 20),))
+    assert p.workers[0]._saving.waiting == 1
+    p.step(preempted=(theirs,))
+    assert p.workers[0]._saving.waiting == 0
+    until(lambda: p.counts.get("send/overflow"), p)
 
 
 @pytest.mark.parametrize("mode", ["put", "get"])

@@ -125,7 +125,7 @@ class Engine:
                 req_ids=[r.request_id for r, *_ in old], resumed_req_ids=set(),
                 new_block_ids=[(ids,) if ids else None for _, ids, *_ in old],
                 num_computed_tokens=[done for *_, done, _ in old]),
-            num_scheduled_tokens={r.request_id: n for r, _, _, n in runs}))
+            num_scheduled_tokens={r.request_id: n for r, _, _, n in runs}, preempted_req_ids=None))
         reports = []
         for worker, device in zip(self.workers, self.devices, strict=True):
             worker.begin(orders)
@@ -161,7 +161,7 @@ class Engine:
 
     def idle(self) -> bool:
         unheard = any(one.kv_connector_worker_meta or one.finished_recving for one in self._unheard)
-        return not (self.scheduler.pending() or unheard or any(worker.budget.used for worker in self.workers))
+        return not (self.scheduler.pending() or unheard or any(worker.store.used for worker in self.workers))
 
     def stop(self) -> None:
         self.scheduler.stop()

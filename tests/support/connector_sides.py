@@ -107,6 +107,8 @@ class Engine:
                             InstanceName(name), "127.0.0.1", KEY, self.folder)
         self.caches = [{f"layer{n}": torch.zeros(BLOCKS, 2, BLOCK, 4) for n in range(LAYERS)} for _ in range(tensor)]
         self.clock = clock or Clock()
+        self.clocked = clock is not None
+        """Copies are complete later than the step that makes them."""
         self.runner = runner or ("v1" if clock is None else "v2")
         self.devices = [Cpu() if clock is None else Gpu(clock) for _ in range(tensor)]
         self.workers = [WorkerSide(settings, rank, caches, BLOCKS, view=device.memory)
@@ -117,6 +119,8 @@ class Engine:
         self._told: set[str] = set()
         self._unheard: list[KVConnectorOutput] = []
         self.recved: list[str] = []
+        self.sent: set[str] = set()
+        """Requests that have ended and whose blocks may go, by a report of their own."""
         self.failed: list[str] = []
         self.counts: dict[str, float] = {}
 
@@ -137,8 +141,12 @@ class Engine:
                    for rank, caches in enumerate(self.caches) for layer, cache in enumerate(caches.values())
                    for at, block in enumerate(ids))
 
-    def step(self, new: tuple[Any, ...] = (), cached: tuple[Any, ...] = (), *, hooks: Hooks = "layers") -> None:
-        """One engine step: ``new`` and ``cached`` are (request, block ids, computed before, computed in this step)."""
+    def step(self, new: tuple[Any, ...] = (), cached: tuple[Any, ...] = (), *, hooks: Hooks = "layers",
+             preempted: tuple[Any, ...] = ()) -> None:
+        """One engine step: ``new`` and ``cached`` are (request, block ids, computed before, computed in this step).
+
+        ``preempted``: requests whose blocks were taken for this step.
+        """
         output = SimpleNamespace(
             scheduled_new_reqs=[SimpleNamespace(req_id=r.request_id, block_ids=(ids,), num_computed_tokens=done)
                                 for r, ids, done, _ in new],
@@ -146,7 +154,8 @@ class Engine:
                 req_ids=[r.request_id for r, *_ in cached], resumed_req_ids=set(),
                 new_block_ids=[(ids,) if ids else None for _, ids, *_ in cached],
                 num_computed_tokens=[done for *_, done, _ in cached]),
-            num_scheduled_tokens={r.request_id: n for r, _, _, n in (*new, *cached)})
+            num_scheduled_tokens={r.request_id: n for r, _, _, n in (*new, *cached)},
+            preempted_req_ids={one.request_id for one in preempted} or None)
         orders = self.scheduler.build_orders(output)
         together = KVConnectorOutput(finished_recving=set())
         for worker, caches, device in zip(self.workers, self.caches, self.devices, strict=True):
@@ -175,6 +184,7 @@ class Engine:
     def _hear(self, output: KVConnectorOutput) -> None:
         self.scheduler.heard(output)
         self.recved += output.finished_recving or ()
+        self.sent |= output.finished_sending or set()
         self.failed += output.failed_recving
         if (stats := self.scheduler.take_stats()) is not None:
             for name, value in stats.data.items():
@@ -232,13 +242,14 @@ def until(condition: Callable[[], Any], *engines: ByHand, deadline_s: float = 30
 def idle(engine: Engine) -> bool:
     still = engine.counts.get(metrics.SENDS_OPEN, 0) == engine.counts.get(metrics.RECEIVES_OPEN, 0) == 0
     return still and not (engine.scheduler.pending() or engine.unheard
-                          or any(worker.budget.used for worker in engine.workers))
+                          or any(worker.store.used for worker in engine.workers))
 
 
-def prefill(p: Engine, leg: Any, ids: list[int]) -> None:
-    """Two chunks of a 40-token prompt: 20 tokens, then the rest."""
+def prefill(p: Engine, leg: Any, ids: list[int], *, held: bool | None = None) -> None:
+    """Two chunks of a 40-token prompt: 20 tokens, then the rest. ``held``: whether its blocks must still be needed then."""
     p.scheduler.new_request(leg)
     p.scheduler.allocated(leg, ids[:2], 0)
     p.step(new=((leg, ids[:2], 0, 20),))
     p.step(cached=((leg, ids[2:], 20, 20),))
-    p.scheduler.ended(leg)
+    holds = p.scheduler.ended(leg)
+    assert held is None or holds == (held or p.clocked)

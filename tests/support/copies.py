@@ -3,14 +3,14 @@
     clock = Clock()
     gpu = Gpu(clock)                            one for each rank; the ranks and engines of a test share the clock
     gpu.compute(LAYER_S, write)                 a kernel: nothing is written before the clock has come to its end
-    Copies(gpu)(caches, blocks).copy_out(…)     a mark that passes later
+    gpu.memory(caches, blocks).gather(…)        a mark that passes later
     clock.step()                                a moment passes
 
 A GPU has two streams, as ``engine.memory`` uses them on CUDA. Who enqueues does not wait, so the host runs ahead:
 
     host      forward n │ forward n+1 │ …
-    compute   ──[layer 0]──[layer 1]──[layer 2]──▲──[layer 0]──        ▲ fence: waits for the copies out before it
-    side                ──[copy]─────[copy]────[copy]──                each waits for what compute had then
+    compute   ──[layer 0]──[layer 1]──[layer 2]──[layer 0]──
+    side                                         └─[gather]──          waits for what compute had when it was enqueued
 
 Everything happens at the end of its time, in that order: a copy out has what the cache holds *then*, so what the host
 enqueued before it is in it, and what ought to wait for it and does not ruins it. Host memory of a copy that is not complete
@@ -22,6 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,9 +30,9 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from xpyd_sidecar.engine.bounds import NOW, Chunk, Mark
+from xpyd_sidecar.engine.bounds import NOW, Mark
 from xpyd_sidecar.engine.gates import Cache
-from xpyd_sidecar.engine.memory import Memory, Outgoing
+from xpyd_sidecar.engine.memory import Memory, Move
 
 MOMENT_S: Final = 0.002
 """Between two steps of an engine."""
@@ -41,7 +42,10 @@ COPY_S: Final = 0.0005
 """Of blocks out of the cache."""
 PLACE_S: Final = 0.01
 """Of blocks into it: longer than a load's report takes to the scheduler, so one that is made too early is seen."""
+SLAB_BYTES: Final = 1 << 16
 GARBAGE: Final = 0xA5
+PATIENCE_S: Final = 0.05
+"""Of a thread that waits for a mark, between two looks whether it is to end."""
 RUNNERS: Final = ("at once", "late", "late v1")
 """What by-hand tests run with: V1 on a CPU, V2 on a GPU; V1 on a GPU too where the order of hooks matters."""
 
@@ -53,13 +57,27 @@ class Misuse(AssertionError):
 class Event:
     """A mark that passes at ``at`` on the clock. Asked by any thread."""
 
-    def __init__(self, at: float) -> None:
+    def __init__(self, at: float, clock: Clock) -> None:
         self.at = at
-        self.passed = False
+        self._clock = clock
+        self._passed = threading.Event()
+
+    def passes(self) -> None:
+        """The clock has come to it."""
+        self._passed.set()
 
     def done(self) -> bool:
         """Whether it has passed; never waits."""
-        return self.passed
+        return self._passed.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it has passed. The thread that waits for copies leaves the clock alone; any other is the host of a
+        forward, which the device goes on with meanwhile.
+        """
+        if threading.current_thread().name == "xpyd-copies":
+            return self._passed.wait(min(seconds, PATIENCE_S))
+        self._clock.advance(max(0.0, self.at - self._clock.now))
+        return self.done()
 
 
 class Clock:
@@ -75,7 +93,7 @@ class Clock:
     def at(self, when: float, call: Callable[[], None]) -> Event:
         """Have ``call`` made at a time; what is due at one time is done in the order in which it was put down."""
         with self._lock:
-            event = Event(when)
+            event = Event(when, self)
             heapq.heappush(self._due, (when, next(self._numbers), call, event))
             return event
 
@@ -86,7 +104,7 @@ class Clock:
             while self._due and self._due[0][0] <= end:
                 self.now, _, call, event = heapq.heappop(self._due)
                 call()
-                event.passed = True
+                event.passes()
             self.now = end
 
     def step(self) -> None:
@@ -181,21 +199,31 @@ class LateMemory(Memory):
         super().__init__(caches, num_blocks)
         self._gpu = gpu
         self._out: Event | None = None
+        self.gathers = self.scatters = 0
+        """Times that copies were enqueued."""
+
+    @property
+    def at_once(self) -> bool:
+        """Copies are enqueued when the whole step is."""
+        return False
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Of device memory that copies out pass through."""
+        return SLAB_BYTES
 
     def caches(self) -> list[Cache | None]:
         """Other threads may write into none."""
         return [None for _ in self.regions]
 
-    def copy_out(self, region: int, index: torch.Tensor, into: Chunk | None = None) -> Outgoing:
+    def gather(self, moves: Sequence[Move]) -> Mark:
         """Enqueue it."""
-        size = len(index) * self.block_bytes[region]
-        if into is None:
-            tensor = torch.empty(size, dtype=torch.uint8)
-            into = Chunk(tensor, memoryview(tensor.numpy()))
-        place, host = into, super().copy_out
-        place.tensor.fill_(GARBAGE)
-        self._out = self._gpu.side(self._gpu.copy_s, lambda: _nothing(host(region, index, place)))
-        return Outgoing(place.view, self._out)
+        self.gathers += 1
+        for move in moves:
+            move.packed.fill_(GARBAGE)
+        host = super().gather
+        self._out = self._gpu.side(self._gpu.copy_s, lambda: _nothing(host(moves)))
+        return self._out
 
     def fence(self) -> None:
         """Later kernels wait for the copies out."""
@@ -203,11 +231,11 @@ class LateMemory(Memory):
             self._gpu.fence(self._out)
             self._out = None
 
-    def place(self, region: int, ids: Sequence[int], chunk: Chunk, size: int, *, head: int = 0, heads: int = 0) -> Mark:
-        """Enqueue it: the chunk is read then."""
-        host = super().place
-        return self._gpu.side(self._gpu.place_s,
-                              lambda: _nothing(host(region, ids, chunk, size, head=head, heads=heads)))
+    def scatter(self, moves: Sequence[Move]) -> Mark:
+        """Enqueue it: packed memory is read then."""
+        self.scatters += 1
+        host = super().scatter
+        return self._gpu.side(self._gpu.place_s, lambda: _nothing(host(moves)))
 
 
 @dataclass
@@ -221,6 +249,11 @@ class Looks:
         """One more look."""
         self.count += 1
         return 0 < self.most <= self.count
+
+    def wait(self, seconds: float) -> bool:
+        """One more look, after a moment."""
+        time.sleep(min(seconds, 0.001))
+        return self.done()
 
 
 def clock_of(copies: str) -> dict[str, Any]:

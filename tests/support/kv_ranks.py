@@ -18,16 +18,17 @@ from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceNa
 from xpyd_sidecar.engine.ahead import Expecting
 from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Mark, Staging
+from xpyd_sidecar.engine.completions import Completions
 from xpyd_sidecar.engine.gates import Cache
 from xpyd_sidecar.engine.links import mapped
 from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.plain import address_of
 from xpyd_sidecar.engine.links.reading import Reading
-from xpyd_sidecar.engine.pool import Pool
 from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.sender import Kept, Report, Sender
 from xpyd_sidecar.engine.session import Me
+from xpyd_sidecar.engine.store import Store
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Cut, Part
@@ -51,16 +52,14 @@ def _bytes(chunk: Chunk) -> memoryview:
     return chunk.view if len(chunk.view) else memoryview(chunk.tensor.numpy())
 
 
-def kept(data: bytes) -> memoryview:
-    """Memory for a copy; peers cannot map it."""
-    return memoryview(data)
+def memory(size: int) -> memoryview:
+    """For copies; peers cannot map it."""
+    return memoryview(bytearray(size))
 
 
-def mapped_copy(data: bytes) -> memoryview:
+def mapped_memory(size: int) -> memoryview:
     """The same where they can."""
-    view = mapped.make(len(data))
-    view[:] = data
-    return view
+    return mapped.make(size)
 
 
 def whole(regions: int, block_bytes: int) -> tuple[Part, ...]:
@@ -74,14 +73,15 @@ class PrefillRank:
     def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0, cover: bool = True,
                  block: int = BLOCK, ways: Ways = TCP, timeout_s: float = TIMEOUT_S,
                  grouping: Grouping | None = None, marks: Callable[[], Mark] = lambda: NOW,
-                 reading: Reading | None = None, pool: Pool | None = None) -> None:
-        """``marks``: when a copy is complete; ``pool``: where copies lie, if not in memory of their own."""
+                 reading: Reading | None = None, store: Store | None = None) -> None:
+        """``marks``: when a copy is complete; ``store``: where copies lie, if not in memory of this rank alone."""
         self.block = block
-        self.pool = pool
         self.marks = marks
+        self.store = store or Store(lambda size: Chunk(None, memory(size)), keep_bytes, unit=1)
+        self.completions = Completions()
         machine = Sending[Kept](keep_s=keep_s, send_s=5, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
         self.sender = Sender(Me(InstanceName("p"), P_LIFE, 0, data_key), machine, host="127.0.0.1", port=0, ways=ways,
-                             keep_bytes=keep_bytes, peer_timeout_s=timeout_s, largest_frame=max(block, 1 << 20),
+                             store=self.store, peer_timeout_s=timeout_s, largest_frame=max(block, 1 << 20),
                              grouping=grouping, reading=reading)
         self.address = self.sender.address
         self.incarnation = P_LIFE
@@ -90,19 +90,11 @@ class PrefillRank:
     def copy(self, which: Key, region: int, first: int, blocks: Sequence[bytes], *, holder: str = "",
              gone: Callable[[], None] | None = None) -> None:
         data = b"".join(blocks)
-        assert self.sender.budget.reserve(len(data), holder)
-        piece = self.pool.take(len(data)) if self.pool is not None else None
-        view = piece.chunk.view if piece is not None else kept(data)
-        if piece is not None:
-            view[:] = data
-
-        def over() -> None:
-            if piece is not None and self.pool is not None:
-                self.pool.give(piece)
-            if gone is not None:
-                gone()
-
-        self.sender.push(which, Copy(region, first, len(blocks), Kept(view, self.marks(), holder, over)))
+        lease = self.store.lease(len(data), holder)
+        assert lease is not None, "no room to keep"
+        lease.chunk.view[:] = data
+        copies = [Copy(region, first, len(blocks), Kept(lease.chunk.view, lease, gone))]
+        self.completions.add(self.marks(), lambda: self.sender.push(which, copies))
 
     def wait_reports(self, count: int = 1, deadline_s: float = 15.0) -> list[Report]:
         end = time.monotonic() + deadline_s
@@ -116,6 +108,7 @@ class PrefillRank:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.completions.stop()
         self.sender.stop()
 
 

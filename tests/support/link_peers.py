@@ -64,7 +64,7 @@ class DecodeProcess:
 
 def prefill(transport: str, folder: str, block: int, count: int) -> None:
     if transport == "mapped":
-        transport, kv_ranks.kept = "shm", kv_ranks.mapped_copy
+        transport, kv_ranks.memory = "shm", kv_ranks.mapped_memory
     ways = Ways(transport, Path(folder) if folder else None)
     with PrefillRank(keep_bytes=1 << 30, keep_s=60, block=block, ways=ways) as p:
         for region in range(REGIONS):

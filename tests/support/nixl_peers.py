@@ -114,7 +114,7 @@ def prefill(block: int, timeout_s: float) -> None:
             elif "memory" in order:
                 answer = told(seen[-1])
             else:
-                answer = rank.sender.budget.used
+                answer = rank.store.used
             print(json.dumps(answer), flush=True)
     process.stop()
 

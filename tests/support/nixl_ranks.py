@@ -15,7 +15,7 @@ from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.nixl import NixlReading
 from xpyd_sidecar.engine.links.nixl_thread import NixlThread, ReadLimits
-from xpyd_sidecar.engine.pool import Pool
+from xpyd_sidecar.engine.store import Store
 
 LIMITS = ReadLimits(sessions=4, open_s=TIMEOUT_S / 2, silence_s=TIMEOUT_S, linger_s=1.0)
 
@@ -29,11 +29,11 @@ class NixlProcess:
         self.reading = NixlReading(self.hub, piece, timeout_s=limits.silence_s)
         self.memory = memoryview(mmap.mmap(-1, keep))
         self.reading.register(self.memory)
-        self.pool = Pool(lambda _: Chunk(None, self.memory), keep)
+        self.store = Store(lambda size: Chunk(None, self.memory[:size]), keep, unit=1)
         self.ways = Ways(transport, nixl=self.reading.ours())
 
     def prefill(self, **more: Any) -> PrefillRank:
-        given = {"ways": self.ways, "reading": self.reading, "pool": self.pool, "keep_bytes": len(self.memory)}
+        given = {"ways": self.ways, "reading": self.reading, "store": self.store}
         return PrefillRank(**given | more)
 
     def decode(self, **more: Any) -> DecodeRank:

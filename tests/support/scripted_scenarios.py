@@ -98,6 +98,8 @@ class Stage:
         for block in self.free:
             self._mark(block)
         self.seen = 0
+        self.held: dict[str, list[int]] = {}
+        """By request that has ended: blocks that are not copied out yet."""
 
     def kill(self) -> None:
         """The end of all its sockets and requests, and the next life."""
@@ -140,15 +142,31 @@ class Stage:
 
     def give(self, job: Job) -> None:
         """Free a job's blocks."""
-        for block in job.ids:
-            self._mark(block)
-        self.free += job.ids
+        self._free(job.ids)
         job.ids = []
+
+    def _free(self, ids: list[int]) -> None:
+        for block in ids:
+            self._mark(block)
+        self.free += ids
+
+    def _preempt(self, now: float) -> None:
+        """Take blocks from jobs that are running, as a scheduler does that has too few."""
+        jobs = [one for one in self.jobs if one.begins <= now and one.preempted and one.done and one.ids]
+        if not jobs:
+            return
+        self.engine.step(preempted=tuple(one.leg for one in jobs))
+        for job in jobs:
+            job.preempted = False
+            self.report.preemptions += 1
+            self.give(job)
+            job.done = 0
 
     def step(self, now: float) -> None:
         """One step of the engine."""
         if now < self.stalled:
             return
+        self._preempt(now)
         new: list[Work] = []
         cached: list[Work] = []
         for job in [one for one in self.jobs if one.begins <= now]:
@@ -162,6 +180,8 @@ class Stage:
         self.engine.step(new=tuple(new), cached=tuple(cached))
         for job in [one for one in self.jobs if one.done == one.tokens and not one.over]:
             self._leave(job, "prefilled")
+        for name in [name for name in self.held if name in self.engine.sent]:
+            self._free(self.held.pop(name))
         loaded, self.seen = self.engine.recved[self.seen:], len(self.engine.recved)
         for name in loaded:
             job = next(one for one in self.jobs if one.leg.request_id == name)
@@ -169,7 +189,8 @@ class Stage:
         self.jobs = [one for one in self.jobs if not one.over]
 
     def _leave(self, job: Job, how: str) -> None:
-        self.engine.scheduler.ended(job.leg)
+        if self.engine.scheduler.ended(job.leg):
+            self.held[job.leg.request_id], job.ids = job.ids, []
         self.give(job)
         job.end(how)
 
@@ -177,11 +198,6 @@ class Stage:
         if job.leaves is not None and job.done >= job.leaves * job.tokens:
             self._leave(job, "left")
             return None
-        if job.preempted and job.done:
-            job.preempted = False
-            self.report.preemptions += 1
-            self.give(job)
-            job.done = 0
         fresh = not job.ids
         if fresh:
             need = -(-job.tokens // BLOCK)

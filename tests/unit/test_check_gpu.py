@@ -20,6 +20,7 @@ from scripts import load
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts/gpu"))
 import gpu_cache
 import gpu_copies
+import gpu_costs
 import gpu_graphs
 import gpu_host
 import gpu_link_checks
@@ -60,10 +61,11 @@ def one_thread() -> Any:
 
 def test_copies_out_and_in_hold(one_thread: None) -> None:
     out, into = gpu_copies.copies_out(CPU, 2), gpu_copies.copies_in(CPU, 3)
-    assert (out["copies"], out["wrong"]) == ((2 + gpu_copies.WARM) * gpu_cache.LAYERS, 0)
+    assert (out["copies"], out["wrong"]) == (2 * (1 + 3) * gpu_cache.LAYERS, 0)
     assert (into["copies"], into["wrong"]) == (3 + gpu_copies.WARM + 1, 0)
     assert gpu_copies.marks(CPU) == {"late_ms": 0.0}
-    assert gpu_copies.costs(CPU, 4)["bytes_each"] == len(gpu_copies.IDS) * gpu_cache.BLOCK_BYTES
+    assert gpu_costs.strided(CPU) == {"shapes": 4, "wrong": 0}
+    assert {"out_1_host_us", "out_16_gb_s", "in_frames_launches"} < gpu_costs.costs(CPU).keys()
 
 
 def test_a_wrong_copy_is_seen(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,15 +76,15 @@ def test_a_wrong_copy_is_seen(one_thread: None, monkeypatch: pytest.MonkeyPatch)
             super().fill(salt - (salt == 1))
 
     monkeypatch.setattr(gpu_copies, "Cache", Stale)
-    with pytest.raises(NotHeldError, match="4 copies have other bytes") as error:
+    with pytest.raises(NotHeldError, match="12 copies have other bytes") as error:
         gpu_copies.copies_out(CPU, 1)
-    assert error.value.figures["wrong"] == 4
+    assert error.value.figures["wrong"] == 12
 
 
 def test_a_payload_in_the_wrong_block_is_seen(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = gpu_copies.memory.Memory.place
-    monkeypatch.setattr(gpu_copies.memory.Memory, "place", lambda self, region, ids, chunk, size, **more: place(
-        self, region, tuple((each + 1) % gpu_cache.BLOCKS for each in ids), chunk, size, **more))
+    scatter = gpu_cache.Memory.scatter
+    monkeypatch.setattr(gpu_cache.Memory, "scatter", lambda self, moves: scatter(
+        self, [move._replace(ids=(move.ids + 1) % gpu_cache.BLOCKS) for move in moves]))
     with pytest.raises(NotHeldError, match="the cache has other bytes"):
         gpu_copies.copies_in(CPU, 1)
 
@@ -96,7 +98,7 @@ def test_a_mark_that_is_done_too_early_is_seen() -> None:
 
 def test_device_memory_that_grows_with_kept_copies_is_seen(one_thread: None) -> None:
     assert gpu_copies.kept(CPU, copies=20)["grown_bytes"] == 0
-    size = len(gpu_copies.IDS) * gpu_cache.BLOCK_BYTES
+    size = gpu_cache.LAYERS * len(gpu_copies.IDS) * gpu_cache.BLOCK_BYTES
     taken = iter((0, 10 * size))
     with pytest.raises(NotHeldError, match="20 copies in host memory hold") as error:
         gpu_copies.kept(CPU, lambda: next(taken), 20)
@@ -114,7 +116,7 @@ def test_a_mark_that_never_comes_ends_the_check(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_a_cpu_cannot_show_is_left_out() -> None:
-    for check in (gpu_graphs.capture_beside, gpu_graphs.capture_hook, gpu_host.registered_memory):
+    for check in (gpu_graphs.capture_beside, gpu_graphs.capture_whole, gpu_host.registered_memory):
         with pytest.raises(LeftOutError):
             check(CPU)
 

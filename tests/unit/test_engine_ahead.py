@@ -55,7 +55,7 @@ def test_what_prefill_cannot_keep_lies_in_the_buffer_until_a_load_claims_it() ->
     with pair(keep=4 * BLOCK) as (p, d):
         d.expect(key(), p, blocks=2)
         copy(p, key())
-        wait(lambda: p.sender.budget.used <= 2 * BLOCK)
+        wait(lambda: p.sender.store.used <= 2 * BLOCK)
         assert counted(d, metrics.BUFFERED_BYTES) in (0, 2 * BLOCK)
         d.load("r", key(), p, first=0, count=2)
         assert outcomes(d) == [Outcome.OK]
@@ -63,7 +63,7 @@ def test_what_prefill_cannot_keep_lies_in_the_buffer_until_a_load_claims_it() ->
         assert d.moved["buffer"] == 2 * BLOCK
         assert d.moved["tcp"] == 2 * BLOCK
         assert p.wait_reports(deadline_s=40)[0].size == 4 * BLOCK
-        assert p.sender.budget.used == 0
+        assert p.sender.store.used == 0
         assert d.receiver.ahead is not None
         ahead = d.receiver.ahead
         wait(lambda: ahead.used == (0, 0))
@@ -83,7 +83,7 @@ def test_decode_takes_only_the_blocks_that_it_lacks(first: int) -> None:
     with pair(keep=4 * BLOCK) as (p, d):
         d.expect(key(), p, blocks=2)
         copy(p, key())
-        wait(lambda: p.sender.budget.used <= 2 * BLOCK)
+        wait(lambda: p.sender.store.used <= 2 * BLOCK)
         wait(lambda: counted(d, metrics.BUFFERED_BYTES) == 2 * BLOCK)
         d.load("r", key(), p, first=first, count=2 - first)
         assert outcomes(d) == [Outcome.OK]
@@ -95,15 +95,15 @@ def test_where_buffer_and_pool_are_full_prefill_keeps_and_asks_again() -> None:
     with pair(keep=4 * BLOCK, buffer=PAGE, pool=0) as (p, d):
         d.expect(key("a"), p, blocks=2)
         copy(p, key("a"))
-        wait(lambda: p.sender.budget.used == 2 * BLOCK)  # one copy is in the buffer, and that is full
+        wait(lambda: p.sender.store.used == 2 * BLOCK)  # one copy is in the buffer, and that is full
         d.expect(key("b"), p, blocks=2)
         p.copy(key("b"), 0, 0, [content(0, n) for n in range(2)])
         wait(lambda: counted(d, metrics.BUFFER_BUSY) >= 2)
-        assert p.sender.budget.used == 4 * BLOCK
+        assert p.sender.store.used == 4 * BLOCK
         d.load("ra", key("a"), p, first=0, count=2)
         assert outcomes(d) == [Outcome.OK]
         p.copy(key("b"), 1, 0, [content(1, n) for n in range(2)])
-        wait(lambda: p.sender.budget.used == 2 * BLOCK)
+        wait(lambda: p.sender.store.used == 2 * BLOCK)
         d.load("rb", key("b"), p, first=0, count=2)
         assert outcomes(d, 2) == [Outcome.OK, Outcome.OK]
         assert whole(d)
@@ -117,7 +117,7 @@ def test_the_host_pool_takes_over_when_the_buffer_is_full() -> None:
         for letter in "ab":
             d.expect(key(letter), p, blocks=2)
             copy(p, key(letter), 1)
-        p.sender.spilling._budget.bound = 1
+        p.sender.spilling._store.bound = 1
         wait(lambda: ahead.used == (PAGE, PAGE))
 
 
@@ -132,7 +132,7 @@ def test_what_no_request_claims_is_dropped_and_prefill_is_told() -> None:
         ahead = d.receiver.ahead
         wait(lambda: ahead.used == (0, 0))
         assert counted(d, metrics.UNCLAIMED) == 1
-        assert p.sender.budget.used == 0
+        assert p.sender.store.used == 0
 
 
 def test_what_prefill_gives_up_leaves_the_buffer() -> None:
@@ -151,7 +151,7 @@ def test_a_prompt_that_is_whole_in_the_buffer_survives_its_prefill() -> None:
         d.expect(key(), p, blocks=2, identity=IDENTITY)
         copy(p, key())
         wait(lambda: counted(d, metrics.BUFFERED_BYTES))
-        p.sender.spilling._budget.bound = 1  # all of it is too much now
+        p.sender.spilling._store.bound = 1  # all of it is too much now
         wait(lambda: counted(d, metrics.BUFFERED_BYTES) == 4 * BLOCK)
         p.sender.stop()
         d.load("r", key(), p, first=0, count=2)
@@ -164,7 +164,7 @@ def test_the_same_prompt_of_another_try_is_found_by_its_content() -> None:
             PrefillRank(keep_s=60, timeout_s=40) as other:
         d.expect(key(attempt=1), p, blocks=2, identity=IDENTITY)
         copy(p, key(attempt=1))
-        p.sender.spilling._budget.bound = 1
+        p.sender.spilling._store.bound = 1
         wait(lambda: counted(d, metrics.BUFFERED_BYTES) == 4 * BLOCK)
         p.sender.stop()
         d.load("r", key(attempt=2), other, first=0, count=2, identity=IDENTITY)
@@ -184,15 +184,15 @@ def test_decode_may_pull_and_then_gets_no_more_than_its_window_at_once(window: i
         assert outcomes(d) == [Outcome.OK]
         assert whole(d, 5)
         assert p.wait_reports(deadline_s=40)[0].size == 10 * BLOCK
-        assert p.sender.budget.used == 0
+        assert p.sender.store.used == 0
 
 
 def test_the_buffer_and_pulling_together() -> None:
     with pair(keep=10 * BLOCK, window=1) as (p, d):
         d.expect(key(), p, blocks=4)
         copy(p, key(), 4)
-        wait(lambda: p.sender.budget.used <= 5 * BLOCK)
+        wait(lambda: p.sender.store.used <= 5 * BLOCK)
         d.load("r", key(), p, first=1, count=3)
         assert outcomes(d) == [Outcome.OK]
         assert all(d.cache[region, 101 + n] == content(region, 1 + n) for region in range(2) for n in range(3))
-        wait(lambda: p.sender.budget.used == 0)
+        wait(lambda: p.sender.store.used == 0)

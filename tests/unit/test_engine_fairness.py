@@ -7,7 +7,6 @@ from functools import partial
 
 from kv_ranks import DecodeRank, PrefillRank, key
 
-from xpyd_sidecar.engine.bounds import NOW
 from xpyd_sidecar.engine.sender import Kept
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
@@ -17,14 +16,12 @@ KEEP = 48 * BLOCK
 
 
 def keep(p: PrefillRank, which: Key, holder: str, region: int, first: int) -> bool:
-    """As the engine's thread does it: reserve, copy, hand over; no memory is really needed for what is never read."""
-    if not p.sender.budget.reserve(BLOCK, holder):
+    """As the engine's thread does it: lease, copy, hand over."""
+    lease = p.sender.store.lease(BLOCK, holder)
+    if lease is None:
         return False
-    p.sender.push(which, Copy(region, first, 1, Kept(memoryview(DATA), NOW, holder)))
+    p.sender.push(which, [Copy(region, first, 1, Kept(lease.chunk.view, lease))])
     return True
-
-
-DATA = bytes(BLOCK)
 
 
 def test_a_stopped_peer_leaves_others_their_share_and_their_speed() -> None:
@@ -40,7 +37,7 @@ def test_a_stopped_peer_leaves_others_their_share_and_their_speed() -> None:
             time.sleep(0.01)
         while keep(p, key("a"), "stopped", 1, blocks - 1 - taken % 2):
             taken += 1
-        held = p.sender.budget.used
+        held = p.sender.store.used
         assert KEEP // 2 < held < KEEP
         for number in range(6):
             which = key("bcdef0"[number])
@@ -52,7 +49,7 @@ def test_a_stopped_peer_leaves_others_their_share_and_their_speed() -> None:
             other.wait(partial(done, other, number + 1), deadline_s=60)
         assert {one.outcome for one in other.finished} == {Outcome.OK}
         assert not stopped.finished
-        assert p.sender.budget.used >= held - 4 * BLOCK, "what was kept for the stopped one is still there"
+        assert p.sender.store.used >= held - 4 * BLOCK, "what was kept for the stopped one is still there"
 
 
 def done(rank: DecodeRank, count: int) -> bool:

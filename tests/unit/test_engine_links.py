@@ -49,7 +49,7 @@ def ways(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.Monke
     if request.param == "arena":
         forbid_process_vm(monkeypatch)
     if request.param == "mapped":
-        monkeypatch.setattr(kv_ranks, "kept", kv_ranks.mapped_copy)
+        monkeypatch.setattr(kv_ranks, "memory", kv_ranks.mapped_memory)
     return Ways("tcp" if request.param == "tcp" else "shm", folder)
 
 
@@ -105,7 +105,7 @@ def test_bytes_come_over_every_link(ways: Ways, direct: bool, cover: bool, reque
         assert whole(d)
         assert d.moved == {name_of(ways, request): REGIONS * 4 * 1000}
         assert p.wait_reports()[0].size == REGIONS * 4 * 1000
-        assert p.sender.budget.used == 0
+        assert p.sender.store.used == 0
 
 
 @pytest.mark.parametrize("direct", [True, False], ids=["in place", "staged"])
@@ -249,7 +249,7 @@ def test_memory_that_cannot_be_read_after_all_goes_over_tcp(monkeypatch: pytest.
             d.wait_outcomes("ab".index(name) + 1)
         assert [one.outcome for one in d.finished] == [Outcome.OK] * 2
         assert set(d.moved) == {"tcp"}
-        assert p.sender.budget.used == 0
+        assert p.sender.store.used == 0
 
 
 @fails("B5", "what turns out to be unreadable goes over TCP, although transport is shm, and an arena is not tried")
@@ -406,18 +406,18 @@ def test_decode_killed_in_the_middle_leaves_no_memory_descriptor_or_file_at_pref
         link: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = 1 << 20
     if link == "mapped":
-        monkeypatch.setattr(kv_ranks, "kept", kv_ranks.mapped_copy)
+        monkeypatch.setattr(kv_ranks, "memory", kv_ranks.mapped_memory)
     ways = Ways("tcp" if link == "tcp" else "shm", folder)
     with PrefillRank(block=size, keep_bytes=128 << 20, keep_s=60, ways=ways, timeout_s=20) as p:
         before = sockets_and_arenas()
         for region in range(REGIONS):
             p.copy(key(), region, 0, [bytes([region]) * size] * 40)
         with DecodeProcess(link, folder, p.address, block=size, count=40) as d:
-            assert p.sender.budget.used == REGIONS * 40 * size
+            assert p.sender.store.used == REGIONS * 40 * size
             assert sockets_and_arenas() - before
             d.process.send_signal(signal.SIGKILL)
             assert [one.outcome for one in p.wait_reports()] == [Outcome.PEER_LOST]
-        assert p.sender.budget.used == 0
+        assert p.sender.store.used == 0
         assert not p.sender._peers
         assert sockets_and_arenas() <= before
         assert arena.PREFIX not in Path("/proc/self/maps").read_text()
@@ -465,7 +465,7 @@ def test_a_mistake_of_ours_ends_the_connection_and_not_the_thread(
                 push(p)
             assert d.wait_outcomes() == [Outcome.PEER_LOST]
             assert p.wait_reports()[0].outcome is Outcome.PEER_LOST
-        assert p.sender.budget.used == 0
+        assert p.sender.store.used == 0
         push(p, "b")
         d.load("r2", key("b"), p, first=0, count=4)
         assert d.wait_outcomes(2)[-1] is Outcome.OK
@@ -487,7 +487,7 @@ def test_decode_stopped_in_the_middle_is_given_up_and_prefill_gets_its_memory_ba
         assert inside.wait(10)
         push(p)
         assert p.wait_reports(deadline_s=20)[0].outcome is Outcome.PEER_LOST
-        assert p.sender.budget.used == 0
+        assert p.sender.store.used == 0
         stand.set()
         assert d.wait_outcomes() == [Outcome.PEER_LOST]
         assert d.cache == {}

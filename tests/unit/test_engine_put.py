@@ -22,9 +22,8 @@ def push(which: Key, holder: str = "d") -> Push:
 
 def test_the_step_goes_on_when_all_copies_have_left() -> None:
     put = Put(20, 60)
-    tally = put.tally(key("a"))
-    put.tally(key("a"))
-    left = threading.Timer(0.05, lambda: (tally.down(), tally.down()))
+    gone = put.tally(key("a"), 2)
+    left = threading.Timer(0.05, lambda: (gone(), gone()))
     left.start()
     counts = put.wait_left([push(key("a"))])
     left.join()
@@ -34,22 +33,22 @@ def test_the_step_goes_on_when_all_copies_have_left() -> None:
 
 def test_a_late_transfer_goes_on_without_waiting_and_so_do_others_of_its_peer() -> None:
     put = Put(0.05, 60)
-    put.tally(key("a"))
-    put.tally(key("b"))
+    put.tally(key("a"), 1)
+    put.tally(key("b"), 1)
     counts = put.wait_left([push(key("a")), push(key("b"), "other")])
     assert counts[metrics.PUT_LATE] == 2, "both have waited for the same time"
     for which, holder in ((key("a"), "d"), (key("c"), "d"), (key("b"), "third")):
-        put.tally(which)
+        put.tally(which, 1)
         counts = put.wait_left([push(which, holder)])
         assert metrics.PUT_LATE not in counts
 
 
 def test_after_a_while_a_late_peer_is_waited_for_again() -> None:
     put = Put(0.01, 0.05)
-    put.tally(key("a"))
+    put.tally(key("a"), 1)
     put.wait_left([push(key("a"))])
     time.sleep(0.06)
-    put.tally(key("b"))
+    put.tally(key("b"), 1)
     assert put.wait_left([push(key("b"))])[metrics.PUT_LATE] == 1
 
 
@@ -64,10 +63,9 @@ def test_copies_leave_with_ready_and_are_late_without(asked: bool, marks: Callab
         if asked:
             d.load("r", key(), p, first=0, count=2)
         put = Put(40 if asked else 0.05, 60)
-        tally = put.tally(key())
-        put.tally(key())
+        gone = put.tally(key(), 2)
         for region in range(2):
-            p.copy(key(), region, 0, [content(region, 0), content(region, 1)], gone=tally.down)
+            p.copy(key(), region, 0, [content(region, 0), content(region, 1)], gone=gone)
         counts = put.wait_left([push(key())])
         assert counts.get(metrics.PUT_LATE, 0) == (0 if asked else 1)
         if not asked:

@@ -28,7 +28,7 @@ def test_missing_blocks_arrive_in_their_places_and_prefill_hears_of_it() -> None
         assert d.cache == {(region, 100 + n): content(region, n) for region in range(REGIONS) for n in (1, 2, 3)}
         (report,) = p.wait_reports()
         assert (report.outcome, report.size) == (Outcome.OK, REGIONS * 3 * 1000)
-        assert p.sender.budget.used == 0
+        assert p.sender.store.used == 0
 
 
 def test_ready_may_come_before_anything_is_computed() -> None:
@@ -261,7 +261,7 @@ def test_after_an_abandoned_load_nothing_is_written() -> None:
         d.poll()
         assert d.cache == {}
         assert p.wait_reports()[0].outcome is Outcome.ABORTED
-        assert p.sender.budget.used == 0
+        assert p.sender.store.used == 0
 
 
 def test_its_thread_ends() -> None:

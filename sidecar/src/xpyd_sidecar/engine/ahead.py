@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.engine.bounds import Chunk
-from xpyd_sidecar.engine.pool import Arena
+from xpyd_sidecar.engine.store import Arena
 from xpyd_sidecar.kv.blocks import runs
 from xpyd_sidecar.kv.buddy import Buddy
 from xpyd_sidecar.kv.buffer import Buffer, Cut, Place

@@ -1,10 +1,11 @@
-"""What keeps the connector's memory bounded: a budget of bytes for copies out, chunks for payloads on their way in.
+"""Marks of copies, and what keeps payloads on their way in bounded.
 
 Free of torch, like the threads that use it.
 """
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
@@ -14,13 +15,20 @@ class Mark(Protocol):
     """A moment in the order of copies."""
 
     def done(self) -> bool:
-        """Whether every copy before it is complete."""
+        """Whether every copy before it is complete; never waits."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until they are, about that long at most (a device's own may take longer). Whether they are."""
 
 
 class Now:
     """A mark that has passed."""
 
     def done(self) -> bool:
+        """Always."""
+        return True
+
+    def wait(self, seconds: float) -> bool:
         """Always."""
         return True
 
@@ -38,25 +46,32 @@ class Chunk(NamedTuple):
 
 
 class Staging:
-    """Chunks of one size for payloads on their way in: at most ``most``, made when first needed. Safe across threads."""
+    """Chunks of one size for payloads on their way in: at most ``most``, made when first needed. Safe across threads.
+
+    The one that was made first is taken first: those in use are neighbours where ``make`` makes neighbours, and a device
+    copies neighbours at once.
+    """
 
     def __init__(self, make: Callable[[], Chunk], most: int) -> None:
         self._make = make
         self._most = most
         self._lock = threading.Lock()
-        self._free: list[Chunk] = []
-        self._made = 0
+        self._free: list[tuple[int, Chunk]] = []
+        """A heap, by number."""
+        self._numbers: dict[int, int] = {}
+        """By the identity of a chunk's view, which lives as long as the chunk."""
         self._waiting: Callable[[], None] | None = None
 
     def take(self) -> Chunk | None:
         """A chunk, or None where all are in use; ``on_free`` tells when to ask again."""
         with self._lock:
             if self._free:
-                return self._free.pop()
-            if self._made >= self._most:
+                return heapq.heappop(self._free)[1]
+            if len(self._numbers) >= self._most:
                 return None
-            self._made += 1
-        return self._make()
+            made = self._make()
+            self._numbers[id(made.view)] = len(self._numbers)
+            return made
 
     def give(self, chunk: Chunk) -> None:
         """Return a chunk."""
@@ -64,7 +79,7 @@ class Staging:
             chunk.home()
             return
         with self._lock:
-            self._free.append(chunk)
+            heapq.heappush(self._free, (self._numbers[id(chunk.view)], chunk))
             waiting = self._waiting
         if waiting is not None:
             waiting()
@@ -82,10 +97,10 @@ class Tally:
         self._count = 0
         self._changed = threading.Condition()
 
-    def up(self) -> None:
-        """One more."""
+    def up(self, count: int = 1) -> None:
+        """So many more."""
         with self._changed:
-            self._count += 1
+            self._count += count
 
     def down(self) -> None:
         """One has left."""
@@ -98,46 +113,3 @@ class Tally:
         """Wait until none is left, that long at most. Whether none is."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._count, seconds)
-
-
-class Budget:
-    """A bound on bytes, safe across threads, which no single holder can take whole.
-
-    A holder may have up to ``SHARE`` times what is free after it has taken its part (dynamic thresholds: Choudhury and
-    Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998). So one peer that stops keeps at most
-    SHARE / (SHARE + 1) of the bound from the others, and a second one as much of the rest.
-    """
-
-    SHARE: Final = 4
-
-    def __init__(self, bound: int) -> None:
-        self.bound = bound
-        self._used = 0
-        self._of: dict[str, int] = {}
-        self._lock = threading.Lock()
-
-    def reserve(self, size: int, holder: str = "") -> bool:
-        """Take ``size`` bytes if they are left, and are within the holder's share; the holder "" has no share."""
-        with self._lock:
-            left = self.bound - self._used - size
-            mine = self._of.get(holder, 0) + size
-            if left < 0 or (holder and mine > self.SHARE * left):
-                return False
-            self._used += size
-            if holder:
-                self._of[holder] = mine
-            return True
-
-    def free(self, size: int, holder: str = "") -> None:
-        """Give ``size`` bytes back."""
-        with self._lock:
-            self._used -= size
-            if holder:
-                self._of[holder] -= size
-                if not self._of[holder]:
-                    del self._of[holder]
-
-    @property
-    def used(self) -> int:
-        """Bytes taken."""
-        return self._used

@@ -129,9 +129,8 @@ class XpydConnector(KVConnectorBase_V1):
         self.scheduler.heard(connector_output)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """A request has ended; its blocks may go, since sends are copies."""
-        self.scheduler.ended(request)
-        return False, None
+        """A request has ended. Sends are copies, so its blocks may go once they are made."""
+        return self.scheduler.ended(request), None
 
     def has_pending_push_work(self) -> bool:
         """Whether the engine must keep stepping."""

@@ -9,12 +9,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.engine.ahead import Expecting
 from xpyd_sidecar.engine.arrivals import Arrived
 from xpyd_sidecar.engine.bounds import Chunk, Mark, Staging
-from xpyd_sidecar.engine.memory import Memory
+from xpyd_sidecar.engine.completions import Completions
+from xpyd_sidecar.engine.memory import Memory, Move
 from xpyd_sidecar.engine.nap import NAP_S
 from xpyd_sidecar.engine.notes import Forwards, Noting, packed
 from xpyd_sidecar.engine.receiver import Receiver
@@ -29,7 +33,7 @@ class Loading:
     """Of one rank."""
 
     def __init__(self, rank: int, memory: Memory, receiver: Receiver, loads: Receiving, *, staging: Staging,
-                 forwards: Forwards) -> None:
+                 forwards: Forwards, completions: Completions) -> None:
         self.reports: list[LoadReport] = []
         self.moved: dict[str, int] = {}
         """Bytes that have come, by link."""
@@ -42,7 +46,9 @@ class Loading:
         self._loads = loads
         self._forwards = forwards
         self._noting = Noting()
-        self._placing: list[tuple[Mark, Chunk]] = []
+        self._completions = completions
+        self._moves: list[tuple[str, Chunk, Move]] = []
+        """Of this poll: the request, what its blocks are in, and where they go."""
         self._marks: dict[str, Mark] = {}
         self._done: list[Finished] = []
 
@@ -72,12 +78,10 @@ class Loading:
         now = time.monotonic()
         end = now + NAP_S if calm else now
         self._take_in(now)
-        while now < end and not (self._done or self._placing or self._marks):
+        while now < end and not (self._done or self._marks):
             self._receiver.inbox.nap(end - now)
             now = time.monotonic()
             self._take_in(now)
-        while self._placing and self._placing[0][0].done():
-            self._staging.give(self._placing.pop(0)[1])
         return self._take_done()
 
     def _take_in(self, now: float) -> None:
@@ -89,6 +93,21 @@ class Loading:
                 self._carry_out(self._loads.broken(event.key, event.source, (event.outcome, event.reason), now,
                                                    final=event.final))
         self._carry_out(self._loads.tick(now))
+        self._scatter()
+
+    def _scatter(self) -> None:
+        """Copy all that has arrived into its blocks, together; chunks go back when that is complete."""
+        if not self._moves:
+            return
+        moves, self._moves = self._moves, []
+        mark = self._memory.scatter([move for *_, move in moves])
+        for request, *_ in moves:
+            self._marks[request] = mark
+        self._completions.add(mark, partial(self._give_back, [chunk for _, chunk, _ in moves]))
+
+    def _give_back(self, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            self._staging.give(chunk)
 
     def _place(self, event: Arrived) -> None:
         place = self._loads.arrived(event.key, event.source, event.region, (event.first, event.blocks), event.size)
@@ -101,12 +120,10 @@ class Loading:
         if event.chunk is None:  # it is in its blocks
             self._carry_out(self._loads.placed(event.key))
             return
-        mark = self._memory.place(place.region, place.ids, event.chunk, event.size, head=place.head, heads=place.heads)
-        if mark.done():
-            self._staging.give(event.chunk)
-        else:
-            self._placing.append((mark, event.chunk))
-        self._marks[place.request] = mark
+        whole = event.chunk.tensor  # one that is nearly full goes as it is, with its neighbours
+        packed = whole if 2 * event.size > len(whole) else whole[:event.size]
+        self._moves.append((place.request, event.chunk, Move(place.region, np.array(place.ids, np.int64), packed,
+                                                             head=place.head, heads=place.heads)))
         self._carry_out(self._loads.placed(event.key))
 
     def _take_done(self) -> tuple[set[str], set[str]]:

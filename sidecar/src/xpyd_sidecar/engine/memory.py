@@ -1,13 +1,13 @@
 """The KV cache as arrays of blocks, and the copies out of it and into it.
 
-Only the engine's own thread calls ``copy_out`` and ``place``; what else may write is in ``engine.gates``. On CPU both are
-plain copies. On CUDA both run on one side stream, ordered against the compute stream by events in both directions:
+Only the engine's own thread calls ``gather`` and ``scatter``; what else may write is in ``engine.gates``. On CPU both are
+plain copies. On CUDA both run on one side stream (``engine.device``), after all work that the compute stream has by then:
 
-    compute  ──[layer writes KV]──┬────────────────────▶ fence() ▲──[a later step may reuse the blocks]──▶
-    side                          └─[gather, copy to pinned host]─┘           (wait_event, no host waits)
+    compute  ──[forward writes KV]──┬──────────────[next forward]──        the blocks are kept until the mark has passed
+    side                            └─[gather]─[copy to host]──▶ Mark
 
-    compute  ──[earlier steps]──┬──────────────────────────────────────▶ (blocks are read only after ``Mark.done``)
-    side                        └─[pinned host to device, scatter]──▶ Mark
+    compute  ──[earlier steps]──┬──────────────────────────────────        blocks are read only after the mark
+    side                        └─[scatter from host]──▶ Mark
 
 Nothing here needs vLLM, so that it can be tested with torch alone.
 """
@@ -18,8 +18,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from xpyd_sidecar.engine import device
 from xpyd_sidecar.engine.bounds import NOW, Chunk, Mark
 from xpyd_sidecar.engine.gates import Cache
 from xpyd_sidecar.engine.links import mapped
@@ -30,11 +33,19 @@ from xpyd_sidecar.kv.mapping import UNKNOWN, Array, Kind
 logger = logging.getLogger(__name__)
 
 
-class Outgoing(NamedTuple):
-    """Blocks copied out: valid once ``mark`` is done, for as long as it is referenced."""
+class Move(NamedTuple):
+    """Blocks ``ids`` of as many arrays as there are ``starts``, from ``region`` on, and packed memory for them.
 
-    data: memoryview
-    mark: Mark
+    Array ``region + i`` has its blocks, one behind the other, from byte ``starts[i]`` of ``packed`` (a tensor of bytes) on.
+    """
+
+    region: int
+    ids: NDArray[np.int64]
+    packed: Any
+    starts: Sequence[int] = (0,)
+    head: int = 0
+    heads: int = 0
+    """So many heads of each block, from ``head`` on; 0: whole blocks."""
 
 
 class Memory:
@@ -62,8 +73,9 @@ class Memory:
             raise ConfigError("kv connector: the model has no KV cache to move")
         self.block_bytes = tuple(region[0].numel() * region.element_size() for region in self.regions)
         self.device = self.regions[0].device
-        self._side: Any = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self._last: Any = None
+        self._mover = device.Mover(self.device) if self.device.type == "cuda" else None
+        self._views: dict[tuple[int, int, int], tuple[device.View, int]] = {}
+        self._ranges: dict[tuple[int, int, int, int], list[tuple[device.View, list[int], list[int]]]] = {}
 
     @property
     def total_block_bytes(self) -> int:
@@ -85,77 +97,97 @@ class Memory:
 
     def caches(self) -> list[Cache | None]:
         """Arrays whose blocks other threads may write as bytes, inside a gate; None on a device, or where strided."""
-        return [_cache(region) if self._side is None and region.is_contiguous() else None for region in self.regions]
+        return [_cache(region) if self._mover is None and region.is_contiguous() else None for region in self.regions]
 
-    def index(self, ids: Sequence[int]) -> torch.Tensor:
-        """Block ids as a tensor on the cache's device, to be used for several regions."""
-        index = torch.tensor(ids, dtype=torch.int64)
-        return index if self._side is None else index.pin_memory().to(self.device, non_blocking=True)
+    @property
+    def at_once(self) -> bool:
+        """Whether layers are copied out as they are written: what runs on the host is done when it is called."""
+        return self._mover is None
 
-    def copy_out(self, region: int, index: torch.Tensor, into: Chunk | None = None) -> Outgoing:
-        """Copy blocks out of one region, in the order of ``index``, packed; ``into`` memory of their size, if given."""
-        source = self.regions[region]
-        shape = (len(index), *source.shape[1:])
-        place = into.tensor.view(source.dtype).view(shape) if into is not None else None
-        if self._side is None:
-            if place is None:
-                return Outgoing(_bytes(source.index_select(0, index)), NOW)
-            torch.index_select(source, 0, index, out=place)
-            return Outgoing(_bytes(place), NOW)
-        compute = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(self._side):
-            self._side.wait_stream(compute)
-            packed = source.index_select(0, index)
-            host = place if place is not None else torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
-            host.copy_(packed, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(self._side)
-        self._last = event
-        return Outgoing(_bytes(host), CudaMark(event, (packed, index), self.device))
+    def prepare(self, slab_bytes: int) -> None:
+        """Take the device memory that copies out pass through, and have the kernels compiled; nothing on a CPU."""
+        if self._mover is not None:
+            self._mover.prepare(slab_bytes)
+            for shape in {self._view(region, 0, 0)[0].shape for region in range(len(self.regions))}:
+                self._mover.compile(shape)
+
+    @property
+    def launches(self) -> int:
+        """Kernels and copies that were enqueued on a device so far."""
+        return self._mover.launches if self._mover is not None else 0
+
+    @property
+    def most_bytes(self) -> int | None:
+        """Packed bytes that one ``Move`` of ``gather`` may have; None: no bound."""
+        return None if self._mover is None else self._mover.slab_bytes
+
+    def gather(self, moves: Sequence[Move]) -> Mark:
+        """Copy blocks out of the cache, in the order of their ids. Packed memory is valid once the mark has passed."""
+        if self._mover is not None:
+            return self._mover.out([(self._rows(move), move.packed) for move in moves])
+        for move in moves:
+            index = torch.from_numpy(move.ids)
+            for at, start in enumerate(move.starts):
+                source = self.regions[move.region + at]
+                size = len(index) * self.block_bytes[move.region + at]
+                place = move.packed[start:start + size].view(source.dtype).view(len(index), *source.shape[1:])
+                torch.index_select(source, 0, index, out=place)
+        return NOW
+
+    def scatter(self, moves: Sequence[Move]) -> Mark:
+        """Copy packed blocks into the cache. Packed memory is in use until the mark has passed."""
+        if self._mover is not None:
+            return self._mover.into([(self._rows(move), move.packed) for move in moves])
+        for move in moves:
+            first, count = int(move.ids[0]), len(move.ids)
+            run = first + count - 1 == move.ids[-1] and bool((np.diff(move.ids) == 1).all())
+            for at, start in enumerate(move.starts):
+                target = self._part(move.region + at, move.head, move.heads)
+                size = count * target[0].numel() * target.element_size()
+                packed = move.packed[start:start + size].view(target.dtype).view(count, *target.shape[1:])
+                if run:
+                    target[first:first + count].copy_(packed)
+                else:
+                    target.index_copy_(0, torch.from_numpy(move.ids), packed)
+        return NOW
 
     def fence(self) -> None:
-        """Later work of the compute stream waits for the copies out; the host does not."""
-        if self._last is not None:
-            torch.cuda.current_stream(self.device).wait_event(self._last)
-            self._last = None
+        """Later work of the compute stream waits for the copies out that are under way; the host does not."""
+        if self._mover is not None:
+            self._mover.fence()
 
-    def place(self, region: int, ids: Sequence[int], chunk: Chunk, size: int, *, head: int = 0, heads: int = 0) -> Mark:
-        """Write packed blocks into one region, or ``heads`` heads of each from ``head`` on.
+    def _part(self, region: int, head: int, heads: int) -> torch.Tensor:
+        return self.regions[region].narrow(1, head, heads) if heads else self.regions[region]
 
-        The chunk is in use until the mark is done.
-        """
-        target = self.regions[region]
-        if heads:
-            target = target.narrow(1, head, heads)
-        packed = chunk.tensor[:size].view(target.dtype).view(len(ids), *target.shape[1:])
-        if self._side is None:
-            if ids[-1] - ids[0] == len(ids) - 1 and list(ids) == list(range(ids[0], ids[0] + len(ids))):
-                target[ids[0]:ids[0] + len(ids)].copy_(packed)
-            else:
-                target.index_copy_(0, torch.tensor(ids, dtype=torch.int64), packed)
-            return NOW
-        compute = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(self._side):
-            self._side.wait_stream(compute)
-            index = torch.tensor(ids, dtype=torch.int64).pin_memory().to(self.device, non_blocking=True)
-            target.index_copy_(0, index, packed.to(self.device, non_blocking=True))
-            event = torch.cuda.Event()
-            event.record(self._side)
-        return CudaMark(event, (index,), self.device)
+    def _view(self, region: int, head: int, heads: int) -> tuple[device.View, int]:
+        """How an array, or so many heads of it, lies in device memory, and where."""
+        known = self._views.get((region, head, heads))
+        if known is None:
+            part = self._part(region, head, heads)
+            known = self._views[region, head, heads] = device.view_of(part), part.data_ptr()
+        return known
 
+    def _rows(self, move: Move) -> list[device.Rows]:
+        base = move.packed.data_ptr()
+        if len(move.starts) == 1:
+            view, array = self._view(move.region, move.head, move.heads)
+            return [device.Rows(view, (array,), (base + move.starts[0],), move.ids)]
+        alike = self._alike(move.region, len(move.starts), move.head, move.heads)
+        return [device.Rows(view, arrays, [base + move.starts[at] for at in places], move.ids)
+                for view, arrays, places in alike]
 
-class CudaMark:
-    """A mark that a CUDA event stands for; it keeps alive what the copies read. Asked by any thread."""
-
-    def __init__(self, event: Any, keep: tuple[torch.Tensor, ...], device: torch.device) -> None:
-        self._event = event
-        self._keep = keep
-        self._device = device
-
-    def done(self) -> bool:
-        """Whether the event has passed; never waits."""
-        with torch.cuda.device(self._device):  # a thread begins with device 0, where asking would make a context
-            return bool(self._event.query())
+    def _alike(self, region: int, count: int, head: int, heads: int) -> list[tuple[device.View, list[int], list[int]]]:
+        """Of so many arrays from one on: those that look alike, where they are, and which they are."""
+        known = self._ranges.get((region, count, head, heads))
+        if known is None:
+            groups: dict[device.View, tuple[list[int], list[int]]] = {}
+            for at in range(count):
+                view, array = self._view(region + at, head, heads)
+                arrays, places = groups.setdefault(view, ([], []))
+                arrays.append(array)
+                places.append(at)
+            known = self._ranges[region, count, head, heads] = [(view, *group) for view, group in groups.items()]
+        return known
 
 
 def chunk(size: int, *, pinned: bool) -> Chunk:

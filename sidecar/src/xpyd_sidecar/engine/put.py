@@ -7,12 +7,16 @@ stuck costs one wait per ``again_s``, whatever the number of its transfers.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.engine.bounds import Tally
+from xpyd_sidecar.engine.bounds import NOW, Mark, Tally
 from xpyd_sidecar.kv.keys import Key, Recent
 from xpyd_sidecar.kv.offers import Push
+
+FORWARD_S: Final = 300.0
+"""The longest that a device may take for a step: vLLM's own limit for one."""
 
 
 class Put:
@@ -24,16 +28,26 @@ class Put:
         self._tallies: dict[Key, Tally] = {}
         self._late: Recent[Key, None] = Recent()
         self._slow: Recent[str, float] = Recent()
+        self._mark: Mark = NOW
 
-    def tally(self, key: Key) -> Tally:
-        """Counts one copy of a transfer more, in this step."""
+    def tally(self, key: Key, copies: int) -> Callable[[], None]:
+        """So many copies of a transfer more, in this step. What to call when one of them has left."""
         tally = self._tallies.setdefault(key, Tally())
-        tally.up()
-        return tally
+        tally.up(copies)
+        return tally.down
+
+    def enqueued(self, mark: Mark) -> None:
+        """The copies of this step are complete when it passes: a device may not have begun the step yet."""
+        self._mark = mark
 
     def wait_left(self, pushes: Sequence[Push]) -> dict[str, float]:
         """Wait for the copies of this step. Metrics and what to add to them."""
         tallies, self._tallies = self._tallies, {}
+        mark, self._mark = self._mark, NOW
+        began = time.monotonic()
+        while tallies and not mark.wait(1.0):
+            if time.monotonic() - began > FORWARD_S:
+                raise TimeoutError(f"the copies of a step are not complete {FORWARD_S:.0f} s after it was enqueued")
         began = time.monotonic()
         end = began + self._wait_s
         counts: dict[str, float] = {}

@@ -50,7 +50,7 @@ def prepare(options: KvOptions, ways: Ways, largest_frame: int, keep: int, copie
         logger.info("xpyd: no RDMA between hosts: %s", reason)
         return ways._replace(no_nixl=reason), None, copies
     logger.info("xpyd: %d MiB of copies can be read over NIXL %s", keep >> 20, reading.hub.version)
-    held = whole  # for as long as peers may read it, whoever drops the pool
+    held = whole  # for as long as peers may read it, whoever drops the store
     return ways._replace(nixl=reading.ours()), reading, lambda _: held
 
 

@@ -46,6 +46,8 @@ class Orders(KVConnectorMetadata):
 
     pushes: list[Push] = field(default_factory=list)
     releases: list[Release] = field(default_factory=list)
+    reclaims: list[Key] = field(default_factory=list)
+    """Transfers whose blocks go back before this step's forward, since their request was preempted."""
     loads: list[LoadOrder] = field(default_factory=list)
     fails: list[FailOrder] = field(default_factory=list)
     abandons: list[str] = field(default_factory=list)
@@ -62,8 +64,8 @@ class Orders(KVConnectorMetadata):
     @property
     def idle(self) -> bool:
         """Nothing is to be done in this step."""
-        return not (self.tokens or self.pushes or self.releases or self.loads or self.fails or self.abandons
-                    or self.expects)
+        return not (self.tokens or self.pushes or self.releases or self.reclaims or self.loads or self.fails
+                    or self.abandons or self.expects)
 
 
 class SendReport(NamedTuple):
@@ -74,6 +76,14 @@ class SendReport(NamedTuple):
     outcome: Outcome
     reason: str
     size: int
+
+
+class CopiedReport(NamedTuple):
+    """A rank has copied out a prompt's blocks up to ``upto``: it does not need them in the cache any more."""
+
+    rank: int
+    key: Key
+    upto: int
 
 
 class LoadReport(NamedTuple):
@@ -104,6 +114,7 @@ class Report(KVConnectorWorkerMetadata):
     load_notes: list[tuple[Key, bytes]] = field(default_factory=list)
     first_notes: list[tuple[Key, bytes]] = field(default_factory=list)
     """``contract.timeline.First``."""
+    copied: list[CopiedReport] = field(default_factory=list)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Both reports in one."""
@@ -112,7 +123,7 @@ class Report(KVConnectorWorkerMetadata):
         counts = {name: self.counts.get(name, 0) + other.counts.get(name, 0) for name in self.counts | other.counts}
         return Report(self.sends + other.sends, self.loads + other.loads, moved, counts, self.levels | other.levels,
                       self.sent_notes + other.sent_notes, self.load_notes + other.load_notes,
-                      self.first_notes + other.first_notes)
+                      self.first_notes + other.first_notes, self.copied + other.copied)
 
 
 @dataclass

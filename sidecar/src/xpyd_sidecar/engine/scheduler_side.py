@@ -179,6 +179,9 @@ class SchedulerSide:
             self._carrying.pair(self._pairing.newer())
             self._expect()
             self._carrying.orders.tokens = sum(output.num_scheduled_tokens.values())
+            for name in output.preempted_req_ids or ():
+                if (key := self._offers.uncopied(name)) is not None:
+                    self._carrying.orders.reclaims.append(key)
             for request in output.scheduled_new_reqs:
                 if (loaded := self._loaded_now.pop(request.req_id, None)) is not None:
                     self._carrying.ring.mark(loaded, "admitted", sends=False)
@@ -227,6 +230,8 @@ class SchedulerSide:
         report = output.kv_connector_worker_meta
         with self._lock:
             if isinstance(report, Report):
+                for copied in report.copied:
+                    self._offers.copied(*copied)
                 for send in report.sends:
                     self._carrying.offer(self._offers.rank_ended(*send))
                 for link, size in report.moved.items():
@@ -242,7 +247,7 @@ class SchedulerSide:
             for name in known:
                 self._loaded(name, self._carrying.expected.pop(name))
             output.finished_recving = known or None
-            output.finished_sending = None
+            output.finished_sending = self._offers.take_copied() or None
 
     def _remember(self, report: Report) -> None:
         for key, noted in report.sent_notes:
@@ -273,14 +278,15 @@ class SchedulerSide:
         self._carrying.pair(self._pairing.finished(
             name, bad.outcome if bad else Outcome.OK, bad.reason if bad else "", [one.key for one in reports]))
 
-    def ended(self, request: Any) -> None:
-        """A request has ended."""
+    def ended(self, request: Any) -> bool:
+        """A request has ended. Whether its blocks are still needed: ``heard`` says when they are not."""
         with self._lock:
             self._loaded_now.pop(request.request_id, None)
             self._loading.pop(request.request_id, None)
             self._waiting_since.pop(request.request_id, None)
             self._carrying.offer(self._offers.end(request.request_id))
             self._carrying.pair(self._pairing.end(request.request_id))
+            return self._offers.holds(request.request_id)
 
     def pending(self) -> bool:
         """Whether the engine must keep stepping although it has no requests.
@@ -308,7 +314,8 @@ class SchedulerSide:
 
     def _gauges_moved(self) -> dict[str, int]:
         now = {metrics.SENDS_OPEN: self._offers.open, metrics.RECEIVES_OPEN: self._pairing.open}
-        for name in (metrics.KEPT_BYTES, metrics.BUFFER_USED, metrics.POOL_USED, metrics.NCCL_GROUPS, metrics.NCCL_BYTES):
+        for name in (metrics.KEPT_BYTES, metrics.BLOCKS_WAITING, metrics.BUFFER_USED, metrics.POOL_USED,
+                     metrics.NCCL_GROUPS, metrics.NCCL_BYTES):
             now[name] = sum(levels.get(name, 0) for levels in self._levels.values())
         return {name: value for name, value in now.items() if self._gauges.get(name) != value}
 

@@ -1,7 +1,7 @@
 """Prefill's I/O thread of one rank: listens for decode ranks, keeps copies until they are asked for, and sends them.
 
-The engine's thread hands over copies (``push``) and takes reports (``take_reports``); neither waits. Copies count against a
-budget from before they are made until they have left or are dropped.
+The engine's thread, or the one that waits for copies, hands them over (``push``); the engine's takes reports
+(``take_reports``). Neither waits. The memory of a copy goes back to its store when it has left or is dropped.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, NamedTuple
 
 from xpyd_sidecar.contract import metrics
 from xpyd_sidecar.contract.ids import HostPort, join_host_port
-from xpyd_sidecar.engine.bounds import Budget, Mark
 from xpyd_sidecar.engine.links.base import Blocks, Sums
 from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.inviting import Arenas
@@ -29,6 +28,7 @@ from xpyd_sidecar.engine.notes import Noted, Noting
 from xpyd_sidecar.engine.peer import Peer
 from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.engine.spilling import Spilling
+from xpyd_sidecar.engine.store import Lease, Store
 from xpyd_sidecar.errors import ConfigError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import copies, frames, messages
 from xpyd_sidecar.kv.copies import Copy
@@ -42,12 +42,10 @@ CONNECTIONS_MAX: Final = 4096
 
 
 class Kept(NamedTuple):
-    """A copy of blocks in host memory."""
+    """A copy of blocks in host memory. ``view``: its bytes, of those that are leased for it."""
 
     view: memoryview
-    mark: Mark
-    holder: str = ""
-    """Decode instance that it is for: its share of the budget."""
+    lease: Lease
     gone: Callable[[], None] | None = None
     """Called once when the copy is let go."""
     sums: Sums | None = None
@@ -66,18 +64,19 @@ class Report(NamedTuple):
 class Sender:
     """The thread and its listening socket."""
 
-    def __init__(self, me: Me, machine: Sending[Kept], *, host: str, port: int, ways: Ways, keep_bytes: int,
+    def __init__(self, me: Me, machine: Sending[Kept], *, host: str, port: int, ways: Ways, store: Store,
                  peer_timeout_s: float, largest_frame: int = frames.FRAME_BYTES,
                  grouping: Grouping | None = None, reading: Reading | None = None) -> None:
-        """Bind and start. ``grouping``: makes links over NCCL, where there is a GPU for it; ``reading``: over NIXL.
+        """Bind and start. ``store``: where copies are; ``grouping``: makes links over NCCL, where there is a GPU for it;
+        ``reading``: over NIXL, where it is there.
 
         Raises:
             ConfigError: the address cannot be bound.
         """
         self.me = me
-        self.budget = Budget(keep_bytes)
+        self.store = store
         self._machine = machine
-        self.spilling = Spilling(machine, self.budget)
+        self.spilling = Spilling(machine, store)
         self._session_link = TcpLink()
         self._began: dict[Key, float] = {}
         self._noting = Noting()
@@ -90,10 +89,9 @@ class Sender:
         self.arenas = Arenas()
         self._timeout = peer_timeout_s
         self._peers: dict[int, Peer] = {}
-        self._copying: deque[tuple[Key, Copy[Kept]]] = deque()
         self._sent: dict[Key, int] = {}
         self._unsummed: deque[Sums] = deque()
-        """Of copies whose checksums are not made; each copy is in the budget."""
+        """Of copies whose checksums are not made; each copy is in the store."""
         self._reports: deque[Report] = deque()
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -107,11 +105,11 @@ class Sender:
         self._loop.watch(self._listener, selectors.EVENT_READ, self._accept)
         self._loop.start()
 
-    # --- from the engine's thread ---
+    # --- from other threads ---
 
-    def push(self, key: Key, copy: Copy[Kept]) -> None:
-        """Take a copy whose bytes are already in the budget."""
-        self._loop.post(partial(self._copied, key, copy))
+    def push(self, key: Key, made: Iterable[Copy[Kept]]) -> None:
+        """Take copies of a transfer that are complete."""
+        self._loop.post(partial(self._copied, key, made))
 
     def release(self, key: Key, outcome: Outcome, reason: str) -> None:
         """Let go of a transfer."""
@@ -132,12 +130,9 @@ class Sender:
 
     # --- on the loop's thread ---
 
-    def _copied(self, key: Key, copy: Copy[Kept]) -> None:
-        if self._copying or not copy.data.mark.done():
-            self._copying.append((key, copy))
-            self._loop.hurry()
-            return
-        self._kept(key, copy)
+    def _copied(self, key: Key, made: Iterable[Copy[Kept]]) -> None:
+        for copy in made:
+            self._kept(key, copy)
         self._carry_out(self.spilling.relieve())
 
     def _kept(self, key: Key, copy: Copy[Kept]) -> None:
@@ -155,14 +150,6 @@ class Sender:
         self._unsummed.popleft().make()
         if self._unsummed:
             self._loop.post(self._sum_up)
-
-    def _drain_copies(self) -> None:
-        while self._copying and self._copying[0][1].data.mark.done():
-            key, copy = self._copying.popleft()
-            self._kept(key, copy)
-        if self._copying:
-            self._loop.hurry()
-            self._loop.post(self._drain_copies)
 
     def _accept(self, _: int) -> None:
         for _ in range(32):
@@ -289,14 +276,13 @@ class Sender:
             self._let_go(kept)
 
     def _let_go(self, kept: Kept) -> None:
-        self.budget.free(len(kept.view), kept.holder)
+        self.store.give(kept.lease)
         if kept.sums is not None:
             kept.sums.drop()
         if kept.gone is not None:
             kept.gone()
 
     def _tick(self, now: float) -> None:
-        self._drain_copies()
         self._carry_out(self._machine.tick(now))
         self._carry_out(self.spilling.relieve())
         for peer in list(self._peers.values()):

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any
 
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.engine.bounds import Budget
+from xpyd_sidecar.engine.store import Store
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.copies import Step
@@ -23,15 +23,15 @@ RETRY_MOST_S = 5.0
 
 
 class Spilling:
-    """The pressure on one sender's budget."""
+    """The pressure on one sender's store."""
 
-    def __init__(self, machine: Sending[Any], budget: Budget) -> None:
+    def __init__(self, machine: Sending[Any], store: Store) -> None:
         self.leaving = 0
-        """Bytes that are on their way out of the budget."""
+        """Bytes that are on their way out of the store."""
         self.counted: deque[tuple[str, float]] = deque()
         """Metrics and what to add, for the engine's thread to take."""
         self._machine = machine
-        self._budget = budget
+        self._store = store
 
     def heard(self, link: int, peer: str, header: Header, body: memoryview) -> list[Step[Any]]:
         """Decode expects, has room, has none, or fetches.
@@ -57,8 +57,7 @@ class Spilling:
 
     def relieve(self) -> list[Step[Any]]:
         """What to offer now, when all earlier steps have been carried out."""
-        over = self._budget.used - self._budget.bound // 2
+        over = self._store.used - self._store.bound // 2 - self._machine.on_offer - self.leaving
         if over <= 0:
             return []
-        offered = sum(len(copy.data.view) for copy in self._machine.offers())
-        return self._machine.spill(over - offered - self.leaving, lambda kept: len(kept.view), time.monotonic())
+        return self._machine.spill(over, lambda kept: len(kept.view), time.monotonic())

@@ -30,6 +30,7 @@ GAUGES = {
     metrics.SENDS_OPEN: "Transfers whose KV this engine still holds or sends.",
     metrics.RECEIVES_OPEN: "Transfers this engine waits for.",
     metrics.KEPT_BYTES: "Bytes of KV copies that this engine holds to send.",
+    metrics.BLOCKS_WAITING: "Blocks in the KV cache that wait for room to be copied out.",
     metrics.BUFFER_USED: "Bytes in use of the lookup buffer.",
     metrics.POOL_USED: "Bytes in use of the host pool behind the lookup buffer.",
     metrics.NCCL_GROUPS: "NCCL groups with peers' ranks.",

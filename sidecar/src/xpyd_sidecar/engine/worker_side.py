@@ -3,13 +3,16 @@
 All methods but ``stop`` are called by the engine's own thread, in the order of a step:
 
     begin(orders) → save_layer per layer → start_loads → finish_saves → poll → report
+
+``saving`` is prefill's half, ``loading`` decode's.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -20,32 +23,39 @@ from xpyd_sidecar.contract import keys, metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, join_host_port, split_host_port
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import memory, rdma
-from xpyd_sidecar.engine.bounds import Budget, Staging, Tally
+from xpyd_sidecar.engine.bounds import Chunk, Staging
+from xpyd_sidecar.engine.completions import Completions
 from xpyd_sidecar.engine.crew import Hand
 from xpyd_sidecar.engine.loading import Loading
 from xpyd_sidecar.engine.memory import Memory
 from xpyd_sidecar.engine.nap import LOOK_S
 from xpyd_sidecar.engine.notes import Forwards, packed, packed_first
 from xpyd_sidecar.engine.place import place
-from xpyd_sidecar.engine.pool import Piece, Pool
 from xpyd_sidecar.engine.put import Put
 from xpyd_sidecar.engine.receiver import Receiver
-from xpyd_sidecar.engine.reports import Orders, RankAddress, Report, SendReport
+from xpyd_sidecar.engine.reports import CopiedReport, Orders, RankAddress, Report, SendReport
+from xpyd_sidecar.engine.saving import Saving
 from xpyd_sidecar.engine.sender import Kept, Sender
 from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.engine.settings import Settings
+from xpyd_sidecar.engine.store import UNIT, Arena, Store
 from xpyd_sidecar.engine.ways import choose
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.kv.copies import Copy
-from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.messages import Rank
-from xpyd_sidecar.kv.offers import Push
 from xpyd_sidecar.kv.receiving import Receiving
 from xpyd_sidecar.kv.sending import Sending
 
 logger = logging.getLogger(__name__)
 
 STAGING_BYTES: Final = 64 << 20
+"""Of what arrives, on a host: it is placed as it comes."""
+DEVICE_STAGING_BYTES: Final = 512 << 20
+"""The same for a device, where it is placed once per step: 10 GB/s at steps of 50 ms."""
+LEAST_BLOCKS: Final = 4
+"""That there is always room for: of fewer, no holder's share would have one."""
+SLAB_BYTES: Final = 256 << 20
+"""Of device memory that copies out pass through."""
 BUFFER_MOST: Final = 1 << 30
 """Of a lookup buffer whose size nobody has chosen."""
 RETRY_GRACE_S: Final = 1.0
@@ -82,16 +92,22 @@ class WorkerSide:
         ways, self._groups = choose(options, self._memory.device, self._memory.largest_frame)
         pinned = self._memory.device.type == "cuda"
         make = partial(memory.chunk, pinned=pinned)
-        ways, self._reading, copies = rdma.prepare(options, ways, self._memory.largest_frame, keep,
+        bound = max(keep, LEAST_BLOCKS * sum(-(-size // UNIT) * UNIT for size in self._memory.block_bytes))
+        ways, self._reading, copies = rdma.prepare(options, ways, self._memory.largest_frame, bound,
                                                    memory.mapped_chunk if ways.host and not pinned else make)
-        self._pool = Pool(copies, keep)
+        self.store = Store(copies, bound)
+        """Copies of blocks, for decode to take."""
         if pinned:
-            self._pool.prepare()
+            self.store.prepare()
+        self._memory.prepare(max(SLAB_BYTES, 2 * block_bytes))
         self._sender = Sender(me, send, host=settings.host, port=options.data_port + rank if options.data_port else 0,
-                              ways=ways, keep_bytes=keep, peer_timeout_s=options.peer_timeout_s,
+                              ways=ways, store=self.store, peer_timeout_s=options.peer_timeout_s,
                               largest_frame=self._memory.largest_frame, grouping=self._groups, reading=self._reading)
-        staging = Staging(partial(memory.chunk, self._memory.largest_frame, pinned=pinned),
-                          max(2, STAGING_BYTES // self._memory.largest_frame))
+        frame = self._memory.largest_frame
+        arena = Arena(make, max(2, (DEVICE_STAGING_BYTES if pinned else STAGING_BYTES) // frame) * frame)
+        if pinned:
+            arena.prepare()
+        staging = Staging(partial(_next_of, arena, itertools.count(), frame), arena.size // frame)
         self._receiver = Receiver(me, staging, block_bytes=self._memory.block_bytes,
                                   largest_frame=self._memory.largest_frame, cover=cover,
                                   peer_timeout_s=options.peer_timeout_s, ways=ways, caches=self._memory.caches(),
@@ -101,6 +117,9 @@ class WorkerSide:
         loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
                           regions=regions, cover=cover, window=window)
         self._put = Put(options.put_wait_s, options.peer_timeout_s) if options.mode == "put" else None
+        self._completions = Completions()
+        self._saving = Saving(self._memory, self.store, self._sender, self._completions, blocks=num_blocks,
+                              wait_s=options.keep_ttl_s, put=self._put)
         self._counts: dict[str, float] = {}
         self._levels: dict[str, int] = {}
         self._settings = settings
@@ -108,22 +127,10 @@ class WorkerSide:
         self._orders = Orders()
         self.calm = False
         """The engine takes naps."""
-        self._saved: set[int] = set()
-        self._indexes: list[torch.Tensor] = []
-        self._overflowed: dict[Key, None] = {}
         self._forwards = Forwards()
-        self._loading = Loading(rank, self._memory, self._receiver, loads, staging=staging, forwards=self._forwards)
+        self._loading = Loading(rank, self._memory, self._receiver, loads, staging=staging, forwards=self._forwards,
+                                completions=self._completions)
         self._first_notes: list[tuple[Key, bytes]] = []
-
-    @property
-    def budget(self) -> Budget:
-        """Bytes of copies."""
-        return self._sender.budget
-
-    @property
-    def pool_made(self) -> bool:
-        """Whether there is memory for copies."""
-        return self._pool.made
 
     def rests(self, looked_s: float) -> bool:
         """Whether the next step, which was looked for so long, is waited for now."""
@@ -139,38 +146,34 @@ class WorkerSide:
         self._forwards.begin()
         self._orders = orders
         self.calm = orders.calm
-        self._saved.clear()
         if orders.crew and self._hand is None:
             self._hand = Hand(orders.crew, self._rank, host=self._settings.host, key=self._settings.key,
                               let_go=self._sender.release, duty=self.duty)
-        self._overflowed.clear()
-        self._indexes = [self._memory.index(push.ids) for push in orders.pushes]
         for release in orders.releases:
+            self._saving.forget(release.key)
             self._sender.release(release.key, release.outcome, release.reason)
+        for key in orders.reclaims:
+            self._saving.reclaim(key)
+        self._saving.begin(orders.pushes)
 
     def duty(self, role: Role) -> dict[str, int]:
         """What this engine is for: memory of the other role goes back. Bytes that are held; on a thread of its own."""
         ahead = self._receiver.ahead
         assert ahead is not None
         if role is Role.PREFILL and self._memory.device.type == "cuda":
-            self._pool.prepare()
-        self._pool.spare(spare=role is Role.DECODE)
+            self.store.prepare()
+        self.store.spare(spare=role is Role.DECODE)
         ahead.spare(spare=role is Role.PREFILL)
         buffer, pool = ahead.used
-        return {"kept": self._sender.budget.used, "buffer": buffer, "pool": pool}
+        return {"kept": self.store.used, "buffer": buffer, "pool": pool}
 
     def save_layer(self, layer: str) -> None:
-        """A layer's KV of this step is written."""
-        if self._orders.pushes:
-            for region in self._memory.of_layer.get(layer, ()):
-                self._save(region)
+        """A layer's KV of this step is written, or enqueued."""
+        self._saving.layer(self._memory.of_layer.get(layer, ()))
 
     def finish_saves(self) -> None:
-        """All layers are written: copy out what no layer hook has announced, and keep later steps from overwriting."""
-        if self._orders.pushes:
-            for region in range(len(self._memory.regions)):
-                self._save(region)
-            self._memory.fence()
+        """All layers are written, or enqueued."""
+        self._saving.finish()
         if self._put is not None:
             for name, amount in self._put.wait_left(self._orders.pushes).items():
                 self._counts[name] = self._counts.get(name, 0) + amount
@@ -178,36 +181,6 @@ class WorkerSide:
             forward = self._forwards.end(self._orders.tokens, [push.key for push in self._orders.pushes])
             if self._rank == 0:
                 self._first_notes += [(key, packed_first(forward)) for key in self._orders.firsts]
-
-    def _save(self, region: int) -> None:
-        if region in self._saved:
-            return
-        self._saved.add(region)
-        for push, index in zip(self._orders.pushes, self._indexes, strict=True):
-            self._copy(region, push, index)
-
-    def _copy(self, region: int, push: Push, index: torch.Tensor) -> None:
-        if push.key in self._overflowed:
-            return
-        size = self._memory.block_bytes[region] * len(push.ids)
-        if not self._sender.budget.reserve(size, push.holder):
-            self._overflowed[push.key] = None
-            budget = self._sender.budget
-            reason = f"no room to keep {size} bytes more: {budget.used} of {budget.bound} are kept"
-            self._sender.release(push.key, Outcome.OVERFLOW, reason)
-            return
-        piece = self._pool.take(size)  # None where what is free is in parts: then memory of its own, within the same bound
-        tally = self._put.tally(push.key) if self._put is not None else None
-        out = self._memory.copy_out(region, index, piece.chunk if piece is not None else None)
-        kept = Kept(out.data, out.mark, push.holder, partial(self._let_go, piece, tally))
-        self._sender.push(push.key, Copy(region, push.first, len(push.ids), kept))
-
-    def _let_go(self, piece: Piece | None, tally: Tally | None) -> None:
-        """A copy has left, or was dropped; on the sender's thread."""
-        if piece is not None:
-            self._pool.give(piece)
-        if tally is not None:
-            tally.down()
 
     def start_loads(self) -> None:
         """Begin the loads of this step."""
@@ -229,14 +202,19 @@ class WorkerSide:
     def report(self) -> Report | None:
         """What has ended since the last report."""
         sends = [SendReport(self._rank, *one) for one in self._sender.take_reports()]
+        for send in sends:
+            self._saving.forget(send.key)
+        copied = []
+        while self._saving.copied:
+            copied.append(CopiedReport(self._rank, *self._saving.copied.popleft()))
         sent, first, loading = self._sent_notes(), self._first_notes, self._loading
         loaded, self._first_notes, loading.notes = loading.notes, [], []
         loads, loading.reports = loading.reports, []
         moved, loading.moved = loading.moved, {}
         counts, levels = self._counted(), self._leveled()
-        if not (sends or loads or moved or counts or levels or sent or loaded or first):
+        if not (sends or copied or loads or moved or counts or levels or sent or loaded or first):
             return None
-        return Report(sends, loads, moved, counts, {self._rank: levels} if levels else {}, sent, loaded, first)
+        return Report(sends, loads, moved, counts, {self._rank: levels} if levels else {}, sent, loaded, first, copied)
 
     def _counted(self) -> dict[str, float]:
         counts, self._counts = self._counts, {}
@@ -251,7 +229,8 @@ class WorkerSide:
         """Gauges, if one of them has changed."""
         assert self._receiver.ahead is not None
         buffer, pool = self._receiver.ahead.used
-        levels = {metrics.KEPT_BYTES: self._sender.budget.used, metrics.BUFFER_USED: buffer, metrics.POOL_USED: pool}
+        levels = {metrics.KEPT_BYTES: self.store.used, metrics.BLOCKS_WAITING: self._saving.waiting,
+                  metrics.BUFFER_USED: buffer, metrics.POOL_USED: pool}
         if self._groups is not None:
             usage = self._groups.usage
             levels |= {metrics.NCCL_GROUPS: usage.groups, metrics.NCCL_BYTES: usage.memory}
@@ -264,12 +243,18 @@ class WorkerSide:
         """End the threads."""
         if self._hand is not None:
             self._hand.stop()
+        self._completions.stop()
         self._receiver.stop()
         self._sender.stop()
         if self._groups is not None:
             self._groups.stop()
         if self._reading is not None:
             self._reading.stop()
+
+
+def _next_of(arena: Arena, numbers: Iterator[int], size: int) -> Chunk:
+    """The next chunk of an arena."""
+    return arena.at(next(numbers) * size, size)
 
 
 def _buffer_bytes(options: KvOptions, cache_bytes: int) -> int:

@@ -127,7 +127,7 @@ class Transfer(Generic[C]):
     """By link of a taker that pulls: block up to which it has asked."""
     ahead: tuple[int, Expect] | None = None
     """The link over which copies may be offered before READY."""
-    offered: dict[tuple[int, int], Copy[C]] = field(default_factory=dict)
-    """By region and first block."""
+    offered: dict[tuple[int, int], tuple[Copy[C], int]] = field(default_factory=dict)
+    """By region and first block: what is on offer, and what it weighs."""
     quiet_until: float = 0.0
     stored: bool = False

@@ -2,8 +2,10 @@
 
 Laws
 1. A leg is announced once, when its blocks are first allocated; then its transfer is open until every rank has ended it.
-2. Blocks are pushed once, in order, when they are final. Pushes are copies, so a preempted leg goes on from where it was.
+2. Blocks are pushed once, in order, when they are final. Pushes are copies, so a preempted leg goes on from where it was;
+   a rank that had no room for one by then lets go of the transfer.
 3. A leg that ends before all its blocks were pushed is withdrawn, and every rank lets go.
+   One that was pushed holds its blocks after its end until every rank has copied them out, or let go.
 4. A transfer that decode does not want is pushed no further; its leg just finishes.
 
     register ──▶ QUEUED ──allocated──▶ OPEN ──step…──▶ PUSHED ──every rank ended──▶ (forgotten)
@@ -97,6 +99,8 @@ class Leg:
     ids: list[int] = field(default_factory=list)
     sent: int = 0
     open_ranks: set[int] = field(default_factory=set)
+    copied: dict[int, int] = field(default_factory=dict)
+    """By rank: up to which block it has copied out."""
     failed: tuple[Outcome, str] | None = None
     bytes: int = 0
 
@@ -110,6 +114,10 @@ class Offers:
         self._legs: dict[str, Leg] = {}
         self._open: dict[Key, Leg] = {}
         self._seen: Recent[Key, None] = Recent()
+        self._holding: dict[Key, str] = {}
+        """Requests that have ended, whose blocks are not copied out yet."""
+        self._copied: set[str] = set()
+        """Of those, requests whose blocks are."""
 
     @property
     def open(self) -> int:
@@ -163,11 +171,41 @@ class Offers:
     def end(self, request: str) -> list[Instruction]:
         """The request has ended, however and in whatever state."""
         leg = self._legs.pop(request, None)
+        if leg is not None and leg.state is State.PUSHED and self._uncopied(leg):
+            self._holding[leg.key] = request
         if leg is None or leg.state is not State.OPEN:
             return []
         reason = "prefill's leg ended before its prompt was computed"
         gone = SendGone(leg.peer, leg.key, Outcome.ABORTED, reason, retry=True)
         return [gone, *self._close(leg, Outcome.ABORTED, reason)]
+
+    def holds(self, request: str) -> bool:
+        """Whether the blocks of a request that has ended are still needed; ``take_copied`` says when they are not."""
+        return request in self._holding.values()
+
+    def uncopied(self, request: str) -> Key | None:
+        """The transfer of a request that has blocks which not all ranks have copied out."""
+        leg = self._legs.get(request)
+        return leg.key if leg is not None and leg.key in self._open and self._uncopied(leg) else None
+
+    def copied(self, rank: int, key: Key, upto: int) -> None:
+        """A rank has copied out the blocks of a transfer up to one."""
+        leg = self._open.get(key)
+        if leg is not None:
+            leg.copied[rank] = upto
+            self._let_go(leg)
+
+    def take_copied(self) -> set[str]:
+        """Requests that have ended and whose blocks are not needed any more, since the last call."""
+        out, self._copied = self._copied, set()
+        return out
+
+    def _uncopied(self, leg: Leg) -> bool:
+        return any(leg.copied.get(rank, 0) < leg.sent for rank in leg.open_ranks)
+
+    def _let_go(self, leg: Leg) -> None:
+        if leg.key in self._holding and (leg.state is State.CLOSING or not self._uncopied(leg)):
+            self._copied.add(self._holding.pop(leg.key))
 
     def drop(self, key: Key, outcome: Outcome, reason: str) -> list[Instruction]:
         """Decode does not want this transfer."""
@@ -185,6 +223,7 @@ class Offers:
             return []
         leg.open_ranks.discard(rank)
         leg.bytes += size
+        self._let_go(leg)
         out: list[Instruction] = []
         if outcome is not Outcome.OK:
             gone = leg.failed is None and outcome in {Outcome.OVERFLOW, Outcome.DEADLINE}
@@ -208,4 +247,5 @@ class Offers:
         leg.state = State.CLOSING
         leg.failed = leg.failed or (outcome, reason)
         leg.ids.clear()
+        self._let_go(leg)
         return [Release(leg.key, outcome, reason)]

@@ -50,6 +50,8 @@ class Sending(Generic[C]):
         self._early: OrderedDict[Key, dict[int, Ready]] = OrderedDict()
         self._expected: OrderedDict[Key, tuple[int, Expect]] = OrderedDict()
         self._ended: Recent[Key, tuple[Outcome, str, bool]] = Recent()
+        self.on_offer = 0
+        """What copies weigh that decode has been asked to make room for."""
 
     @property
     def open(self) -> int:
@@ -63,7 +65,7 @@ class Sending(Generic[C]):
 
     def offers(self) -> Iterator[Copy[C]]:
         """Copies that decode has been asked to make room for."""
-        return (copy for transfer in self._open.values() for copy in transfer.offered.values())
+        return (copy for transfer in self._open.values() for copy, _ in transfer.offered.values())
 
     def copy(self, key: Key, copy: Copy[C], now: float) -> list[Step[C]]:
         """A copy has been made; the first one begins the transfer."""
@@ -144,9 +146,11 @@ class Sending(Generic[C]):
                 continue
             while transfer.copies and want > 0:
                 copy = transfer.copies.pop(0)
-                transfer.offered[copy.region, copy.first] = copy
+                weight = weigh(copy.data)
+                transfer.offered[copy.region, copy.first] = copy, weight
+                self.on_offer += weight
                 out.append(Offer(transfer.ahead[0], key, copy))
-                want -= weigh(copy.data)
+                want -= weight
         return out
 
     def room(self, link: int, key: Key, region: int, first: int) -> list[Step[C]]:
@@ -154,7 +158,7 @@ class Sending(Generic[C]):
         transfer = self._open.get(key)
         if transfer is None or transfer.ahead is None or transfer.ahead[0] != link:
             return []
-        copy = transfer.offered.pop((region, first), None)
+        copy = self._withdraw(transfer, region, first)
         if copy is None:
             return []
         transfer.stored = True
@@ -164,7 +168,7 @@ class Sending(Generic[C]):
         """Decode has no room for a copy: nothing of its transfer is offered again before ``until``."""
         transfer = self._open.get(key)
         if transfer is not None and transfer.ahead is not None and transfer.ahead[0] == link:
-            copy = transfer.offered.pop((region, first), None)
+            copy = self._withdraw(transfer, region, first)
             if copy is not None:
                 transfer.copies.insert(0, copy)
                 transfer.quiet_until = until
@@ -267,10 +271,16 @@ class Sending(Generic[C]):
                 yield Send(link, key, held.copy, first, upto - first, cover, cut, held.uses, frame)
         transfer.held = [held for held in transfer.held if held.left]
 
-    @staticmethod
-    def _take_back(transfer: Transfer[C]) -> None:
+    def _withdraw(self, transfer: Transfer[C], region: int, first: int) -> Copy[C] | None:
+        """A copy that is on offer no more, if it was."""
+        copy, weight = transfer.offered.pop((region, first), (None, 0))
+        self.on_offer -= weight
+        return copy
+
+    def _take_back(self, transfer: Transfer[C]) -> None:
         """What was offered is kept again."""
-        transfer.copies = [*transfer.offered.values(), *transfer.copies]
+        self.on_offer -= sum(weight for _, weight in transfer.offered.values())
+        transfer.copies = [*(copy for copy, _ in transfer.offered.values()), *transfer.copies]
         transfer.offered.clear()
 
     def _fail(self, key: Key, outcome: Outcome, reason: str, *, but: int | None = None,

@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 
 from xpyd_sidecar.engine.bounds import Mark
-from xpyd_sidecar.engine.memory import CudaMark
+from xpyd_sidecar.engine.device import CudaMark
 from xpyd_sidecar.kv.groups import Way, group_bytes
 
 TRAILER: Final = 16
@@ -116,7 +116,7 @@ class CudaDevice:
         """The work that the stream has now."""
         event = torch.cuda.Event()
         event.record(stream)
-        return CudaMark(event, (), self._device)
+        return CudaMark(event, self._device)
 
     def empty(self, size: int) -> torch.Tensor:
         """``size`` bytes of its memory."""
@@ -173,9 +173,13 @@ class Driver:
         self.bytes = fixed_bytes(piece, groups, flight)
         """GPU memory that it has, besides that of groups."""
         self.streams = deque(device.stream() for _ in range(groups))
+        self._anchors: list[torch.Tensor] = []
+        """One small tensor of each stream: as long as it lives, torch keeps that stream's memory for small ones, whoever
+        empties the cache (vLLM does before it captures graphs)."""
         for stream in self.streams:  # what sums need besides, torch allocates with a stream's first one
             with device.on(stream):
                 weigh(self.weights, self.weights, self.sends[0].scratch)
+                self._anchors.append(device.empty(1))
             device.settle()
 
     def _words(self) -> torch.Tensor:

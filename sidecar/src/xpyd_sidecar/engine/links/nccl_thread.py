@@ -88,6 +88,8 @@ class Joined:
     uid: bytes | None
     comm: Communicator | None = None
     memory: int = 0
+    counted: bool = False
+    """``memory`` is what NCCL says."""
     pieces: list[Piece] = field(default_factory=list)
     """That were launched and hold a kit."""
 
@@ -237,7 +239,7 @@ class Hub:
             elif isinstance(step, groups.Opened):
                 member.post(member.opened)
             elif isinstance(step, groups.Moved):
-                self._moved(joined, step.piece)
+                self._moved(step.number, joined, step.piece)
             elif isinstance(step, groups.Lost):
                 member.post(partial(member.lost, step.reason, busy=step.busy))
             else:
@@ -260,12 +262,12 @@ class Hub:
         if piece.data is None:
             joined.member.post(partial(joined.member.posted, piece))
 
-    def _moved(self, joined: Joined, piece: Piece) -> None:
+    def _moved(self, number: int, joined: Joined, piece: Piece) -> None:
         joined.pieces.remove(piece)
         piece.look()
         self._give_back(joined.way, piece)
-        if piece.nth == 1 and joined.comm is not None and not joined.pieces:
-            joined.memory = joined.comm.memory()
+        if not joined.counted and joined.comm is not None and self._settled(number):
+            joined.memory, joined.counted = joined.comm.memory(), True
         joined.member.post(partial(joined.member.moved, piece))
 
     def _give_back(self, way: Way, piece: Piece) -> None:

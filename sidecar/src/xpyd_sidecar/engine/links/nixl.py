@@ -1,7 +1,7 @@
 """Blocks that decode reads out of prefill's memory over NIXL: RDMA between hosts. Prefill's side.
 
     prefill                                               decode
-    the pool of copies, registered once
+    the store of copies, registered once
     WELCOME(NIXL's metadata, a ticket's place) ────────▶  an agent for this session reads the ticket
                                     ◀──────── LINK nixl
     OFFER(address, size, checksum) ────────────────────▶  reads the piece into a slot, and the ticket after it
@@ -11,7 +11,7 @@ Everything but the bytes travels over the session: what is offered, that it was 
 stays where it is until TAKEN or the end of the session, and before it is freed without TAKEN the session's ticket is wiped:
 so a decode that was stopped in the middle finds out that what it has read may be something else by now.
 
-A copy outside of the pool (of blocks cut for unequal sizes, or where the pool's free memory is in parts) goes over TCP.
+What is not in the store goes over TCP: heads that are cut out of blocks, between unequal tensor sizes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class NixlLink:
 
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
             most: int = frames.FRAME_BYTES) -> None:  # the interface's; pieces are as large as slots
-        """Offer blocks; over TCP where they are not in the pool."""
+        """Offer blocks; over TCP where they are not in the store."""
         if self._side.holds(address_of(blocks.data), len(blocks.data)):
             for piece, last in pieces(blocks, self._piece):
                 self._waiting.append(OfferedCopy(key, piece, sent if last else None, cover))
@@ -90,8 +90,8 @@ class NixlLink:
             return
         if not self._outside:
             self._outside = True
-            logger.warning("xpyd: some blocks for %s go over tcp, since they are not in the memory that NIXL knows "
-                           "(blocks cut for unequal sizes, or a pool without room in one part)", session.peer)
+            logger.warning("xpyd: some blocks for %s go over tcp, since they are not in the memory that NIXL knows (heads "
+                           "that are cut out, between unequal sizes)", session.peer)
         self._tcp.put(session, key, blocks, sent, cover=cover, most=most)
 
     def _offer(self) -> None:

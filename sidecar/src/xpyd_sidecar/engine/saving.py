@@ -1,0 +1,206 @@
+"""Prefill's half beside a worker: final blocks are copied out of the cache and handed to the sender.
+
+    push ─▶ waits ─▶ part: has room in the store ─▶ copied out ─▶ sender
+              │                                        └─▶ ``copied``: its blocks are not needed any more
+              └─ no room: its blocks stay in the cache, and later steps try again
+
+Nothing waits here, and nothing is lost for lack of room while its blocks can stay: the scheduler keeps them until they are
+copied (``kv.offers``), so a prefill whose copies leave slowly computes more slowly. What waits is bounded by half of the
+cache's blocks, of which no holder can have all, and by ``wait_s``.
+
+All methods but ``_copied`` are called by the engine's own thread, in the order of a step: ``begin``, ``layer``, ``finish``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xpyd_sidecar.engine.completions import Completions
+from xpyd_sidecar.engine.memory import Memory, Move
+from xpyd_sidecar.engine.put import Put
+from xpyd_sidecar.engine.sender import Kept, Sender
+from xpyd_sidecar.engine.store import SHARE, Lease, Store, offsets
+from xpyd_sidecar.kv.copies import Copy
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.offers import Push
+
+ROUNDS: Final = 2
+"""Times that a step may fill the device memory which copies pass through."""
+
+
+@dataclass
+class Waiting:
+    """Blocks of a push that are in the cache alone."""
+
+    key: Key
+    first: int
+    ids: NDArray[np.int64]
+    holder: str
+    until: float
+
+
+class Part(NamedTuple):
+    """Blocks of one push that have room: array r's begin at ``starts[r]`` of the lease."""
+
+    key: Key
+    first: int
+    ids: NDArray[np.int64]
+    lease: Lease
+    starts: Sequence[int]
+    gone: Callable[[], None] | None
+
+
+class Saving:
+    """Of one rank."""
+
+    def __init__(self, memory: Memory, store: Store, sender: Sender, completions: Completions, *, blocks: int,
+                 wait_s: float, put: Put | None) -> None:
+        """``blocks``: of the cache."""
+        self.copied: deque[tuple[Key, int]] = deque()
+        """Transfers, and up to which block they are copied out; for the engine's thread to take."""
+        self._memory = memory
+        self._store = store
+        self._sender = sender
+        self._completions = completions
+        self._put = put
+        self._wait_s = wait_s
+        self._bound = max(1, blocks // 2)
+        self._each = sum(store.rounded(size) for size in memory.block_bytes)
+        """Of the store, that one block over all arrays takes at most."""
+        self._waiting: list[Waiting] = []
+        self._parts: list[Part] = []
+        self._pushed: set[Key] = set()
+        """In this step."""
+        self._saved: set[int] = set()
+
+    @property
+    def waiting(self) -> int:
+        """Blocks that wait for room."""
+        return sum(len(one.ids) for one in self._waiting)
+
+    def begin(self, pushes: Sequence[Push]) -> None:
+        """A step begins, which computes these blocks; those that have waited since earlier ones go first."""
+        now = time.monotonic()
+        self._saved.clear()
+        self._pushed = {push.key for push in pushes}
+        for push in pushes:
+            self._waiting.append(Waiting(push.key, push.first, np.array(push.ids, np.int64), push.holder,
+                                         now + self._wait_s))
+        self._parts = self._with_room()
+        for one in [one for one in self._waiting if one.until <= now]:
+            self._give_up(one.key, f"no room was found for {len(one.ids)} blocks in {self._wait_s:.0f} s")
+        self._keep_to_bound()
+
+    def layer(self, regions: Sequence[int]) -> None:
+        """A layer of this step is computed: on a host its arrays are copied out now, on a device with all others."""
+        if self._memory.at_once:
+            for region in regions:
+                self._copy_array(region)
+
+    def finish(self) -> None:
+        """All layers are enqueued: copy out what has not been."""
+        parts, self._parts = self._parts, []
+        if not parts:
+            return
+        if self._memory.at_once:
+            self._parts = parts
+            for region in range(len(self._memory.regions)):
+                self._copy_array(region)
+            self._parts = []
+            self.copied += [(part.key, part.first + len(part.ids)) for part in parts]
+            return
+        mark = self._memory.gather([Move(0, part.ids, part.lease.chunk.tensor, part.starts) for part in parts])
+        if self._put is not None:
+            self._put.enqueued(mark)
+        self._completions.add(mark, lambda: self._copied(parts))
+
+    def forget(self, key: Key) -> None:
+        """A transfer is over: what waits of it need not be copied."""
+        self._waiting = [one for one in self._waiting if one.key != key]
+
+    def reclaim(self, key: Key) -> None:
+        """Blocks of a transfer go back before this step's forward, since its request was preempted."""
+        self._memory.fence()
+        if any(one.key == key for one in self._waiting):
+            self._give_up(key, "its request was preempted while its blocks waited to be copied out")
+
+    def _copied(self, parts: Sequence[Part]) -> None:
+        """Copies of a device are complete; on the thread that waits for them."""
+        for part in parts:
+            self._sender.push(part.key, self._copies(part))
+            self.copied.append((part.key, part.first + len(part.ids)))
+
+    def _copy_array(self, region: int) -> None:
+        if region in self._saved:
+            return
+        self._saved.add(region)
+        for part in self._parts:
+            self._memory.gather([Move(region, part.ids, part.lease.chunk.tensor, (part.starts[region],))])
+            self._sender.push(part.key, iter([self._copy(part, region)]))
+
+    def _copies(self, part: Part) -> Iterator[Copy[Kept]]:
+        return (self._copy(part, region) for region in range(len(part.starts)))
+
+    def _copy(self, part: Part, region: int) -> Copy[Kept]:
+        size = len(part.ids) * self._memory.block_bytes[region]
+        start, end = part.starts[region], part.starts[region + 1] if region + 1 < len(part.starts) else None
+        lease = part.lease.part(start, (end if end is not None else len(part.lease.chunk.view)) - start)
+        return Copy(region, part.first, len(part.ids), Kept(lease.chunk.view[:size], lease, part.gone))
+
+    # --- room ---
+
+    def _with_room(self) -> list[Part]:
+        """Take what has room out of what waits, in order; a holder that has no more room holds up nobody else."""
+        parts: list[Part] = []
+        full: set[str] = set()
+        most = self._memory.most_bytes
+        left = ROUNDS * most if most is not None else None
+        for one in self._waiting:
+            while len(one.ids) and one.holder not in full:
+                count = min(len(one.ids), self._store.most_units(self._each, one.holder))
+                if most is not None and left is not None:
+                    count = min(count, most // self._each, left // self._each)
+                part = self._part(one, count) if count else None
+                if part is None:
+                    full.add(one.holder)
+                    break
+                parts.append(part)
+                if left is not None:
+                    left -= len(part.lease.chunk.view)
+        self._waiting = [one for one in self._waiting if len(one.ids)]
+        return parts
+
+    def _part(self, one: Waiting, count: int) -> Part | None:
+        """So many blocks of it, from its first on."""
+        *starts, size = offsets(self._store, [count * each for each in self._memory.block_bytes])
+        lease = self._store.lease(size, one.holder)
+        if lease is None:
+            return None
+        gone = self._put.tally(one.key, len(starts)) if self._put is not None and one.key in self._pushed else None
+        part = Part(one.key, one.first, one.ids[:count], lease, starts, gone)
+        one.first, one.ids = one.first + count, one.ids[count:]
+        return part
+
+    def _keep_to_bound(self) -> None:
+        """The newest give way where more waits than may, of all or of one holder."""
+        total, of = 0, dict[str, int]()
+        for one in self._waiting:
+            mine = of.get(one.holder, 0) + len(one.ids)
+            left = self._bound - total - len(one.ids)
+            if left < 0 or (one.holder and mine > SHARE * left):
+                self._give_up(one.key, f"{total} blocks wait to be copied out, and no room is left for {len(one.ids)} more "
+                                       f"(of {self._bound})")
+            else:
+                total, of[one.holder] = total + len(one.ids), mine
+
+    def _give_up(self, key: Key, reason: str) -> None:
+        self.forget(key)
+        self._sender.release(key, Outcome.OVERFLOW, reason)
+
