@@ -94,11 +94,11 @@ def test_bytes_that_are_not_what_was_offered_end_the_load(stage: Stage, tcp: str
     before = dict(d.cache)
     with Path(f"/proc/{p.process.pid}/mem").open("r+b", buffering=0) as its:
         p.tell(push="b", count=4)
-        its.seek(memory["base"] + 5)
-        first = its.read(1)
-        its.seek(memory["base"] + 5)
-        its.write(bytes([first[0] ^ 1]))
-        time.sleep(0.2)  # the sums were made before
+        time.sleep(0.3)  # the sums are made while nobody asks
+        its.seek(memory["base"])
+        copies = its.read(4 << 20)
+        its.seek(memory["base"])
+        its.write(bytes(one ^ 1 for one in copies))
         d.load("b", key("b"), p.address, first=0, count=4)
         assert d.wait_outcomes(2)[1] is Outcome.CHECKSUM
     assert d.cache.items() >= before.items() or d.cache == before
