@@ -43,6 +43,8 @@ PIECES: Final = 16
 """That a decode reads at once."""
 START_S: Final = 30.0
 """The first agent of a process, and registering memory that must be locked, page by page."""
+LAST_SERVED_S: Final = 30.0
+"""For reads that were under way when their session ended: who was stopped meanwhile has all of them to answer."""
 NOTHING: Final = bytes(TICKET_BYTES)
 
 
@@ -212,7 +214,7 @@ class NixlReading:
 
     def linger(self) -> None:
         """Serve those whose session has just ended for a while."""
-        self.hub.serve(self._timeout_s)
+        self.hub.serve(LAST_SERVED_S)
 
     def taker(self, context: Context, wanted: Placing, memory: messages.NixlMemory, told: Told) -> Taker:
         """Decode's side of a session."""

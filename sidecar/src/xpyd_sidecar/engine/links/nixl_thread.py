@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S: Final = 0.0001
 """While something is under way."""
+LINGER_POLL_S: Final = 0.01
 REST_S: Final = 0.2
 STOP_S: Final = 5.0
 LAST_S: Final = 0.5
@@ -206,7 +207,7 @@ class NixlThread:
         while not self._stop:
             with self._changed:
                 if not self._commands and not self._stop and not moved:
-                    self._changed.wait(POLL_S if self._working() else REST_S)
+                    self._changed.wait(POLL_S if self._working() else LINGER_POLL_S if self._lingering else REST_S)
                 commands, self._commands = self._commands, deque()
             for call in commands:
                 self._guard(call)
