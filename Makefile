@@ -65,7 +65,7 @@ build-light: $(STAMP) ## The Kubernetes of test-kube, once for each change of it
 build-full: $(STAMP) ## What test-e2e needs beside it: a node, network policies (5 minutes)
 	@$(if $(filter 0,$(ROOT)),$(CLUSTER) build --profile full --kwok,true)
 
-build-images: $(STAMP) ## The images that test-e2e runs, which it builds itself where they are missing (3 minutes)
+build-images: $(STAMP) ## The images that test-e2e runs, which it builds itself where they are missing (a minute)
 	@$(if $(filter 0,$(ROOT)),$(BIN)/python -m images build >/dev/null,true)
 
 test-kube: build-light ## A real API server, and what needs its kubectl (root)
@@ -128,9 +128,10 @@ requirements: ## Pin again what the .in files ask for
 	$(COMPILE) --no-emit-index-url --no-emit-find-links requirements/bench.in -o requirements/bench.txt
 	$(COMPILE) --no-emit-index-url --no-emit-find-links --no-deps requirements/bench-kv.in -o requirements/bench-kv.txt
 	$(COMPILE) --no-emit-index-url --no-emit-find-links --no-deps requirements/nixl.in -o requirements/nixl.txt
-	$(COMPILE_IMAGE) --no-emit-package numpy requirements/gpu.in -o requirements/gpu.txt
+	$(COMPILE_IMAGE) x86_64-manylinux_2_28 --no-emit-package numpy requirements/gpu.in -o requirements/gpu.txt
 	for name in gpu-cu12 gpu-cu13; do $(COMPILE) --no-emit-index-url --no-emit-find-links --no-deps requirements/$$name.in -o requirements/$$name.txt; done
-	for name in operator-image sidecar-image engine-image pip; do $(COMPILE_IMAGE) requirements/$$name.in -o requirements/$$name.txt; done
+	for name in operator-image sidecar-image engine-image; do for kind in $(IMAGE_PLATFORMS); do \
+	  $(COMPILE_IMAGE) $${kind#*:} requirements/$$name.in -o requirements/$$name-$${kind%:*}.txt; done; done
 
 crds: $(STAMP) ## Write crds/*.yaml and docs/reference.md from the API structs
 	$(BIN)/xpyd render crds
@@ -158,19 +159,23 @@ clean: ## Remove the environment and caches
 	rm -rf $(VENV) .cache .wheels .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # --- images: see docs/images.md ---
-# Wheels for Linux alone, in the versions that the tests run with.
-COMPILE_IMAGE := $(BIN)/uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_28 --generate-hashes \
-  --no-emit-index-url --no-emit-find-links -c requirements/cpu.txt
+# Wheels for Linux alone, in the versions that the tests run with; a lock for each platform.
+IMAGE_PLATFORMS := amd64:x86_64-manylinux_2_28 arm64:aarch64-manylinux_2_28
+COMPILE_IMAGE := $(BIN)/uv pip compile --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links \
+  -c requirements/cpu.txt --python-platform
 BASE ?=
 REGISTRY ?=
 TAG ?=
+PLATFORMS ?=
+BOTH := amd64,arm64
 
-images: $(STAMP) ## Build the container images (root); BASE=… names another base
-	@$(BIN)/python -m images build $(if $(BASE),--base '$(BASE)')
+images: $(STAMP) ## Build the container images for this machine's processor; PLATFORMS=amd64,arm64 for an index, BASE=… names another base
+	@$(BIN)/python -m images build $(if $(BASE),--base '$(BASE)') $(if $(PLATFORMS),--platforms '$(PLATFORMS)')
 
-images-push: $(STAMP) ## Push operator and sidecar to REGISTRY=host/path; TAG=…, INSECURE=1 for plain HTTP
+images-push: $(STAMP) ## Push operator and sidecar for amd64 and arm64 to REGISTRY=host/path; PLATFORMS=…, TAG=…, INSECURE=1 for plain HTTP
 	@$(if $(REGISTRY),,$(error give the registry: make images-push REGISTRY=host/path))
-	@$(BIN)/python -m images push '$(REGISTRY)' $(if $(BASE),--base '$(BASE)') $(if $(TAG),--tag '$(TAG)') $(if $(INSECURE),--insecure)
+	@$(BIN)/python -m images push '$(REGISTRY)' --platforms '$(or $(PLATFORMS),$(BOTH))' $(if $(BASE),--base '$(BASE)') \
+	  $(if $(TAG),--tag '$(TAG)') $(if $(INSECURE),--insecure)
 .PHONY: push
 push: images-push
 # --- end of images ---
@@ -219,6 +224,10 @@ campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server
 campaign-ipv6: $(STAMP) ## A whole cluster without IPv4, and a service on real engines in it, into bench/results (root, 10 minutes)
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_ipv6.py --timeout 900
+
+.PHONY: campaign-arm64
+campaign-arm64: $(STAMP) ## Images of both platforms, built twice; those of arm64 run under emulation, into bench/results (root, 10 minutes)
+	@PYTHONPATH=tests/support $(BIN)/python tests/campaigns/arm64.py
 
 .PHONY: campaign-http
 campaign-http: $(STAMP) ## HTTP fuzz of the router: 20 seeds, 20,000 connections, into bench/results (5 minutes)

@@ -21,12 +21,12 @@ NO_IMAGE = "localhost/nobody-has-this:1"
 def document(**router: Any) -> dict[str, Any]:
     """Engines never start, since their image is not there."""
     return {
-        "apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService", "metadata": {"name": NAME, "namespace": NAMESPACE},
+        "apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "metadata": {"name": NAME, "namespace": NAMESPACE},
         "spec": {
             "model": {"source": "org/tiny"},
             "engine": {"image": NO_IMAGE, "imagePullPolicy": "Never"},
             "prefill": {"replicas": 0}, "decode": {"replicas": 1, "resources": {}},
-            "router": {"placement": "Deployment", "replicas": 1, **router},
+            "router": {"placement": "deployment", "replicas": 1, **router},
         },
     }
 

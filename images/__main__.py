@@ -12,6 +12,7 @@ from pathlib import Path
 from images import inputs
 from images.build import build
 from images.hosts import host_paths
+from images.platforms import NAMES, parse
 from images.push import check, push
 from images.tools import ImageError, default_cache, say
 
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             os.nice(10)
             cache, registry = args.cache.absolute(), check(args.registry) if args.command == "push" else ""
-            built = build(cache, args.base or None, args.only)
+            built = build(cache, args.base or None, args.only, parse(args.platforms))
             result = push(cache, built, registry, args.tag or inputs.version(), args.insecure) if registry else built
     except ImageError as error:
         say(str(error))
@@ -42,6 +43,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     making = argparse.ArgumentParser(add_help=False)
     making.add_argument("--base", help="base of operator and sidecar, with python3 ≥ 3.11 (default: our own Debian)")
+    making.add_argument("--platforms", default="", metavar="NAMES",
+                        help=f"of {', '.join(NAMES)}; several, with commas, make one index (default: this machine's)")
     making.add_argument("--cache", type=Path, default=default_cache(), help="folder of archives and layers (%(default)s)")
     make = commands.add_parser("build", parents=[making], help="build what is not there yet")
     names = [kind.name for kind in inputs.KINDS]

@@ -1,82 +1,117 @@
-"""The default base: Debian of this machine's release with python3, made by debootstrap from apt's own mirror."""
+"""The default base: Debian of this machine's release with python3, unpacked.
+
+What packages would do at their installation, and images need, is done here: names of users, certificates, byte code.
+"""
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from images.buildah import Buildah
-from images.tools import ImageError, need, run, say
+from images import bytecode, debian, elf
+from images.debian import codename
+from images.oci import Layer, Layers
+from images.platforms import Platform
+from images.tools import ImageError, say
+from images.tree import Tree
 
-PACKAGES = ("python3", "ca-certificates", "libgomp1", "libnuma1")
-"""What the Python packages of all three images load. The last two are for vLLM's CPU build."""
-UNNEEDED = ("var/cache/apt", "var/lib/apt/lists", "var/log", "usr/share/man", "usr/share/info", "usr/share/locale",
-            "etc/resolv.conf", "etc/hostname", "etc/apt/sources.list")
-"""Left by the installation: caches, translations, and what says on which machine and from which mirror it was made."""
-
-
-def codename() -> str:
-    """Name of this machine's Debian release.
-
-    Raises:
-        ImageError: it is not a Debian.
-    """
-    lines = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
-    name = lines.get("VERSION_CODENAME", "").strip('"')
-    if lines.get("ID", "").strip('"') != "debian" or not name:
-        raise ImageError("the default base needs a Debian machine; name another base: BASE=…")
-    return name
-
-
-def mirror(release: str) -> str:
-    """The address from which apt takes ``main`` of a release.
-
-    Raises:
-        ImageError: apt's configuration has none.
-    """
-    form = "$(REPO_URI) $(RELEASE) $(COMPONENT)"
-    for line in run(["apt-get", "indextargets", "--format", form, "Created-By: Packages"]).splitlines():
-        address, _, rest = line.partition(" ")
-        if rest == f"{release} main" and address.startswith(("http://", "https://", "file:/")):
-            return address
-    raise ImageError(f"apt's configuration names no mirror for {release} main")
+PACKAGES = ("base-files", "base-passwd", "ca-certificates", "coreutils", "dash", "libc-bin", "libstdc++6", "netbase",
+            "python3")
+LEFT_OUT = ("debconf", "debianutils", "dpkg", "mawk", "openssl", "perl-base", "tar")
+"""What these depend on for their installation alone."""
+MERGED = ("bin", "lib", "sbin")
+"""Folders that are links into usr."""
+UNNEEDED = ("usr/share/man", "usr/share/info", "usr/share/locale", "usr/share/lintian", "usr/share/bug", "usr/share/perl5",
+            "usr/share/bash-completion", "usr/share/debconf", "usr/share/pixmaps", "usr/share/applications",
+            "etc/cron.daily")
+CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
+COMPILED = ("usr/lib/python3", "usr/lib/python3.*")
+LD = {"amd64": "lib64", "arm64": ""}
+"""The folder of the loader, where it is another one than lib."""
 
 
-def make(buildah: Buildah, image: str, folder: Path) -> None:
-    """Make the base and store it as ``image``. Works in a new folder beside ``folder``, which goes away again.
+def name_of(release: str, platform: Platform, packages: Sequence[str], digest: str) -> str:
+    """What a base is kept as."""
+    more = "-".join(name for name in packages if name not in PACKAGES)
+    return "-".join(part for part in ("base", release, platform.name, more, digest) if part)
+
+
+def make(layers: Layers, name: str, platform: Platform, packages: Sequence[str]) -> tuple[Layer, Tree]:
+    """The layer of a base and its files, downloaded and unpacked where the cache has none.
 
     Raises:
-        ImageError: this user is not root, or a step failed.
+        ImageError: apt failed, or the packages are not what this expects.
     """
-    if os.geteuid() != 0:
-        raise ImageError("making the base needs root")
-    need("debootstrap", "debootstrap")
+    if (found := layers.find(name)) is not None:
+        return found
     release = codename()
-    say(f"making the base: Debian {release} with {', '.join(PACKAGES)}")
-    proxy = run(["apt-config", "dump", "--format", "%v", "Acquire::http::Proxy"]).strip()
-    with tempfile.TemporaryDirectory(prefix="base-", dir=folder) as name:
-        work = Path(name)
-        root = work / "root"
-        run(["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", release, str(root), mirror(release)],
-            env={"http_proxy": proxy} if proxy else None)
-        trim(root)
-        run(["tar", "--create", "--numeric-owner", "--sort=name", "--one-file-system", "--exclude=./dev/*",
-             "--exclude=./proc/*", "--exclude=./sys/*", f"--file={work / 'root.tar'}", f"--directory={root}", "."])
-        shutil.rmtree(root)
-        buildah.bud(image, Path(__file__).with_name("Containerfile.base"), work, {}, pull=False)
+    say(f"making the base: Debian {release} for {platform.name} with {', '.join(packages)}")
+    with tempfile.TemporaryDirectory(prefix="base-", dir=layers.folder.parent) as work:
+        archives = debian.closure(platform, Path(work), packages)
+        tree, versions = assemble(archives, platform)
+        say(f"{len(versions)} packages, Python {versions.get('python3', '?')}")
+    return layers.add(name, tree), tree
 
 
-def trim(root: Path) -> None:
+def assemble(archives: Sequence[Path], platform: Platform) -> tuple[Tree, dict[str, str]]:
+    """A base from archives of packages; the versions of the packages by name.
+
+    Raises:
+        ImageError: something that images need is not in them.
+    """
+    tree = Tree()
+    for name in (*MERGED, *filter(None, (LD[platform.name],))):
+        tree.folder(f"usr/{name}")
+        tree.link(name, f"usr/{name}")
+    versions = debian.install(tree, archives, LEFT_OUT)
+    configure(tree)
+    trim(tree)
+    bytecode.add(tree, COMPILED, python_of(tree))
+    elf.check(tree, platform)
+    return tree, versions
+
+
+def python_of(tree: Tree) -> str:
+    """Version of python3 in a tree, as "3.11".
+
+    Raises:
+        ImageError: it has none.
+    """
+    program = tree.resolve("usr/bin/python3").rpartition("/python")[2]
+    if tree.kind("usr/bin/python3") != "file" or not program.startswith("3."):
+        raise ImageError("the base has no python3")
+    return program
+
+
+def configure(tree: Tree) -> None:
+    """What the packages' own scripts would write.
+
+    Raises:
+        ImageError: what it is written from is not there.
+    """
+    copies = {"etc/passwd": "usr/share/base-passwd/passwd.master", "etc/group": "usr/share/base-passwd/group.master"}
+    for path, source in copies.items():
+        if (data := tree.read(source)) is None:
+            raise ImageError(f"the base has no {source}")
+        tree.file(path, data)
+    if tree.read("etc/nsswitch.conf") is None:  # without it names of /etc/hosts come after DNS
+        tree.file("etc/nsswitch.conf", tree.read("usr/share/libc-bin/nsswitch.conf") or b"hosts: files dns\n")
+    folder = "usr/share/ca-certificates/mozilla"
+    bundle = [tree.read(f"{folder}/{name}") or b"" for name in tree.names(folder)]
+    if not bundle:
+        raise ImageError(f"the base has no certificates in {folder}")
+    tree.file(CERTIFICATES, b"".join(data.rstrip() + b"\n" for data in bundle))
+    tree.link("usr/lib/ssl/cert.pem", f"/{CERTIFICATES}")
+    tree.link("usr/lib/ssl/certs", "/etc/ssl/certs")
+    for path, mode in {"tmp": 0o1777, "var/tmp": 0o1777, "run": 0o755, "root": 0o700}.items():
+        tree.folder(path, mode)
+
+
+def trim(tree: Tree) -> None:
     """Remove what no image needs; licences stay."""
-    for unneeded in UNNEEDED:
-        path = root / unneeded
-        if path.is_dir() and not path.is_symlink():
-            for child in path.iterdir():
-                shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
-        else:
-            path.unlink(missing_ok=True)
-    for path in (root / "usr/share/doc").rglob("*"):
-        if path.is_file() and path.name != "copyright":
-            path.unlink()
+    for path in UNNEEDED:
+        tree.remove(path)
+    for path, node in list(tree):
+        if path.startswith("usr/share/doc/") and node.data is not None and not path.endswith("/copyright"):
+            tree.remove(path)

@@ -30,7 +30,8 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def run(command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = STEP_S) -> str:
+def run(command: Sequence[str], *, env: Mapping[str, str] | None = None, folder: Path | None = None,
+        timeout_s: float = STEP_S) -> str:
     """Run a command; what it wrote to standard output.
 
     Raises:
@@ -39,7 +40,7 @@ def run(command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout
     shown = " ".join(command[:2] if command[0] != sys.executable else command[1:4])
     try:
         done = subprocess.run(list(command), env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL, text=True,
-                              capture_output=True, timeout=timeout_s, check=False)
+                              capture_output=True, timeout=timeout_s, check=False, cwd=folder)
     except subprocess.TimeoutExpired:
         raise ImageError(f"{shown}: not done after {timeout_s:.0f} s") from None
     except OSError as error:
@@ -50,18 +51,18 @@ def run(command: Sequence[str], *, env: Mapping[str, str] | None = None, timeout
     return done.stdout
 
 
-def need(program: str, package: str) -> None:
-    """Have a program, from the distribution if it is missing.
+def need(program: str, *packages: str) -> None:
+    """Have a program, or a file, from the distribution if it is missing.
 
     Raises:
         ImageError: it is missing and cannot be installed from here.
     """
-    if shutil.which(program) is not None:
+    if Path(program).exists() if program.startswith("/") else shutil.which(program) is not None:
         return
-    command = ["apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "-y", "-qq", "--no-install-recommends", package]
+    command = ["apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "-y", "-qq", "--no-install-recommends", *packages]
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise ImageError(f"{program} is missing; install it: apt-get install {package}")
-    say(f"installing {package} from the distribution")
+        raise ImageError(f"{program} is missing; install it: apt-get install {' '.join(packages)}")
+    say(f"installing {' '.join(packages)} from the distribution")
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}
     run(["apt-get", "update", "-qq"], env=quiet)
     run(command, env=quiet)

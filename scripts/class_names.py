@@ -19,7 +19,7 @@ PACKAGES = ("operator/src", "sidecar/src")
 KNOWN = frozenset({
     "Arena", "Asked", "Blueprint", "Busy", "Cache", "Cut", "Drain", "Ended", "Entry", "Geometry", "Gone", "Group",
     "Heartbeat", "Hello", "Hub", "Instance", "Kind", "Leg", "Limits", "Link", "Load", "Look", "Lost", "Mark",
-    "Member", "Memory", "Offer", "Offered", "Outcome", "Outgoing", "Part", "Peer", "Piece", "Place", "Put", "Rank",
+    "Member", "Memory", "Offer", "Offered", "Outcome", "Part", "Peer", "Place", "Put", "Rank",
     "Reader", "Refuse", "Report", "Router", "Settings", "Shared", "Side", "Source", "State", "Store", "Taken",
     "Taker", "Target", "Told", "Unit", "Usage", "Verdict", "Wait", "Waiting", "Watch", "Welcome", "XpydError",
     "_List",

@@ -48,7 +48,7 @@ READS = ("get", "list", "watch")
 
 def document(name: str, prefill: int, decode: int, port: int) -> dict[str, Any]:
     """A service whose pods ask for what every GPU pod asks for."""
-    return {"apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService", "metadata": {"name": name, "namespace": NAMESPACE},
+    return {"apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "metadata": {"name": name, "namespace": NAMESPACE},
             "spec": {"model": {"source": "org/tiny"}, "engine": {"image": "engine:1"}, "prefill": {"replicas": prefill},
                      "decode": {"replicas": decode}, "router": {"ports": {"http": port}}}}
 

@@ -35,7 +35,7 @@ from xpyd_operator.traffic.measures import Outcome, percentile
 SERVICE = "calibrate"
 PORT, MEMBERS = 18801, 18802
 DOCUMENT = """
-apiVersion: xpyd.dev/v1alpha1
+apiVersion: xpyd.dev/v1beta1
 kind: DisaggService
 metadata: {{name: {name}}}
 spec:

@@ -55,6 +55,8 @@ MIXED = (*zero("failures"), Goal("rss_growth_kib", "<=", 4096), Goal("seconds", 
 HTTP = (*zero("desync_hang_or_harm"), Goal("connections", ">=", 20_000))
 AWAY = (*zero("failed"), Goal("away_s", ">=", 1800))
 IPV6 = (*zero("failed", "addresses_of_ipv4"), Goal("requests", ">=", 20))
+ARM64 = (*zero("digests_that_differ", "compiled_of_another_kind", "routed/failed", "tests/failed"),
+         Goal("tests/passed", ">=", 100), Goal("cold_build_s", "shown"))
 QUEUE = (*zero("wrong"), Goal("messages", ">=", 1_000_000), Goal("killed", ">=", 40), Goal("overflows", ">=", 1001))
 BUDDY = (*zero("overlaps", "not_merged_back"), Goal("operations", ">=", 1_000_000))
 PAIRS = (Goal("*/kib_per_peer", "shown"), Goal("*/descriptors_per_peer", "shown"))
@@ -78,6 +80,7 @@ ROWS: Final = (
     Row("campaign-queue", 5, 60, AT + "campaign_queue.json", QUEUE, so_far=".cache/campaign_queue.json"),
     Row("campaign-modes", 4, 20),
     Row("campaign-failures", 5, 20),
+    Row("campaign-arm64", 10, 40, AT + "campaign_arm64.json", ARM64, root=True),
     Row("campaign-ipv6", 10, 40, AT + "campaign_ipv6.json", IPV6, root=True),
     Row("campaign-service", 15, 60),
     Row("mutants", 10, 60),

@@ -41,6 +41,8 @@ CHECKS = (
     Check("pinned", "gpu_host:pinned_memory", 120),
     Check("registered", "gpu_host:registered_memory", 120),
     *(Check(f"link-{size}k", "gpu_link_checks:link", 180, (size << 10,)) for size in (16, 64, 256, 1024)),
+    Check("aborts", "gpu_group_checks:aborts", 60),
+    Check("both-ways", "gpu_group_checks:both_ways", 120),
 )
 
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from rows import fails
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, KVCacheTensor, create_kv_cache_views
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheLayout,
+    KVCacheTensor,
+    create_kv_cache_views,
+    group_kernel_blocks,
+)
 
 from xpyd_sidecar.engine import memory
 from xpyd_sidecar.engine.bounds import Mark
@@ -141,18 +148,98 @@ def test_arrays_and_requests_go_together_each_to_its_place(device: str) -> None:
             assert torch.equal(region[block], expected)
 
 
-@pytest.mark.parametrize("layout", [KVCacheLayout.LBNHC, KVCacheLayout.LBHNC], ids=lambda one: one.name)
-@pytest.mark.parametrize("kernel", [
-    128, pytest.param(64, marks=fails("A8", "blocks that a backend cuts into smaller ones are refused", ConfigError))])
-def test_blocks_come_out_whole_whatever_the_backend_makes_of_them(kernel: int, layout: KVCacheLayout) -> None:
-    spec = FullAttentionSpec(block_size=128, num_kv_heads=2, head_size=32, dtype=torch.bfloat16)
+LAYOUTS = pytest.mark.parametrize("layout", [KVCacheLayout.LBNHC, KVCacheLayout.LBHNC], ids=lambda one: one.name)
+
+
+def views(raw: torch.Tensor, layout: KVCacheLayout, kernel: int, kind: type[FullAttentionSpec] = FullAttentionSpec,
+          heads: int = 2) -> torch.Tensor:
+    """vLLM's own view of a layer's cache, for a backend whose kernels take blocks of ``kernel`` tokens."""
+    spec = kind(block_size=128, num_kv_heads=heads, head_size=32, dtype=torch.bfloat16)
     page = spec.page_size_bytes
-    raw = [torch.randint(-128, 127, (page * BLOCKS,), dtype=torch.int8), torch.zeros(page * BLOCKS, dtype=torch.int8)]
-    tensor = KVCacheTensor(size=page * BLOCKS, layers=["l0"], layer_stride=page * BLOCKS, block_stride=page)
-    source, target = (Memory({"l0": create_kv_cache_views(one, spec, BLOCKS, layout, tensor, kernel_block_size=kernel)[0]},
-                             BLOCKS) for one in raw)
+    assert len(raw) == page * BLOCKS
+    tensor = KVCacheTensor(size=len(raw), layers=["l0"], layer_stride=len(raw), block_stride=page)
+    return create_kv_cache_views(raw, spec, BLOCKS, layout, tensor, kernel_block_size=kernel)[0]
+
+
+def raw(heads: int = 2, values: int = 64, *, empty: bool = False) -> torch.Tensor:
+    size = BLOCKS * heads * 128 * values * 2
+    return torch.zeros(size, dtype=torch.int8) if empty else torch.randint(-128, 127, (size,), dtype=torch.int8)
+
+
+@LAYOUTS
+@pytest.mark.parametrize("kernel", [128, 64, 16])
+def test_blocks_come_out_whole_whatever_the_backend_makes_of_them(kernel: int, layout: KVCacheLayout) -> None:
+    here, there = raw(), raw(empty=True)
+    source, target = (Memory({"l0": views(one, layout, kernel)}, BLOCKS) for one in (here, there))
+    page = len(here) // BLOCKS
     assert source.block_bytes == (page,)
-    place(target, 0, (1, 2, 3), copied_out(source, 0, (9, 0, 5)))
-    blocks, placed = (one.view(BLOCKS, page) for one in raw)
+    if kernel < 128:
+        theirs = group_kernel_blocks(views(here, layout, kernel), BLOCKS)
+        assert torch.equal(source.regions[0].transpose(1, 2).view(torch.int16), theirs.view(torch.int16))
+    moved(source, (9, 0, 5), target, (1, 2, 3))
+    blocks, placed = (one.view(BLOCKS, page) for one in (here, there))
     assert torch.equal(placed[1:4], blocks[[9, 0, 5]])
     assert not placed[[0, *range(4, BLOCKS)]].any()
+
+
+def moved(source: Memory, ids: tuple[int, ...], target: Memory, into: tuple[int, ...]) -> None:
+    place(target, 0, into, copied_out(source, 0, ids))
+
+
+@LAYOUTS
+@pytest.mark.parametrize(("p", "d"), [(64, 128), (128, 64), (16, 64)])
+def test_what_each_token_has_stays_its_own_whatever_the_layout_and_the_blocks_of_kernels(
+        layout: KVCacheLayout, p: int, d: int) -> None:
+    """Prefill's cache has the layout, decode's has its heads first; both are seen as vLLM's own kernels see them."""
+    other = KVCacheLayout.LBHNC
+    seen, found = views(raw(), layout, p).clone(memory_format=torch.preserve_format), views(raw(empty=True), other, d)
+    moved(Memory({"l0": seen}, BLOCKS), (3, 7), Memory({"l0": found}, BLOCKS), (8, 2))
+    for block, into in ((3, 8), (7, 2)):
+        for token in range(128):
+            there = found[into * (128 // d) + token // d, :, token % d].view(torch.int16)
+            assert torch.equal(there, seen[block * (128 // p) + token // p, :, token % p].view(torch.int16))
+
+
+@LAYOUTS
+def test_a_head_of_blocks_that_a_backend_splits_is_one_run_of_bytes(layout: KVCacheLayout) -> None:
+    """So a prefill rank of two heads can give each of two decode ranks one, as it does with blocks in one piece."""
+    seen = views(raw(), layout, 64)
+    source = Memory({"l0": seen}, BLOCKS)
+    (one,) = source.arrays({"l0": 2})
+    assert (one.kind.heads, one.kind.head_bytes, one.kind.total) == (2, source.block_bytes[0] // 2, 2)
+    whole = copied_out(source, 0, (5,))
+    for head in (0, 1):
+        found = views(raw(1, empty=True), layout, 64, heads=1)
+        target = Memory({"l0": found}, BLOCKS)
+        part = whole[head * one.kind.head_bytes:(head + 1) * one.kind.head_bytes]
+        place(target, 0, (6,), part)
+        assert torch.equal(found[12:14, 0].view(torch.int16), seen[10:12, head].view(torch.int16))
+        joined = views(raw(empty=True), layout, 64)
+        place(Memory({"l0": joined}, BLOCKS), 0, (6,), part, head=head, heads=1)
+        assert torch.equal(joined[12:14, head].view(torch.int16), seen[10:12, head].view(torch.int16))
+        assert not joined[:, 1 - head].view(torch.int16).any()
+
+
+@pytest.mark.parametrize("shape", ["with heads", "a latent", "a latent without the dimension of heads"])
+def test_blocks_that_a_backend_splits_are_like_others_only_where_nothing_is_packed_inside(
+        monkeypatch: pytest.MonkeyPatch, shape: str) -> None:
+    heads, total = (2, 4) if shape == "with heads" else (1, 0)
+    made = [views(raw(heads, empty=True), KVCacheLayout.LBHNC, kernel, heads=heads) for kernel in (128, 64)]
+    if shape == "a latent without the dimension of heads":
+        made = [one.squeeze(1) for one in made]
+    whole, split = (Memory({"l0": one}, BLOCKS).arrays({"l0": total}) for one in made)
+    assert whole != split, "a CPU packs keys across the tokens of a block"
+    assert split[0].kind.dims[-3:] == (2, 64, 64)
+    monkeypatch.setattr(memory, "logical", lambda region: region.dtype is torch.bfloat16)
+    whole, split = (Memory({"l0": one}, BLOCKS).arrays({"l0": total}) for one in made)
+    assert whole == split
+
+
+@pytest.mark.parametrize(("device", "dtype", "hip", "expected"), [
+    ("cuda", torch.bfloat16, None, True), ("cuda", torch.float16, None, True), ("cuda", torch.uint8, None, False),
+    ("cuda", torch.bfloat16, "6.4", False), ("cpu", torch.bfloat16, None, False)])
+def test_only_nvidias_devices_and_types_of_one_value_are_in_logical_order(
+        monkeypatch: pytest.MonkeyPatch, device: str, dtype: torch.dtype, hip: str | None, expected: bool) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    region: Any = SimpleNamespace(is_cuda=device == "cuda", dtype=dtype)
+    assert memory.logical(region) == expected

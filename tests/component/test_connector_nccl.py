@@ -127,7 +127,7 @@ def test_blocks_come_in_a_group_that_is_made_once(stage: Stage, block: int, cove
 
 
 class Overlapped:
-    """Marks of a GPU that has not done the first piece when it gets the second one."""
+    """Marks of a GPU that has not done the second piece when it gets the third one."""
 
     def __init__(self) -> None:
         self.made: list[Overlapped.Mark] = []
@@ -138,7 +138,7 @@ class Overlapped:
             made.append(self)
 
         def done(self) -> bool:
-            return self is not self.made[0] or len(self.made) > 1
+            return self is not next(iter(self.made[1:]), None) or len(self.made) > 2
 
     def __call__(self) -> Mark:
         return self.Mark(self.made)

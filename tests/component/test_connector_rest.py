@@ -12,6 +12,7 @@ import zmq
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
 from xpyd_sidecar.engine import compat
+from xpyd_sidecar.engine.compat import v032
 
 ADDRESS = "inproc://notices"
 LONG_MS = 10_000
@@ -41,7 +42,7 @@ def test_who_may_not_rest_looks_again_at_once(sides: tuple[Any, Any]) -> None:
     reader, _ = sides
     compat.rest_while(lambda _: False)
     reader.record_read()
-    assert min(waited_s(reader, LONG_MS) for _ in range(5)) < 0.001 * compat.REST_MS
+    assert min(waited_s(reader, LONG_MS) for _ in range(5)) < 0.001 * v032.REST_MS
 
 
 def test_a_step_between_two_messages_is_no_time_in_which_one_was_looked_for(sides: tuple[Any, Any]) -> None:
@@ -63,13 +64,13 @@ def test_who_rests_looks_again_soon_for_a_notice_may_be_lost(sides: tuple[Any, A
     compat.rest_while(lambda _: True)
     for timeout_ms in (LONG_MS, None):
         reader.record_read()
-        assert 0.0009 * compat.REST_MS <= waited_s(reader, timeout_ms) < 1.0
+        assert 0.0009 * v032.REST_MS <= waited_s(reader, timeout_ms) < 1.0
     assert reader.busy_loop_s == 1.0
 
 
 def test_a_notice_ends_a_rest(sides: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = sides
-    monkeypatch.setattr(compat, "REST_MS", LONG_MS)
+    monkeypatch.setattr(v032, "REST_MS", LONG_MS)
     compat.rest_while(lambda _: True)
     reader.record_read()
     teller = threading.Timer(0.1, writer.notify)
@@ -82,4 +83,4 @@ def test_a_second_after_the_last_message_vllm_waits_as_it_would_without_us(sides
     reader, _ = sides
     compat.rest_while(lambda _: True)
     reader.last_read = time.monotonic() - 1.5
-    assert waited_s(reader, 20 * compat.REST_MS) >= 0.019 * compat.REST_MS
+    assert waited_s(reader, 20 * v032.REST_MS) >= 0.019 * v032.REST_MS

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+import vllm
 from connector_sides import (
     BLOCK,
     BLOCKS,
@@ -409,7 +410,7 @@ def test_statistics_add_up_over_intervals_and_pipes() -> None:
 
 def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     compat.check_version()
-    monkeypatch.setattr(compat.vllm, "__version__", "0.33.1")
+    monkeypatch.setattr(vllm, "__version__", "0.33.1")
     with pytest.raises(ConfigError, match=r"vLLM 0\.33\.1 is not supported by this xpyd; use 0\.32\.x"):
         compat.check_version()
 

@@ -25,6 +25,7 @@ from copies import LAYER_S, Clock, Cpu, Gpu
 from xpyd_sidecar.contract import legs, record
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, ServiceName, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
+from xpyd_sidecar.engine import memory
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.settings import Settings
 from xpyd_sidecar.engine.worker_side import WorkerSide
@@ -59,9 +60,11 @@ class Engine:
     """One engine of ``tensor`` times ``pipeline`` ranks, stepped by hand."""
 
     def __init__(self, name: str, folder: Path, model: Model, tensor: int, pipeline: int, *,
-                 clock: Clock | None = None, runner: Runner = "v1", **options: Any) -> None:
+                 clock: Clock | None = None, runner: Runner = "v1", split: int = 1, **options: Any) -> None:
+        """``split``: how many blocks its kernels make of one."""
         (folder / name).mkdir()
         self.folder, self.model, self.tensor, self.pipeline = folder / name, model, tensor, pipeline
+        self.split = split
         given = KvOptions(**{"peer_timeout_s": 20.0, "load_timeout_s": PATIENCE_S, **options})
         settings = Settings(given, ServiceName("s"), InstanceName(name), "127.0.0.1", KEY, self.folder)
         layers = len(model.heads)
@@ -83,9 +86,10 @@ class Engine:
 
     def _cache(self, layer: int) -> torch.Tensor:
         total, size = self.model.heads[layer], self.model.size
+        blocks, tokens = BLOCKS * self.split, BLOCK // self.split
         if total == 0:
-            return torch.zeros(BLOCKS, BLOCK, size)
-        return torch.zeros(BLOCKS, len(heads_of(total, self.tensor, 0)), BLOCK, size)
+            return torch.zeros(blocks, tokens, size)
+        return torch.zeros(blocks, len(heads_of(total, self.tensor, 0)), tokens, size)
 
     def peer(self) -> legs.Peer:
         known = record.read(self.folder, 0)
@@ -97,8 +101,9 @@ class Engine:
         for rank, caches in enumerate(self.caches):
             stage, t = divmod(rank, self.tensor)
             for layer, cache in zip(self.stages[stage], caches.values(), strict=True):
+                blocks = cache.unflatten(0, (BLOCKS, self.split))
                 for at, head in enumerate(heads_of(self.model.heads[layer], self.tensor, t)):
-                    yield rank, layer, head, cache[:, at] if self.model.heads[layer] else cache
+                    yield rank, layer, head, blocks[:, :, at] if self.model.heads[layer] else blocks
 
     def fill(self, ids: list[int], prompt: int) -> None:
         """A kernel writes a prompt's KV."""
@@ -252,6 +257,33 @@ def test_every_head_of_every_layer_comes_to_its_place_and_nothing_else_is_touche
     prefill, decode = make("p", model, *p), make("d", model, *d)
     hand_over(prefill, decode)
     assert (prefill.counts["send/ok"], decode.counts["receive/ok"]) == (1, 1)
+
+
+SPLIT_PAIRS = [(GQA, (1, 1), (2, 1)), (GQA, (4, 1), (2, 1)), (FEW, (1, 1), (4, 1)), (LATENT, (1, 1), (2, 1)),
+               (Model((4, 2, 0, 1)), (2, 2), (4, 1))]
+
+
+@pytest.mark.parametrize("split", [(2, 2), (2, 1), (1, 4)], ids=str)
+@pytest.mark.parametrize("sizes", SPLIT_PAIRS, ids=str)
+def test_blocks_that_kernels_split_are_cut_like_others(
+        make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, sizes: tuple[Model, tuple[int, int], tuple[int, int]],
+        split: tuple[int, int]) -> None:
+    model, p, d = sizes
+    monkeypatch.setattr(memory, "logical", lambda _: True)  # as a device is
+    prefill, decode = make("p", model, *p, split=split[0]), make("d", model, *d, split=split[1])
+    hand_over(prefill, decode)
+    assert (prefill.counts["send/ok"], decode.counts["receive/ok"]) == (1, 1)
+
+
+def test_other_splits_of_what_may_be_packed_inside_are_refused_by_their_shape(
+        make: Callable[..., Engine], caplog: pytest.LogCaptureFixture) -> None:
+    prefill, decode = make("p", GQA, 1, split=2), make("d", GQA, 2)
+    one = Run(decode, tokens=40, prompt=3, ids=[9, 2, 7], first=0)
+    one.prefill(prefill, [4, 5, 6])
+    until(lambda: decode.scheduler.matched(one.ours, 0) == (0, False), decode)
+    assert "kv cache layer0, dims: (16, 4) in decode, (2, 8, 4) in prefill" in caplog.text
+    one.end()
+    until(lambda: prefill.idle() and decode.idle(), prefill, decode)
 
 
 @pytest.mark.parametrize("mode", ["put", "get"])

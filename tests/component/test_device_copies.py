@@ -1,4 +1,4 @@
-"""Rows of a paged cache to packed memory and back: the kernel itself, by Triton's interpreter on a CPU."""
+"""BlockRows of a paged cache to packed memory and back: the kernel itself, by Triton's interpreter on a CPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from xpyd_sidecar.engine import device
-from xpyd_sidecar.engine.device import Rows, Shape, spans, tables, view_of
+from xpyd_sidecar.engine.device import BlockRows, RowShape, spans, tables, view_of
 from xpyd_sidecar.errors import ConfigError
 
 BLOCKS = 16
@@ -33,7 +33,7 @@ from xpyd_sidecar.engine import device, device_kernel
 cache = eval(sys.argv[1])
 view, ids = device.view_of(cache), np.array(json.loads(sys.argv[2]), np.int64)
 packed = torch.zeros(len(ids) * view.size + 8, dtype=torch.uint8)[int(sys.argv[3]):]
-rows = [device.Rows(view, [cache.data_ptr()], [packed.data_ptr()], ids)]
+rows = [device.BlockRows(view, [cache.data_ptr()], [packed.data_ptr()], ids)]
 ((shape, table, aligned),) = device.tables(rows)
 def move(out):
     device_kernel.launch(torch.from_numpy(table), shape, out=out, programs=3, tile=256, aligned=aligned)
@@ -70,10 +70,10 @@ def test_packed_memory_need_not_be_aligned() -> None:
 
 
 def test_words_are_as_wide_as_what_lies_together_allows() -> None:
-    assert view_of(torch.zeros(BLOCKS, 4, 16, 64)).shape == Shape(8, (1, 1, 1), (0, 0, 0), 2048)
-    assert view_of(torch.zeros(BLOCKS, 8, 4, 64).transpose(1, 2)).shape == Shape(8, (1, 4, 8), (0, 32, 128), 32)
-    assert view_of(torch.zeros(BLOCKS, 7, 3, dtype=torch.uint8)).shape == Shape(1, (1, 1, 1), (0, 0, 0), 21)
-    assert view_of(torch.zeros(BLOCKS, 4, 8)[:, :, :3]).shape == Shape(4, (1, 1, 4), (0, 0, 8), 3)
+    assert view_of(torch.zeros(BLOCKS, 4, 16, 64)).shape == RowShape(8, (1, 1, 1), (0, 0, 0), 2048)
+    assert view_of(torch.zeros(BLOCKS, 8, 4, 64).transpose(1, 2)).shape == RowShape(8, (1, 4, 8), (0, 32, 128), 32)
+    assert view_of(torch.zeros(BLOCKS, 7, 3, dtype=torch.uint8)).shape == RowShape(1, (1, 1, 1), (0, 0, 0), 21)
+    assert view_of(torch.zeros(BLOCKS, 4, 8)[:, :, :3]).shape == RowShape(4, (1, 1, 4), (0, 0, 8), 3)
 
 
 def test_blocks_that_are_strided_in_too_many_dimensions_are_refused() -> None:
@@ -86,8 +86,8 @@ def test_arrays_that_look_alike_share_a_table_and_others_have_their_own() -> Non
     two, other = [torch.zeros(BLOCKS, 4, 8) for _ in range(2)], torch.zeros(BLOCKS, 3, 8)
     ids = np.array([7, 2], np.int64)
     arrays = [one.data_ptr() for one in two]
-    rows = [Rows(view_of(two[0]), arrays, [10_000, 20_000], ids),
-            Rows(view_of(other), [other.data_ptr()], [30_008], ids)]
+    rows = [BlockRows(view_of(two[0]), arrays, [10_000, 20_000], ids),
+            BlockRows(view_of(other), [other.data_ptr()], [30_008], ids)]
     first, second = tables(rows)
     assert (first.shape, first.aligned) == (view_of(two[0]).shape, True)
     assert (second.shape, second.aligned) == (view_of(other).shape, False)

@@ -1,13 +1,15 @@
 """Which vLLM step sync is for, and what it refuses; with vLLM's own classes, without an engine."""
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from rows import fails
+import vllm
 
+from xpyd_sidecar.contract import launch
 from xpyd_sidecar.engine.compat import common_id
-from xpyd_sidecar.engine.dp_plugin import compat, patch
+from xpyd_sidecar.engine.dp_plugin import compat, patch, register
 from xpyd_sidecar.engine.dp_plugin.settings import Mode, Settings
 from xpyd_sidecar.errors import ConfigError
 
@@ -40,7 +42,7 @@ def test_other_sources_are_refused_by_their_names(monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compat.compat, "version", lambda: "0.33.0")
+    monkeypatch.setattr(vllm, "__version__", "0.33.0")
     with pytest.raises(ConfigError, match=r"vLLM 0\.33\.0 is not supported"):
         compat.check_sources()
 
@@ -95,9 +97,35 @@ def test_the_budget_is_that_of_the_request_that_may_make_most() -> None:
     assert patch.budget([request(10, 9, 1)]) == 1
 
 
-@fails("B11", "auto stops an engine whose vLLM differs in a method, instead of leaving it to vLLM's waves", ConfigError)
-def test_auto_leaves_another_vllm_to_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compat.PINNED, "EngineCore.sleep", "0" * 16)
+@pytest.fixture(params=["a method differs", "another version"])
+def another_vllm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a rank that starts says of it."""
     monkeypatch.setattr(compat.EngineCore, "_initialize_kv_caches", compat.EngineCore._initialize_kv_caches)
     monkeypatch.setattr(compat.EngineCore, patch._PREPARED, False, raising=False)
-    patch.prepare(Settings("auto"))
+    if request.param == "another version":
+        monkeypatch.setattr(vllm, "__version__", "0.33.0")
+        return "vLLM 0.33.0 is not supported"
+    monkeypatch.setitem(compat.PINNED, "EngineCore.sleep", "0" * 16)
+    return "EngineCore.sleep of vllm/v1/engine/core.py differ"
+
+
+def test_auto_leaves_another_vllm_to_its_own_way(another_vllm: str, monkeypatch: pytest.MonkeyPatch,
+                                                 caplog: pytest.LogCaptureFixture) -> None:
+    stock = compat.EngineCore._initialize_kv_caches
+    monkeypatch.setattr(patch.vllm_compat, "log_like_vllm", lambda _: None)  # it would take the records elsewhere
+    monkeypatch.setenv(launch.ENV_DP_SYNC, "auto")
+    with caplog.at_level(logging.WARNING):
+        register()
+    assert compat.EngineCore._initialize_kv_caches is stock
+    assert not getattr(compat.EngineCore, patch._PREPARED)
+    (said,) = [one.message for one in caplog.records if one.levelno == logging.WARNING]
+    assert said.startswith("xpyd: no step sync, data-parallel ranks go by vLLM's waves: ")
+    assert another_vllm in said
+
+
+@pytest.mark.parametrize("mode", ["rpc", "shm"])
+def test_rules_that_are_asked_for_by_name_are_refused_on_another_vllm(another_vllm: str, mode: Mode,
+                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(launch.ENV_DP_SYNC, mode)
+    with pytest.raises(ConfigError, match=another_vllm):
+        register()

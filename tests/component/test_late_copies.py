@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import vllm
 import zmq
 from connector_sides import (
     BLOCK,
@@ -35,8 +35,10 @@ from copies import LAYER_S, Clock, Gpu
 from nccl_fake import FakeNccl, HostDevice, World
 from rows import fails
 
+from xpyd_sidecar.broadcast.rpc import Group
+from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.engine import compat, worker_side
+from xpyd_sidecar.engine import compat, crew, last_words, worker_side
 from xpyd_sidecar.engine.connector import XpydConnector
 from xpyd_sidecar.engine.links.nccl_driver import Driver
 from xpyd_sidecar.engine.links.nccl_taker import NcclGrouping
@@ -45,7 +47,7 @@ from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.plain import address_of
 from xpyd_sidecar.engine.memory import Move
 from xpyd_sidecar.engine.sender import Kept
-from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.engine.watched import ThreadEnded
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key
 
@@ -194,7 +196,6 @@ def test_decode_takes_in_more_while_it_makes_no_step(make: Callable[..., Engine]
 
 
 @pytest.mark.parametrize("copies", ["at once"], indirect=True)
-@fails("A6", "piecewise graphs are asked for, which costs decode its whole ones")
 @pytest.mark.usefixtures("copies")
 def test_whole_graphs_are_not_forbidden() -> None:
     assert not XpydConnector.requires_piecewise_for_cudagraph({})
@@ -209,14 +210,10 @@ def test_a_hook_that_sees_a_capturing_stream_leaves_its_layer_to_the_end_of_the_
     one.wait_loaded()
 
 
-@fails("A7", "a layer's second hook in a step is swallowed, and DBO is not refused")
-def test_micro_batches_are_refused_or_come_whole(make: Callable[..., Engine]) -> None:
-    parallel = SimpleNamespace(use_ubatching=True, enable_dbo=True, ubatch_size=0)
-    try:
-        compat.check_model(SimpleNamespace(parallel_config=parallel, speculative_config=None), None)
-    except ConfigError:
-        return
-    p, d = make("p"), make("d")
+@pytest.mark.parametrize("hooks", ["layers", "graph"])
+def test_micro_batches_come_whole(make: Callable[..., Engine], hooks: str) -> None:
+    """Two of them, in turn: each writes its part of a layer and calls the layer's hook."""
+    p, d = make("p", by_layer=False), make("d")
     one = Transfer(p, d)
     worker, hook = p.workers[0], p.workers[0].save_layer
 
@@ -224,15 +221,42 @@ def test_micro_batches_are_refused_or_come_whole(make: Callable[..., Engine]) ->
         for blocks in (one.source[:1], one.source[1:]):
             for block in blocks:
                 p.devices[0].compute(LAYER_S, partial(p.caches[0][layer][block].fill_, 7.0))
-            hook(layer)
+            if hooks == "layers":
+                hook(layer)
 
-    worker.save_layer = twice
+    worker.save_layer = twice  # type: ignore[method-assign]
     p.step(new=((one.theirs, one.source, 0, one.tokens),))
     p.scheduler.ended(one.theirs)
     one.ask_late()
     until(lambda: d.recved, p, d)
     assert d.failed == []
     assert all(bool((cache[one.target] == 7.0).all()) for cache in d.caches[0].values())
+
+
+@late
+def test_all_layers_and_requests_of_a_step_are_one_gather_and_all_that_came_one_scatter(make: Callable[..., Engine]) -> None:
+    p, d = make("p", tensor=2), make("d", tensor=2)
+    transfers = [Transfer(p, d, tokens=16 * (n + 1), prompt=n) for n in range(4)]
+    runs = []
+    for at, one in enumerate(transfers):
+        one.source, one.target = [at * 5 + n for n in range(at + 1)], [31 - at * 5 - n for n in range(at + 1)]
+        p.fill(one.source, one.prompt)
+        runs.append((one.theirs, one.source, 0, one.tokens))
+    p.step(new=tuple(runs))
+    assert [worker._memory.gathers for worker in p.workers] == [1, 1]
+    for one in transfers:
+        p.scheduler.ended(one.theirs)
+        one.ask_late()
+    inboxes = [worker._receiver.inbox for worker in d.workers]
+    d.step()
+    before = [worker._memory.scatters for worker in d.workers]
+    until(lambda: all(len(inbox) == LAYERS * len(transfers) for inbox in inboxes), p)
+    d.step()
+    assert [worker._memory.scatters - seen for worker, seen in zip(d.workers, before, strict=True)] == [1, 1]
+    for one in transfers:
+        until(lambda name=one.ours.request_id: name in d.recved, p, d)
+        assert d.holds(one.target, one.prompt, first=0)
+    assert d.failed == []
 
 
 # --- B: anywhere ---
@@ -268,75 +292,143 @@ def one_engine_over_nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Eng
 
 
 class Fault:
-    """A call of a thread that raises once."""
+    """A call of a thread that raises so many times."""
 
     def __init__(self, thread: str, call: Callable[..., Any]) -> None:
         self.thread, self.call = thread, call
-        self.armed = False
+        self.left = 0
         self.after = 0
+        """Calls that went well."""
 
-    def __call__(self, *args: Any) -> Any:
-        if self.armed and threading.current_thread().name == self.thread:
-            self.armed = False
-            raise OSError(9, "Bad file descriptor")
-        self.after += threading.current_thread().name == self.thread
-        return self.call(*args)
+    def __call__(self, *args: Any, **more: Any) -> Any:
+        if threading.current_thread().name == self.thread:
+            if self.left:
+                self.left -= 1
+                raise OSError(9, "Bad file descriptor")
+            self.after += 1
+        return self.call(*args, **more)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("thread", ["xpyd-sender", "xpyd-receiver", "xpyd-control", "xpyd-nccl"])
-@pytest.mark.parametrize("copies", ["at once"], indirect=True)
-@pytest.mark.usefixtures("copies")
-@fails("B4", "a thread of the connector ends, and the engine goes on without it", pytest.fail.Exception)
-def test_a_thread_that_meets_an_error_goes_on_or_the_engine_hears_of_it(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thread: str) -> None:
-    polled = Fault(thread, zmq.Poller.poll)
+THREADS = ("xpyd-sender", "xpyd-receiver", "xpyd-control", "xpyd-nccl", "xpyd-crew", "xpyd-hand")
 
-    def poll(*args: Any) -> Any:
-        return polled(*args)
 
-    monkeypatch.setattr(zmq.Poller, "poll", poll)
-    with making(partial(one_engine_over_nccl, monkeypatch, tmp_path)) as make:
-        engine = make()
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[Engine, Fault]]]:
+    """An engine, and what one of its threads does again and again."""
+    where = {"xpyd-control": (zmq.Poller, "poll"), "xpyd-crew": (Group, "check"), "xpyd-hand": (Worker, "serve_one")}
+
+    def build(thread: str) -> tuple[Engine, Fault]:
+        if thread in where:
+            fault = Fault(thread, getattr(*where[thread]))
+
+            def method(*args: Any, **more: Any) -> Any:
+                return fault(*args, **more)
+
+            monkeypatch.setattr(*where[thread], method)
+        engine = made()
         worker = engine.workers[0]
-        if thread == "xpyd-control":
-            fault = polled
-        elif thread == "xpyd-nccl":
+        if thread == "xpyd-nccl":
             assert worker._groups is not None
             machine = worker._groups._hub._machine
             machine.tick = fault = Fault(thread, machine.tick)  # type: ignore[assignment]
-        else:
+        elif thread not in where:
             selector = (worker._sender if thread == "xpyd-sender" else worker._receiver)._loop._selector
             selector.select = fault = Fault(thread, selector.select)  # type: ignore[assignment]
         engine.step()
-        (running,) = [one for one in threading.enumerate() if one.name == thread]
-        fault.after, fault.armed = 0, True
-        until(lambda: not fault.armed and (fault.after or not running.is_alive()), Clock())
-        if not running.is_alive():
-            with pytest.raises(Exception, match=thread):
-                engine.step()
+        until(lambda: fault.after and engine.scheduler._carrying.crew._ready, Clock())
+        return engine, fault
+
+    monkeypatch.setattr(crew, "LOOK_S", 0.02)
+    with making(partial(one_engine_over_nccl, monkeypatch, tmp_path)) as made:
+        yield build
 
 
-@pytest.mark.parametrize("differs", [
-    pytest.param("layout", marks=fails("B6", "the layout is compared, which refuses GPUs whose copies fit")),
-    pytest.param("patch of vLLM", marks=fails("B7", "vLLM's exact version is compared: 0.32.0 refuses 0.32.1"))])
+def dead(thread: str) -> bool:
+    return thread not in [one.name for one in threading.enumerate()]
+
+
+@pytest.mark.parametrize("thread", THREADS[:4])
+@pytest.mark.parametrize("copies", ["at once"], indirect=True)
+@pytest.mark.usefixtures("copies")
+def test_a_thread_that_meets_an_error_goes_on_or_the_engine_hears_of_it(
+        faulty: Callable[[str], tuple[Engine, Fault]], thread: str) -> None:
+    engine, fault = faulty(thread)
+    fault.after, fault.left = 0, 1
+    until(lambda: fault.after, Clock())
+    engine.step()
+    assert not dead(thread)
+
+
+@pytest.mark.parametrize("thread", THREADS)
+@pytest.mark.parametrize("copies", ["at once"], indirect=True)
+@pytest.mark.usefixtures("copies")
+def test_a_thread_that_dies_ends_the_engine_with_its_words_in_the_next_step(
+        faulty: Callable[[str], tuple[Engine, Fault]], thread: str, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    monkeypatch.setattr(last_words, "TERMINATION_LOG", log)
+    engine, fault = faulty(thread)
+    fault.left = 1000
+    until(lambda: dead(thread), Clock())
+    words = f"thread {thread} ended: OSError: [Errno 9] Bad file descriptor"
+    assert log.read_text() == words
+    for _ in range(2):
+        with pytest.raises(ThreadEnded) as raised:
+            engine.step()
+        assert last_words.innermost(raised.value).endswith(words)
+
+
 @late
-def test_engines_whose_copies_fit_are_not_refused(make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch,
-                                                  differs: str) -> None:
-    d = make("d")
-    if differs == "layout":
-        if XpydConnector.get_required_kvcache_layout(SimpleNamespace()) is not None:
-            return  # vLLM gives both the same
-        monkeypatch.setattr(compat, "kv_layout", lambda _: "NHD")
-    else:
-        monkeypatch.setattr(compat, "version", lambda: "0.32.1")
-    one = Transfer(make("p"), d)
+def test_a_device_that_has_failed_ends_the_engine_with_its_words(make: Callable[..., Engine]) -> None:
+    class Failed:
+        def done(self) -> bool:
+            return False
+
+        def wait(self, seconds: float) -> bool:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    engine = make("p")
+    engine.workers[0]._completions.add(Failed(), lambda: None)
+    until(lambda: dead("xpyd-copies"), Clock())
+    with pytest.raises(ThreadEnded, match="thread xpyd-copies ended: RuntimeError: CUDA error: an illegal memory access"):
+        engine.step()
+
+
+@late
+def test_devices_whose_caches_are_laid_out_differently_exchange_kv(make: Callable[..., Engine]) -> None:
+    p, d = make("p", layout="NHD"), make("d", layout="HND")
+    for cache in (cache for caches in p.caches for cache in caches.values()):
+        assert cache.stride()[1] < cache.stride()[2]
+    one = Transfer(p, d)
     one.compute()
     one.ask_late()
     one.wait_loaded()
 
 
 @late
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_patch_of_vllm_exchanges_kv_with_another_where_both_are_listed_as_one(
+        make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+        listed: bool) -> None:
+    d = make("d")
+    monkeypatch.setattr(vllm, "__version__", "0.32.1")
+    if listed:
+        monkeypatch.setitem(compat.KV_ABI, "0.32.1", compat.KV_ABI["0.32.0"])
+    p = make("p")
+    one = Transfer(p, d)
+    one.compute()
+    if listed:
+        one.ask_late()
+        one.wait_loaded()
+    else:
+        until(lambda: d.scheduler.matched(one.ours, 0) == (0, False), d)  # decode computes the prompt itself
+        d.scheduler.allocated(one.ours, one.target, 0)
+        until(lambda: idle(p) and idle(d), p, d)
+        assert p.counts["send/incompatible"] == d.counts["receive/incompatible"] == 1
+        assert "fingerprint: kv_abi: '0.32.0' here, '0.32.1' there" in caplog.text
+
+
 def test_mode_put_waits_for_a_forward_that_takes_longer_than_its_patience(make: Callable[..., Engine]) -> None:
     p, d = make("p", mode="put", put_wait_s=0.1), make("d", mode="put")
     one = Transfer(p, d)

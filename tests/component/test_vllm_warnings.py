@@ -12,6 +12,7 @@ from xpyd_operator.api import vllm as warned
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat
+from xpyd_sidecar.engine.compat import common
 
 pytest.importorskip("vllm")
 FULL = {option.replace("|", "") for option in warned._TABLE}
@@ -34,8 +35,9 @@ def config(**given: Any) -> Any:
 
 
 def test_the_version_is_the_one_of_the_connector() -> None:
-    assert f"vLLM {compat.SUPPORTED}".rstrip(".") == warned.VERSION
-    assert compat.version().startswith(compat.SUPPORTED)
+    (supported,) = common.KNOWN
+    assert f"vLLM {supported}".rstrip(".") == warned.VERSION
+    assert compat.version().startswith(supported)
 
 
 def test_every_option_exists_and_its_short_forms_are_known_exactly_where_vllm_knows_them(

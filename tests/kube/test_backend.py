@@ -68,7 +68,7 @@ class Place:
         sections = {role: {"replicas": each} if isinstance(each, int) else each
                     for role, each in (("prefill", prefill), ("decode", decode))}
         base: Object = {"model": {"source": "org/tiny"}, "engine": {"image": "engine:1"}, "drain": {"timeout": "10s"}}
-        document = {"apiVersion": "xpyd.dev/v1alpha1", "kind": OWNER_KIND, "metadata": {"name": name}}
+        document = {"apiVersion": "xpyd.dev/v1beta1", "kind": OWNER_KIND, "metadata": {"name": name}}
         return await self.kube.apply(OWNER_KIND, self.namespace, document | {"spec": base | sections | spec})
 
     def of(self, kind: str) -> dict[str, Object]:
@@ -167,7 +167,7 @@ async def test_a_document_becomes_a_service_and_then_nothing_is_asked(place: Pla
     pool = place.of("DisaggPool")
     await place.wait(lambda: (pool["qwen-decode"].get("status") or {}).get("readyReplicas") == 2, "pool status")
     assert pool["qwen-decode"]["spec"] == {"service": "qwen", "role": "decode", "replicas": 2}
-    path = f"/apis/xpyd.dev/v1alpha1/namespaces/{place.namespace}/disaggpools/qwen-decode/scale"
+    path = f"/apis/xpyd.dev/v1beta1/namespaces/{place.namespace}/disaggpools/qwen-decode/scale"
     scale = await place.kube.request("GET", path)
     assert scale["status"]["replicas"] == 2
     assert scale["status"]["selector"] == "xpyd.dev/role=decode,xpyd.dev/service=qwen"
@@ -229,7 +229,7 @@ async def test_pools_scale_or_mirror(place: Place) -> None:
     await place.apply(decode={"scaling": {"min": 1, "max": 3}})
     await place.wait_settled("1P1D")
     scale = {"spec": {"replicas": 3}}
-    path = f"/apis/xpyd.dev/v1alpha1/namespaces/{place.namespace}/disaggpools"
+    path = f"/apis/xpyd.dev/v1beta1/namespaces/{place.namespace}/disaggpools"
     content = "application/merge-patch+json"
     await place.kube.request("PATCH", f"{path}/qwen-decode/scale", scale, content=content)
     await place.wait_settled("1P3D")
@@ -308,7 +308,7 @@ async def test_what_cannot_be_done_is_refused_and_the_last_document_goes_on(plac
 
 
 async def test_routers_of_their_own(place: Place) -> None:
-    await place.apply(router={"placement": "Deployment", "replicas": 2})
+    await place.apply(router={"placement": "deployment", "replicas": 2})
     await place.wait(lambda: "qwen-router" in place.of("Deployment"), "the Deployment")
     await place.wait(lambda: len(place.of("Pod")) == 5, "its pods and the engines")
     await place.wait_settled("1P2D")
@@ -318,7 +318,7 @@ async def test_routers_of_their_own(place: Place) -> None:
     before = len(place.asked)
     await asyncio.sleep(2.5)
     assert place.asked[before:] == []
-    await place.apply(router={"placement": "Sidecar"})
+    await place.apply(router={"placement": "sidecar"})
     await place.wait(lambda: "qwen-router" not in place.of("Deployment"), "the Deployment goes")
     await place.wait(lambda: "qwen-router" not in place.of("PodDisruptionBudget"), "its budget goes")
     await place.wait(lambda: sum(label(pod, ROUTER) == "true" for pod in place.of("Pod").values()) == 2, "decode routes")

@@ -58,7 +58,7 @@ async def test_a_pool_whose_service_says_replicas_is_put_back(team: Team) -> Non
 
 async def test_nothing_is_written_when_nothing_changes(team: Team) -> None:
     await team.apply(team.document("one", decode=2))
-    await team.apply(team.document("two", router={"placement": "Deployment"}))
+    await team.apply(team.document("two", router={"placement": "deployment"}))
     await team.wait_settled("1P2D", "one")
     await team.wait_settled("1P1D", "two")
     await asyncio.sleep(2)  # the last Events

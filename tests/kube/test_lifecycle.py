@@ -51,7 +51,7 @@ async def test_a_service_comes_up_changes_its_shape_and_leaves_nothing(team: Tea
 
 async def test_routers_in_pods_of_their_own(team: Team) -> None:
     dog = Watchdog(team)
-    await team.apply(team.document(router={"placement": "Deployment", "replicas": 2}))
+    await team.apply(team.document(router={"placement": "deployment", "replicas": 2}))
     await team.wait_settled("1P1D")
     deployment = team.of("Deployment")["qwen-router"]
     assert deployment["spec"]["replicas"] == 2

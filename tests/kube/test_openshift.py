@@ -93,7 +93,7 @@ async def test_pods_that_name_a_user_are_refused_and_the_service_says_why(constr
     assert team.pods() == []
 
 
-@pytest.mark.parametrize("placement", ["Sidecar", "Deployment"])
+@pytest.mark.parametrize("placement", ["sidecar", "deployment"])
 async def test_where_users_are_assigned_pods_of_engines_and_routers_are_taken(
     constrained: Team, operator_kubeconfig: Path, tmp_path: Path, placement: str
 ) -> None:

@@ -19,7 +19,7 @@ async def test_a_step_of_the_load_is_answered_in_one_interval_with_a_reason_and_
     flow = Flow(team.agent)
     document = team.document(
         prefill={"scaling": {"min": 1, "max": 6}}, decode={"scaling": {"min": 1, "max": 3}},
-        planner={"mode": "Auto", "slo": {"ttftP95": "3s", "tpotP95": "60ms"}, "interval": "5s"})
+        planner={"mode": "auto", "slo": {"ttftP95": "3s", "tpotP95": "60ms"}, "interval": "5s"})
     document["metadata"]["namespace"] = team.namespace
     text = yaml.safe_dump(document)
     judge = Judge.found()
@@ -37,7 +37,7 @@ async def test_a_step_of_the_load_is_answered_in_one_interval_with_a_reason_and_
     await team.kubectl("apply", "-f", "-", stdin=text)
     await team.wait_settled("1P1D")
     dog = Watchdog(team, floors={"prefill": 1, "decode": 1})
-    await team.wait(lambda: "planner (Auto): " in team.status().get("plan", ""), "it says what it thinks")
+    await team.wait(lambda: "planner (auto): " in team.status().get("plan", ""), "it says what it thinks")
     await team.wait(lambda: f"{CALM:.1f} requests/s of {PROMPT} prompt" in team.status()["plan"], "it knows the load", 60.0)
     calm = wanted()
     await untouched()

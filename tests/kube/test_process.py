@@ -295,7 +295,7 @@ async def test_it_uses_each_of_its_rights_and_needs_no_other(installed: LightClu
     async with make_team(installed, "rights", operator) as team:
         taken = {"metadata": {"name": "qwen-e0"}, "spec": {"containers": [{"name": "c", "image": "somebody-elses"}]}}
         await team.kube.create("Pod", taken, team.namespace)
-        await team.apply(team.document(decode={"scaling": {"min": 1, "max": 3}}, router={"placement": "Deployment"}))
+        await team.apply(team.document(decode={"scaling": {"min": 1, "max": 3}}, router={"placement": "deployment"}))
         await team.wait(lambda: "qwen-router" in team.of("Deployment"), "the Deployment of routers")
         await team.apply(team.document(decode=2))
         await team.wait(lambda: "qwen-router" not in team.of("Deployment"), "no Deployment of routers")

@@ -35,7 +35,7 @@ SECRET = {"name": "s", "key": "k"}
 CORNERS: dict[str, dict[str, Any]] = {
     "claims": {
         "model": {"source": "pvc://models/a"},
-        "router": {"placement": "Deployment", "apiKeySecret": SECRET},
+        "router": {"placement": "deployment", "apiKeySecret": SECRET},
         "networkPolicy": {
             "clients": [{"namespaceSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}],
             "egress": [{"to": [{"ipBlock": {"cidr": "0.0.0.0/0"}}], "ports": [{"port": 8443}]}],
@@ -49,7 +49,7 @@ CORNERS: dict[str, dict[str, Any]] = {
     },
     "routers": {
         "router": {
-            "placement": "Deployment", "workers": 3, "resources": {"limits": {"cpu": 2}},
+            "placement": "deployment", "workers": 3, "resources": {"limits": {"cpu": 2}},
             "template": {
                 "metadata": {"annotations": {"team": "a"}},
                 "spec": {
@@ -124,7 +124,7 @@ def from_server(cluster: LightCluster, document: dict[str, Any]) -> DisaggServic
 
 def corner(name: str) -> dict[str, Any]:
     spec = {"model": {"source": "Qwen/Qwen3-8B"}, **CORNERS[name]}
-    return {"apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService", "metadata": {"name": name}, "spec": spec}
+    return {"apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "metadata": {"name": name}, "spec": spec}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

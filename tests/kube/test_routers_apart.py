@@ -19,7 +19,7 @@ spec: {hard: {requests.example.com/nic: "0"}}
 
 
 def apart(**router: Any) -> Object:
-    return {"placement": "Deployment", "replicas": 1} | router
+    return {"placement": "deployment", "replicas": 1} | router
 
 
 def engines_alone(script: Script) -> object:

@@ -27,7 +27,7 @@ from xpyd_sidecar.contract.membership import Ack, Goodbye, Heartbeat, Parallel, 
 
 KEY = ServiceKey(bytes(range(32)))
 FIELDS = FingerprintFields(model="m1", dtype="float32", kv_dtype="float32", block_size=128, layout="HND", isa="avx2",
-                           vllm="0.32.0")
+                           kv_abi="0.32.0")
 
 
 def record_of(incarnation: str = "a" * 32, dp_rank: int = 0, fields: FingerprintFields = FIELDS) -> record.EngineRecord:

@@ -6,7 +6,7 @@ import copy
 from typing import Any, NamedTuple
 
 BASE: dict[str, Any] = {
-    "apiVersion": "xpyd.dev/v1alpha1",
+    "apiVersion": "xpyd.dev/v1beta1",
     "kind": "DisaggService",
     "metadata": {"name": "qwen"},
     "spec": {"model": {"source": "Qwen/Qwen3-8B"}, "prefill": {"replicas": 1}, "decode": {"replicas": 3}},
@@ -58,8 +58,8 @@ MALFORMED: dict[str, Bad] = {
     "text": Bad("DisaggService", "document", "must be a section"),
     "nothing": Bad({}, "spec", "required"),
     "wrong kind": bad("kind", "must be DisaggService", {"kind": "DisagService"}),
-    "kind of another version": bad("apiVersion", "must be xpyd.dev/v1alpha1", {"apiVersion": "xpyd.dev/v1"}),
-    "no apiVersion": bad("apiVersion", "required (xpyd.dev/v1alpha1)", {"apiVersion": None}),
+    "kind of another version": bad("apiVersion", "must be xpyd.dev/v1beta1", {"apiVersion": "xpyd.dev/v1"}),
+    "no apiVersion": bad("apiVersion", "required (xpyd.dev/v1beta1)", {"apiVersion": None}),
     "no metadata": bad("metadata", "required (with name)", {"metadata": None}),
     "no name": bad("metadata.name", "required", {"metadata": {}}),
     "name too long": bad("metadata.name", "46 characters long, at most 45", {"metadata.name": "a" * 46}),
@@ -89,10 +89,15 @@ MALFORMED: dict[str, Bad] = {
     "empty argument": bad("spec.prefill.args[0]", "must not be empty", {"spec.prefill.args": [""]}),
     "too many arguments": bad("spec.engine.args", "at most 64", args(*["--x"] * 65)),
     "argument too long": bad("spec.engine.args[0]", "at most 2048", args("--" + "x" * 2048)),
-    "unquoted off": bad("spec.planner.mode", 'put it in quotes: "Off"', planner={"mode": False}),
-    "unquoted dpStepSync off": bad("spec.engine.dpStepSync", '"off"', {"spec.engine.dpStepSync": False}),
+    "unquoted off": bad("spec.planner.mode", "is read as false by YAML; write disabled", planner={"mode": False}),
+    "unquoted dpStepSync off": bad("spec.engine.dpStepSync", "write disabled", {"spec.engine.dpStepSync": False}),
+    "unquoted none": bad("spec.kv.checksum", "write none", kv={"checksum": False}),
+    "a word in a third spelling": bad("spec.router.placement", "did you mean sidecar?", router={"placement": "SIDECAR"}),
+    "a word of before, misspelled": bad("spec.planner.mode", "did you mean auto?", planner={"mode": "Autos"}),
+    "on": bad("spec.planner.mode", "must be one of auto, disabled, observe", planner={"mode": True}),
+    "a word of before of another field": bad("spec.kv.checksum", "must be one of", kv={"checksum": "Off"}),
     "unknown policy": bad("spec.router.policy", "did you mean least_loaded?", router={"policy": "least-load"}),
-    "wrong case": bad("spec.router.placement", "did you mean Sidecar?", router={"placement": "sidecar"}),
+    "wrong case": bad("spec.router.policy", "did you mean round_robin?", router={"policy": "Round_Robin"}),
     "unknown transport": bad("spec.kv.transport", "auto, nccl, rdma, shm, tcp", kv={"transport": "ucx"}),
     "enabled as text": bad("spec.networkPolicy.enabled", "must be true or false", networkPolicy={"enabled": "yes"}),
     "source of no form": bad("spec.model.source", "pvc://claim/path", {"spec.model.source": "a b"}),
@@ -336,9 +341,9 @@ MALFORMED: dict[str, Bad] = {
     "more missing than there are": bad("spec.rollout.maxUnavailable", "0% to 100%", rollout={"maxUnavailable": "101%"}),
     "a surge that is no share": bad("spec.rollout.maxSurge", "0% to 999%", rollout={"maxSurge": "10"}),
     "planner without scaling": bad(
-        "spec.planner.mode", "write prefill.scaling", planner={"mode": "Auto", "slo": {"ttftP95": "2s"}}
+        "spec.planner.mode", "write prefill.scaling", planner={"mode": "auto", "slo": {"ttftP95": "2s"}}
     ),
-    "planner without a goal": bad("spec.planner.slo", "ttftP95, tpotP95 or both", planner={"mode": "Observe"}),
+    "planner without a goal": bad("spec.planner.slo", "ttftP95, tpotP95 or both", planner={"mode": "observe"}),
     "more than the limit": bad("spec.limits.maxInstances", "at least 4", limits={"maxInstances": 3}),
     "too little prefill": bad("spec.limits.minRatio", "1P3D", limits={"minRatio": {"prefill": 1, "decode": 2}}),
     "too much prefill": bad("spec.limits.maxRatio", "1P3D", limits={"maxRatio": {"prefill": 1, "decode": 4}}),

@@ -17,9 +17,10 @@ _ENVIRONMENT = celpy.Environment()
 
 def admit(crd: Schema, obj: Any) -> list[str]:
     """Everything that strict field validation, the structural schema and CEL find wrong; empty: admitted."""
-    version = crd["spec"]["versions"][0]
-    resource = f"{crd['spec']['group']}/{version['name']}", crd["spec"]["names"]["kind"]
-    if not isinstance(obj, dict) or (obj.get("apiVersion"), obj.get("kind")) != resource:
+    group, versions = crd["spec"]["group"], crd["spec"]["versions"]
+    asked = (obj.get("apiVersion"), obj.get("kind")) if isinstance(obj, dict) else ()
+    version = next((each for each in versions if (f"{group}/{each['name']}", crd["spec"]["names"]["kind"]) == asked), None)
+    if version is None:
         return ["no such resource"]
     if not (obj.get("metadata") or {}).get("name"):
         return ["metadata.name: required"]

@@ -27,7 +27,6 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, Protocol, TypeVar
-from unittest.mock import patch
 
 import torch
 from copies import LAYER_S, Clock, Cpu, Gpu
@@ -50,14 +49,14 @@ recorded, which runs nothing, and none when it is replayed.
 Runner = Literal["v1", "v2"]
 
 
-def vllm_config(tensor: int = 1, pipeline: int = 1, **model: Any) -> Any:
+def vllm_config(tensor: int = 1, pipeline: int = 1, *, layout: str = "HND", **model: Any) -> Any:
     hf = {"layers": LAYERS, **model}
     return SimpleNamespace(
-        cache_config=SimpleNamespace(block_size=BLOCK, cache_dtype="auto", get_resolved_kv_cache_layout=lambda: "HND"),
+        cache_config=SimpleNamespace(block_size=BLOCK, cache_dtype="auto", get_resolved_kv_cache_layout=lambda: layout),
         parallel_config=SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline, data_parallel_size=1,
                                         data_parallel_index=0, rank=0),
-        model_config=SimpleNamespace(dtype="torch.float32", model="org/tiny", revision="r1", max_model_len=512,
-                                     quantization=None, get_diff_sampling_param=lambda: {"top_k": 20},
+        model_config=SimpleNamespace(dtype="torch.float32", use_mla=False, model="org/tiny", revision="r1",
+                                     max_model_len=512, quantization=None, get_diff_sampling_param=lambda: {"top_k": 20},
                                      logits_processors=None, tokenizer_mode="auto", generation_config="auto",
                                      override_generation_config={},
                                      hf_config=SimpleNamespace(to_dict=lambda: hf, _commit_hash="c1")),
@@ -95,25 +94,34 @@ def making(make: Callable[..., E]) -> Iterator[Callable[..., E]]:
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("xpyd")]
 
 
+def cache(layout: str) -> torch.Tensor:
+    """One layer's, as vLLM gives it: (blocks, heads, tokens, values) of the memory's order."""
+    return torch.zeros(BLOCKS, 2, BLOCK, 4) if layout == "HND" else torch.zeros(BLOCKS, BLOCK, 2, 4).transpose(1, 2)
+
+
 class Engine:
     """The two sides of one engine, stepped by hand."""
 
     def __init__(self, name: str, folder: Path, clock: Clock | None = None, *, runner: Runner | None = None,
-                 tensor: int = 1, recompute: bool = True, model: dict[str, Any] | None = None, **options: Any) -> None:
-        """``clock``: that of a GPU for each rank; None: on a CPU. ``runner``: V1 on a CPU, V2 on a GPU, if not given."""
+                 tensor: int = 1, recompute: bool = True, model: dict[str, Any] | None = None, layout: str = "HND",
+                 by_layer: bool = True, **options: Any) -> None:
+        """``clock``: that of a GPU for each rank; None: on a CPU. ``runner``: V1 on a CPU, V2 on a GPU, if not given.
+
+        ``layout``: heads or tokens first in memory. ``by_layer``: as ``WorkerSide`` has it.
+        """
         (folder / name).mkdir()
         self.folder = folder / name
         settings = Settings(KvOptions(**{"peer_timeout_s": 1.0, "load_timeout_s": 5.0, **options}), ServiceName("s"),
                             InstanceName(name), "127.0.0.1", KEY, self.folder)
-        self.caches = [{f"layer{n}": torch.zeros(BLOCKS, 2, BLOCK, 4) for n in range(LAYERS)} for _ in range(tensor)]
+        self.caches = [{f"layer{n}": cache(layout) for n in range(LAYERS)} for _ in range(tensor)]
         self.clock = clock or Clock()
         self.clocked = clock is not None
         """Copies are complete later than the step that makes them."""
         self.runner = runner or ("v1" if clock is None else "v2")
         self.devices = [Cpu() if clock is None else Gpu(clock) for _ in range(tensor)]
-        self.workers = [WorkerSide(settings, rank, caches, BLOCKS, view=device.memory)
+        self.workers = [WorkerSide(settings, rank, caches, BLOCKS, by_layer=by_layer, view=device.memory)
                         for rank, (caches, device) in enumerate(zip(self.caches, self.devices, strict=True))]
-        self.scheduler = SchedulerSide(vllm_config(tensor, **(model or {})), settings, recompute=recompute)
+        self.scheduler = SchedulerSide(vllm_config(tensor, layout=layout, **(model or {})), settings, recompute=recompute)
         self.scheduler.workers_are(worker.address() for worker in reversed(self.workers))
         self.over: Counter[str] = Counter()  # by request: ranks that have reported its load
         self._told: set[str] = set()
@@ -203,16 +211,15 @@ class Engine:
 
 def forward(device: Cpu | Gpu, layers: list[str], hook: Callable[[str], None], hooks: Hooks = "layers") -> None:
     """The host's half of a forward: it enqueues every layer, and waits for none."""
-    with patch("torch.cuda.is_current_stream_capturing", lambda: device.capturing):
-        if hooks == "capturing":
-            assert isinstance(device, Gpu), "a CPU records no graphs"
-            with device.capture():
-                for layer in layers:
-                    hook(layer)
-        for layer in layers:
-            device.compute(LAYER_S)
-            if hooks == "layers":
+    if hooks == "capturing":
+        assert isinstance(device, Gpu), "a CPU records no graphs"
+        with device.capture():
+            for layer in layers:
                 hook(layer)
+    for layer in layers:
+        device.compute(LAYER_S)
+        if hooks == "layers":
+            hook(layer)
 
 
 def request(params: Any, tokens: int = 40, prompt: int = 1) -> Any:

@@ -119,7 +119,7 @@ class Device(Protocol):
     """What the forward of one rank runs on."""
 
     capturing: bool
-    """Whether a graph is being recorded; ``torch.cuda`` says so to the hooks of a forward."""
+    """Whether a graph is being recorded; its memory says so to the hooks of a forward."""
 
     def compute(self, seconds: float, call: Callable[[], object] | None = None) -> None:
         """Enqueue a kernel, and what it does."""

@@ -17,7 +17,7 @@ HOW_MANY = 200
 EVERYWHERE: dict[str, dict[str, Any]] = {
     "data": {"prefill": {"parallelism": {"data": 2}}},
     "port of p2p": {"router": {
-        "placement": "Deployment", "replicas": 1, "compat": "p2p", "ports": {"http": 30003, "members": 30002}}},
+        "placement": "deployment", "replicas": 1, "compat": "p2p", "ports": {"http": 30003, "members": 30002}}},
     "owned": {"engine": {"args": ["--port", "1", "--tensor-parallel-size=2"]}},
     "owned variables": {"engine": {"env": [{"name": "VLLM_API_KEY", "value": "x"}, {"name": "XPYD_A", "value": "y"}]}},
     "no decode": {"decode": {"replicas": 0}},
@@ -37,7 +37,7 @@ KUBE: dict[str, dict[str, Any]] = {
     "host network": {"prefill": {"template": {"spec": {"hostNetwork": True, "restartPolicy": "Never"}}}},
     "name": {"prefill": {"template": {"metadata": {"name": "x", "labels": {"xpyd.dev/role": "decode"}}}}},
     "lists": {"decode": {"template": {"spec": {"containers": {"name": "main"}, "volumes": [{"emptyDir": {}}]}}}},
-    "engine's port": {"router": {"ports": {"http": 8000}, "placement": "Sidecar"}},
+    "engine's port": {"router": {"ports": {"http": 8000}, "placement": "sidecar"}},
     "beside": {"model": {"source": "./weights"}},
 }
 LOCAL: dict[str, dict[str, Any]] = {

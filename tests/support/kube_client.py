@@ -39,9 +39,12 @@ _KINDS = {
     "Lease": ("/apis/coordination.k8s.io/v1", "leases", True),
     "ClusterRoleBinding": ("/apis/rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
     "CustomResourceDefinition": ("/apis/apiextensions.k8s.io/v1", "customresourcedefinitions", False),
-    "DisaggService": ("/apis/xpyd.dev/v1alpha1", "disaggservices", True),
-    "DisaggPool": ("/apis/xpyd.dev/v1alpha1", "disaggpools", True),
+    "DisaggService": ("/apis/xpyd.dev", "disaggservices", True),
+    "DisaggPool": ("/apis/xpyd.dev", "disaggpools", True),
 }
+OURS = "xpyd.dev"
+VERSION = "v1beta1"
+"""Of our own kinds."""
 
 
 class KubeError(Exception):
@@ -55,18 +58,23 @@ class KubeError(Exception):
         self.reason = reason
 
 
-def path_of(kind: str, namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """URL path of a collection or an object."""
+def path_of(
+    kind: str, namespace: str = "", name: str = "", subresource: str = "", *, version: str = VERSION
+) -> str:
+    """URL path of a collection or an object; ``version`` is that of our own kinds."""
     prefix, plural, namespaced = _KINDS[kind]
+    if prefix.endswith(OURS):
+        prefix += f"/{version}"
     assert not (namespaced and name and not namespace), f"{kind} {name}: in which namespace?"
     inside = f"/namespaces/{namespace}" if namespaced and namespace else ""
     return f"{prefix}{inside}/{plural}" + (f"/{name}" if name else "") + (f"/{subresource}" if subresource else "")
 
 
 class Kube:
-    """Requests as the user of a kubeconfig."""
+    """Requests as the user of a kubeconfig. ``version``: of our own kinds, where no body says it."""
 
-    def __init__(self, kubeconfig: Path) -> None:
+    def __init__(self, kubeconfig: Path, version: str = VERSION) -> None:
+        self.version = version
         document = yaml.safe_load(kubeconfig.read_text())
         cluster, user = document["clusters"][0]["cluster"], document["users"][0]["user"]
         self.server: str = cluster["server"]
@@ -89,6 +97,11 @@ class Kube:
                         trace: TracebackType | None) -> None:
         assert self._session is not None
         await self._session.close()
+
+    def path(self, kind: str, namespace: str = "", name: str = "", body: Object | None = None) -> str:
+        """URL path, by the version that ``body`` names, or that of this client."""
+        group, _, version = (body or {}).get("apiVersion", "").partition("/")
+        return path_of(kind, namespace, name, version=version if group == OURS else self.version)
 
     async def request(self, method: str, path: str, body: Any = None, *, content: str = "application/json",
                       **query: str) -> Any:
@@ -114,7 +127,7 @@ class Kube:
             return found
 
     async def get(self, kind: str, namespace: str, name: str) -> Object:
-        return await self.request("GET", path_of(kind, namespace, name))  # type: ignore[no-any-return]
+        return await self.request("GET", self.path(kind, namespace, name))  # type: ignore[no-any-return]
 
     async def find(self, kind: str, namespace: str, name: str) -> Object | None:
         """The object, or None where it does not exist."""
@@ -126,19 +139,20 @@ class Kube:
             raise
 
     async def items(self, kind: str, namespace: str = "", **query: str) -> list[Object]:
-        return (await self.request("GET", path_of(kind, namespace), **query))["items"]  # type: ignore[no-any-return]
+        return (await self.request("GET", self.path(kind, namespace), **query))["items"]  # type: ignore[no-any-return]
 
     async def create(self, kind: str, body: Object, namespace: str = "") -> Object:
-        return await self.request("POST", path_of(kind, namespace), body)  # type: ignore[no-any-return]
+        return await self.request("POST", self.path(kind, namespace, body=body), body)  # type: ignore[no-any-return]
 
-    async def merge(self, kind: str, namespace: str, name: str, patch: Object, subresource: str = "") -> Object:
+    async def merge(self, kind: str, namespace: str, name: str, patch: Object, subresource: str = "", *,
+                    version: str = "") -> Object:
         """JSON merge patch."""
-        path = path_of(kind, namespace, name, subresource)
+        path = path_of(kind, namespace, name, subresource, version=version or self.version)
         return await self.request("PATCH", path, patch, content="application/merge-patch+json")  # type: ignore[no-any-return]
 
     async def apply(self, kind: str, namespace: str, body: Object, manager: str = "person") -> Object:
         """Server-side apply, as a person's ``kubectl apply --server-side`` does it."""
-        path = path_of(kind, namespace, body["metadata"]["name"])
+        path = self.path(kind, namespace, body["metadata"]["name"], body)
         return await self.request("PATCH", path, body, content="application/apply-patch+yaml", fieldManager=manager,  # type: ignore[no-any-return]
                                   force="true")
 
@@ -150,7 +164,7 @@ class Kube:
         if uid:
             options["preconditions"] = {"uid": uid}
         try:
-            await self.request("DELETE", path_of(kind, namespace, name), options)
+            await self.request("DELETE", self.path(kind, namespace, name), options)
         except KubeError as error:
             if error.status not in (404, 409):
                 raise
@@ -160,7 +174,7 @@ class Kube:
         assert self._session is not None
         query = {"watch": "true", "resourceVersion": since, "allowWatchBookmarks": "true"}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
-        async with self._session.get(path_of(kind, namespace), params=query, timeout=timeout) as answer:
+        async with self._session.get(self.path(kind, namespace), params=query, timeout=timeout) as answer:
             if answer.status >= 400:
                 raise KubeError(answer.status, await answer.text())
             rest = b""
@@ -207,7 +221,7 @@ class Mirror:
                 await asyncio.sleep(AGAIN_S)  # the API server is away: tests do that on purpose
 
     async def _follow(self) -> None:
-        listed = await self._kube.request("GET", path_of(self.kind, self.namespace))
+        listed = await self._kube.request("GET", self._kube.path(self.kind, self.namespace))
         found = {item["metadata"]["name"]: item for item in listed["items"]}
         for name in [name for name in self.objects if name not in found]:
             self._put(name, None)

@@ -16,7 +16,7 @@ UID = "11111111-2222-3333-4444-555555555555"
 def document(name: str = "qwen", namespace: str = "team-a", *, generation: int = 1, version: int = 10, **spec: Any) -> Body:
     """1P2D on CPUs; ``spec`` is laid over."""
     return {
-        "apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService",
+        "apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService",
         "metadata": {"name": name, "namespace": namespace, "uid": UID, "generation": generation,
                      "resourceVersion": str(version), "creationTimestamp": "2026-01-01T00:00:00Z"},
         "spec": {"model": {"source": "Qwen/Qwen3-8B"}, "prefill": {"replicas": 1, "resources": {}},
@@ -38,7 +38,7 @@ def pod(ordinal: int, role: str = "decode", *, version: int = 100, owner: str = 
                             {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:05:00Z"}],
              "containerStatuses": [{"name": "main", "ready": True, "started": True, "restartCount": 0,
                                     "state": {"running": {"startedAt": "2026-01-01T00:00:05Z"}}}]}
-    reference = {"apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService", "name": "qwen", "uid": owner,
+    reference = {"apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "name": "qwen", "uid": owner,
                  "controller": True}
     return {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [{"name": "main"}]},
             "metadata": {"name": f"qwen-e{ordinal}", "namespace": "team-a", "uid": f"pod-{ordinal}-{owner[:1]}",

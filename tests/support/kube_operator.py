@@ -21,6 +21,8 @@ IMAGE = "registry.example/xpyd-sidecar:test"
 class OperatorProcess:
     """``python -m xpyd_operator.kube``. Not started yet; ``start`` returns once it works."""
 
+    module = "xpyd_operator.kube"
+
     def __init__(self, kubeconfig: Path, log: Path, *flags: str, namespace: str = "") -> None:
         self.log = log
         self.port = 0
@@ -34,7 +36,7 @@ class OperatorProcess:
         """Start the process and do not wait."""
         assert self._group is None
         self.port = free_port()
-        command = [sys.executable, "-m", "xpyd_operator.kube", f"--kubeconfig={self._kubeconfig}",
+        command = [sys.executable, "-m", self.module, f"--kubeconfig={self._kubeconfig}",
                    f"--http-port={self.port}", f"--sidecar-image={self.image}", "--log-format=text", *self._flags]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
         self._group = Group(command, log=self.log, env=environment, name="operator")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kube_client import Kube, KubeError, Mirror, Object
+from kube_client import VERSION, Kube, KubeError, Mirror, Object
 from kube_cluster import Request, requests
 from kube_operator import OperatorProcess
 from node_agent import REVISION, ROLE, ROSTER, ROUTER, SERVICE, NodeAgent
@@ -180,9 +180,9 @@ def is_ready(pod: Object) -> bool:
 
 @contextlib.asynccontextmanager
 async def make_team(cluster: LightCluster, namespace: str, operator: OperatorProcess, *,
-                    devices: int | None = None) -> AsyncIterator[Team]:
+                    devices: int | None = None, version: str = VERSION) -> AsyncIterator[Team]:
     """A team in a new namespace; everything of it is gone afterwards, or on its way out."""
-    async with Kube(cluster.kubeconfig) as kube, contextlib.AsyncExitStack() as stack:
+    async with Kube(cluster.kubeconfig, version) as kube, contextlib.AsyncExitStack() as stack:
         await kube.create("Namespace", {"metadata": {"name": namespace}})
         try:
             await _wait_account(kube, namespace)

@@ -37,7 +37,7 @@ class LocalService:
         self.folder = ServiceFolder(name)
         (folder / "model").mkdir()
         self.document: dict[str, Any] = {
-            "apiVersion": "xpyd.dev/v1alpha1",
+            "apiVersion": "xpyd.dev/v1beta1",
             "kind": "DisaggService",
             "metadata": {"name": name},
             "spec": {

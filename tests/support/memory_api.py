@@ -82,9 +82,22 @@ class MemoryApi:
         self._note("apply", kind, name)
         return self.put(kind, merged(self.objects.get((kind, namespace, name), {}), body))
 
-    async def patch(self, kind: str, namespace: str, name: str, body: Body) -> Body:
-        self._note("patch", kind, name)
+    async def items(self, kind: str, *, fields: str = "", limit: int = 0, more: str = "") -> Body:
+        self._note("list", kind, fields)
+        found = [body for at, body in sorted(self.objects.items()) if at[0] == kind
+                 and (not fields or fields == f"metadata.name={at[2]}")]
+        begin, end = int(more or 0), int(more or 0) + (limit or len(found))
+        return {"items": found[begin:end], "metadata": {"continue": str(end)} if end < len(found) else {}}
+
+    async def patch(self, kind: str, namespace: str, name: str, body: Body, *, sub: str = "",
+                    dry_run: bool = False) -> Body:
+        self._note("try" if dry_run else "patch", f"{kind}/{sub}" if sub else kind, name)
         there = self._there(kind, namespace, name)
+        version = body.get("metadata", {}).get("resourceVersion", there["metadata"]["resourceVersion"])
+        if version != there["metadata"]["resourceVersion"]:
+            raise ApiError(409, "Conflict", "the object has been modified")
+        if dry_run:
+            return merged(there, body)
         if body.get("metadata", {}).get("uid", there["metadata"]["uid"]) != there["metadata"]["uid"]:
             raise ApiError(422, "Invalid", "metadata.uid: Invalid value: field is immutable")
         grown = {"generation": there["metadata"]["generation"] + ("spec" in body)}

@@ -67,6 +67,12 @@ class World:
     """The nth call of a communicator is never over."""
     abort_s: float = 0.0
     never_abort: bool = False
+    spins: bool = False
+    """Of communicators that are made from now on: a call is over at once, and its kernel runs until the peer has called or
+    the communicator is aborted (``nccl_streams``)."""
+    allocates: bool = False
+    """To make a group, and to move its first piece, takes memory of a GPU: that waits for the process's receives, and the
+    process's sends wait for it."""
     change: Callable[[torch.Tensor], None] | None = None
     """Applied to what is received."""
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -76,6 +82,8 @@ class World:
     """Those that have called, aborts aside."""
     most_open: int = 0
     misuse: list[str] = field(default_factory=list)
+    kernels: dict[int, set[Communicator]] = field(default_factory=dict)
+    """That run, by stream."""
 
     def alive(self) -> int:
         """Communicators that have memory."""
@@ -85,8 +93,10 @@ class World:
 class Communicator:
     """One rank of a pair."""
 
-    def __init__(self, world: World, rank: int, pair: dict[int, Communicator], config: NCCLConfig) -> None:
+    def __init__(self, world: World, process: object, rank: int, pair: dict[int, Communicator], config: NCCLConfig) -> None:
         self.world = world
+        self.process = process
+        self.open = self.used = False
         self.rank = rank
         self.config = config
         self.born = time.monotonic()
@@ -94,6 +104,8 @@ class Communicator:
         self.call: tuple[Literal["send", "recv"], torch.Tensor] | None = None
         self.calls = 0
         self.pair = pair
+        self.spins = world.spins
+        self.stream = 0
 
     @property
     def peer(self) -> Communicator | None:
@@ -107,11 +119,30 @@ class Communicator:
             if self._opening():
                 return Result.InProgress
             self._match()
-            return Result.InProgress if self.call is not None else Result.Success
+            return Result.InProgress if self.call is not None and not self.spins else Result.Success
 
     def _opening(self) -> bool:
         late = time.monotonic() - self.born < self.world.open_after_s
-        return self.peer is None or late or self.world.never_open
+        if self.peer is None or late or self.world.never_open:
+            return True
+        if not self.open and (self._waits() or self.peer._waits()):
+            return True
+        self.open = True
+        return False
+
+    def _beside(self) -> list[Communicator]:
+        """All of its process that live."""
+        return [one for pair in self.world.pairs.values() for one in pair.values()
+                if one.process is self.process and one.state == "alive"]
+
+    def _waits(self) -> bool:
+        """Whether what takes memory in its process waits: a receive runs."""
+        return self.world.allocates and any(one.used and one.call is not None and one.call[0] == "recv"
+                                            for one in self._beside())
+
+    def _takes(self) -> bool:
+        """Whether something takes memory in its process."""
+        return any(not one.open or (one.call is not None and not one.used) for one in self._beside())
 
     def _match(self) -> None:
         """Move what both sides have called for, as the two kernels would."""
@@ -125,19 +156,28 @@ class Communicator:
             self.state = peer.state = "failed"
             self.world.misuse.append(f"{how} {len(mine)} bytes met {other} {len(theirs)}, calls {self.calls} {peer.calls}")
             return
+        sender = self if how == "send" else peer
+        if (sender._takes() and sender._waits()) if self.used else (self._waits() or peer._waits()):
+            return
+        self.used = peer.used = True
         source, target = (mine, theirs) if how == "send" else (theirs, mine)
         target.copy_(source)
         if self.world.change is not None:
             self.world.change(target)
         self.call = peer.call = None
+        self._kernels_end()
+        peer._kernels_end()
+
+    def _kernels_end(self) -> None:
+        self.world.kernels.get(self.stream, set()).discard(self)
 
     def send(self, data: torch.Tensor, peer: int, *, stream: int) -> None:
-        self._launch("send", data, peer)
+        self._launch("send", data, peer, stream)
 
     def recv(self, data: torch.Tensor, peer: int, *, stream: int) -> None:
-        self._launch("recv", data, peer)
+        self._launch("recv", data, peer, stream)
 
-    def _launch(self, how: Literal["send", "recv"], data: torch.Tensor, peer: int) -> None:
+    def _launch(self, how: Literal["send", "recv"], data: torch.Tensor, peer: int, stream: int) -> None:
         with self.world.lock:
             self._called()
             if peer != 1 - self.rank:
@@ -146,7 +186,9 @@ class Communicator:
             if self.world.fail_at and self.calls >= self.world.fail_at:
                 self.state = "failed"
                 return
-            self.call = how, data
+            self.call, self.stream = (how, data), stream
+            if self.spins:
+                self.world.kernels.setdefault(stream, set()).add(self)
 
     def _called(self, *, quiet: bool = False) -> None:
         self.world.threads.add(threading.current_thread().name)
@@ -172,6 +214,7 @@ class Communicator:
             time.sleep(0.01)
         with self.world.lock:
             self.state, self.call = "ended", None
+            self._kernels_end()
 
 
 class FakeNccl:
@@ -205,7 +248,7 @@ class FakeNccl:
             pair = world.pairs.setdefault(bytes(unique_id), {})
             if rank in pair:
                 raise Misuse(f"rank {rank} joins twice")
-            pair[rank] = Communicator(world, rank, pair, config)
+            pair[rank] = Communicator(world, self, rank, pair, config)
             world.most_open = max(world.most_open, world.alive())
             return pair[rank]
 

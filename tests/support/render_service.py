@@ -11,7 +11,7 @@ from xpyd_operator.api.service import DisaggService
 
 def service(target: Target | None = Target.LOCAL, **spec: Any) -> DisaggService:
     document = {
-        "apiVersion": "xpyd.dev/v1alpha1",
+        "apiVersion": "xpyd.dev/v1beta1",
         "kind": "DisaggService",
         "metadata": {"name": "qwen"},
         "spec": {"model": {"source": "Qwen/Qwen3-8B"}, **spec},

@@ -30,7 +30,7 @@ def test_the_text_is_the_object(name: str) -> None:
 
 @pytest.mark.parametrize("name", CRDS)
 def test_minified_it_stays_small(name: str) -> None:
-    assert len(minified(CRDS[name])) < 64 * 1024
+    assert len(minified(CRDS[name])) < 128 * 1024
 
 
 def test_names() -> None:
@@ -41,8 +41,9 @@ def test_names() -> None:
         spec = crd["spec"]
         assert crd["metadata"]["name"] == f"{spec['names']['plural']}.{spec['group']}" == f"{Path(name).stem}.xpyd.dev"
         assert [(version["name"], version["served"], version["storage"]) for version in spec["versions"]] == [
-            ("v1alpha1", True, True)
+            ("v1beta1", True, True), ("v1alpha1", True, False)
         ]
+        assert spec["conversion"] == {"strategy": "None"}
 
 
 def test_subresources() -> None:

@@ -11,7 +11,7 @@ from xpyd_operator.api.rule import Target
 from xpyd_operator.errors import SpecError
 
 POOL = {
-    "apiVersion": "xpyd.dev/v1alpha1",
+    "apiVersion": "xpyd.dev/v1beta1",
     "kind": "DisaggPool",
     "metadata": {"name": "qwen-decode"},
     "spec": {"service": "qwen", "role": "decode", "replicas": 3},

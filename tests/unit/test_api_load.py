@@ -12,7 +12,7 @@ from xpyd_operator.api.load import MAX_CHARS, LoadError, documents
 
 TEXT = """\
 # a comment
-apiVersion: xpyd.dev/v1alpha1
+apiVersion: xpyd.dev/v1beta1
 spec:
   engine:
     args:

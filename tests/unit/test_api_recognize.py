@@ -11,7 +11,8 @@ from xpyd_operator.api.recognize import Kind, recognize
     ("version", "kind", "expected"),
     [
         ("xpyd.dev/v1alpha1", "DisaggService", Kind.SERVICE),
-        ("xpyd.dev/v1alpha1", "DisaggPool", Kind.POOL),
+        ("xpyd.dev/v1beta1", "DisaggService", Kind.SERVICE),
+        ("xpyd.dev/v1beta1", "DisaggPool", Kind.POOL),
         ("xpyd.dev/v1", "DisagService", Kind.SERVICE),
         ("xpyd/v1alpha1", "Service", Kind.SERVICE),
         ("v1", "DisaggPol", Kind.POOL),

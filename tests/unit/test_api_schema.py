@@ -132,7 +132,7 @@ def test_unknown_types_have_no_schema() -> None:
 
 def test_a_pool_whose_name_is_not_its_service_and_role_is_refused() -> None:
     pool = {
-        "apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggPool", "metadata": {"name": "qwen-decode"},
+        "apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggPool", "metadata": {"name": "qwen-decode"},
         "spec": {"service": "qwen", "role": "decode"},
     }  # fmt: skip
     crd = CRDS["disaggpools.yaml"]

@@ -142,7 +142,7 @@ def test_checks_need_nothing_of_what_the_machine_lacks() -> None:
         "            raise ImportError(name)\n"
         "sys.meta_path.insert(0, Absent())\n"
         f"sys.path[:0] = [{str(GPU)!r}, {str(ROOT / 'sidecar/src')!r}]\n"
-        "import gpu_copies, gpu_graphs, gpu_host, gpu_link, gpu_link_checks\n"
+        "import gpu_copies, gpu_graphs, gpu_group_checks, gpu_groups, gpu_host, gpu_link, gpu_link_checks\n"
         "print('all there')\n")
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout == "all there\n", done.stderr[-2000:]

@@ -137,14 +137,14 @@ def test_nobody_at_the_address(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 TRACE = "time,prompt,output\n" + "".join(f"{index * 0.5},{2000 + 500 * (index % 7)},60\n" for index in range(240))
-SERVICE = """apiVersion: xpyd.dev/v1alpha1
+SERVICE = """apiVersion: xpyd.dev/v1beta1
 kind: DisaggService
 metadata: {name: qwen}
 spec:
   model: {source: Qwen/Qwen3-8B}
   prefill: {scaling: {min: 1, max: 2}}
   decode: {scaling: {min: 1, max: 2}}
-  planner: {mode: Auto, slo: {ttftP95: 2s, tpotP95: 50ms}}
+  planner: {mode: auto, slo: {ttftP95: 2s, tpotP95: 50ms}}
 """
 
 

@@ -14,7 +14,7 @@ from xpyd_operator.cli.main import main
 
 GOOD = yaml.safe_dump(BASE)
 WRONG = """\
-apiVersion: xpyd.dev/v1alpha1
+apiVersion: xpyd.dev/v1beta1
 kind: DisaggService
 metadata: {name: qwen}
 spec:
@@ -147,7 +147,7 @@ def test_json(write, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_pool(write, capsys: pytest.CaptureFixture[str]) -> None:
     pool = {
-        "apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggPool", "metadata": {"name": "qwen-decode"},
+        "apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggPool", "metadata": {"name": "qwen-decode"},
         "spec": {"service": "qwen", "role": "decode", "replicas": 1},
     }  # fmt: skip
     assert main(["check", "-f", write(yaml.safe_dump(pool))]) == 0
@@ -175,3 +175,22 @@ def test_a_warning_is_shown_with_its_line_and_counts_if_strict(write, capsys: py
         assert warning.startswith(f"{path}:{line}: warning: spec.engine.args[1]: --tokens-only: an engine with it has no")
         assert warning.endswith("(vLLM 0.32)")
     assert main(["check", "-f", write(GOOD), "--strict"]) == 0
+
+
+@pytest.mark.parametrize("version", ["v1alpha1", "v1beta1"])
+@pytest.mark.parametrize("target", ["kubernetes", "local"])
+def test_each_version_takes_words_of_both(write, capsys: pytest.CaptureFixture[str], version: str, target: str) -> None:
+    for placement, mode in (("Sidecar", "Off"), ("sidecar", "disabled"), ("Sidecar", "disabled")):
+        changes = {"apiVersion": f"xpyd.dev/{version}"}
+        path = write(yaml.safe_dump(document(changes, router={"placement": placement}, planner={"mode": mode})))
+        assert main(["check", "-f", path, "--for", target]) == 0
+        assert capsys.readouterr().out.startswith(f"{path}:1: DisaggService qwen: ok, 1P3D\n")
+
+
+def test_words_of_neither_version_are_named_by_line(write, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(GOOD + "  router: {placement: SIDECAR}\n  planner:\n    mode: off\n")
+    assert main(["check", "-f", path]) == 1
+    told = capsys.readouterr().out
+    lines = GOOD.count("\n")
+    assert f"{path}:{lines + 1}: spec.router.placement: must be one of deployment, sidecar, not 'SIDECAR'; did" in told
+    assert f"{path}:{lines + 3}: spec.planner.mode: is read as false by YAML; write disabled" in told

@@ -5,7 +5,8 @@ from xpyd_sidecar.engine.dp_plugin.settings import Settings, read
 from xpyd_sidecar.errors import ConfigError
 
 
-@pytest.mark.parametrize("environ", [{}, {"XPYD_DP_SYNC": "off"}, {"XPYD_DP_SYNC": "off", "XPYD_DP_TIMEOUT_S": "x"}])
+@pytest.mark.parametrize("environ", [
+    {}, {"XPYD_DP_SYNC": "disabled"}, {"XPYD_DP_SYNC": "off"}, {"XPYD_DP_SYNC": "off", "XPYD_DP_TIMEOUT_S": "x"}])
 def test_nothing_happens_unless_it_is_asked_for(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(environ) is None
     monkeypatch.delenv("XPYD_DP_SYNC", raising=False)

@@ -7,8 +7,10 @@ import time
 
 import pytest
 
+from xpyd_sidecar.engine import watched
 from xpyd_sidecar.engine.bounds import NOW
 from xpyd_sidecar.engine.completions import Completions
+from xpyd_sidecar.engine.watched import ThreadEnded
 
 
 class Scripted:
@@ -71,12 +73,13 @@ def test_a_call_that_fails_keeps_nobody_else_from_being_told(caplog: pytest.LogC
     completions.stop()
 
 
-def test_a_device_that_fails_is_remembered() -> None:
+def test_a_device_that_fails_ends_the_thread_with_its_words() -> None:
     completions, mark = Completions(), Scripted()
     mark.error = RuntimeError("CUDA error: an illegal memory access was encountered")
     completions.add(mark, lambda: pytest.fail("told of a copy that has failed"))
-    until(lambda: completions.failed is not None)
-    assert completions.failed is mark.error
+    until(lambda: completions.thread.words)
+    with pytest.raises(ThreadEnded, match="thread xpyd-copies ended: RuntimeError: CUDA error: an illegal memory access"):
+        watched.check(completions.thread)
     completions.stop()
 
 

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rows import fails
 
 from xpyd_sidecar.broadcast.errors import ReaderStuck
 from xpyd_sidecar.contract import duty, keys
 from xpyd_sidecar.contract.duty import Duty
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.engine import crew as crew_module
+from xpyd_sidecar.engine import watched
 from xpyd_sidecar.engine.crew import Crew, Hand
 from xpyd_sidecar.engine.place import place
+from xpyd_sidecar.engine.watched import ThreadEnded
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Release
 
@@ -70,6 +71,7 @@ class Team:
 @pytest.fixture(params=[False, True], ids=["near", "far"])
 def team(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
     monkeypatch.setattr(crew_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(crew_module, "GONE_S", 0.2)
     made = Team(tmp_path, far=request.param)
     yield made
     made.stop()
@@ -108,8 +110,9 @@ def test_an_unreadable_duty_changes_nothing_and_is_said_once(team: Team, tmp_pat
     assert team.roles == [[], []]
 
 
-def test_when_a_worker_is_lost_all_are_told_with_the_steps_again(team: Team, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_is_gone_is_named_and_ends_the_engine(team: Team) -> None:
     team.join()
+    watched.check(team.crew.thread, *(hand.thread for hand in team.hands))
     team.hands[1].stop()
     taken: list[Release] = []
 
@@ -121,38 +124,90 @@ def test_when_a_worker_is_lost_all_are_told_with_the_steps_again(team: Team, cap
         return True
 
     wait_for(refused)
-    assert "rank 1" in caplog.text
     wait_for(lambda: all(one in team.gone[0] or one in team.back for one in taken))
+    wait_for(lambda: team.crew.thread.words != "")
+    with pytest.raises(ThreadEnded, match=r"thread xpyd-crew ended: .*worker rank 1: "):
+        watched.check(team.crew.thread)
+
+
+def test_workers_that_end_before_the_engine_does_are_no_fault(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crew_module, "GONE_S", 20.0)
+    team.join()
+    for hand in team.hands:
+        hand.stop()
+    wait_for(lambda: not team.crew.let_go(release(1)))
+    team.stop()
+    watched.check(team.crew.thread, *(hand.thread for hand in team.hands))
 
 
 def test_what_was_to_be_said_comes_back_where_nobody_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew_module, "JOIN_S", 0.1)
+    monkeypatch.setattr(crew_module, "GONE_S", 0.0)
     team = Team(tmp_path)
     assert team.crew.handle()
     assert not team.crew.let_go(release(1))
+    wait_for(lambda: "rank 0, rank 1: did not join" in team.crew.thread.words)
     team.stop()
     team.stop()
     assert not team.crew.let_go(release(2))
 
 
+def test_a_call_that_raises_on_one_worker_is_named_once_and_made_again(team: Team, tmp_path: Path,
+                                                                       caplog: pytest.LogCaptureFixture) -> None:
+    team.join()
+    hand, failed = team.hands[1], []
+    told = hand._duty
+
+    def raising(role: Role) -> dict[str, int]:
+        if len(failed) < 3:
+            failed.append(role)
+            raise RuntimeError("CUDA error: out of memory")
+        return told(role)
+
+    hand._duty = raising
+    duty.write(tmp_path, Duty(Role.PREFILL, 1))
+    wait_for(lambda: team.roles == [[Role.PREFILL] * 4, [Role.PREFILL]])
+    assert len(failed) == 3
+    assert caplog.text.count("xpyd: worker rank 1: duty raised RuntimeError: CUDA error: out of memory") == 1
+    watched.check(team.crew.thread)
+
+
+def test_what_workers_do_not_take_goes_with_the_steps_and_later_calls_go_on(team: Team, monkeypatch: pytest.MonkeyPatch,
+                                                                            caplog: pytest.LogCaptureFixture) -> None:
+    team.join()
+    tell, faults = team.crew._group.tell, [ReaderStuck("kv workers", ("rank 1",), "silent")]
+
+    def stuck(*args: Any, **more: Any) -> None:
+        if faults:
+            raise faults.pop()
+        tell(*args, **more)
+
+    monkeypatch.setattr(team.crew._group, "tell", stuck)
+    assert team.crew.let_go(release(1))
+    wait_for(lambda: team.back == [release(1)])
+    assert "kv workers: rank 1: silent; it goes with the next step" in caplog.text
+    assert team.crew.let_go(release(2))
+    wait_for(lambda: all(gone[-1] == release(2) for gone in team.gone))
+    watched.check(team.crew.thread)
+
+
 @pytest.mark.parametrize("fault", [
     RuntimeError("CUDA error: out of memory"), ReaderStuck("kv workers", ("rank 1",), "silent")],
                          ids=["a worker raises", "a worker is stuck"])
-@fails("B3", "one failed call ends all calls to all workers for good")
 def test_workers_are_called_again_after_a_call_that_failed(team: Team, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                                            fault: Exception) -> None:
     team.join()
     failed: list[str] = []
     if isinstance(fault, ReaderStuck):
-        call = team.crew._group.call
+        start = team.crew._group.start
 
         def stuck(name: str, *args: Any, **more: Any) -> Any:
             if not failed:
                 failed.append(name)
                 raise fault
-            return call(name, *args, **more)
+            return start(name, *args, **more)
 
-        monkeypatch.setattr(team.crew._group, "call", stuck)
+        monkeypatch.setattr(team.crew._group, "start", stuck)
     else:
         hand = team.hands[1]
         told = hand._duty

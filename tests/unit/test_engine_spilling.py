@@ -6,7 +6,7 @@ from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.engine.sender import Kept
 from xpyd_sidecar.engine.spilling import Spilling
-from xpyd_sidecar.engine.store import Lease, Store
+from xpyd_sidecar.engine.store import Store, StoreLease
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.sending import Sending
@@ -33,7 +33,7 @@ def test_a_look_at_a_full_store_costs_the_same_however_much_is_on_offer() -> Non
         key = Key(TransferId(f"{number:032x}"), Attempt(1), 1)
         machine.expect(1, key, Expect(REGIONS, 1000 * REGIONS, checksum=True))
         for region in range(REGIONS):
-            machine.copy(key, Copy(region, 0, 1, Kept(Weighed(), Lease(Chunk(None, memoryview(b"")), 0))), 0.0)  # type: ignore[arg-type]
+            machine.copy(key, Copy(region, 0, 1, Kept(Weighed(), StoreLease(Chunk(None, memoryview(b"")), 0))), 0.0)  # type: ignore[arg-type]
     assert store.lease(store.bound) is not None
     assert len(spilling.relieve()) == REGIONS * TRANSFERS
     before = Weighed.asked

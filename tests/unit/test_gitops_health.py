@@ -27,7 +27,7 @@ def service(conditions: Conditions, *, seen: int = 3, updated: int = 2, ready: i
             for kind, (status, reason, message) in conditions.items()]
     roles = {"prefill": {"wanted": 1, "ready": 1, "updated": 1},
              "decode": {"wanted": wanted, "ready": ready, "updated": updated}}
-    return {"apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService",
+    return {"apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService",
             "metadata": {"name": "qwen", "namespace": "models", "generation": 3},
             "status": {"observedGeneration": seen, "conditions": said, "roles": roles}}
 

@@ -70,23 +70,32 @@ async def test_paths_and_parameters(server: Server) -> None:
         await api.patch("Deployment", "a", "x", {"spec": {"replicas": 1}})
         await api.patch_status("DisaggService", "a", "x", {"plan": None}, "u")
         await api.delete("PodDisruptionBudget", "a", "x", "u")
-        assert api.requests == 6
+        await api.items("DisaggPool", limit=5, more="m")
+        await api.items("CustomResourceDefinition", fields="metadata.name=x")
+        await api.patch("CustomResourceDefinition", "", "x", {}, sub="status", dry_run=True)
+        assert api.requests == 9
     assert server.asked == [
         ("GET", "/api/v1/namespaces/a/pods/x", {}, None, "application/json"),
-        ("POST", "/apis/xpyd.dev/v1alpha1/namespaces/a/disaggpools", {"fieldManager": "xpyd", "dryRun": "All"},
+        ("POST", "/apis/xpyd.dev/v1beta1/namespaces/a/disaggpools", {"fieldManager": "xpyd", "dryRun": "All"},
          {"metadata": {"name": "x"}}, "application/json"),
         ("PATCH", "/apis/networking.k8s.io/v1/namespaces/a/networkpolicies/x", {"fieldManager": "xpyd", "force": "true"},
          {"metadata": {"name": "x"}}, "application/apply-patch+yaml"),
         ("PATCH", "/apis/apps/v1/namespaces/a/deployments/x", {"fieldManager": "xpyd"}, {"spec": {"replicas": 1}},
          "application/merge-patch+json"),
-        ("PATCH", "/apis/xpyd.dev/v1alpha1/namespaces/a/disaggservices/x/status", {"fieldManager": "xpyd"},
+        ("PATCH", "/apis/xpyd.dev/v1beta1/namespaces/a/disaggservices/x/status", {"fieldManager": "xpyd"},
          {"metadata": {"uid": "u"}, "status": {"plan": None}}, "application/merge-patch+json"),
         ("DELETE", "/apis/policy/v1/namespaces/a/poddisruptionbudgets/x", {},
          {"propagationPolicy": "Background", "preconditions": {"uid": "u"}}, "application/json"),
+        ("GET", "/apis/xpyd.dev/v1beta1/disaggpools", {"limit": "5", "continue": "m"}, None, "application/json"),
+        ("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", {"fieldSelector": "metadata.name=x"}, None,
+         "application/json"),
+        ("PATCH", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/x/status",
+         {"fieldManager": "xpyd", "dryRun": "All"}, {}, "application/merge-patch+json"),
     ]
     assert [each[:2] for each in server.counted] == [
         ("get", "pods"), ("create", "disaggpools"), ("apply", "networkpolicies"), ("patch", "deployments"),
-        ("patch", "disaggservices/status"), ("delete", "poddisruptionbudgets")]
+        ("patch", "disaggservices/status"), ("delete", "poddisruptionbudgets"), ("list", "disaggpools"),
+        ("list", "customresourcedefinitions"), ("patch", "customresourcedefinitions/status")]
 
 
 @pytest.mark.parametrize(("code", "reason", "missing", "conflict"), [

@@ -211,7 +211,7 @@ async def test_a_rejected_template_keeps_the_old_revision(world: World) -> None:
     assert "spec.nodeName" in world.condition("Valid")["message"]
 
 
-APART = {"placement": "Deployment"}
+APART = {"placement": "deployment"}
 
 
 async def test_a_routers_template_that_is_rejected_keeps_the_old_routers(world: World) -> None:

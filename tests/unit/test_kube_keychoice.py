@@ -287,7 +287,7 @@ async def test_one_that_is_not_ready_is_not_rolled(cluster: Cluster) -> None:
 
 async def test_routers_in_pods_of_their_own_follow_when_no_engine_has_the_old_key(cluster: Cluster) -> None:
     store_master(cluster.api, 1)
-    spec: dict[str, Any] = {"router": {"placement": "Deployment"}}
+    spec: dict[str, Any] = {"router": {"placement": "deployment"}}
     await made(cluster, **spec)
     at = ("Deployment", "team-a", "qwen-router")
 

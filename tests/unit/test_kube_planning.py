@@ -78,7 +78,7 @@ async def session() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def test_auto_answers_a_step_within_one_interval_and_says_why(session: aiohttp.ClientSession) -> None:
-    world = World(session, "Auto")
+    world = World(session, "auto")
     world.traffic.rate = 3.0
     for _ in range(6):
         await world.interval()
@@ -86,7 +86,7 @@ async def test_auto_answers_a_step_within_one_interval_and_says_why(session: aio
     world.traffic.rate = 20.0
     await world.interval()
     assert world.replicas("prefill") > before
-    assert "planner (Auto): " in world.plan()
+    assert "planner (auto): " in world.plan()
     await world.interval()
     assert "20.0 requests/s of 2000 prompt and 100 output tokens" in world.plan()
     told = [words for reason, words in world.said if reason == "Planned"]
@@ -96,18 +96,18 @@ async def test_auto_answers_a_step_within_one_interval_and_says_why(session: aio
 
 
 async def test_observe_says_what_it_would_do_once_and_writes_no_pool(session: aiohttp.ClientSession) -> None:
-    world = World(session, "Observe")
+    world = World(session, "observe")
     world.traffic.rate = 20.0
     for _ in range(6):
         await world.interval()
     assert (world.replicas("prefill"), world.replicas("decode")) == (1, 1)
-    assert "planner (Observe): 1P1D to " in world.plan()
+    assert "planner (observe): 1P1D to " in world.plan()
     assert 1 <= len([words for reason, words in world.said if reason == "WouldPlan"]) <= 3
     assert not [each for each in world.api.asked if each[:2] == ("patch", "DisaggPool")]
 
 
 async def test_off_says_and_does_nothing(session: aiohttp.ClientSession) -> None:
-    world = World(session, "Off")
+    world = World(session, "disabled")
     world.traffic.rate = 20.0
     await world.interval()
     await world.interval()

@@ -212,7 +212,7 @@ async def test_requests_are_counted_by_what_they_are() -> None:
         await server.list("Pod")
         await server.fetch("/api/v1/pods?watch=true")
         await server.fetch("/api/v1/namespaces/ns/pods?watch=true")
-        await server.fetch("/apis/xpyd.dev/v1alpha1")
+        await server.fetch("/apis/xpyd.dev/v1beta1")
         text = server.metrics.text().decode()
         for verb, resource, count in (("list", "pods", 1), ("watch", "pods", 2), ("get", "discovery", 1)):
             assert f'requests_total{{code="200",resource="{resource}",verb="{verb}"}} {count}.0' in text

@@ -24,11 +24,22 @@ def opened(m: Groups[str], *numbers: int, way: Way = Way.SEND, now: float = 0.0)
         assert m.opened(number, now) == [Opened(number)]
 
 
+def connected(m: Groups[str], *numbers: int, way: Way = Way.SEND, now: float = 0.0) -> None:
+    """Groups that have carried a piece."""
+    for number in numbers:
+        opened(m, number, way=way, now=now)
+        assert m.move(number, "first", now) == [Launch(number, "first")]
+        assert m.launched(number, now) == []
+        assert m.done(number, now) == [Moved(number, "first")]
+
+
 def test_pieces_go_in_order_one_launch_at_a_time_and_two_at_once() -> None:
     m = machine()
     assert m.open(1, Way.SEND, 0) == [Begin(1)]
-    assert m.move(1, "a", 0) == []
-    assert m.opened(1, 1) == [Opened(1), Launch(1, "a")]
+    assert m.move(1, "first", 0) == []
+    assert m.opened(1, 1) == [Opened(1), Launch(1, "first")]
+    assert m.move(1, "a", 1) == [] == m.launched(1, 1), "the first one goes alone"
+    assert m.done(1, 1) == [Moved(1, "first"), Launch(1, "a")]
     assert m.move(1, "b", 1) == [] == m.move(1, "c", 1)
     assert m.launched(1, 1) == [Launch(1, "b")]
     assert m.launched(1, 1) == [], "two are under way"
@@ -39,8 +50,8 @@ def test_pieces_go_in_order_one_launch_at_a_time_and_two_at_once() -> None:
 
 def test_slots_go_round_and_each_direction_has_its_own() -> None:
     m = machine(most=4, flight=2, depth=2)
-    opened(m, 1, 2)
-    opened(m, 3, way=Way.RECEIVE)
+    connected(m, 1, 2)
+    connected(m, 3, way=Way.RECEIVE)
     assert m.move(1, "a", 0) == [Launch(1, "a")]
     m.launched(1, 0)
     m.move(1, "b", 0)
@@ -135,6 +146,66 @@ def test_memory_of_a_group() -> None:
     assert groups.group_bytes(4) == 4 * groups.BUFFER_BYTES + groups.FIXED_BYTES
     assert groups.group_bytes(8) > 52e6, "the document of P2P-NCCL measured 52 MB with 8 channels"
     assert groups.group_bytes(16) > 100e6, "and 100 MB with 16"
+
+
+# --- nothing takes memory of the GPU while a receive runs ---
+
+
+def receiving(m: Groups[str], number: int = 9) -> None:
+    connected(m, number, way=Way.RECEIVE)
+    assert m.move(number, "r", 0) == [Launch(number, "r")]
+    assert m.launched(number, 0) == []
+
+
+def test_a_group_is_begun_when_no_receive_runs_and_none_begins_before() -> None:
+    m = machine(most=4)
+    receiving(m)
+    assert m.open(1, Way.SEND, 0) == []
+    assert m.move(9, "s", 0) == [], "it would never end"
+    assert m.done(9, 0) == [Moved(9, "r"), Begin(1)]
+    assert m.opened(1, 0) == [Opened(1), Launch(9, "s")]
+
+
+def test_sends_go_on_while_groups_are_made() -> None:
+    m = machine(most=4)
+    connected(m, 1)
+    assert m.open(2, Way.RECEIVE, 0) == [Begin(2)]
+    assert m.move(1, "a", 0) == [Launch(1, "a")]
+
+
+def test_a_first_send_waits_for_receives_and_new_receives_for_it() -> None:
+    m = machine(most=4)
+    opened(m, 1)
+    receiving(m)
+    assert m.move(1, "a", 0) == [] == m.move(9, "s", 0)
+    assert m.done(9, 0) == [Moved(9, "r"), Launch(1, "a")]
+    assert m.launched(1, 0) == []
+    assert m.done(1, 0) == [Moved(1, "a"), Launch(9, "s")]
+
+
+def test_a_first_receive_goes_alone_but_beside_first_sends() -> None:
+    m = machine(most=4)
+    opened(m, 1)
+    opened(m, 2, 3, way=Way.RECEIVE)
+    assert m.move(2, "r", 0) == [Launch(2, "r")]
+    assert m.move(3, "s", 0) == []
+    assert m.open(4, Way.SEND, 0) == []
+    assert m.move(1, "a", 0) == [Launch(1, "a")], "else two that cross would wait for each other"
+    m.launched(2, 0)
+    m.launched(1, 0)
+    assert m.done(2, 0) == [Moved(2, "r"), Begin(4)]
+    assert m.done(1, 0) == [Moved(1, "a")]
+    assert m.opened(4, 0) == [Opened(4), Launch(3, "s")]
+
+
+def test_a_group_that_is_not_open_soon_is_given_up_where_others_wait_to_receive() -> None:
+    m = Groups[str](most=4, flight=4, depth=2, open_s=10, move_s=5, idle_s=60, hold_s=3)
+    connected(m, 9, way=Way.RECEIVE)
+    assert m.open(1, Way.RECEIVE, 0) == [Begin(1)]
+    assert m.tick(4) == [], "nobody waits"
+    assert m.move(9, "r", 4) == []
+    assert m.tick(4) == [Lost(1, "the group was not open within 3 s, and others wait to receive", busy=False), End(1),
+                         Launch(9, "r")]
 
 
 # --- any order of events: the laws hold ---
@@ -262,9 +333,9 @@ def test_engines_that_all_send_to_each_other_never_wait_in_a_circle(count: int, 
         for step in steps:
             if isinstance(step, Launch):
                 gpus[who].queued.append((step.number, step.piece))
-                carry_out(who, gpus[who].m.launched(step.number, 0))
                 if pairs[step.number][1] == who:
                     posted.append((step.number, step.piece))
+                carry_out(who, gpus[who].m.launched(step.number, 0))
 
     for number, (p, d) in enumerate(pairs):
         for who, way in ((p, Way.SEND), (d, Way.RECEIVE)):
@@ -289,3 +360,92 @@ def test_engines_that_all_send_to_each_other_never_wait_in_a_circle(count: int, 
                 left[number] -= 1
                 moved = True
         assert moved or posted, f"stuck with {left}"
+
+
+@dataclass
+class Rank:
+    """A process: taking memory of its GPU waits for its receives, and its launches wait for that."""
+
+    m: Groups[int]
+    opening: set[int] = field(default_factory=set)
+    called: dict[int, deque[int]] = field(default_factory=dict)
+    """By group: pieces whose call was made and which are not done."""
+    used: set[int] = field(default_factory=set)
+    receives: set[int] = field(default_factory=set)
+    """Groups in which it receives."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether what takes memory here waits: a receive runs."""
+        return any(pieces and number in self.used for number, pieces in self.called.items() if number in self.receives)
+
+    @property
+    def takes(self) -> bool:
+        """Whether something takes memory here."""
+        return bool(self.opening) or any(pieces and number not in self.used for number, pieces in self.called.items())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 4), st.integers(1, 4), st.integers(1, 3), st.data())
+def test_engines_that_make_groups_while_they_receive_never_wait_in_a_circle(count: int, each: int, flight: int,
+                                                                            data: st.DataObject) -> None:
+    """As NCCL does it: a group opens, and its first piece moves, when both have called and neither takes memory in vain;
+    a send is launched when nothing that its process does waits for memory."""
+    ranks = [Rank(Groups(most=99, flight=flight, depth=2, open_s=1, move_s=1, idle_s=1)) for _ in range(count)]
+    pairs = [(p, d) for p in range(count) for d in range(count) if p != d] * 2
+    for number, (_, d) in enumerate(pairs):
+        ranks[d].receives.add(number)
+    wanted = dict.fromkeys(range(len(pairs)), each)
+    left = dict(wanted)
+    to_open = data.draw(st.permutations([(number, who) for number in range(len(pairs)) for who in (0, 1)]))
+    posted: list[tuple[int, int]] = []
+
+    def carry_out(who: int, steps: list[Any]) -> None:
+        for step in steps:
+            if isinstance(step, Begin):
+                ranks[who].opening.add(step.number)
+            elif isinstance(step, Launch):
+                ranks[who].called.setdefault(step.number, deque()).append(step.piece)
+                if step.number in ranks[who].receives:
+                    posted.append((step.number, step.piece))
+                carry_out(who, ranks[who].m.launched(step.number, 0))
+            elif isinstance(step, Opened) and step.number in ranks[who].receives:
+                for piece in range(wanted[step.number]):
+                    carry_out(who, ranks[who].m.move(step.number, piece, 0))
+
+    def actions() -> list[tuple[str, int]]:
+        out = [("open", 0)] if to_open else []
+        out += [("posted", 0)] if posted else []
+        for number, (p, d) in enumerate(pairs):
+            prefill, decode = ranks[p], ranks[d]
+            quiet = not prefill.waits and not decode.waits
+            if number in prefill.opening & decode.opening and quiet:
+                out.append(("opened", number))
+            if prefill.called.get(number) and decode.called.get(number):
+                first = number not in prefill.used
+                if quiet if first else not (prefill.takes and prefill.waits):
+                    out.append(("moved", number))
+        return out
+
+    while any(left.values()):
+        found = actions()
+        assert found, f"all wait for each other: {left}"
+        name, number = data.draw(st.sampled_from(found))
+        if name == "open":
+            number, side = to_open.pop()
+            carry_out(pairs[number][side], ranks[pairs[number][side]].m.open(number, Way.RECEIVE if side else Way.SEND, 0))
+        elif name == "posted":
+            number, piece = posted.pop(0)
+            carry_out(pairs[number][0], ranks[pairs[number][0]].m.move(number, piece, 0))
+        elif name == "opened":
+            for who in pairs[number]:
+                ranks[who].opening.discard(number)
+            for who in pairs[number]:
+                carry_out(who, ranks[who].m.opened(number, 0))
+        else:
+            left[number] -= 1
+            for who in pairs[number]:
+                ranks[who].called[number].popleft()
+                ranks[who].used.add(number)
+            for who in pairs[number]:
+                carry_out(who, ranks[who].m.done(number, 0))

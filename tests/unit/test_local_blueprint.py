@@ -95,7 +95,7 @@ def test_agents_of_an_old_revision_keep_their_settings(blueprint: Blueprint) -> 
 
 def test_the_planner_sets_counts_and_limits_hold_whoever_asks(blueprint: Blueprint) -> None:
     scaling = {"scaling": {"min": 1, "max": 3}}
-    planner = {"mode": "Auto", "slo": {"ttftP95": "2s"}}
+    planner = {"mode": "auto", "slo": {"ttftP95": "2s"}}
     write(blueprint.folder, 2, prefill=scaling, decode=scaling, limits={"maxInstances": 4}, planner=planner)
     assert blueprint.desired().shape == "1P1D"
     store.save(blueprint.folder.planned, PlannedCounts(2, 2, "why"))

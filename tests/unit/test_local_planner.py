@@ -42,7 +42,7 @@ def drive(backend: LocalBackend, traffic: Traffic, seconds: int, now: float) -> 
     return now
 
 
-@pytest.mark.parametrize(("mode", "acts"), [("Auto", True), ("Observe", False), ("Off", False)])
+@pytest.mark.parametrize(("mode", "acts"), [("auto", True), ("observe", False), ("disabled", False)])
 def test_a_load_sets_the_counts_in_mode_auto_alone(tmp_path: Path, mode: str, acts: bool) -> None:
     backend, traffic = backend_of(tmp_path, mode), Traffic()
     traffic.rate = 20.0
@@ -50,7 +50,7 @@ def test_a_load_sets_the_counts_in_mode_auto_alone(tmp_path: Path, mode: str, ac
     desired = backend.blueprint.desired()
     assert (desired.target(Role.PREFILL).replicas > 1) == acts
     planned = backend.blueprint.planned()
-    assert (planned is None) == (mode == "Off")
+    assert (planned is None) == (mode == "disabled")
     if planned is not None:
         assert planned.sentence.startswith(f"planner ({mode}): ")
     again = LocalBackend(backend.folder, backend.settings, Random(2))
@@ -58,7 +58,7 @@ def test_a_load_sets_the_counts_in_mode_auto_alone(tmp_path: Path, mode: str, ac
 
 
 def test_a_document_that_cannot_be_read_stops_no_round(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    backend, traffic = backend_of(tmp_path, "Auto"), Traffic()
+    backend, traffic = backend_of(tmp_path, "auto"), Traffic()
     backend.folder.desired.write_text("{")
     with caplog.at_level(logging.WARNING):
         drive(backend, traffic, 10, 1000.0)

@@ -18,7 +18,7 @@ from xpyd_sidecar.contract.ids import Role
 
 def service(prefill: RoleSpec, decode: RoleSpec, **limits: Any) -> DisaggService:
     document = {
-        "apiVersion": "xpyd.dev/v1alpha1",
+        "apiVersion": "xpyd.dev/v1beta1",
         "kind": "DisaggService",
         "metadata": {"name": "qwen"},
         "spec": {"model": {"source": "Qwen/Qwen3-8B"}},

@@ -50,7 +50,7 @@ def test_a_key_of_before_is_mounted_as_it_always_was() -> None:
 
 
 def test_routers_in_pods_of_their_own_get_the_key_that_they_are_given() -> None:
-    apart, counts, mine = service(router={"placement": "Deployment"}), dict.fromkeys(Role, 1), keys.derived("qwen", KEY)
+    apart, counts, mine = service(router={"placement": "deployment"}), dict.fromkeys(Role, 1), keys.derived("qwen", KEY)
     made = next(each for each in children(apart, counts, SETTINGS, mine) if each["kind"] == "Deployment")
     spec = made["spec"]["template"]["spec"]
     assert [each["secret"]["secretName"] for each in spec["volumes"] if each["name"] == "key"] == [f"qwen-key-{ID}"]
@@ -78,7 +78,7 @@ def test_names_fit() -> None:
 
 
 def test_no_pod_of_a_service_has_a_token_of_kubernetes() -> None:
-    apart = service(router={"placement": "Deployment"})
+    apart = service(router={"placement": "deployment"})
     engine = engine_pod(apart, Role.DECODE, InstanceName("qwen-e0"), Revision("r"), SETTINGS)["spec"]
     made = children(apart, dict.fromkeys(Role, 1), SETTINGS, keys.derived("qwen", KEY))
     routers = next(each for each in made if each["kind"] == "Deployment")["spec"]["template"]["spec"]

@@ -43,7 +43,7 @@ def chosen(selector: dict[str, str], labels: dict[str, str]) -> bool:
     return selector.items() <= labels.items()
 
 
-APART = {"router": {"placement": "Deployment", "replicas": 4}}
+APART = {"router": {"placement": "deployment", "replicas": 4}}
 
 
 def test_all_of_them_belong_to_the_service() -> None:

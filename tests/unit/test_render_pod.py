@@ -88,7 +88,7 @@ def expand(text: str, known: dict[str, str]) -> str:
 
 EVERYTHING: list[dict[str, Any]] = [
     {},
-    {"model": {"source": "pvc://models/qwen"}, "router": {"placement": "Deployment", "apiKeySecret": SECRET}},
+    {"model": {"source": "pvc://models/qwen"}, "router": {"placement": "deployment", "apiKeySecret": SECRET}},
     {"model": {"source": "/models/qwen"}, "router": {"apiKeySecret": SECRET}, "decode": {"resources": {}}},
     {"model": {"source": "a/b", "cache": {"claim": "hub"}, "tokenSecret": SECRET}},
     {"model": {"source": "a/b", "cache": {"size": "40Gi"}}, "decode": {"parallelism": {"tensor": 2, "executor": "ray"}}},
@@ -116,7 +116,7 @@ def test_the_sidecars_configuration_is_right(spec: dict[str, Any]) -> None:
     assert config.agent.advertised == f"10.0.0.7:{ENGINE_PORT}"
     assert config.agent.engine == f"127.0.0.1:{ENGINE_PORT}"
     assert config.agent.routers == ("qwen-members.models.svc.example.org.:30001",)
-    if one.spec.router.placement == "Deployment":
+    if one.spec.router.placement == "deployment":
         assert config.router is None
     else:
         assert config.router is not None
@@ -142,7 +142,7 @@ def test_who_it_is_and_whose() -> None:
     metadata = pod_of(make(), Role.PREFILL)["metadata"]
     assert (metadata["name"], metadata["namespace"]) == ("qwen-e0", "models")
     (owner,) = metadata["ownerReferences"]
-    assert owner == {"apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService", "name": "qwen", "uid": "u-1",
+    assert owner == {"apiVersion": "xpyd.dev/v1beta1", "kind": "DisaggService", "name": "qwen", "uid": "u-1",
                      "controller": True, "blockOwnerDeletion": False}
     labels = metadata["labels"]
     assert (labels["xpyd.dev/service"], labels["xpyd.dev/role"], labels["xpyd.dev/revision"]) == ("qwen", "prefill", "abc")
@@ -172,7 +172,7 @@ def test_the_engine_is_probed_for_as_long_as_it_may_take() -> None:
     assert main["terminationMessagePolicy"] == "FallbackToLogsOnError"
 
 
-@pytest.mark.parametrize("placement", ["Sidecar", "Deployment"])
+@pytest.mark.parametrize("placement", ["sidecar", "deployment"])
 def test_what_hangs_is_ended_without_the_time_of_a_drain(placement: str) -> None:
     pod = pod_of(make(router={"placement": placement}))
     assert pod["spec"]["terminationGracePeriodSeconds"] == 630
@@ -214,7 +214,7 @@ def test_the_sidecar_ends_after_the_engine_and_says_when_its_router_is_ready() -
     assert sidecar["restartPolicy"] == "Always"
     assert sidecar["readinessProbe"]["httpGet"] == {"path": "/ready", "port": 9001}
     assert [port["containerPort"] for port in sidecar["ports"]] == [9001, 9002]
-    apart = sidecar_of(pod_of(make(router={"placement": "Deployment"})))
+    apart = sidecar_of(pod_of(make(router={"placement": "deployment"})))
     assert "readinessProbe" not in apart
     assert apart["startupProbe"]["exec"]["command"][-2:] == ["xpyd_sidecar.agent.ask", "status"]
 
@@ -270,7 +270,7 @@ def test_pods_of_a_node_share_a_folder_where_the_document_names_one() -> None:
 USERS = {"runAsUser", "runAsGroup", "fsGroup"}
 
 
-@pytest.mark.parametrize("placement", ["Sidecar", "Deployment"])
+@pytest.mark.parametrize("placement", ["sidecar", "deployment"])
 def test_where_the_cluster_assigns_users_no_pod_names_one(placement: str) -> None:
     """OpenShift refuses pods that do; what it fills in is then the pod's."""
     one = make(router={"placement": placement})
@@ -284,7 +284,7 @@ def test_where_the_cluster_assigns_users_no_pod_names_one(placement: str) -> Non
         contexts = [owner["securityContext"] for spec in specs for owner in (spec, *spec["containers"],
                                                                              *spec.get("initContainers", ()))]
         named[settings.pod_user] = [found for found in (USERS & context.keys() for context in contexts) if found]
-    assert named == {"fixed": [USERS] * (2 + (placement == "Deployment")), "assigned": []}
+    assert named == {"fixed": [USERS] * (2 + (placement == "deployment")), "assigned": []}
 
 
 @pytest.mark.parametrize("user", ["fixed", "assigned"])
@@ -421,7 +421,7 @@ def revision(role: Role = Role.DECODE, key: str = "k", **spec: Any) -> str:
         {"router": {"policy": "least_loaded"}},
         {"router": {"ports": {"http": 9001}}},
         {"router": {"apiKeySecret": SECRET}},
-        {"router": {"placement": "Deployment"}},
+        {"router": {"placement": "deployment"}},
     ],
     ids=str,
 )
@@ -452,7 +452,7 @@ def test_what_a_pod_is_not_made_of_keeps_its_revision(spec: dict[str, Any]) -> N
 
 
 def test_the_routers_own_settings_replace_no_engine_where_routers_are_elsewhere() -> None:
-    apart = {"placement": "Deployment"}
+    apart = {"placement": "deployment"}
     before = revision(router=apart)
     assert revision(router={**apart, "policy": "least_loaded", "replicas": 5, "ports": {"http": 9001}}) == before
     assert revision(router={**apart, "apiKeySecret": SECRET}) == before

@@ -22,7 +22,7 @@ def roles(**decode: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("more", [
-    {}, roles(), {"router": {"placement": "Deployment"}}, {"router": {"apiKeySecret": {"name": "a", "key": "k"}}},
+    {}, roles(), {"router": {"placement": "deployment"}}, {"router": {"apiKeySecret": {"name": "a", "key": "k"}}},
     {"prefill": {"scaling": {"min": 0, "max": 3}, "resources": {}}},
 ])
 def test_roles_that_say_the_same_can_switch(more: dict[str, Any]) -> None:

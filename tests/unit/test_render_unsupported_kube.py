@@ -47,9 +47,9 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {"prefill": {"parallelism": {"tensor": 4}}, "decode": {"parallelism": {"tensor": 2}}},
         {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"parallelism": {"pipeline": 2}}},
         {"decode": {"resources": {"limits": {"memory": "320Mi"}}}},
-        {"router": {"placement": "Deployment", "ports": {"http": 8000}}},
+        {"router": {"placement": "deployment", "ports": {"http": 8000}}},
         {"router": {"policy": "prefix_aware", "policyOptions": {"bound": 1.5}, "queue": {"perInstance": 64}}},
-        {"router": {"placement": "Deployment", "replicas": 1, "compat": "p2p"}},
+        {"router": {"placement": "deployment", "replicas": 1, "compat": "p2p"}},
         {"decode": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}},
         {"engine": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": SECRET}}]}},
     ],
@@ -59,7 +59,7 @@ def test_accepted(spec: dict[str, Any]) -> None:
     assert list(kube_refusals(service(**spec, target=None))) == []
 
 
-@pytest.mark.parametrize("router", [{}, {"placement": "Deployment"}, {"placement": "Deployment", "replicas": 2}])
+@pytest.mark.parametrize("router", [{}, {"placement": "deployment"}, {"placement": "deployment", "replicas": 2}])
 def test_older_engines_need_one_router(router: dict[str, Any]) -> None:
     ((path, reason),) = kube_refusals(service(None, router={**router, "compat": "p2p"}))
     assert (path, "beat to one router" in reason) == ("spec.router.compat", True)

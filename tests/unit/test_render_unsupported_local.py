@@ -38,7 +38,7 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {"kv": {"transport": "tcp"}},
         {"kv": {"transport": "shm"}},
         {"kv": {"transport": "auto", "sharedMemory": {"hostPath": "/dev/shm"}}},
-        {"router": {"policy": "least_loaded", "placement": "Deployment", "policyOptions": {"choices": 3}}},
+        {"router": {"policy": "least_loaded", "placement": "deployment", "policyOptions": {"choices": 3}}},
         {"router": {"policy": "prefix_aware", "queue": {"size": 9}, "skipPrefill": {"belowTokens": 5, "cachedShare": 0.7}}},
         {"router": {"affinity": {"header": "x-session"}, "retryBudget": 0.5}},
         {"decode": {"scaling": {"min": 1, "max": 3}}, "prefill": {"replicas": 2}},

@@ -1,4 +1,8 @@
-"""The two CustomResourceDefinitions, made from the structs."""
+"""The two CustomResourceDefinitions, made from the structs.
+
+Each is served in two versions, stored as the newer one, and converted by nobody: the versions are one schema but for the
+defaults that have older words (``words``). In the files the schema of the second refers to that of the first.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,12 @@ from typing import Any
 import msgspec
 import yaml
 
-from xpyd_operator.api.base import GROUP, VERSION
+from xpyd_operator.api.base import FIRST_VERSION, GROUP, VERSION
 from xpyd_operator.api.pool import DisaggPool
 from xpyd_operator.api.schema import Schema, schema_of, with_rules
 from xpyd_operator.api.service import DisaggService
 
+VERSIONS = (VERSION, FIRST_VERSION)
 _READY = '.status.conditions[?(@.type=="Ready")].status'
 _REASON = '.status.conditions[?(@.type=="Ready")].reason'
 _HEAD = "# Made by `xpyd render crds` from operator/src/xpyd_operator/api; do not edit.\n"
@@ -38,7 +43,7 @@ def service_crd() -> Schema:
         plural="disaggservices",
         kind="DisaggService",
         short="dsvc",
-        schema=with_rules(schema_of(DisaggService)),
+        schemas={version: with_rules(schema_of(DisaggService, version)) for version in VERSIONS},
         subresources={"status": {}},
         columns=[
             ("Model", "string", ".status.model", "Name that clients ask for"),
@@ -54,22 +59,11 @@ def service_crd() -> Schema:
 
 def pool_crd() -> Schema:
     """CRD of DisaggPool."""
-    schema = schema_of(DisaggPool)
-    schema["x-kubernetes-validations"] = [
-        {
-            "rule": "self.metadata.name == self.spec.service + '-' + self.spec.role",
-            "message": "metadata.name must be <spec.service>-<spec.role>",
-        }
-    ]
-    for name in ("service", "role"):
-        schema["properties"]["spec"]["properties"][name]["x-kubernetes-validations"] = [
-            {"rule": "self == oldSelf", "message": f"{name} cannot be changed"}
-        ]
     return _crd(
         plural="disaggpools",
         kind="DisaggPool",
         short="dpool",
-        schema=schema,
+        schemas={version: _pool_schema(version) for version in VERSIONS},
         subresources={
             "status": {},
             "scale": {
@@ -89,15 +83,40 @@ def pool_crd() -> Schema:
     )
 
 
+def _pool_schema(version: str) -> Schema:
+    schema = schema_of(DisaggPool, version)
+    schema["x-kubernetes-validations"] = [
+        {
+            "rule": "self.metadata.name == self.spec.service + '-' + self.spec.role",
+            "message": "metadata.name must be <spec.service>-<spec.role>",
+        }
+    ]
+    for name in ("service", "role"):
+        schema["properties"]["spec"]["properties"][name]["x-kubernetes-validations"] = [
+            {"rule": "self == oldSelf", "message": f"{name} cannot be changed"}
+        ]
+    return schema
+
+
+def shared(schema: Any, like: Any) -> Any:
+    """The schema with what is equal in ``like``, at the same place, as the same object: YAML then refers to it."""
+    if schema == like:
+        return like
+    if isinstance(schema, dict) and isinstance(like, dict):
+        return {key: shared(part, like.get(key)) for key, part in schema.items()}
+    return schema
+
+
 def _crd(
     *,
     plural: str,
     kind: str,
     short: str,
-    schema: Schema,
+    schemas: dict[str, Schema],
     subresources: dict[str, Any],
     columns: list[tuple[str, str, str, str]],
 ) -> Schema:
+    printed = [{"name": name, "type": of, "jsonPath": path, "description": text} for name, of, path, text in columns]
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -113,18 +132,17 @@ def _crd(
                 "shortNames": [short],
                 "categories": ["xpyd"],
             },
+            "conversion": {"strategy": "None"},
             "versions": [
                 {
-                    "name": VERSION,
+                    "name": version,
                     "served": True,
-                    "storage": True,
-                    "schema": {"openAPIV3Schema": schema},
+                    "storage": version == VERSION,
+                    "schema": {"openAPIV3Schema": shared(schema, schemas[VERSION])},
                     "subresources": subresources,
-                    "additionalPrinterColumns": [
-                        {"name": name, "type": of, "jsonPath": path, "description": text}
-                        for name, of, path, text in columns
-                    ],
+                    "additionalPrinterColumns": printed,
                 }
+                for version, schema in schemas.items()
             ],
         },
     }

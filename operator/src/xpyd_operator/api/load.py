@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import msgspec
 import yaml
 
+from xpyd_operator.api.base import API_VERSION
 from xpyd_operator.api.walk import join
 from xpyd_operator.errors import Fault, SpecError
 
@@ -80,7 +81,7 @@ def documents(text: str) -> list[Document]:
     except RecursionError:
         raise LoadError(1, "is nested too deeply") from None
     if not found:
-        raise LoadError(1, "is empty; a DisaggService begins with apiVersion: xpyd.dev/v1alpha1")
+        raise LoadError(1, f"is empty; a DisaggService begins with apiVersion: {API_VERSION}")
     return found
 
 

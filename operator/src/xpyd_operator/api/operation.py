@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from xpyd_operator.api.base import CountOrPart, CountOrShare, Duration, Latency, Part, Positive, Preserved, Window
 from xpyd_operator.api.durations import seconds
+from xpyd_operator.api.words import older
 
 
 class Drain(Part, frozen=True):
@@ -93,8 +94,10 @@ class Slo(Part, frozen=True):
 class Planner(Part, frozen=True):
     """Sets the counts of roles that have `scaling`."""
 
-    mode: Literal["Off", "Observe", "Auto"] = "Off"
-    """`Observe` writes what it would do into the status; `Auto` does it."""
+    mode: Annotated[
+        Literal["disabled", "observe", "auto"], older(Off="disabled", Observe="observe", Auto="auto")
+    ] = "disabled"
+    """`observe` writes what it would do into the status; `auto` does it."""
     slo: Slo = Slo()
     """Service level that the planner works for."""
     interval: Duration = "30s"

@@ -24,6 +24,7 @@ from xpyd_operator.api.base import (
 )
 from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.quantity import size
+from xpyd_operator.api.words import older
 
 
 class Ports(Part, frozen=True):
@@ -118,17 +119,17 @@ class RouterResources(Part, frozen=True):
 class Router(Part, frozen=True):
     """How requests come in and how instances are chosen."""
 
-    placement: Literal["Sidecar", "Deployment"] = "Sidecar"
+    placement: Annotated[Literal["sidecar", "deployment"], older(Sidecar="sidecar", Deployment="deployment")] = "sidecar"
     """Routers run beside decode engines, or in pods of their own. Only the latter can answer when no decode is left."""
     max_sidecars: Annotated[int, Meta(ge=1, le=64)] = 8
-    """Most decode pods that route (placement Sidecar); the number of heartbeats grows with it."""
+    """Most decode pods that route (placement sidecar); the number of heartbeats grows with it."""
     replicas: Annotated[int, Meta(ge=1, le=64)] | None = None
-    """Routers with placement Deployment; 2 by default."""
+    """Routers with placement deployment; 2 by default."""
     resources: RouterResources | None = None
-    """Resources of one router: of the container `router`, or with placement Sidecar of `sidecar`. Their defaults follow
+    """Resources of one router: of the container `router`, or with placement sidecar of `sidecar`. Their defaults follow
     `workers` and the budget of bodies; `{}`: no resources at all. Not used by `xpyd up`."""
     template: Preserved | None = None
-    """Pod template laid over the pods of routers (placement Deployment), as that of a role over its pods; their container
+    """Pod template laid over the pods of routers (placement deployment), as that of a role over its pods; their container
     is named `router`: `imagePullSecrets`, `tolerations`, `securityContext` and so on. Not used by `xpyd up`."""
     policy: Literal["round_robin", "random", "least_loaded", "prefix_aware"] = "round_robin"
     """How instances are chosen: in turn, at random, the less loaded of two, or by the first blocks of the prompt with a
@@ -220,5 +221,5 @@ class Router(Part, frozen=True):
 
     @property
     def replicas_or_default(self) -> int:
-        """Routers with placement Deployment."""
+        """Routers with placement deployment."""
         return 2 if self.replicas is None else self.replicas

@@ -43,12 +43,12 @@ def _tensor(spec: ServiceSpec) -> list[Finding]:
 
 
 def _planner_counts(spec: ServiceSpec) -> list[Finding]:
-    idle = spec.planner.mode == "Auto" and spec.prefill.scaling is None and spec.decode.scaling is None
-    return when(idle, "planner.mode", "Auto sets the counts of roles with scaling; write prefill.scaling or decode.scaling")
+    idle = spec.planner.mode == "auto" and spec.prefill.scaling is None and spec.decode.scaling is None
+    return when(idle, "planner.mode", "auto sets the counts of roles with scaling; write prefill.scaling or decode.scaling")
 
 
 def _planner_slo(spec: ServiceSpec) -> list[Finding]:
-    blind = spec.planner.mode != "Off" and spec.planner.slo.ttft_p95 is None and spec.planner.slo.tpot_p95 is None
+    blind = spec.planner.mode != "disabled" and spec.planner.slo.ttft_p95 is None and spec.planner.slo.tpot_p95 is None
     return when(blind, "planner.slo", f"mode {spec.planner.mode} needs ttftP95, tpotP95 or both")
 
 
@@ -106,14 +106,14 @@ def _ports(ports: Ports) -> list[Finding]:
 
 
 def _router_replicas(router: Router) -> list[Finding]:
-    useless = router.replicas is not None and router.placement != "Deployment"
-    return when(useless, "replicas", "only for placement: Deployment; with Sidecar write maxSidecars")
+    useless = router.replicas is not None and router.placement != "deployment"
+    return when(useless, "replicas", "only for placement: deployment; with sidecar write maxSidecars")
 
 
 def _router_template(router: Router) -> list[Finding]:
-    useless = router.template is not None and router.placement != "Deployment"
-    right = "with Sidecar routers live in the pods of decode: write decode.template"
-    return when(useless, "template", f"only for placement: Deployment; {right}")
+    useless = router.template is not None and router.placement != "deployment"
+    right = "with sidecar routers live in the pods of decode: write decode.template"
+    return when(useless, "template", f"only for placement: deployment; {right}")
 
 
 def _options(router: Router) -> Iterator[Finding]:
@@ -176,15 +176,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         at=("spec",),
         reads=("planner.mode", "prefill.scaling", "decode.scaling"),
-        says="planner.mode Auto sets the counts of roles with scaling; write prefill.scaling or decode.scaling",
-        cel="self.planner.mode != 'Auto' || has(self.prefill.scaling) || has(self.decode.scaling)",
+        says="planner.mode auto sets the counts of roles with scaling; write prefill.scaling or decode.scaling",
+        cel="!(self.planner.mode in ['auto', 'Auto']) || has(self.prefill.scaling) || has(self.decode.scaling)",
         wrong=_planner_counts,
     ),
     Rule(
         at=("spec",),
         reads=("planner.mode", "planner.slo", "planner.slo.ttftP95", "planner.slo.tpotP95"),
-        says="planner.slo: modes Observe and Auto need ttftP95, tpotP95 or both",
-        cel="self.planner.mode == 'Off' || has(self.planner.slo.ttftP95) || has(self.planner.slo.tpotP95)",
+        says="planner.slo: modes observe and auto need ttftP95, tpotP95 or both",
+        cel="self.planner.mode in ['disabled', 'Off'] || has(self.planner.slo.ttftP95) || has(self.planner.slo.tpotP95)",
         wrong=_planner_slo,
     ),
     Rule(
@@ -252,15 +252,15 @@ RULES: tuple[Rule, ...] = (
     Rule(
         at=("spec.router",),
         reads=("replicas", "placement"),
-        says="replicas is only for placement Deployment",
-        cel="!has(self.replicas) || self.placement == 'Deployment'",
+        says="replicas is only for placement deployment",
+        cel="!has(self.replicas) || self.placement in ['deployment', 'Deployment']",
         wrong=_router_replicas,
     ),
     Rule(
         at=("spec.router",),
         reads=("template", "placement"),
-        says="template is only for placement Deployment; with Sidecar write decode.template",
-        cel="!has(self.template) || self.placement == 'Deployment'",
+        says="template is only for placement deployment; with sidecar write decode.template",
+        cel="!has(self.template) || self.placement in ['deployment', 'Deployment']",
         wrong=_router_template,
     ),
     Rule(

@@ -15,6 +15,7 @@ from xpyd_operator.api.roles import RoleSpec
 from xpyd_operator.api.router import Router
 from xpyd_operator.api.source import Hub
 from xpyd_operator.api.status import ServiceStatus
+from xpyd_operator.api.words import OLDER_VERSION
 from xpyd_sidecar.contract.ids import NAME_MAX, Role
 
 SERVICE_NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
@@ -95,7 +96,7 @@ class ServiceSpec(Part, frozen=True):
 class DisaggService(Part, frozen=True):
     """One model, served by prefill and decode instances."""
 
-    api_version: Literal["xpyd.dev/v1alpha1"]
+    api_version: Annotated[Literal["xpyd.dev/v1beta1"], OLDER_VERSION]
     """Version of the API."""
     kind: Literal["DisaggService"]
     """Kind of the object."""

@@ -97,7 +97,7 @@ class ServiceStatus(Part, frozen=True):
     fingerprints: Revisions = ()
     """KV fingerprints of the running engines; pairs are made only within one."""
     step_sync: str | None = None
-    """How data-parallel ranks are kept in step: auto, rpc, shm or off; absent where no role has several."""
+    """How data-parallel ranks are kept in step: auto, rpc, shm or disabled; absent where no role has several."""
     plan: str | None = None
     """What happens next, in words."""
 

@@ -18,6 +18,7 @@ from msgspec import inspect as mi
 
 from xpyd_operator.api import durations
 from xpyd_operator.api.kinds import RIGHT
+from xpyd_operator.api.words import OLDER
 from xpyd_operator.errors import Fault
 
 _UNUSABLE: Any = object()
@@ -155,11 +156,13 @@ class Walk:
         return result
 
     def _literal(self, kind: mi.LiteralType, data: Any, path: str, extra: dict[str, Any]) -> Any:
-        if data in kind.values and isinstance(data, str):
-            return data
+        if isinstance(data, str):
+            data = extra.get(OLDER, {}).get(data, data)
+            if data in kind.values:
+                return data
         allowed = ", ".join(map(str, kind.values))
-        if isinstance(data, bool) and (word := _off(kind.values, data)):
-            return self._fault(path, f'is read as {_describe(data)} by YAML; put it in quotes: "{word}"')
+        if data is False and (word := next((word for word in ("disabled", "none") if word in kind.values), None)):
+            return self._fault(path, f"is read as false by YAML; write {word}")
         if not isinstance(data, str):
             return self._wrong(path, data, f"one of {allowed}")
         lower = {str(value).lower(): value for value in kind.values}
@@ -233,11 +236,6 @@ def _duration_fault(text: str, extra: dict[str, Any]) -> str | None:
     if durations.seconds(least) <= durations.seconds(text) <= durations.seconds(most):
         return None
     return f"must be from {least} to {most}, not {text}"
-
-
-def _off(values: tuple[Any, ...], data: bool) -> str | None:
-    words = ("on", "yes", "true") if data else ("off", "no", "false", "none")
-    return next((str(value) for value in values if str(value).lower() in words), None)
 
 
 def _names(kind: mi.StructType) -> str:

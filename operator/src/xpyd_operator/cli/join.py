@@ -14,6 +14,7 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Any
 
+from xpyd_operator.api.base import API_VERSION
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.cli.documents import warn
@@ -104,7 +105,7 @@ def _service(args: argparse.Namespace) -> DisaggService:
     source = str(path.resolve()) if path.is_dir() else args.model
     model = {"source": source} | ({"servedName": args.served_name} if args.served_name else {})
     document = {
-        "apiVersion": "xpyd.dev/v1alpha1",
+        "apiVersion": API_VERSION,
         "kind": "DisaggService",
         "metadata": {"name": args.service},
         "spec": {"model": model, "engine": {"args": args.engine_args}},

@@ -34,11 +34,22 @@ class Resource(msgspec.Struct, frozen=True):
     version: str
     plural: str
 
+    cluster: bool = False
+    """Its objects are in no namespace."""
+
     def path(self, namespace: str, name: str = "", sub: str = "") -> str:
         """Path below the server's address."""
+        where = [] if self.cluster else ["namespaces", quote(namespace, safe="")]
+        return self._path(*where, self.plural, quote(name, safe=""), sub)
+
+    @property
+    def everywhere(self) -> str:
+        """Path of all objects, of whatever namespace."""
+        return self._path(self.plural)
+
+    def _path(self, *parts: str) -> str:
         root = f"/api/{self.version}" if "/" not in self.version else f"/apis/{self.version}"
-        parts = [root, "namespaces", quote(namespace, safe=""), self.plural, quote(name, safe=""), sub]
-        return "/".join(part for part in parts if part)
+        return "/".join(part for part in (root, *parts) if part)
 
 
 RESOURCES: Mapping[str, Resource] = {
@@ -52,6 +63,7 @@ RESOURCES: Mapping[str, Resource] = {
     "PodDisruptionBudget": Resource("policy/v1", "poddisruptionbudgets"),
     "Deployment": Resource("apps/v1", "deployments"),
     "Lease": Resource("coordination.k8s.io/v1", "leases"),
+    "CustomResourceDefinition": Resource("apiextensions.k8s.io/v1", "customresourcedefinitions", cluster=True),
 }
 
 
@@ -153,9 +165,23 @@ class Api:
         name = body["metadata"]["name"]
         return await self._ask("apply", kind, namespace, name, body=body, query={"force": "true"})
 
-    async def patch(self, kind: str, namespace: str, name: str, body: Body) -> Body:
-        """Merge patch. A ``metadata.uid`` in it is a precondition (409)."""
-        return await self._ask("patch", kind, namespace, name, body=body)
+    async def items(self, kind: str, *, fields: str = "", limit: int = 0, more: str = "") -> Body:
+        """A list over all namespaces: its ``items``, and in ``metadata.continue`` what ``more`` takes for the next part.
+
+        Args:
+            kind: of the objects.
+            fields: a field selector.
+            limit: most objects in one part; 0: all at once.
+            more: of the part before.
+        """
+        query = {"fieldSelector": fields, "limit": str(limit or ""), "continue": more}
+        return await self._ask("list", kind, query={name: value for name, value in query.items() if value})
+
+    async def patch(
+        self, kind: str, namespace: str, name: str, body: Body, *, sub: str = "", dry_run: bool = False
+    ) -> Body:
+        """Merge patch. A ``metadata.uid`` or ``resourceVersion`` in it is a precondition (409)."""
+        return await self._ask("patch", kind, namespace, name, sub=sub, body=body, dry_run=dry_run)
 
     async def patch_status(self, kind: str, namespace: str, name: str, status: Body, uid: str = "") -> Body:
         """Merge patch of the status alone; ``uid``: only of this very object (409)."""
@@ -171,7 +197,7 @@ class Api:
             body["preconditions"] = {"uid": uid}
         return await self._ask("delete", kind, namespace, name, body=body)
 
-    async def _ask(self, verb: str, kind: str, namespace: str, name: str = "", *, sub: str = "",
+    async def _ask(self, verb: str, kind: str, namespace: str = "", name: str = "", *, sub: str = "",
                    body: Body | None = None, query: Mapping[str, str] | None = None, dry_run: bool = False) -> Body:
         resource = RESOURCES[kind]
         method, content = _METHODS[verb]
@@ -180,7 +206,7 @@ class Api:
             question["fieldManager"] = FIELD_MANAGER
         if dry_run:
             question["dryRun"] = "All"
-        path = resource.path(namespace, name, sub)
+        path = resource.everywhere if verb == "list" else resource.path(namespace, name, sub)
         label = f"{resource.plural}/{sub}" if sub else resource.plural
         async with self._turns:
             for attempt in (1, 2):
@@ -227,6 +253,7 @@ class Api:
 
 _METHODS = {
     "get": ("GET", "application/json"),
+    "list": ("GET", "application/json"),
     "create": ("POST", "application/json"),
     "apply": ("PATCH", "application/apply-patch+yaml"),
     "patch": ("PATCH", "application/merge-patch+json"),

@@ -25,6 +25,7 @@ from xpyd_operator.kube.login import Login
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.services import Services
 from xpyd_operator.kube.settings import OperatorSettings
+from xpyd_operator.kube.stored import StoredVersions
 from xpyd_operator.kube.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class Operator:
         self._watch = watch = Watch(cache, self.metrics, self._settings.namespaces, services.wake)
         self._kopf = kopf = Kopf(self._login, watch, self._settings.namespaces, self._claim_signals)
         watching = asyncio.ensure_future(kopf.run())
-        working = asyncio.ensure_future(_serve(services, watch))
+        working = asyncio.ensure_future(_serve(services, watch, stored_versions(api, self._settings)))
         asked = asyncio.ensure_future(ending.wait())
         tasks = (watching, working, asked)
         try:
@@ -150,10 +151,21 @@ class Operator:
         self._stop.set()
 
 
-async def _serve(services: Services, watch: Watch) -> None:
-    """Rounds, once everything there is was seen."""
+def stored_versions(api: Api, settings: OperatorSettings) -> StoredVersions | None:
+    """Where all objects are seen, and something may be written."""
+    return None if settings.namespaces or settings.dry_run else StoredVersions(api)
+
+
+async def _serve(services: Services, watch: Watch, stored: StoredVersions | None) -> None:
+    """Rounds, once everything there is was seen; beside them ``stored``, where all namespaces are looked after."""
     await watch.filled.wait()
-    await services.run()
+    beside = [asyncio.ensure_future(stored.run())] if stored is not None else []
+    try:
+        await services.run()
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
 
 
 def _give_up() -> None:

@@ -122,7 +122,7 @@ class KubeBackend:
         pods = self._cache.of_service("Pod", self.namespace, self.name)
         seen = [pod.derived(facts) for pod in pods]
         mine = [each for each in seen if each.owner == self.uid]
-        on_their_own = service.spec.router.placement == "Deployment"
+        on_their_own = service.spec.router.placement == "deployment"
         away = self._away(pods, now) if on_their_own else None
         routers = [e for e in seen if e.component == labels.ROUTERS] if on_their_own else [e for e in mine if e.router]
         # A Service that led to a router by IPv6 before it listens there would lose requests, after an upgrade of xpyd.

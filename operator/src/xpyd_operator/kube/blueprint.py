@@ -131,7 +131,7 @@ class Blueprint:
             router=None,
             drain_timeout_s=spec.drain.timeout_s,
             startup_timeout_s=seconds(spec.engine.startup_timeout),
-            max_sidecars=spec.router.max_sidecars if spec.router.placement == "Sidecar" else 0,
+            max_sidecars=spec.router.max_sidecars if spec.router.placement == "sidecar" else 0,
             keep_terminating=False,
             switches=not self._no_switch,
             no_switch="" if self._no_switch == NEVER else self._no_switch,
@@ -232,7 +232,7 @@ class Blueprint:
     async def _tried_router(self, service: DisaggService, now: float, key: Known) -> str:
         """The same of a router's pod, where the document says what it is like, and none like it exists."""
         router = service.spec.router
-        if router.placement != "Deployment" or (router.template is None and router.resources is None):
+        if router.placement != "deployment" or (router.template is None and router.resources is None):
             return ""
         there = self._cache.get("Deployment", service.metadata.namespace or "", router_name(service.name))
         try:

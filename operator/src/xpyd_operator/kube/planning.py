@@ -1,7 +1,7 @@
 """The planner in a cluster: asks every router when an interval is over, sets the pools, and says what it did and why.
 
-A role with ``scaling`` is owned by its pool, so a decision of mode Auto is one write of the pool's ``spec.replicas``, as
-from ``kubectl scale``; what follows is the loop's. Mode Observe writes nothing but words.
+A role with ``scaling`` is owned by its pool, so a decision of mode auto is one write of the pool's ``spec.replicas``, as
+from ``kubectl scale``; what follows is the loop's. Mode observe writes nothing but words.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xpyd_sidecar.contract.ids import Role
 
 logger = logging.getLogger(__name__)
 ACTED, WOULD = "Planned", "WouldPlan"
-"""Reasons of the Events in modes Auto and Observe."""
+"""Reasons of the Events in modes auto and observe."""
 
 
 class PoolPlanner:
@@ -40,7 +40,7 @@ class PoolPlanner:
 
     @property
     def sentence(self) -> str:
-        """What was decided last, and why; empty before that, and in mode Off."""
+        """What was decided last, and why; empty before that, and in mode disabled."""
         return self._planning.sentence
 
     def look(self, fleet: Fleet | None, instances: tuple[Instance, ...], routers: Sequence[Facts], now: float) -> None:

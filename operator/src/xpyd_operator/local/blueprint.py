@@ -91,8 +91,8 @@ class Blueprint:
         )
 
     def _planned(self, service: DisaggService) -> dict[Role, int | None]:
-        """What the planner set, in its mode Auto; without that a role with ``scaling`` has its least."""
-        planned = self.planned() if service.spec.planner.mode == "Auto" else None
+        """What the planner set, in its mode auto; without that a role with ``scaling`` has its least."""
+        planned = self.planned() if service.spec.planner.mode == "auto" else None
         return {} if planned is None else {Role.PREFILL: planned.prefill, Role.DECODE: planned.decode}
 
     def planned(self) -> PlannedCounts | None:

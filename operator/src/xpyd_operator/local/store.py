@@ -20,6 +20,7 @@ from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import LocalError
 from xpyd_operator.local.paths import ServiceFolder, choose_run_dir
 from xpyd_operator.plan.desired import Revision
+from xpyd_operator.render.defaults import without_defaults
 from xpyd_operator.render.process import Process
 from xpyd_sidecar.contract import keys
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -78,8 +79,11 @@ def settings_for(folder: ServiceFolder, host: str, python: str | None = None) ->
 
 
 def save_desired(folder: ServiceFolder, service: DisaggService) -> None:
-    """Hand a document to the supervisor (which looks at the time of the file)."""
-    text = yaml.safe_dump(msgspec.to_builtins(service), sort_keys=False, allow_unicode=True)
+    """Hand a document to the supervisor (which looks at the time of the file).
+
+    In the first version's words: a supervisor that was started before an upgrade knows no others.
+    """
+    text = yaml.safe_dump(without_defaults(service), sort_keys=False, allow_unicode=True)
     _replace(folder.desired, text.encode())
 
 

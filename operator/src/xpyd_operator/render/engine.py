@@ -11,7 +11,9 @@ import os
 
 import msgspec
 
+from xpyd_operator.api.model import Engine
 from xpyd_operator.api.service import DisaggService
+from xpyd_operator.api.words import first, renamed
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_sidecar.contract.ids import Role
@@ -119,7 +121,8 @@ def engine_revision(service: DisaggService, role: Role, model: str) -> Revision:
 
     The role itself is left out: engines run as ``kv_both``, so equal roles can switch.
     """
-    env = engine_env(service) | dp_env(service, role)
+    older = renamed(Engine)["dpStepSync"]
+    env = engine_env(service) | {name: first(word, older) for name, word in dp_env(service, role).items()}
     return revision_of({"args": engine_args(service, role, model), "env": env})
 
 

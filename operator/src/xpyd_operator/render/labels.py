@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from xpyd_operator.api.base import GROUP
+from xpyd_operator.api.base import API_VERSION, GROUP
 from xpyd_operator.api.service import DisaggService
 from xpyd_sidecar.contract.ids import Role
 
@@ -97,7 +97,7 @@ def owner_reference(service: DisaggService) -> dict[str, Any]:
     if service.metadata.uid is None:
         raise ValueError(f"{service.name} has no uid")
     return {
-        "apiVersion": service.api_version,
+        "apiVersion": API_VERSION,
         "kind": service.kind,
         "name": service.name,
         "uid": service.metadata.uid,

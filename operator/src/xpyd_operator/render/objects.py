@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from xpyd_operator.api.base import API_VERSION, FIRST_API_VERSION
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.plan.desired import revision_of
 from xpyd_operator.plan.names import instance_name
@@ -66,7 +67,7 @@ def children(
         selector = labels.selector(service, role=role)
         missing = service.spec.rollout.unavailable(counts[role])
         found.append(budget(service, labels.role_name(service.name, role), selector, counts[role], missing))
-    if service.spec.router.placement == "Deployment":
+    if service.spec.router.placement == "deployment":
         name = labels.router_name(service.name)
         selector = labels.selector(service, component=labels.ROUTERS)
         found.append(router_deployment(service, settings, key or keys.unknown(service.name)))
@@ -79,7 +80,7 @@ def unwanted(service: DisaggService) -> tuple[tuple[str, str], ...]:
     found: list[tuple[str, str]] = []
     if not service.spec.network_policy.enabled:
         found += [("NetworkPolicy", service.name), ("NetworkPolicy", labels.clients_name(service.name))]
-    if service.spec.router.placement != "Deployment":
+    if service.spec.router.placement != "deployment":
         name = labels.router_name(service.name)
         found += [("Deployment", name), ("PodDisruptionBudget", name)]
     return tuple(found)
@@ -104,7 +105,7 @@ def pool(service: DisaggService, role: Role, replicas: int) -> dict[str, Any]:
     """A role's DisaggPool, to be created; later only its ``replicas`` are ever written."""
     its_labels = labels.common(service) | {labels.ROLE: role.value}
     return {
-        "apiVersion": service.api_version,
+        "apiVersion": API_VERSION,
         "kind": "DisaggPool",
         "metadata": metadata(service, labels.role_name(service.name, role), its_labels),
         "spec": {"service": service.name, "role": role.value, "replicas": replicas},
@@ -150,7 +151,11 @@ def _service(service: DisaggService, name: str, spec: dict[str, Any]) -> dict[st
 
 
 def _marked(made: dict[str, Any]) -> dict[str, Any]:
-    return made | {"metadata": made["metadata"] | {"annotations": {labels.APPLIED: revision_of(made)}}}
+    """With the hash. By which version the owner is named does not show in it: it stays the first."""
+    metadata = made["metadata"]
+    owners = [owner | {"apiVersion": FIRST_API_VERSION} for owner in metadata.get("ownerReferences", ())]
+    hashed = made | {"metadata": metadata | ({"ownerReferences": owners} if owners else {})}
+    return made | {"metadata": metadata | {"annotations": {labels.APPLIED: revision_of(hashed)}}}
 
 
 def router_deployment(service: DisaggService, settings: KubeSettings, key: PodKey) -> dict[str, Any]:

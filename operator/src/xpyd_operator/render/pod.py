@@ -83,7 +83,7 @@ def pod_revision(service: DisaggService, role: Role, key_id: str) -> Revision:
     can switch. ``key_id`` stands for the service's key.
     """
     spec = service.spec
-    if spec.router.placement == "Sidecar":
+    if spec.router.placement == "sidecar":
         router = _without(without_defaults(spec.router), ("maxSidecars",))
     else:  # what agents know of routers that are elsewhere
         router = {"members": spec.router.ports.members, "heartbeat": spec.router.heartbeat_s}
@@ -132,7 +132,7 @@ def _volumes(service: DisaggService, key: PodKey) -> list[dict[str, Any]]:
         {"name": "home", "emptyDir": {}},
         {"name": "cache", **cache},
     ]
-    if service.spec.router.placement == "Sidecar":
+    if service.spec.router.placement == "sidecar":
         volumes += clients_volumes(service)
     if isinstance(model.origin, Claim):
         claim = {"claimName": model.origin.claim, "readOnly": True}

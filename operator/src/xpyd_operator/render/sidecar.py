@@ -49,8 +49,8 @@ def install_container(settings: KubeSettings) -> dict[str, Any]:
 def sidecar_container(
     service: DisaggService, role: Role, name: InstanceName, settings: KubeSettings, key: PodKey
 ) -> dict[str, Any]:
-    """Agent of an engine, and with placement Sidecar its router, as a native sidecar."""
-    own_router = service.spec.router.placement == "Sidecar"
+    """Agent of an engine, and with placement sidecar its router, as a native sidecar."""
+    own_router = service.spec.router.placement == "sidecar"
     container = _container(service, labels.SIDECAR, settings, clients=own_router)
     container |= {"command": _command(_sidecar_config(service, role, name, settings, key)), "restartPolicy": "Always"}
     container["volumeMounts"].append(at.mount("assignment", at.ASSIGNMENT_DIR, read_only=True))
@@ -145,7 +145,7 @@ def _sidecar_config(
         run_dir=at.RUN,
         agent=agent,
         plain_bearer=key.older,
-        router=_router(service, beside_engine=True) if service.spec.router.placement == "Sidecar" else None,
+        router=_router(service, beside_engine=True) if service.spec.router.placement == "sidecar" else None,
     )
 
 

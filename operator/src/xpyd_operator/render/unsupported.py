@@ -40,8 +40,8 @@ def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
         yield from overlay.faults(service.spec.router.template, "spec.router.template", overlay.ROUTER_POD)
     yield from _ports(service)
     router = service.spec.router
-    if router.compat == "p2p" and (router.placement != "Deployment" or router.replicas_or_default != 1):
-        yield "spec.router.compat", "older engines beat to one router; write placement Deployment and replicas 1 with p2p"
+    if router.compat == "p2p" and (router.placement != "deployment" or router.replicas_or_default != 1):
+        yield "spec.router.compat", "older engines beat to one router; write placement deployment and replicas 1 with p2p"
 
 
 def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
@@ -61,7 +61,7 @@ def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
 
 
 def _ports(service: DisaggService) -> Iterator[tuple[str, str]]:
-    if service.spec.router.placement == "Sidecar":
+    if service.spec.router.placement == "sidecar":
         ports = service.spec.router.ports
         for name, port in (("http", ports.http), ("members", ports.members)):
             whose = {ENGINE_PORT: "engine", AGENT_PORT: "agent"}.get(port)

@@ -58,9 +58,11 @@ class XpydConnector(KVConnectorBase_V1):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Start the worker side."""
-        heads = compat.kv_heads(self._vllm_config, self._kv_cache_config)
-        self._worker = worker = WorkerSide(self._settings, compat.rank_of(self._vllm_config), kv_caches,
-                                           self._kv_cache_config.num_blocks, heads)
+        config = self._vllm_config
+        heads = compat.kv_heads(config, self._kv_cache_config)
+        self._worker = worker = WorkerSide(self._settings, compat.rank_of(config), kv_caches,
+                                           self._kv_cache_config.num_blocks, heads,
+                                           by_layer=not compat.micro_batches(config))
         compat.rest_while(worker.rests)
 
     def get_handshake_metadata(self) -> RankAddress:
@@ -166,5 +168,5 @@ class XpydConnector(KVConnectorBase_V1):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003 (vLLM's signature)
-        """Yes: layers are copied out as they are written, which a whole-model graph would skip."""
-        return True
+        """No, whatever the role is now: layers that a whole graph ran without their hooks leave at the end of the step."""
+        return False

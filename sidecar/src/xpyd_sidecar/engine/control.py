@@ -1,7 +1,8 @@
 """The control thread beside the scheduler: one ROUTER for prefill engines that announce, one DEALER per decode engine that
 this engine announces to. It moves messages and watches over liveness; what they mean is the scheduler side's business.
 
-Nothing waits: sends go to bounded queues and are dropped when those are full, in which case the peer counts as lost.
+Nothing waits: sends go to bounded queues and are dropped when those are full, in which case the peer counts as lost. If the
+thread dies, the engine hears of it by ``thread`` (``watched``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from xpyd_sidecar import curve
 from xpyd_sidecar.contract.ids import HostPort, join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.legs import Peer
+from xpyd_sidecar.engine.watched import Faults, Watched
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
@@ -112,11 +114,12 @@ class ControlThread:
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="xpyd-control", daemon=True)
+        self._polls, self._ticks = Faults("to wait for its sockets"), Faults("its look at deadlines")
+        self.thread = Watched("xpyd-control", self._run)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self.thread.start()
 
     def post(self, to: Peer | bytes, message: Control) -> bool:
         """Send a message soon; False where the queue is full."""
@@ -133,11 +136,8 @@ class ControlThread:
             return
         self._stop.set()
         self._wake()
-        if self._thread.ident is not None:
-            self._thread.join(JOIN_S)
-            if self._thread.is_alive():
-                logger.error("thread %s did not end within %s s", self._thread.name, JOIN_S)
-                return
+        if not self.thread.end(JOIN_S):
+            return
         self._context.destroy(linger=0)
         self._wake_in.close()
         self._wake_out.close()
@@ -154,7 +154,12 @@ class ControlThread:
             poller.register(sock, zmq.POLLIN)
         tick_at = 0.0
         while not self._stop.is_set():
-            ready = dict(poller.poll(POLL_MS))
+            try:
+                ready = dict(poller.poll(POLL_MS))
+            except Exception as error:  # noqa: BLE001  # whatever it is
+                self._polls.met(error)
+                continue
+            self._polls.none()
             try:
                 if self._wake_out.fileno() in ready:
                     self._wake_out.recv(4096)
@@ -166,14 +171,23 @@ class ControlThread:
                 for peer, decode in list(self._decodes.items()):
                     if decode.sock in ready:
                         self._hear_decode(peer, decode, poller)
-                now = time.monotonic()
-                if now >= tick_at:
-                    tick_at = now + POLL_MS / 1000
-                    self._watch(now, poller)
-                    self._handler.tick(now)
                 self._send_posts(poller)
             except Exception:  # one peer's fault must not end the thread that serves all others
                 logger.exception("xpyd: the control thread met an error")
+            now = time.monotonic()
+            if now >= tick_at:
+                tick_at = now + POLL_MS / 1000
+                self._tick(now, poller)
+
+    def _tick(self, now: float, poller: zmq.Poller) -> None:
+        try:
+            self._watch(now, poller)
+            self._handler.tick(now)
+            self._send_posts(poller)
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self._ticks.met(error)
+        else:
+            self._ticks.none()
 
     def _send_posts(self, poller: zmq.Poller) -> None:
         for _ in range(len(self._posts)):

@@ -8,7 +8,11 @@
 
 Orders wait for the next step and go with it; these calls do not: while a forward of seconds runs, a dead peer's copies are
 let go of and make room. Nothing that has to be in order with steps goes this way. What the thread cannot say, since workers
-have not joined yet or one is lost, goes with orders instead.
+have not joined yet or do not take it, goes with orders instead.
+
+A call that fails on a worker (it raises there, is not taken or not answered in time) is named and ends nothing: ``let_go``
+then goes with the orders, ``duty`` is asked again at the next look. A worker that is gone, or has never joined, ends the
+thread, and so the engine (``watched``): what it holds is gone with it, and no drain may wait for that.
 """
 
 from __future__ import annotations
@@ -16,19 +20,21 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from xpyd_sidecar.broadcast.errors import Closed, ReaderStuck
-from xpyd_sidecar.broadcast.rpc import Group, NoAnswer
+from xpyd_sidecar.broadcast.rpc import CallFailed, Group, NoAnswer
 from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.contract import duty
 from xpyd_sidecar.contract.duty import Duty
 from xpyd_sidecar.contract.ids import Attempt, Role, TransferId
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.engine.place import place
-from xpyd_sidecar.errors import XpydError
+from xpyd_sidecar.engine.watched import Watched
+from xpyd_sidecar.errors import PeerError, PeerGone
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Release
 
@@ -43,6 +49,8 @@ SAY_S: Final = 5.0
 LOOK_S: Final = 0.5
 """Between looks at what the agent says."""
 END_S: Final = 1.0
+GONE_S: Final = 10.0
+"""Between the end of a worker and that of the engine, where it is meant."""
 THREAD_S: Final = 5.0
 
 
@@ -75,15 +83,15 @@ class Crew:
         self._stop = threading.Event()
         self._duty: Duty | None = None
         self._held: dict[str, Any] = {}
-        self._problem = ""
-        self._thread: threading.Thread | None = None
+        self._problems: dict[str, str] = {}
+        """By call: how it has last failed, so that what fails again and again is said once."""
+        self.thread = Watched("xpyd-crew", self._run)
 
     def handle(self) -> bytes:
         """For the orders of the first step: what workers join with; empty ever after."""
-        if self._thread is not None or self._stop.is_set():
+        if self.thread.ident is not None or self._stop.is_set():
             return b""
-        self._thread = threading.Thread(target=self._run, name="xpyd-crew", daemon=True)
-        self._thread.start()
+        self.thread.start()
         return self._group.handle
 
     def let_go(self, release: Release) -> bool:
@@ -99,34 +107,31 @@ class Crew:
     def stop(self) -> None:
         """End the thread."""
         self._stop.set()
-        if self._thread is None:
+        if self.thread.ident is None:
             self._group.close(0.0)
             return
         try:
             self._asked.put_nowait(None)
         except queue.Full:
             logger.debug("xpyd: the crew's thread sees the end at its next look")
-        self._thread.join(THREAD_S)
-        if self._thread.is_alive():
-            logger.error("thread %s did not end within %s s", self._thread.name, THREAD_S)
+        self.thread.end(THREAD_S)
 
     def _run(self) -> None:
         left: list[Release] = []
         try:
             self._group.wait_ready(JOIN_S)
             self._ready = True
-            while not self._stop.is_set() and not self._group.gone:
-                self._group.check()
+            while not self._stop.is_set():
+                self._check()
                 self._look()
                 left = self._take()
-                if left:
-                    self._group.tell("let_go", [[*one.key, str(one.outcome), one.reason] for one in left], timeout_s=SAY_S)
-                    left = []
-            for name, reason in self._group.gone.items():
-                logger.error("xpyd: worker %s hears no calls any more (%s); it is told with each step", name, reason)
-        except (XpydError, OSError, ValueError) as error:
-            if not self._stop.is_set():
-                logger.warning("xpyd: no calls to workers: %s; they are told with each step", error)
+                self._tell(left)
+                left = []
+        except PeerGone as error:
+            self._ready = False
+            logger.error("xpyd: %s", error)  # noqa: TRY400  # its words say all
+            if not self._stop.wait(GONE_S):  # an engine that is told to end ends its workers first
+                raise
         finally:
             self._ready = False
             while not self._asked.empty():
@@ -134,6 +139,27 @@ class Crew:
             if left:
                 self._give_back(left)
             self._close()
+
+    def _check(self) -> None:
+        self._group.check()
+        for name, reason in self._group.gone.items():
+            raise PeerGone(f"worker {name}", reason)
+
+    def _tell(self, releases: list[Release]) -> None:
+        if not releases:
+            return
+        try:
+            self._group.tell("let_go", [[*one.key, str(one.outcome), one.reason] for one in releases], timeout_s=SAY_S)
+        except (ReaderStuck, OSError) as error:  # nobody got it
+            self._failed("let_go", f"{error}; it goes with the next step")
+            self._give_back(releases)
+        else:
+            self._problems.pop("let_go", None)
+
+    def _failed(self, call: str, problem: str) -> None:
+        if self._problems.get(call) != problem:
+            logger.warning("xpyd: %s", problem)
+        self._problems[call] = problem
 
     def _close(self) -> None:
         try:
@@ -157,22 +183,37 @@ class Crew:
         try:
             told = duty.read(self._run_dir)
         except (ValueError, OSError) as error:
-            if str(error) != self._problem:
-                logger.warning("xpyd: %s; workers go on as before", error)
-            self._problem = str(error)
+            self._failed("read", f"{error}; workers go on as before")
             return
+        self._problems.pop("read", None)
         if told is None or (told == self._duty and not told.draining):
             return
-        try:
-            held = self._group.call("duty", str(told.role), timeout_s=SAY_S)
-        except NoAnswer as error:
-            logger.warning("xpyd: %s", error)
+        held = self._asked_all(told)
+        if held is None:
             return
-        by_rank = {name: one for name, one in zip(self._group.workers, held, strict=True) if any(one.values())}
+        by_rank = {name: one for name, one in held.items() if any(one.values())}
         if told != self._duty or (told.draining and by_rank != self._held):
             logger.info("xpyd: %s of epoch %d%s; workers hold %s", told.role, told.epoch,
                         ", draining" if told.draining else "", by_rank or "nothing")
         self._duty, self._held = told, by_rank
+
+    def _asked_all(self, told: Duty) -> dict[str, Any] | None:
+        """What each worker holds; None: not all of them have said so, and they are asked again."""
+        end = time.monotonic() + SAY_S
+        try:
+            found = self._group.start("duty", str(told.role), timeout_s=SAY_S).outcomes(max(end - time.monotonic(), 0.0))
+        except (NoAnswer, ReaderStuck, OSError) as error:
+            self._failed("duty", f"{error}; workers are asked again")
+            return None
+        failed = [f"worker {one}" for one in found.values() if isinstance(one, CallFailed)]
+        for one in found.values():
+            if isinstance(one, PeerGone):
+                raise PeerGone(f"worker {one.peer}", one.reason)
+        if failed:
+            self._failed("duty", f"{'; '.join(failed)}; workers are asked again")
+            return None
+        self._problems.pop("duty", None)
+        return found
 
 
 class Hand:
@@ -184,28 +225,21 @@ class Hand:
         """Join on a thread. ``duty`` answers with bytes that are held, by what."""
         self._let_go, self._duty = let_go, duty
         self._arguments = handle, name_of(rank), host, key
-        self._worker: Worker | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="xpyd-hand", daemon=True)
-        self._thread.start()
+        self.thread = Watched("xpyd-hand", self._run)
+        self.thread.start()
 
     def stop(self) -> None:
         """End the thread."""
         self._stop.set()
-        self._thread.join(THREAD_S)
-        if self._thread.is_alive():
-            logger.error("thread %s did not end within %s s", self._thread.name, THREAD_S)
+        self.thread.end(THREAD_S)
 
     def _run(self) -> None:
         handle, name, host, key = self._arguments
         methods: dict[str, Callable[..., Any]] = {"let_go": self._released, "duty": self._told}
+        worker: Worker | None = None
         try:
-            worker = self._worker = Worker(handle, name, timeout_s=JOIN_S, key=key, chunks=CHUNKS, chunk_bytes=CHUNK_BYTES,
-                                           listen=host)
-        except (XpydError, OSError) as error:
-            logger.warning("xpyd: %s cannot be called: %s", name, error)
-            return
-        try:
+            worker = Worker(handle, name, timeout_s=JOIN_S, key=key, chunks=CHUNKS, chunk_bytes=CHUNK_BYTES, listen=host)
             while not self._stop.is_set():
                 try:
                     worker.serve_one(methods, LOOK_S)
@@ -213,11 +247,12 @@ class Hand:
                     continue
         except Closed:
             logger.debug("xpyd: %s is called no more", name)
-        except (XpydError, OSError) as error:
-            if not self._stop.is_set():
-                logger.warning("xpyd: %s is called no more: %s", name, error)
+        except (PeerError, OSError):
+            if not self._stop.is_set():  # else the scheduler side has ended before
+                raise
         finally:
-            worker.close()
+            if worker is not None:
+                worker.close()
 
     def _released(self, releases: list[list[Any]]) -> None:
         for transfer, attempt, generation, outcome, reason in releases:

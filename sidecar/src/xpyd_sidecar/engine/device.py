@@ -40,7 +40,7 @@ WIDTHS: Final = (8, 4, 2, 1)
 """Bytes that a word may have."""
 
 
-class Shape(NamedTuple):
+class RowShape(NamedTuple):
     """How the words of a row lie in the cache: outer dimensions by ``sizes`` and ``strides``, then ``together`` words."""
 
     width: int
@@ -56,39 +56,39 @@ class Shape(NamedTuple):
         return math.prod(self.sizes) * self.together
 
 
-class View(NamedTuple):
+class RowView(NamedTuple):
     """Rows of an array: block i begins ``i * stride`` bytes behind the array, and takes ``size`` bytes when packed."""
 
     stride: int
     size: int
-    shape: Shape
+    shape: RowShape
 
 
-class Rows(NamedTuple):
+class BlockRows(NamedTuple):
     """Blocks ``ids`` of arrays that look alike, and where each array's are packed. Addresses in bytes."""
 
-    view: View
+    view: RowView
     arrays: Sequence[int]
     packed: Sequence[int]
     """By array: of its first block; the others follow."""
     ids: NDArray[np.int64]
 
 
-PackedRows = tuple[Sequence[Rows], torch.Tensor]
+PackedRows = tuple[Sequence[BlockRows], torch.Tensor]
 """Rows, and the packed memory that all of them are in."""
 
 
-class Table(NamedTuple):
+class RowTable(NamedTuple):
     """Rows of one shape."""
 
-    shape: Shape
+    shape: RowShape
     addresses: NDArray[np.int64]
     """``[rows, 2]``: in the cache and packed."""
     aligned: bool
     """All of them are multiples of ``ALIGNED``."""
 
 
-def view_of(blocks: torch.Tensor) -> View:
+def view_of(blocks: torch.Tensor) -> RowView:
     """Of an array ``[blocks, …]``, strided as it may be.
 
     Raises:
@@ -105,8 +105,8 @@ def view_of(blocks: torch.Tensor) -> View:
     width = next(width for width in WIDTHS if not any(fact % width for fact in facts))
     padded = [(1, 0)] * (OUTER - len(dims)) + [(size, stride * each // width) for size, stride in dims]
     sizes, strides = zip(*padded, strict=True)
-    shape = Shape(width, sizes, strides, together * each // width)
-    return View(pitch, shape.words * width, shape)
+    shape = RowShape(width, sizes, strides, together * each // width)
+    return RowView(pitch, shape.words * width, shape)
 
 
 def _merged(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
@@ -122,15 +122,15 @@ def _merged(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int
     return out
 
 
-def tables(rows: Sequence[Rows]) -> list[Table]:
+def tables(rows: Sequence[BlockRows]) -> list[RowTable]:
     """One for each view."""
-    alike: dict[View, list[Rows]] = {}
+    alike: dict[RowView, list[BlockRows]] = {}
     for one in rows:
         alike.setdefault(one.view, []).append(one)
     return [_table(view, some) for view, some in alike.items()]
 
 
-def _table(view: View, rows: Sequence[Rows]) -> Table:
+def _table(view: RowView, rows: Sequence[BlockRows]) -> RowTable:
     arrays = np.array([at for one in rows for at in one.arrays], np.int64)
     packed = np.array([at for one in rows for at in one.packed], np.int64)
     ids = np.concatenate([one.ids for one in rows for _ in one.arrays])
@@ -140,7 +140,7 @@ def _table(view: View, rows: Sequence[Rows]) -> Table:
     np.add(np.repeat(arrays, counts), ids * view.stride, out=addresses[:, 0])
     np.add(np.repeat(packed, counts), nth * view.size, out=addresses[:, 1])
     aligned = not (view.stride | view.size) % ALIGNED and not ((arrays | packed) % ALIGNED).any()
-    return Table(view.shape, addresses, aligned)
+    return RowTable(view.shape, addresses, aligned)
 
 
 class CudaMark:
@@ -192,7 +192,7 @@ class Mover:
         """Take device memory to copy through: more at once goes through it in rounds."""
         self._slab = torch.empty(slab_bytes, dtype=torch.uint8, device=self._device)
 
-    def compile(self, shape: Shape) -> None:
+    def compile(self, shape: RowShape) -> None:
         """Have the kernels for a shape made before they are needed: it takes seconds, once on a machine."""
         for out in (True, False):
             for aligned in (True, False):
@@ -240,9 +240,9 @@ class Mover:
         if some:
             yield some
 
-    def _in_slab(self, moves: Sequence[PackedRows]) -> list[Rows]:
+    def _in_slab(self, moves: Sequence[PackedRows]) -> list[BlockRows]:
         """The rows of a round, packed into the slab one behind the other."""
-        out: list[Rows] = []
+        out: list[BlockRows] = []
         at = self._slab.data_ptr()
         for rows, packed in moves:
             shift = at - packed.data_ptr()
@@ -258,7 +258,7 @@ class Mover:
             yield span, self._slab[at:at + len(span)]
             at += len(span)
 
-    def _launch(self, rows: Sequence[Rows], *, out: bool) -> None:
+    def _launch(self, rows: Sequence[BlockRows], *, out: bool) -> None:
         for shape, addresses, aligned in tables(rows):
             for start in range(0, len(addresses), ROWS):
                 some = torch.from_numpy(addresses[start:start + ROWS]).pin_memory()

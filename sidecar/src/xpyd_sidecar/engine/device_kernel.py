@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 if TYPE_CHECKING:
-    from xpyd_sidecar.engine.device import Shape
+    from xpyd_sidecar.engine.device import RowShape
 
 WARPS = 8
 _TYPES = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
@@ -43,7 +43,7 @@ def _move(  # type: ignore[no-untyped-def]  # noqa: PLR0917  (as Triton wants it
             tl.store(cache + there, tl.load(packed + word, mask=mine), mask=mine)
 
 
-def launch(table: torch.Tensor, shape: Shape, *, out: bool, programs: int, tile: int, aligned: bool) -> None:
+def launch(table: torch.Tensor, shape: RowShape, *, out: bool, programs: int, tile: int, aligned: bool) -> None:
     """Move all rows of a table ``[rows, 2]`` on the device that has it, in the current stream."""
     tiles = triton.cdiv(shape.words, tile)
     work = len(table) * tiles

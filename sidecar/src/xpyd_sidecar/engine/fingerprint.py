@@ -19,5 +19,5 @@ def collect(config: Any) -> FingerprintFields:
         block_size=int(cache.block_size),
         layout=compat.kv_layout(config),
         isa=compat.instruction_set(config),
-        vllm=compat.version(),
+        kv_abi=compat.kv_abi(),
     )

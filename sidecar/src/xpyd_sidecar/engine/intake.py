@@ -16,9 +16,9 @@ from xpyd_sidecar.engine.arrivals import Arrived, Asked, Shared
 from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.engine.links.connection import Connection
 from xpyd_sidecar.engine.links.grouping import Taker
-from xpyd_sidecar.engine.links.near import Reader
+from xpyd_sidecar.engine.links.near import OTHERWISE, Reader
 from xpyd_sidecar.engine.links.placing import NOWHERE, Expected, Place, packed
-from xpyd_sidecar.errors import ChecksumError, ProtocolError
+from xpyd_sidecar.errors import ChecksumError, Incompatible, ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.blocks import overlap, runs
 from xpyd_sidecar.kv.frames import Header, Kind
@@ -38,8 +38,16 @@ class Intake:
         """Where blocks come in NCCL groups."""
         self._shared = shared
         self._peer = peer
+        self.unread = ""
+        """Why ``reader`` cannot read, although it was agreed on; nothing more is tried with it."""
         self._chunk: Chunk | None = None
         self._slot: Slot | None = None
+
+    def use(self, reader: Reader | None) -> None:
+        """The link is agreed, anew where the one before could not read."""
+        if self.reader is not None and self.reader is not reader:
+            self.reader.close()
+        self.reader, self.unread = reader, ""
 
     def close(self) -> None:
         """The connection has ended: give back what it has taken for the next frame."""
@@ -59,6 +67,7 @@ class Intake:
 
         Raises:
             ProtocolError: it is not what was asked for.
+            Incompatible: it comes over TCP where transport is shm.
         """
         offer = header.kind is Kind.OFFER
         body = Place.of(header.length) if offer else NOWHERE
@@ -67,6 +76,9 @@ class Intake:
         asked = self.asked.get(header.key)
         if asked is None:
             return body if offer else self._beforehand(header)
+        if not offer and self.unread and self._shared.ways.transport == "shm":
+            reason = f"transport shm: prefill's memory cannot be read ({self.unread}), and it sends over tcp"
+            raise Incompatible(self._peer, f"{reason}; {OTHERWISE}")
         size = self._expected(asked, header)
         if not offer and header.length != size:
             raise ProtocolError(self._peer, f"sent {header.length} bytes for {header.blocks} blocks, not {size}")
@@ -185,18 +197,18 @@ class Intake:
         self._check(header, place, header.checksum if header.covered else None)
         self._came(asked, header, header.length, place.gate is None, "tcp")
 
-    def offered(self, connection: Connection, header: Header, offer: messages.Offer) -> messages.Taken:
-        """Read blocks from where prefill says they are.
+    def offered(self, connection: Connection, header: Header, offer: messages.Offer) -> bool:
+        """Read blocks from where prefill says they are; ``unread`` says why that is not done.
 
         Raises:
             ChecksumError, ProtocolError: they are not what was sent, or not what was asked for.
         """
         if self.reader is None:
             raise ProtocolError(self._peer, "sent OFFER over a link of TCP alone")
-        read = True
-        if self.wants(header, offer):
-            read = self._read(connection, self.asked[header.key], header, offer)
-        return messages.Taken(read)
+        wanted = self.wants(header, offer)
+        if wanted and not self.unread and not self._read(connection, self.asked[header.key], header, offer):
+            self.unread = self.reader.why
+        return not wanted or not self.unread
 
     def wants(self, header: Header, offer: messages.Offer) -> bool:
         """Whether an offer is still wanted.

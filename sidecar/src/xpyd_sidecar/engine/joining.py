@@ -11,7 +11,7 @@ from xpyd_sidecar.engine.arrivals import Shared
 from xpyd_sidecar.engine.links import near
 from xpyd_sidecar.engine.links.moves import COMPILED
 from xpyd_sidecar.engine.links.near import Reader
-from xpyd_sidecar.errors import AuthError, ProtocolError
+from xpyd_sidecar.errors import AuthError, Incompatible, ProtocolError
 from xpyd_sidecar.kv import messages, proofs
 from xpyd_sidecar.kv.frames import Kind
 
@@ -32,6 +32,8 @@ class Joining:
         self.grouped = False
         self.memory: messages.NixlMemory | None = None
         self.refused = ""
+        self.unread = ""
+        """Why prefill's memory cannot be read after all; an arena is awaited."""
         self._shared = shared
         self._peer = peer
         self._incarnation = incarnation
@@ -57,7 +59,8 @@ class Joining:
         if kind is Kind.WELCOME and self._terms is not None and self._welcome is None:
             choice = self._welcomed(self._terms, messages.read_body(payload, messages.DataWelcome))
             return None if choice is None else (Kind.LINK, choice)
-        if kind is Kind.ARENA and self._welcome is not None and not self.settled:
+        if kind is Kind.ARENA and self._welcome is not None and (self.unread or not self.settled):
+            self._why, self.unread = self.unread or self._why, ""
             self.reader, reason = near.try_arena(self._peer, self._shared.ways.folder,
                                                  messages.read_body(payload, messages.Arena))
             return Kind.LINK, self._settle("; ".join(one for one in (self._why, reason) if one))
@@ -93,6 +96,20 @@ class Joining:
             return messages.LinkChoice("make_arena", self._why)
         return self._settle(self._why)
 
+    def cannot_read(self, why: str) -> messages.Taken:
+        """Prefill's memory cannot be read, although its ticket could; what to answer.
+
+        Raises:
+            Incompatible: transport is shm, and there is no arena to try.
+        """
+        ways = self._shared.ways
+        if ways.folder is None and ways.transport == "shm":
+            reason = f"transport shm: prefill's memory cannot be read ({why}), and there is no folder to share"
+            raise Incompatible(self._peer, f"{reason}; {near.OTHERWISE}")
+        if ways.folder is not None:
+            self.unread = why
+        return messages.Taken(read=False, why=why, arena=ways.folder is not None)
+
     def _settle(self, reason: str) -> messages.LinkChoice:
         way: Literal["tcp", "process_vm", "arena", "nccl", "nixl"] = self.reader.name if self.reader is not None else "tcp"
         transport = self._shared.ways.transport
@@ -102,6 +119,8 @@ class Joining:
             way = "nixl"
         if way == "tcp" and transport in {"shm", "nccl", "rdma"}:
             self.refused = f"transport {transport}: {reason}"
+            if self.settled:
+                self.refused += f"; {near.OTHERWISE}"
         else:
             logger.info("xpyd: blocks of %s come over %s%s%s", self._peer, way, f" ({reason})" if reason else "",
                         "" if COMPILED else ", without compiled loops")

@@ -1,7 +1,8 @@
 """One thread, one selector: the I/O loop that sender and receiver run on.
 
 Nothing on it may block. Other threads hand work over with ``post``, which never blocks either; the queue is bounded by what
-its callers bound (bytes of copies, number of loads), and a loop that has ended takes nothing more.
+its callers bound (bytes of copies, number of loads), and a loop that has ended takes nothing more. If it dies, its closers
+run all the same, so that peers hear of it at once; the engine hears of it by ``thread`` (``watched``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
+
+from xpyd_sidecar.engine.watched import Faults, Watched
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +51,17 @@ class Loop:
         self.alone = False
         """Whether nothing else is to be done this round: what is called may then wait a little for more."""
         self._closers: list[Callable[[], None]] = []
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._selects, self._ticks = Faults("to wait for its sockets"), Faults("its look at deadlines")
+        self.thread = Watched(name, self._run)
 
     def start(self) -> None:
         """Start the thread. Sets the switch interval of the whole process."""
         sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
-        self._thread.start()
+        self.thread.start()
 
     def post(self, call: Callable[[], None]) -> None:
         """Have ``call`` run on the loop's thread soon; never, where the loop has ended or just ends."""
-        if self._stop.is_set():
+        if self._stop.is_set() or self.thread.words:
             return
         self._posted.append(call)
         if not self._awake.is_set():
@@ -92,22 +96,31 @@ class Loop:
         self._stop.set()
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
-            self._thread.join(JOIN_S)
-            if self._thread.is_alive():
-                logger.error("thread %s did not end within %s s", self._thread.name, JOIN_S)
-                return
+        if self.thread is not threading.current_thread() and not self.thread.end(JOIN_S):
+            return
         self._selector.close()
         with self._closing:
             self._closed = True
             os.close(self._wake)
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            for call in self._closers:
+                self._guard(call)
+
+    def _serve(self) -> None:
         tick_at = time.monotonic() + TICK_S
         while not self._stop.is_set():
             timeout = 0.001 if self._hurry else max(0.0, tick_at - time.monotonic())
             self._hurry = False
-            ready = self._selector.select(timeout)
+            try:
+                ready = self._selector.select(timeout)
+            except Exception as error:  # noqa: BLE001  # whatever it is
+                self._selects.met(error)
+                continue
+            self._selects.none()
             self.alone = len(ready) == 1 and not self._posted
             for key, events in ready:
                 if key.data is None:
@@ -121,12 +134,18 @@ class Loop:
             now = time.monotonic()
             if now >= tick_at:
                 tick_at = now + TICK_S
-                self._guard(self._on_tick, now)
-        for call in self._closers:
-            self._guard(call)
+                self._tick(now)
+
+    def _tick(self, now: float) -> None:
+        try:
+            self._on_tick(now)
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self._ticks.met(error)
+        else:
+            self._ticks.none()
 
     def _guard(self, call: Callable[..., None], *args: object) -> None:
         try:
             call(*args)
         except Exception:  # one peer's fault must not end the thread that serves all others
-            logger.exception("xpyd: a callback of %s failed", self._thread.name)
+            logger.exception("xpyd: a callback of %s failed", self.thread.name)

@@ -60,6 +60,8 @@ class Memory:
         self.regions: list[torch.Tensor] = []
         self.of_layer: dict[str, tuple[int, ...]] = {}
         self._names: list[str] = []
+        self._whole: list[bool] = []
+        """By region: it has blocks of smaller ones, whose bytes are those of blocks in one piece."""
         known: dict[tuple[int, tuple[int, ...]], tuple[int, ...]] = {}
         for name, cache in caches.items():
             identity = (cache.data_ptr(), tuple(cache.shape))
@@ -67,6 +69,7 @@ class Memory:
                 parts = _arrays(name, cache, num_blocks)
                 known[identity] = tuple(range(len(self.regions), len(self.regions) + len(parts)))
                 self.regions += parts
+                self._whole += [part.dim() > cache.dim() and logical(part) for part in parts]
                 self._names += [name] if len(parts) == 1 else [f"{name}#{at}" for at in range(len(parts))]
             self.of_layer[name] = known[identity]
         if not self.regions:
@@ -74,8 +77,8 @@ class Memory:
         self.block_bytes = tuple(region[0].numel() * region.element_size() for region in self.regions)
         self.device = self.regions[0].device
         self._mover = device.Mover(self.device) if self.device.type == "cuda" else None
-        self._views: dict[tuple[int, int, int], tuple[device.View, int]] = {}
-        self._ranges: dict[tuple[int, int, int, int], list[tuple[device.View, list[int], list[int]]]] = {}
+        self._views: dict[tuple[int, int, int], tuple[device.RowView, int]] = {}
+        self._ranges: dict[tuple[int, int, int, int], list[tuple[device.RowView, list[int], list[int]]]] = {}
 
     @property
     def total_block_bytes(self) -> int:
@@ -92,8 +95,8 @@ class Memory:
 
         A layer that is missing there is ``UNKNOWN``: it goes between equal sizes only. Blocks have heads first.
         """
-        return tuple(Array(name, _kind(region, heads.get(name.partition("#")[0], UNKNOWN)))
-                     for name, region in zip(self._names, self.regions, strict=True))
+        return tuple(Array(name, _kind(region, heads.get(name.partition("#")[0], UNKNOWN), whole=whole))
+                     for name, region, whole in zip(self._names, self.regions, self._whole, strict=True))
 
     def caches(self) -> list[Cache | None]:
         """Arrays whose blocks other threads may write as bytes, inside a gate; None on a device, or where strided."""
@@ -159,7 +162,7 @@ class Memory:
     def _part(self, region: int, head: int, heads: int) -> torch.Tensor:
         return self.regions[region].narrow(1, head, heads) if heads else self.regions[region]
 
-    def _view(self, region: int, head: int, heads: int) -> tuple[device.View, int]:
+    def _view(self, region: int, head: int, heads: int) -> tuple[device.RowView, int]:
         """How an array, or so many heads of it, lies in device memory, and where."""
         known = self._views.get((region, head, heads))
         if known is None:
@@ -167,20 +170,20 @@ class Memory:
             known = self._views[region, head, heads] = device.view_of(part), part.data_ptr()
         return known
 
-    def _rows(self, move: Move) -> list[device.Rows]:
+    def _rows(self, move: Move) -> list[device.BlockRows]:
         base = move.packed.data_ptr()
         if len(move.starts) == 1:
             view, array = self._view(move.region, move.head, move.heads)
-            return [device.Rows(view, (array,), (base + move.starts[0],), move.ids)]
+            return [device.BlockRows(view, (array,), (base + move.starts[0],), move.ids)]
         alike = self._alike(move.region, len(move.starts), move.head, move.heads)
-        return [device.Rows(view, arrays, [base + move.starts[at] for at in places], move.ids)
+        return [device.BlockRows(view, arrays, [base + move.starts[at] for at in places], move.ids)
                 for view, arrays, places in alike]
 
-    def _alike(self, region: int, count: int, head: int, heads: int) -> list[tuple[device.View, list[int], list[int]]]:
+    def _alike(self, region: int, count: int, head: int, heads: int) -> list[tuple[device.RowView, list[int], list[int]]]:
         """Of so many arrays from one on: those that look alike, where they are, and which they are."""
         known = self._ranges.get((region, count, head, heads))
         if known is None:
-            groups: dict[device.View, tuple[list[int], list[int]]] = {}
+            groups: dict[device.RowView, tuple[list[int], list[int]]] = {}
             for at in range(count):
                 view, array = self._view(region + at, head, heads)
                 arrays, places = groups.setdefault(view, ([], []))
@@ -207,20 +210,40 @@ def mapped_chunk(size: int) -> Chunk:
 
 
 def _arrays(name: str, cache: torch.Tensor, num_blocks: int) -> list[torch.Tensor]:
+    """The arrays of blocks of a cache, heads first inside a block where there are any.
+
+    A backend whose kernels take smaller blocks has each block as ``ratio`` of them: (blocks * ratio, heads, tokens,
+    values). They become (blocks, heads, ratio, tokens, values), which is one block's logical order again.
+    """
     if cache.dim() >= 2 and cache.shape[0] == num_blocks:
         return [cache]
     if cache.dim() >= 3 and cache.shape[0] == 2 and cache.shape[1] == num_blocks:
         return [cache[0], cache[1]]
+    if cache.dim() >= 3 and cache.shape[0] > 0 and cache.shape[0] % num_blocks == 0:
+        grouped = cache.unflatten(0, (num_blocks, -1))
+        return [grouped if cache.dim() == 3 else grouped.transpose(1, 2)]
     raise ConfigError(f"kv connector: layer {name} has a KV cache of shape {tuple(cache.shape)}; "
-                      f"the first or second dimension must be {num_blocks} blocks")
+                      f"the first dimension must be {num_blocks} blocks, or a multiple of them, "
+                      "or the second one these blocks")
 
 
-def _kind(region: torch.Tensor, total: int) -> Kind:
+def logical(region: torch.Tensor) -> bool:
+    """Whether a block's bytes are its values in the order of the dimensions: no backend packs its own inside them.
+
+    For an engine's types ``compat.common.plain`` says so; this is for the smaller blocks of one array.
+    """
+    return region.is_cuda and torch.version.hip is None and region.dtype.is_floating_point
+
+
+def _kind(region: torch.Tensor, total: int, *, whole: bool) -> Kind:
     dtype = str(region.dtype).removeprefix("torch.")
     size = region[0].numel() * region.element_size()
+    shape = tuple(region.shape[1:])
+    if whole:
+        shape = (*shape[:-3], shape[-3] * shape[-2], shape[-1])
     if total <= 0 or region.dim() < 3:
-        return Kind(dtype, 1, tuple(region.shape[1:]), size, total if total <= 0 else UNKNOWN)
-    return Kind(dtype, region.shape[1], tuple(region.shape[2:]), size // region.shape[1], total)
+        return Kind(dtype, 1, shape, size, total if total <= 0 else UNKNOWN)
+    return Kind(dtype, shape[0], shape[1:], size // shape[0], total)
 
 
 def _cache(region: torch.Tensor) -> Cache:

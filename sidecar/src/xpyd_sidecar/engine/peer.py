@@ -10,6 +10,7 @@ import logging
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -90,8 +91,20 @@ class Peer:
 
     def decided(self, choice: messages.LinkChoice) -> None:
         """Decode has chosen how blocks travel."""
+        if not self._show(partial(self.way.decided, choice)):
+            logger.info("xpyd: blocks for %s go over %s%s", self.link.peer, self.way.link.name,
+                        f" ({choice.reason})" if choice.reason else "")
+
+    def taken(self, taken: messages.Taken) -> None:
+        """Decode is done with the oldest offer, or cannot read it."""
+        before = self.way.link
+        if not self._show(partial(self.way.taken, self.link, taken)) and self.way.link is not before:
+            logger.warning("xpyd: blocks for %s go over %s from now on (%s)", self.link.peer, self.way.link.name, taken.why)
+
+    def _show(self, ask: Callable[[], messages.Arena | None]) -> bool:
+        """Show decode an arena, if it is to see one. Whether it is."""
         try:
-            arena = self.way.decided(choice)
+            arena = ask()
         except NoWay as error:
             self._reject(Outcome.INCOMPATIBLE, str(error))
             raise Incompatible(self.link.peer, str(error)) from None
@@ -99,9 +112,7 @@ class Peer:
             raise ProtocolError(self.link.peer, str(error)) from None
         if arena is not None:
             self.say(Kind.ARENA, NO_TRANSFER, arena)
-            return
-        logger.info("xpyd: blocks for %s go over %s%s", self.link.peer, self.way.link.name,
-                    f" ({choice.reason})" if choice.reason else "")
+        return arena is not None
 
     def closed(self, _: Connection, error: PeerError) -> None:
         """The connection has ended."""

@@ -27,6 +27,7 @@ from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.nap import Inbox
 from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.engine.source import Source
+from xpyd_sidecar.engine.watched import Watched
 from xpyd_sidecar.errors import PeerGone
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.frames import Kind
@@ -98,6 +99,11 @@ class Receiver:
             return False
         self._gates.pop(request, None)
         return True
+
+    @property
+    def thread(self) -> Watched:
+        """The I/O thread."""
+        return self._loop.thread
 
     def stop(self) -> None:
         """End the thread and close every connection."""

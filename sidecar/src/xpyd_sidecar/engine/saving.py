@@ -26,7 +26,7 @@ from xpyd_sidecar.engine.completions import Completions
 from xpyd_sidecar.engine.memory import Memory, Move
 from xpyd_sidecar.engine.put import Put
 from xpyd_sidecar.engine.sender import Kept, Sender
-from xpyd_sidecar.engine.store import SHARE, Lease, Store, offsets
+from xpyd_sidecar.engine.store import SHARE, Store, StoreLease, offsets
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Push
@@ -36,7 +36,7 @@ ROUNDS: Final = 2
 
 
 @dataclass
-class Waiting:
+class WaitingBlocks:
     """Blocks of a push that are in the cache alone."""
 
     key: Key
@@ -46,13 +46,13 @@ class Waiting:
     until: float
 
 
-class Part(NamedTuple):
+class SavedPart(NamedTuple):
     """Blocks of one push that have room: array r's begin at ``starts[r]`` of the lease."""
 
     key: Key
     first: int
     ids: NDArray[np.int64]
-    lease: Lease
+    lease: StoreLease
     starts: Sequence[int]
     gone: Callable[[], None] | None
 
@@ -74,8 +74,8 @@ class Saving:
         self._bound = max(1, blocks // 2)
         self._each = sum(store.rounded(size) for size in memory.block_bytes)
         """Of the store, that one block over all arrays takes at most."""
-        self._waiting: list[Waiting] = []
-        self._parts: list[Part] = []
+        self._waiting: list[WaitingBlocks] = []
+        self._parts: list[SavedPart] = []
         self._pushed: set[Key] = set()
         """In this step."""
         self._saved: set[int] = set()
@@ -91,7 +91,7 @@ class Saving:
         self._saved.clear()
         self._pushed = {push.key for push in pushes}
         for push in pushes:
-            self._waiting.append(Waiting(push.key, push.first, np.array(push.ids, np.int64), push.holder,
+            self._waiting.append(WaitingBlocks(push.key, push.first, np.array(push.ids, np.int64), push.holder,
                                          now + self._wait_s))
         self._parts = self._with_room()
         for one in [one for one in self._waiting if one.until <= now]:
@@ -131,7 +131,7 @@ class Saving:
         if any(one.key == key for one in self._waiting):
             self._give_up(key, "its request was preempted while its blocks waited to be copied out")
 
-    def _copied(self, parts: Sequence[Part]) -> None:
+    def _copied(self, parts: Sequence[SavedPart]) -> None:
         """Copies of a device are complete; on the thread that waits for them."""
         for part in parts:
             self._sender.push(part.key, self._copies(part))
@@ -145,10 +145,10 @@ class Saving:
             self._memory.gather([Move(region, part.ids, part.lease.chunk.tensor, (part.starts[region],))])
             self._sender.push(part.key, iter([self._copy(part, region)]))
 
-    def _copies(self, part: Part) -> Iterator[Copy[Kept]]:
+    def _copies(self, part: SavedPart) -> Iterator[Copy[Kept]]:
         return (self._copy(part, region) for region in range(len(part.starts)))
 
-    def _copy(self, part: Part, region: int) -> Copy[Kept]:
+    def _copy(self, part: SavedPart, region: int) -> Copy[Kept]:
         size = len(part.ids) * self._memory.block_bytes[region]
         start, end = part.starts[region], part.starts[region + 1] if region + 1 < len(part.starts) else None
         lease = part.lease.part(start, (end if end is not None else len(part.lease.chunk.view)) - start)
@@ -156,9 +156,9 @@ class Saving:
 
     # --- room ---
 
-    def _with_room(self) -> list[Part]:
+    def _with_room(self) -> list[SavedPart]:
         """Take what has room out of what waits, in order; a holder that has no more room holds up nobody else."""
-        parts: list[Part] = []
+        parts: list[SavedPart] = []
         full: set[str] = set()
         most = self._memory.most_bytes
         left = ROUNDS * most if most is not None else None
@@ -177,14 +177,14 @@ class Saving:
         self._waiting = [one for one in self._waiting if len(one.ids)]
         return parts
 
-    def _part(self, one: Waiting, count: int) -> Part | None:
+    def _part(self, one: WaitingBlocks, count: int) -> SavedPart | None:
         """So many blocks of it, from its first on."""
         *starts, size = offsets(self._store, [count * each for each in self._memory.block_bytes])
         lease = self._store.lease(size, one.holder)
         if lease is None:
             return None
         gone = self._put.tally(one.key, len(starts)) if self._put is not None and one.key in self._pushed else None
-        part = Part(one.key, one.first, one.ids[:count], lease, starts, gone)
+        part = SavedPart(one.key, one.first, one.ids[:count], lease, starts, gone)
         one.first, one.ids = one.first + count, one.ids[count:]
         return part
 

@@ -19,7 +19,7 @@ from xpyd_sidecar.contract import legs, metrics, record
 from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.contract.legs import Leg
 from xpyd_sidecar.contract.membership import Parallel
-from xpyd_sidecar.engine import compat, fingerprint
+from xpyd_sidecar.engine import compat, fingerprint, watched
 from xpyd_sidecar.engine.carrying import Carrying
 from xpyd_sidecar.engine.control import ControlThread
 from xpyd_sidecar.engine.crew import Crew
@@ -174,7 +174,13 @@ class SchedulerSide:
             self._carrying.pair(self._pairing.allocated(name, external))
 
     def build_orders(self, output: Any) -> Orders:
-        """What the workers are to do in this step."""
+        """What the workers are to do in this step.
+
+        Raises:
+            ThreadEnded: a thread that this side cannot do without has died.
+        """
+        crew = self._carrying.crew
+        watched.check(self._control.thread, crew.thread if crew is not None else None)
         with self._lock:
             self._carrying.pair(self._pairing.newer())
             self._expect()
@@ -201,8 +207,8 @@ class SchedulerSide:
             loading = bool(self._carrying.expected)
             sending = self._offers.open > 0 or self._holds()
             idle = orders.idle and (sending or self._pairing.open > 0)
-        if self._carrying.crew is not None:
-            orders.crew = self._carrying.crew.handle()
+        if crew is not None:
+            orders.crew = crew.handle()
         self._pushing = bool(orders.pushes)
         if self._nap is not None:
             orders.calm = self._calm = self._nap.step(idle=idle, loading=loading, sending=sending)

@@ -28,7 +28,8 @@ from xpyd_sidecar.engine.notes import Noted, Noting
 from xpyd_sidecar.engine.peer import Peer
 from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.engine.spilling import Spilling
-from xpyd_sidecar.engine.store import Lease, Store
+from xpyd_sidecar.engine.store import Store, StoreLease
+from xpyd_sidecar.engine.watched import Watched
 from xpyd_sidecar.errors import ConfigError, PeerError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import copies, frames, messages
 from xpyd_sidecar.kv.copies import Copy
@@ -45,7 +46,7 @@ class Kept(NamedTuple):
     """A copy of blocks in host memory. ``view``: its bytes, of those that are leased for it."""
 
     view: memoryview
-    lease: Lease
+    lease: StoreLease
     gone: Callable[[], None] | None = None
     """Called once when the copy is let go."""
     sums: Sums | None = None
@@ -123,6 +124,11 @@ class Sender:
             out.append(self._reports.popleft())
         return out
 
+    @property
+    def thread(self) -> Watched:
+        """The I/O thread."""
+        return self._loop.thread
+
     def stop(self) -> None:
         """End the thread and close every connection."""
         self._loop.stop()
@@ -177,7 +183,7 @@ class Sender:
             why = messages.read_body(body, messages.Reason)
             self._carry_out(self._machine.cancel(number, key, why.outcome, why.reason))
         elif header.kind is Kind.TAKEN:
-            peer.way.link.taken(peer.link, read=messages.read_body(body, messages.Taken).read)
+            peer.taken(messages.read_body(body, messages.Taken))
         elif header.kind is Kind.POSTED or header.kind is Kind.UNGROUP:
             peer.way.told(peer.link, header.kind, body)
         elif header.kind is Kind.LINK:

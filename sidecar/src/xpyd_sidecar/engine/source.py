@@ -120,7 +120,8 @@ class Source:
             if header.kind is Kind.OFFER and self._intake.taker is not None:
                 self._intake.taker.offered(header, messages.read_body(payload, messages.Offer))
             elif header.kind is Kind.OFFER:
-                taken = self._intake.offered(connection, header, messages.read_body(payload, messages.Offer))
+                read = self._intake.offered(connection, header, messages.read_body(payload, messages.Offer))
+                taken = messages.Taken(read=True) if read else self._joining.cannot_read(self._intake.unread)
                 self._say(Kind.TAKEN, header.key, taken)
             else:
                 self._said(header, payload)
@@ -179,7 +180,7 @@ class Source:
             self.link.flush()
             raise Incompatible(self.link.peer, self._joining.refused)
         if self._joining.settled:
-            self._intake.reader = self._joining.reader
+            self._intake.use(self._joining.reader)
             self.link.beside |= self._joining.beside
             if self._joining.grouped and self._shared.grouping is not None:
                 context = Context(self.link, self._post, self.link.close)

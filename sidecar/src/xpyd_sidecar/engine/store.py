@@ -25,17 +25,17 @@ UNIT: Final = 256
 """What every lease begins at a multiple of, so that copies are aligned for whatever copies them."""
 
 
-class Lease(NamedTuple):
+class StoreLease(NamedTuple):
     """Bytes of a store; the one who took them gives them back."""
 
     chunk: Chunk
     offset: int
     holder: str = ""
 
-    def part(self, start: int, size: int) -> Lease:
+    def part(self, start: int, size: int) -> StoreLease:
         """``size`` bytes of it from ``start`` on, a multiple of the store's unit; given back by itself."""
         tensor = self.chunk.tensor[start:start + size] if self.chunk.tensor is not None else None
-        return Lease(Chunk(tensor, self.chunk.view[start:start + size]), self.offset + start, self.holder)
+        return StoreLease(Chunk(tensor, self.chunk.view[start:start + size]), self.offset + start, self.holder)
 
 
 class Arena:
@@ -115,7 +115,7 @@ class Store:
         if self._spare and not self._extents.used:
             self._arena.drop()
 
-    def lease(self, size: int, holder: str = "") -> Lease | None:
+    def lease(self, size: int, holder: str = "") -> StoreLease | None:
         """``size`` bytes in one part, if they are free and within the holder's share; the holder "" has no share."""
         with self._lock:
             want = self._extents.rounded(size)
@@ -129,12 +129,12 @@ class Store:
             if holder:
                 self._of[holder] = mine
         try:
-            return Lease(self._arena.at(offset, size), offset, holder)
+            return StoreLease(self._arena.at(offset, size), offset, holder)
         except BaseException:
             self._give(offset, size, holder)
             raise
 
-    def give(self, lease: Lease) -> None:
+    def give(self, lease: StoreLease) -> None:
         """Take back a lease, or a part of one."""
         self._give(lease.offset, len(lease.chunk.view), lease.holder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.groups import group_bytes
 from xpyd_sidecar.kv.messages import Gpu
+
+logger = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 8 << 20
 RECEIVES: Final = 8
@@ -41,6 +44,8 @@ def choose(options: KvOptions, device: torch.device, largest_frame: int,
     if driver is None:
         if options.transport == "nccl":
             raise ConfigError(f'kv_connector_extra_config["xpyd"].transport: nccl cannot be used: {reason}')
+        if device.type == "cuda":
+            logger.warning("xpyd: no link over NCCL: %s", reason)
         return Ways(options.transport, folder, no_gpu=reason), None
     limits = Limits(options.nccl_groups, 2 * options.peer_timeout_s, options.peer_timeout_s, IDLE_S)
     gpu = Gpu(driver.device.name, version, driver.piece)

@@ -22,7 +22,7 @@ import torch
 from xpyd_sidecar.contract import keys, metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, join_host_port, split_host_port
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine import memory, rdma
+from xpyd_sidecar.engine import memory, rdma, watched
 from xpyd_sidecar.engine.bounds import Chunk, Staging
 from xpyd_sidecar.engine.completions import Completions
 from xpyd_sidecar.engine.crew import Hand
@@ -66,10 +66,11 @@ class WorkerSide:
     """One rank."""
 
     def __init__(self, settings: Settings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int,
-                 heads: Mapping[str, int] = MappingProxyType({}), *,
+                 heads: Mapping[str, int] = MappingProxyType({}), *, by_layer: bool = True,
                  view: Callable[[dict[str, torch.Tensor], int], Memory] = Memory) -> None:
         """Start sender and receiver. ``heads``: KV heads over all ranks by layer, 0 where all ranks have the same.
 
+        ``by_layer``: a layer's hook says that all of the layer is written; else layers leave at the end of the step.
         ``view``: makes what copies blocks out of the caches and into them.
 
         Raises:
@@ -123,6 +124,7 @@ class WorkerSide:
         self._counts: dict[str, float] = {}
         self._levels: dict[str, int] = {}
         self._settings = settings
+        self._by_layer = by_layer
         self._hand: Hand | None = None
         self._orders = Orders()
         self.calm = False
@@ -169,7 +171,8 @@ class WorkerSide:
 
     def save_layer(self, layer: str) -> None:
         """A layer's KV of this step is written, or enqueued."""
-        self._saving.layer(self._memory.of_layer.get(layer, ()))
+        if self._by_layer:
+            self._saving.layer(self._memory.of_layer.get(layer, ()))
 
     def finish_saves(self) -> None:
         """All layers are written, or enqueued."""
@@ -189,7 +192,15 @@ class WorkerSide:
         self._orders = Orders(pushes=orders.pushes, tokens=orders.tokens, firsts=orders.firsts)
 
     def poll(self) -> tuple[set[str], set[str]]:
-        """Requests whose load is over, and those of them that failed."""
+        """Requests whose load is over, and those of them that failed.
+
+        Raises:
+            ThreadEnded: a thread that this rank cannot do without has died.
+        """
+        watched.check(self._sender.thread, self._receiver.thread, self._completions.thread,
+                      self._groups.thread if self._groups is not None else None,
+                      self._reading.thread if self._reading is not None else None,
+                      self._hand.thread if self._hand is not None else None)
         return self._loading.poll(calm=self.calm)
 
     def _sent_notes(self) -> list[tuple[Key, bytes]]:

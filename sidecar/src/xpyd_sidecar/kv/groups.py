@@ -13,7 +13,15 @@ Laws
    been idle for longest; where none is idle, it is refused.
 5. What a group's pieces use is given back when they are done, or else when the group's end is complete: until then the GPU
    may still read or write it.
-6. Opening lasts no longer than ``open_s``, a piece no longer than ``move_s`` from its turn; a group that is idle for
+6. To make a group takes memory of the GPU, and so does its first piece, with which NCCL connects the two ranks. To take
+   memory may wait for all kernels of the process, and a receive waits for its peer, which may be taking memory itself. So
+   neither begins while a receive runs; while one is under way, or could begin if none ran, no receive is launched. The
+   first piece of a group goes alone, and is no receive that runs: NCCL begins none before both ranks have called, and else
+   two first pieces that cross would wait for each other. Every receive that runs ends by itself: the send that it waits
+   for waits for nothing here.
+7. A group that takes longer than ``hold_s`` to open, while pieces wait to be received, is given up: a peer that cannot be
+   reached holds up the others no longer.
+8. Opening lasts no longer than ``open_s``, a piece no longer than ``move_s`` from its turn; a group that is idle for
    ``idle_s`` ends (twice that on the receiving side, so that the one who gives work is the one to end it).
 
     WAITING ──room──▶ OPENING ──opened──▶ OPEN ──(launch ──launched──▶ running ──done──▶)*
@@ -23,6 +31,7 @@ Laws
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -126,11 +135,23 @@ class Group(Generic[P]):
     """When those under way were launched, the one that is being launched included."""
     held: int = 0
     """Pieces that its owner is about to give."""
+    used: bool = False
+    """Its first piece is done: both ranks are connected."""
 
     @property
     def flying(self) -> int:
         """Pieces under way."""
         return len(self.began)
+
+    @property
+    def receives(self) -> bool:
+        """Whether a kernel of it waits for the peer."""
+        return self.way is Way.RECEIVE and self.state is State.OPEN and self.used and self.flying > 0
+
+    @property
+    def connects(self) -> bool:
+        """Whether its first piece is under way."""
+        return self.state is State.OPEN and not self.used and self.flying > 0
 
     @property
     def idle(self) -> bool:
@@ -150,7 +171,8 @@ class Group(Generic[P]):
 class Groups(Generic[P]):
     """The machine. Numbers name groups and are never used twice by their owners."""
 
-    def __init__(self, *, most: int, flight: int, depth: int, open_s: float, move_s: float, idle_s: float) -> None:
+    def __init__(self, *, most: int, flight: int, depth: int, open_s: float, move_s: float, idle_s: float,
+                 hold_s: float = math.inf) -> None:
         if min(most, flight, depth) < 1:
             raise ValueError(f"most {most}, flight {flight} and depth {depth} must be at least 1")
         self._most = most
@@ -159,6 +181,7 @@ class Groups(Generic[P]):
         self._open_s = open_s
         self._move_s = move_s
         self._idle_s = idle_s
+        self._hold_s = hold_s
         self._groups: dict[int, Group[P]] = {}
         self._turns: deque[int] = deque()
         """Groups that want to launch, the next one first."""
@@ -209,7 +232,7 @@ class Groups(Generic[P]):
         if group is None or group.state is not State.OPENING:
             return []
         group.state, group.since = State.OPEN, now
-        return [Opened(number), *self._launch(now)]
+        return [Opened(number), *self._go_on(now)]
 
     def hold(self, number: int, pieces: int, now: float) -> None:
         """So many pieces more (or fewer) are about to be given: the group is not idle."""
@@ -235,18 +258,18 @@ class Groups(Generic[P]):
             return []
         group.running.append(group.launching)
         group.launching = None
-        return self._launch(now)
+        return self._go_on(now)
 
     def done(self, number: int, now: float) -> list[Step[P]]:
         """The oldest piece that runs is done."""
         group = self._groups.get(number)
         if group is None or not group.running or group.state is not State.OPEN:
             return []
-        group.since = now
+        group.since, group.used = now, True
         group.began.popleft()
         if group.began:
             group.began[0] = max(group.began[0], now)  # it could not move before
-        return [Moved(number, group.running.popleft()), *self._launch(now)]
+        return [Moved(number, group.running.popleft()), *self._go_on(now)]
 
     def broken(self, number: int, reason: str) -> list[Step[P]]:
         """NCCL says that it cannot go on."""
@@ -262,7 +285,7 @@ class Groups(Generic[P]):
         if group is None or group.state is not State.ENDING:
             return []
         del self._groups[number]
-        return [Over(number, group.take_all()), *self._begin(now), *self._launch(now)]
+        return [Over(number, group.take_all()), *self._go_on(now)]
 
     def tick(self, now: float) -> list[Step[P]]:
         """Time passes."""
@@ -270,20 +293,47 @@ class Groups(Generic[P]):
         for number, group in list(self._groups.items()):
             if group.state in {State.WAITING, State.OPENING} and now - group.since > self._open_s:
                 out += self._end(number, f"the group was not open within {self._open_s:g} s")
+            elif group.state is State.OPENING and now - group.since > self._hold_s and self._receives_wait():
+                out += self._end(number, f"the group was not open within {self._hold_s:g} s, and others wait to receive")
             elif group.began and group.state is State.OPEN and now - group.began[0] > self._move_s:
                 out += self._end(number, f"a piece took longer than {self._move_s:g} s")
             elif group.idle and now - group.since > self._idle_s * (1 if group.way is Way.SEND else 2):
                 out += self._end(number, "idle")
-        return out
+        return out + self._go_on(now)
+
+    def _receives_wait(self) -> bool:
+        return any(one.way is Way.RECEIVE and one.state is State.OPEN and one.queued for one in self._groups.values())
+
+    def _go_on(self, now: float) -> list[Step[P]]:
+        """What can be begun and launched now."""
+        return [*self._begin(now), *self._launch(now)]
 
     def _begin(self, now: float) -> list[Step[P]]:
-        """Groups that wait, as far as there is room. Their time to open counts from here."""
+        """Groups that wait, as far as there is room and nothing is received. Their time to open counts from here."""
         out: list[Step[P]] = []
+        if any(one.receives or (one.connects and one.way is Way.RECEIVE) for one in self._groups.values()):
+            return out
         for number, group in self._groups.items():
             if group.state is State.WAITING and self.count < self._most:
                 group.state, group.since = State.OPENING, now
                 out.append(Begin(number))
         return out
+
+    def _quiet(self, one: Group[P], free: dict[Way, int]) -> bool:
+        """Whether a piece of a group may be launched by law 6."""
+        receiving = any(other.receives for other in self._groups.values())
+        if one.way is Way.SEND:
+            return one.used or not receiving
+        if receiving and not one.used:
+            return False
+        room = self.count < self._most
+        for other in self._groups.values():
+            if other.state is State.OPENING or other.connects or (other.state is State.WAITING and room):
+                return False
+            first = other.way is Way.SEND and other.state is State.OPEN and not other.used and other.queued
+            if first and free[Way.SEND] > 0:
+                return False
+        return True
 
     def _launch(self, now: float) -> list[Step[P]]:
         for number, group in self._groups.items():
@@ -296,7 +346,8 @@ class Groups(Generic[P]):
             one = self._groups.get(number)
             if one is None or one.state is not State.OPEN or not one.queued:
                 continue
-            if one.launching is None and one.flying < self._depth and free[one.way] > 0:
+            room = one.flying < (self._depth if one.used else 1) and free[one.way] > 0
+            if one.launching is None and room and self._quiet(one, free):
                 free[one.way] -= 1
                 one.launching = one.queued.popleft()
                 one.began.append(now)

@@ -308,7 +308,11 @@ class Taken(msgspec.Struct, frozen=True):
     """Body of TAKEN: the memory of the oldest offer is not looked at again."""
 
     read: bool
-    """False: it cannot be read, send it as DATA."""
+    """False: it cannot be read, send it otherwise."""
+    why: str = ""
+    """It cannot be read."""
+    arena: bool = False
+    """Decode would map an arena instead."""
 
 
 class Ready(msgspec.Struct, frozen=True):

@@ -39,7 +39,7 @@ class Verdict(msgspec.Struct, frozen=True):
     kind: Kind
     sentence: str
     acts: bool
-    """The mode is Auto: the counts are to be set."""
+    """The mode is auto: the counts are to be set."""
     news: bool
     """It says something else than the one before, so it is worth an Event."""
 
@@ -74,7 +74,7 @@ class Planning:
 
     def is_due(self, service: DisaggService, now: float) -> bool:
         """Whether an interval is over; switches off what was said when the planner is."""
-        if service.spec.planner.mode == "Off":
+        if service.spec.planner.mode == "disabled":
             self.sentence, self._due, self._told = "", 0.0, None
             return False
         return now >= self._due
@@ -99,7 +99,7 @@ class Planning:
         self.sentence = f"planner ({planner.mode}): {found.sentence}"
         news = found.changes and counts_ != self._told
         self._told = counts_ if found.changes else None
-        return Verdict(*counts_, kind_of(found), found.sentence, planner.mode == "Auto", news)
+        return Verdict(*counts_, kind_of(found), found.sentence, planner.mode == "auto", news)
 
 
 def goals_of(service: DisaggService, cold_start_s: float) -> Goals:

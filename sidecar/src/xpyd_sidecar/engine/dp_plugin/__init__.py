@@ -15,12 +15,21 @@ vLLM loads it by the entry point in the package's metadata, which lies beside th
 
 from __future__ import annotations
 
+import logging
+
+from xpyd_sidecar.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
 
 def register() -> None:
     """Have what ends an engine kept (``engine.last_words``); install the rules if ``XPYD_DP_SYNC`` asks for them.
 
+    With ``auto`` a vLLM that the rules were not written for keeps its own way, and the log says why. So it is for all ranks
+    of an engine: they have one image.
+
     Raises:
-        ConfigError: a setting is wrong, or this vLLM is not the one that the rules were written for.
+        ConfigError: a setting is wrong, or ``rpc`` or ``shm`` is asked for and this vLLM is another one.
     """
     from xpyd_sidecar.engine import last_words  # noqa: PLC0415 (vLLM calls this in every process)
 
@@ -30,6 +39,11 @@ def register() -> None:
     wanted = settings.read()
     if wanted is None:
         return
-    from xpyd_sidecar.engine.dp_plugin import patch  # noqa: PLC0415 (imports vLLM's engine core)
+    try:
+        from xpyd_sidecar.engine.dp_plugin import patch  # noqa: PLC0415 (imports vLLM's engine core)
 
-    patch.prepare(wanted)
+        patch.prepare(wanted)
+    except ConfigError as error:
+        if wanted.mode != "auto":
+            raise
+        logger.warning("xpyd: no step sync, data-parallel ranks go by vLLM's waves: %s", error)

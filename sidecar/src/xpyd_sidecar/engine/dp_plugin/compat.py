@@ -1,7 +1,7 @@
 """Everything that step sync uses of vLLM's engine core, and the sources it was written for.
 
 The rules replace methods of a class that is not meant for it. So the sources of these methods, and of those around them
-whose order matters, are pinned by hash: any other is refused at start, before a model is loaded.
+whose order matters, are pinned by hash: for any other the rules are not used, which is known before a model is loaded.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PINNED: Final[dict[str, str]] = {
 
 
 def check_sources() -> None:
-    """Refuse another vLLM.
+    """Refuse another vLLM; ``auto`` takes that for a reason to leave it alone (``register``).
 
     Raises:
         ConfigError: names the version, or the methods that differ.
@@ -71,7 +71,8 @@ def check_sources() -> None:
     differ = [name for name, digest in PINNED.items() if found.get(name) != digest]
     if differ:
         raise ConfigError(f"XPYD_DP_SYNC: vLLM {compat.version()} is not the one that step sync was written for: "
-                          f"{', '.join(differ)} of vllm/v1/engine/core.py differ; leave spec.engine.dpStepSync off")
+                          f"{', '.join(differ)} of vllm/v1/engine/core.py differ; "
+                          "set spec.engine.dpStepSync to auto or off")
 
 
 @cache

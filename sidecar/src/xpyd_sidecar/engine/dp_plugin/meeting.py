@@ -114,7 +114,7 @@ def service_key() -> ServiceKey:
     named = os.environ.get(launch.ENV_KEY_FILE)
     if not named:
         raise ConfigError(f"{launch.ENV_KEY_FILE} is not set: DP ranks on several hosts speak under the service's key; "
-                          "set it, or XPYD_DP_SYNC=off")
+                          "set it, or XPYD_DP_SYNC=disabled")
     try:
         return keys.read(Path(named))
     except (OSError, ValueError) as error:

@@ -11,7 +11,8 @@ from xpyd_sidecar.dp.look_ahead import LookAhead
 from xpyd_sidecar.errors import ConfigError
 
 Mode = Literal["auto", "rpc", "shm"]
-MODES: Final[dict[str, Mode | None]] = {"auto": "auto", "rpc": "rpc", "shm": "shm", "off": None}
+MODES: Final[dict[str, Mode | None]] = {"auto": "auto", "rpc": "rpc", "shm": "shm", "disabled": None, "off": None}
+"""``off`` is what ``disabled`` was called before."""
 TIMEOUT_S: Final = 20.0
 TIMEOUT_LEAST_S: Final = 1.0
 FIXED_MOST: Final = 1024
@@ -28,12 +29,12 @@ class Settings(NamedTuple):
 
 
 def read(environ: Mapping[str, str] = os.environ) -> Settings | None:
-    """The settings; None where step sync is off.
+    """The settings; None where step sync is disabled.
 
     Raises:
         ConfigError: names the variable, and what would be right.
     """
-    given = environ.get(launch.ENV_DP_SYNC, "off")
+    given = environ.get(launch.ENV_DP_SYNC, "disabled")
     if given not in MODES:
         raise ConfigError(f"{launch.ENV_DP_SYNC}: {given!r} is none of {', '.join(MODES)}")
     mode = MODES[given]

@@ -140,6 +140,7 @@ class ArenaReader:
 
     name: Literal["arena"] = "arena"
     way = "arena"
+    why = ""
 
     def __init__(self, peer: str, folder: Path, shown: messages.Arena) -> None:
         """Map what prefill has made.

@@ -53,6 +53,8 @@ class Inviting:
         self._process: ProcessLink | None = None
         self._arena: ArenaLink | None = None
         self._settled = False
+        self._again = False
+        """Decode cannot read after all, and has been shown an arena."""
 
     def welcome(self, host: str, gpu: messages.Gpu | None = None,
                 nixl: messages.NixlReader | None = None) -> tuple[messages.Near | None, str]:
@@ -101,6 +103,9 @@ class Inviting:
             NoWay: transport is shm, nccl or rdma, and decode takes TCP.
             ValueError: decode may not say this now.
         """
+        if self._again:
+            self._decided_again(choice)
+            return None
         if choice.way == "make_arena" and self._process is not None and self._arena is None and not self._settled:
             return self._make()
         if self._settled:
@@ -122,6 +127,44 @@ class Inviting:
             self._drop_arena()
         else:
             raise ValueError(f"chose {choice.way}, which was not offered")
+        return None
+
+    def _decided_again(self, choice: messages.LinkChoice) -> None:
+        assert self._process is not None
+        self._again = False
+        if choice.way == "arena" and self._arena is not None:
+            self._arena.unname()
+            self.link = self._arena
+        elif choice.way == "tcp":
+            self._refuse_tcp(f"{choice.reason}; {near.OTHERWISE}")
+            self._drop_arena()
+            self.link = TcpLink()
+        else:
+            raise ValueError(f"chose {choice.way}, which was not offered")
+        self._process.leave(self.link)
+
+    def taken(self, session: Session, taken: messages.Taken) -> messages.Arena | None:
+        """Decode is done with the oldest offer, or cannot read it: then an arena to show, if it would map one.
+
+        Raises:
+            NoWay: it cannot, transport is shm, and it would map no arena.
+            ProtocolError: nothing is on offer.
+        """
+        process = self._process
+        if process is None or not process.owed:
+            self.link.taken(session, read=taken.read)
+            return None
+        process.taken(session, read=taken.read)
+        if taken.read or self._again:
+            return None
+        if self.link is process:
+            if taken.arena:
+                self._again = True
+                return self._make()
+            why = taken.why or "it does not say why"
+            self._refuse_tcp(f"decode cannot read prefill's memory ({why}) and maps no arena; {near.OTHERWISE}")
+            self.link = TcpLink()
+        process.leave(self.link)
         return None
 
     def told(self, session: Session, kind: Kind, body: memoryview) -> None:

@@ -26,6 +26,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -41,6 +43,9 @@ from xpyd_sidecar.kv.groups import Way, group_bytes
 TRAILER: Final = 16
 STREAM_BYTES: Final = 2 << 20
 """That torch's allocator takes for the first small tensor of a stream."""
+TAIL_S: Final = 30.0
+"""For what an aborted communicator has left on its stream; kernels of a forward may hold it up."""
+TAIL_LOOK_S: Final = 0.001
 _SUCCESS: Final = 0
 _IN_PROGRESS: Final = 7
 
@@ -260,9 +265,21 @@ class Communicator:
         return group_bytes(self._driver.ctas)
 
     def abort(self) -> None:
-        """End it, whatever runs; returns when nothing of it runs. May take long, so it has a thread of its own."""
+        """End it, whatever runs. May take long, so it has a thread of its own.
+
+        An abort ends NCCL's kernels. What was enqueued behind them (a sum, the copy of a verdict) still runs then and
+        writes into what the piece lies in, so this returns when the stream is empty.
+
+        Raises:
+            NcclFailed: the stream is not empty within ``TAIL_S``.
+        """
         self._device.enter()
         self._comm.abort()
+        tail, end = self._device.mark(self.stream), time.monotonic() + TAIL_S
+        while not tail.done():
+            if time.monotonic() >= end:
+                raise NcclFailed(f"its stream still runs {TAIL_S:g} s after the abort")
+            time.sleep(TAIL_LOOK_S)
 
 
 def load(device: torch.device, *, ctas: int, piece: int, groups: int, flight: int) -> tuple[Driver | None, str, str]:
@@ -276,11 +293,29 @@ def load(device: torch.device, *, ctas: int, piece: int, groups: int, flight: in
         return None, "", f"nccl4py: {error}"
     if library is None:
         return None, "", "nccl4py: libnccl cannot be loaded"
+    if reason := two_libraries(str(library.version)):
+        return None, "", reason
     try:
         driver = Driver(binding, CudaDevice(device), ctas=ctas, piece=piece, groups=groups, flight=flight)
     except RuntimeError as error:  # above all: no GPU memory is left
         return None, "", f"{device}: {error}"
     return driver, str(library.version), ""
+
+
+def two_libraries(version: str) -> str:
+    """Why an NCCL of this version cannot be used beside torch's, which the engine itself uses; empty: it can.
+
+    Two libraries in one process have the same symbols, threads and settings; whose are used is nobody's choice.
+    """
+    try:
+        torchs = ".".join(str(part) for part in torch.cuda.nccl.version()[:3])
+    except (AttributeError, RuntimeError):  # a torch without NCCL
+        return ""
+    if re.findall(r"\d+", version)[:3] == torchs.split("."):
+        return ""
+    cuda = (torch.version.cuda or "").partition(".")[0]
+    return (f"two NCCLs in one process: torch has {torchs}, nccl4py loads {version}; install torch's "
+            f"(nvidia-nccl-cu{cuda}=={torchs}), or set kv.transport to another link")
 
 
 def fixed_bytes(piece: int, groups: int, flight: int) -> int:

@@ -16,6 +16,7 @@ from xpyd_sidecar.engine.links.grouping import Context, Wanted
 from xpyd_sidecar.engine.links.nccl import OFFERS_AHEAD, NcclLink
 from xpyd_sidecar.engine.links.nccl_driver import Piece
 from xpyd_sidecar.engine.links.nccl_thread import Hub, Usage
+from xpyd_sidecar.engine.watched import Watched
 from xpyd_sidecar.errors import ChecksumError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.frames import Header, Kind
@@ -238,6 +239,11 @@ class NcclGrouping:
         """What it takes of the GPU now, slots to receive into included."""
         usage = self._hub.usage
         return usage._replace(memory=usage.memory + self._bytes)
+
+    @property
+    def thread(self) -> Watched:
+        """The communicator thread."""
+        return self._hub.thread
 
     def stop(self) -> None:
         """End every group, and the thread."""

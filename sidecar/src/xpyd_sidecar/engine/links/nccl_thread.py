@@ -7,6 +7,9 @@ once must both go on.
 
 Only an abort may take long (NCCL waits for its kernels and its helper threads), so each runs on a thread of its own. Until
 it returns, the pieces of that group are not given back.
+
+What belongs to one group is guarded by itself. If the thread dies all the same, the engine hears of it by ``thread``
+(``engine.watched``).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from xpyd_sidecar.engine.links.nccl_driver import Communicator, Driver, Piece
+from xpyd_sidecar.engine.watched import Faults, Watched
 from xpyd_sidecar.kv import groups
 from xpyd_sidecar.kv.groups import Groups, Way
 
@@ -30,6 +34,7 @@ logger = logging.getLogger(__name__)
 POLL_S: Final = 0.0002
 """While something is under way. The GPU may be that much ahead of us."""
 REST_S: Final = 0.2
+TICK_S: Final = 0.05
 DEPTH: Final = 2
 """Pieces of one group at once: one is on the wire while the next one is prepared."""
 FLIGHT: Final = 4
@@ -45,6 +50,7 @@ class Limits(NamedTuple):
     open_s: float = 10.0
     move_s: float = 5.0
     idle_s: float = 60.0
+    hold_s: float = 3.0
 
 
 class Usage(NamedTuple):
@@ -102,15 +108,17 @@ class Hub:
         self.usage = Usage(0, driver.bytes)
         self._fixed = driver.bytes
         self._machine = Groups[Piece](most=limits.groups, flight=FLIGHT, depth=DEPTH, open_s=limits.open_s,
-                                      move_s=limits.move_s, idle_s=limits.idle_s)
+                                      move_s=limits.move_s, idle_s=limits.idle_s, hold_s=limits.hold_s)
         self._joined: dict[int, Joined] = {}
         self._numbers = itertools.count(1)
         self._kits = {Way.SEND: list(driver.sends), Way.RECEIVE: list(driver.receives)}
         self._commands: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._stop = False
-        self._thread = threading.Thread(target=self._run, name="xpyd-nccl", daemon=True)
-        self._thread.start()
+        self._tick_at = 0.0
+        self._rounds = Faults("its look at groups and deadlines")
+        self.thread = Watched("xpyd-nccl", self._run)
+        self.thread.start()
 
     # --- from any thread ---
 
@@ -137,9 +145,7 @@ class Hub:
         with self._changed:
             self._stop = True
             self._changed.notify()
-        self._thread.join(2 * STOP_S)
-        if self._thread.is_alive():
-            logger.error("thread %s did not end within %s s", self._thread.name, 2 * STOP_S)
+        self.thread.end(2 * STOP_S)
 
     def _tell(self, call: Callable[[], None]) -> None:
         with self._changed:
@@ -150,7 +156,6 @@ class Hub:
 
     def _run(self) -> None:
         self.driver.device.enter()
-        tick_at = time.monotonic()
         while not self._stop:
             with self._changed:
                 if not self._commands and not self._stop:
@@ -158,12 +163,19 @@ class Hub:
                 commands, self._commands = self._commands, deque()
             for call in commands:
                 self._guard(call)
-            self._guard(self._poll)
-            now = time.monotonic()
-            if now >= tick_at:
-                tick_at = now + 0.05
-                self._carry_out(self._machine.tick(now))
+            try:
+                self._poll()
+                self._tick(time.monotonic())
+            except Exception as error:  # noqa: BLE001  # whatever it is
+                self._rounds.met(error)
+            else:
+                self._rounds.none()
         self._end_all()
+
+    def _tick(self, now: float) -> None:
+        if now >= self._tick_at:
+            self._tick_at = now + TICK_S
+            self._carry_out(self._machine.tick(now))
 
     @staticmethod
     def _guard(call: Callable[[], None]) -> None:
@@ -176,7 +188,7 @@ class Hub:
         end = time.monotonic() + STOP_S
         while (self._joined or self._commands) and time.monotonic() < end:
             for number in list(self._joined):
-                self._carry_out(self._machine.close(number, "this engine stops"))
+                self._guard(partial(self._close, number))
             with self._changed:
                 if not self._commands:
                     self._changed.wait(REST_S)
@@ -185,6 +197,9 @@ class Hub:
                 self._guard(call)
         if self._joined:
             logger.error("xpyd: %d NCCL groups could not be ended within %s s", len(self._joined), STOP_S)
+
+    def _close(self, number: int) -> None:
+        self._carry_out(self._machine.close(number, "this engine stops"))
 
     def _poll(self) -> None:
         for number in list(self._machine.opening()):

@@ -11,6 +11,12 @@
 
 Decode asks for nothing before its last LINK, so prefill always knows the way before it puts anything.
 
+Where the ticket could be read and the copies cannot, the arena is tried then:
+
+    TAKEN (not read, and why)                       ────────▶  offers nothing more; makes a file
+                          ◀──────── ARENA
+    maps it; LINK arena or LINK tcp                 ────────▶  what was not read, and all that follows, goes that way
+
 Where both have a GPU that can form an NCCL group with the other's, HELLO and WELCOME say so, and decode answers LINK nccl.
 Where both have NIXL and are on different hosts (or one of them insists on it), WELCOME shows prefill's memory, and decode
 answers LINK nixl when it has reached it.
@@ -26,6 +32,8 @@ from xpyd_sidecar.engine.links.moves import Scatter
 from xpyd_sidecar.engine.links.process_vm import ProcessReader
 from xpyd_sidecar.kv import messages
 
+OTHERWISE: Final = "set kv.sharedMemory, so that both have a folder to share, or kv.transport: auto"
+"""What to do where transport is shm and copies cannot be read."""
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -70,6 +78,10 @@ class Reader(Protocol):
     @property
     def way(self) -> str:
         """How it has last read, for counts: the name of the link, or ``mapped``."""
+
+    @property
+    def why(self) -> str:
+        """What was offered last could not be read."""
 
     def read(self, offer: messages.Offer, into: Scatter) -> bool:
         """Read what is offered, of as many bytes as ``into`` takes, to its places. False: this memory cannot be read."""

@@ -30,6 +30,7 @@ from xpyd_sidecar.engine.links.plain import address_of
 from xpyd_sidecar.engine.links.process_vm import offer, pieces
 from xpyd_sidecar.engine.links.reading import Placing, Told
 from xpyd_sidecar.engine.links.tcp import TcpLink
+from xpyd_sidecar.engine.watched import Watched
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.keys import Key
@@ -219,6 +220,11 @@ class NixlReading:
     def taker(self, context: Context, wanted: Placing, memory: messages.NixlMemory, told: Told) -> Taker:
         """Decode's side of a session."""
         return NixlTaker(self.hub, context, wanted, memory, told, piece=self.piece, pieces=PIECES)
+
+    @property
+    def thread(self) -> Watched:
+        """The thread that reads and serves."""
+        return self.hub.thread
 
     def stop(self) -> None:
         """End every session, and the thread."""

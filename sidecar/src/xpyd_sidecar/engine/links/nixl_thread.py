@@ -8,6 +8,9 @@ its agent and its memory stay for a while ("lingering"), until those reads are d
 is over, the agent ends, and with it all that could still write there. The agent is not ended at once, since over UCX's
 software a peer that wakes up and answers reads of an agent that is gone is often ended by UCX (docs/decisions/0038).
 
+What belongs to one session is guarded by itself. If the thread dies all the same, the engine hears of it by ``thread``
+(``engine.watched``).
+
 Prefill's agent is served here, too: without RDMA its bytes move only while it is asked for news. It is asked while
 something is on offer, or a session begins.
 """
@@ -27,6 +30,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from xpyd_sidecar.engine.links.nixl_driver import NixlDriver, NixlSource, NixlTarget, ReadHandle
 from xpyd_sidecar.engine.links.plain import address_of
+from xpyd_sidecar.engine.watched import Faults, Watched
 from xpyd_sidecar.kv import messages, reads
 from xpyd_sidecar.kv.reads import TICKET_BYTES, Reads
 
@@ -34,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 POLL_S: Final = 0.0001
 """While something is under way."""
+TICK_S: Final = 0.05
 LINGER_POLL_S: Final = 0.01
 REST_S: Final = 0.2
 STOP_S: Final = 5.0
@@ -109,8 +114,10 @@ class NixlThread:
         self._commands: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._stop = False
-        self._thread = threading.Thread(target=self._run, name="xpyd-nixl", daemon=True)
-        self._thread.start()
+        self._rounds = Faults("its look at reads and deadlines")
+        self._tick_at = 0.0
+        self.thread = Watched("xpyd-nixl", self._run)
+        self.thread.start()
 
     # --- at the start; these wait ---
 
@@ -190,9 +197,7 @@ class NixlThread:
         with self._changed:
             self._stop = True
             self._changed.notify()
-        self._thread.join(2 * STOP_S)
-        if self._thread.is_alive():
-            logger.error("thread %s did not end within %s s", self._thread.name, 2 * STOP_S)
+        self.thread.end(2 * STOP_S)
 
     def _tell(self, call: Callable[[], None]) -> None:
         with self._changed:
@@ -203,7 +208,6 @@ class NixlThread:
 
     def _run(self) -> None:
         moved = False
-        tick_at = 0.0
         while not self._stop:
             with self._changed:
                 if not self._commands and not self._stop and not moved:
@@ -212,18 +216,29 @@ class NixlThread:
             for call in commands:
                 self._guard(call)
             moved = False
-            if self._target is not None and self._serving():
-                self._guard(self._target.poll)
-            for number, joined in list(self._joined.items()):
-                moved |= self._poll(number, joined)
-            now = time.monotonic()
-            if self._lingering:
-                self._linger(now)
-            if now >= tick_at:
-                tick_at = now + 0.05
-                for joined in list(self._joined.values()):
-                    self._tick(joined, now)
+            try:
+                moved = self._round()
+            except Exception as error:  # noqa: BLE001  # whatever it is
+                self._rounds.met(error)
+            else:
+                self._rounds.none()
         self._end()
+
+    def _round(self) -> bool:
+        """Look at everything once; whether a read was done."""
+        moved = False
+        if self._target is not None and self._serving():
+            self._target.poll()
+        for number, joined in list(self._joined.items()):
+            moved |= self._poll(number, joined)
+        now = time.monotonic()
+        if self._lingering:
+            self._linger(now)
+        if now >= self._tick_at:
+            self._tick_at = now + TICK_S
+            for joined in list(self._joined.values()):
+                self._tick(joined, now)
+        return moved
 
     def _end(self) -> None:
         for number in list(self._joined):

@@ -12,6 +12,9 @@ blocks were, too. So a decode that was stopped in the middle, and whose peer has
 for these.
 
 The ticket also tells the peer's memory from that of a stranger with the same process number (containers).
+
+That the ticket can be read does not say that the copies can (memory that is pinned for a GPU may be out of reach): decode
+then says so, nothing more is offered, and what was not read goes over another link (``inviting``).
 """
 
 from __future__ import annotations
@@ -26,11 +29,10 @@ from collections.abc import Callable, Iterator
 from typing import Final, Literal, NamedTuple
 
 from xpyd_sidecar.engine.links import mapped
-from xpyd_sidecar.engine.links.base import Blocks, Session
+from xpyd_sidecar.engine.links.base import Blocks, Link, Session
 from xpyd_sidecar.engine.links.mapped import Mapping
 from xpyd_sidecar.engine.links.moves import Scatter
 from xpyd_sidecar.engine.links.plain import address_of
-from xpyd_sidecar.engine.links.tcp import TcpLink
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.blocks import runs
@@ -49,6 +51,7 @@ THREADS: Final = 2
 class Offered(NamedTuple):
     """A piece that the peer has been told of, or will be. ``sent``: to be called when it is done with."""
 
+    session: Session
     key: Key
     blocks: Blocks
     sent: Callable[[], None]
@@ -64,8 +67,8 @@ class ProcessLink:
         self._cell = ctypes.create_string_buffer(secrets.token_bytes(TICKET_BYTES), TICKET_BYTES)
         self._offered: deque[Offered] = deque()
         self._waiting: deque[Offered] = deque()
-        self._tcp = TcpLink()
-        self._unreadable = False
+        self._unread: deque[Offered] = deque()
+        """That decode could not read."""
 
     def near(self) -> messages.Near:
         """What the peer tries to read."""
@@ -73,45 +76,52 @@ class ProcessLink:
 
     def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
             most: int = frames.FRAME_BYTES) -> None:
-        """Offer blocks; over TCP where the peer has once been unable to read."""
-        if self._unreadable:
-            self._tcp.put(session, key, blocks, sent, cover=cover, most=most)
-            return
+        """Offer blocks; once decode has been unable to read, they wait for ``leave``."""
         for piece, last in pieces(blocks, most):
-            self._waiting.append(Offered(key, piece, sent if last else _nothing, cover))
-        self._offer(session)
+            self._waiting.append(Offered(session, key, piece, sent if last else _nothing, cover))
+        self._offer()
 
-    def _offer(self, session: Session) -> None:
+    def _offer(self) -> None:
         """Keep so many offers before the peer: their checksums are made while it reads those before them."""
-        while self._waiting and len(self._offered) < OFFERS_AHEAD:
+        while self._waiting and len(self._offered) < OFFERS_AHEAD and not self._unread:
             one = self._waiting.popleft()
             self._offered.append(one)
             at = address_of(one.blocks.data)
-            offer(session, one.key, one.blocks, at, cover=one.cover, within=mapped.find(at, len(one.blocks.data)))
+            offer(one.session, one.key, one.blocks, at, cover=one.cover, within=mapped.find(at, len(one.blocks.data)))
 
     def taken(self, session: Session, *, read: bool) -> None:
-        """The oldest offer was read, or goes over TCP."""
+        """The oldest offer was read, or cannot be."""
         if not self._offered:
             raise ProtocolError(session.peer, "took what was not on offer")
         one = self._offered.popleft()
         if read:
             one.sent()
-            self._offer(session)
-            return
-        self._unreadable = True
+            self._offer()
+        else:
+            self._unread.append(one)
+
+    def leave(self, link: Link) -> None:
+        """What was not read, and what waits, goes over another link. What is still on offer follows when it is answered."""
+        unread, self._unread = self._unread, deque()
         waiting, self._waiting = self._waiting, deque()
-        for each in (one, *waiting):
-            self._tcp.put(session, each.key, each.blocks, each.sent, cover=each.cover, most=len(each.blocks.data))
+        for each in (*unread, *waiting):
+            link.put(each.session, each.key, each.blocks, each.sent, cover=each.cover, most=len(each.blocks.data))
+
+    @property
+    def owed(self) -> bool:
+        """Whether decode has still to answer an offer."""
+        return bool(self._offered)
 
     @property
     def busy(self) -> bool:
         """Whether the peer has still to read."""
-        return bool(self._offered or self._waiting)
+        return bool(self._offered or self._waiting or self._unread)
 
     def close(self) -> None:
         """Wipe the ticket, then free what was offered."""
         ctypes.memset(self._cell, 0, TICKET_BYTES)
-        held = [*self._offered, *self._waiting]
+        held = [*self._unread, *self._offered, *self._waiting]
+        self._unread.clear()
         self._offered.clear()
         self._waiting.clear()
         for one in held:
@@ -130,6 +140,8 @@ class ProcessReader:
         self._unmapped = b""
         """Name of the last memory that could not be mapped."""
         self.way = "process_vm"
+        self.why = ""
+        """What was offered last could not be read."""
 
     def probe(self) -> str:
         """Why the peer's memory cannot be read; empty if it can."""
@@ -163,6 +175,7 @@ class ProcessReader:
         except OSError as error:
             if error.errno == errno.ESRCH:
                 raise PeerGone(self._peer, "its process has ended") from None
+            self.why = f"process_vm_readv: {error.strerror}"
             return False
         if not holds:
             raise PeerGone(self._peer, "has given this session up")

@@ -1,0 +1,64 @@
+"""Everything of vLLM that xpyd uses, in one place: these are internals, and another version may move them.
+
+    common   what every version known here has alike
+    v032     0.32: its classes, and what hangs on its internals
+
+The module of the installed version is chosen here, before anything of vLLM is imported but its version: a version that no
+module knows is refused by name, and never met by an import that fails. Modules of versions have the same names.
+"""
+
+from __future__ import annotations
+
+from xpyd_sidecar.engine.compat import common
+from xpyd_sidecar.engine.compat.common import (
+    cached_tokens,
+    check_version,
+    common_id,
+    dp_rank,
+    kv_dtype,
+    kv_layout,
+    log_like_vllm,
+    max_model_len,
+    micro_batches,
+    model_files,
+    model_text,
+    rank_of,
+    sampling,
+    show_cached,
+    show_own_cached,
+    sizes,
+    version,
+)
+
+if common.module() == "v032":
+    from xpyd_sidecar.engine.compat.v032 import (
+        KV_ABI,
+        CacheHitSource,
+        KVConnectorBase_V1,
+        KVConnectorHandshakeMetadata,
+        KVConnectorMetadata,
+        KVConnectorPromMetrics,
+        KVConnectorRole,
+        KVConnectorStats,
+        KVConnectorTransferResults,
+        KVConnectorWorkerMetadata,
+        check_model,
+        create_metric_per_engine,
+        instruction_set,
+        kv_heads,
+        rest_while,
+    )
+
+__all__ = [
+    "KV_ABI", "CacheHitSource", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata",
+    "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
+    "KVConnectorWorkerMetadata", "cached_tokens", "check_model", "check_version", "common_id", "create_metric_per_engine",
+    "dp_rank", "instruction_set", "kv_abi", "kv_dtype", "kv_heads", "kv_layout", "log_like_vllm", "max_model_len",
+    "micro_batches", "model_files", "model_text", "rank_of", "rest_while", "sampling", "show_cached", "show_own_cached",
+    "sizes", "version",
+]
+
+
+def kv_abi() -> str:
+    """How the vLLM that runs writes KV: what its module says of this exact version, else the version itself."""
+    return KV_ABI.get(version(), version())

@@ -1,0 +1,203 @@
+"""What every version of vLLM known here has alike: what is read of its configuration and of its requests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from importlib.metadata import entry_points
+from typing import Any, Final, NoReturn
+
+import torch
+import vllm
+
+from xpyd_sidecar.contract.membership import Sampling
+from xpyd_sidecar.errors import ConfigError
+
+KNOWN: Final = {"0.32.": "v032"}
+"""The module that knows a version, by how the version begins."""
+_FAST_TOKENIZERS = frozenset({"auto", "hf"})
+"""Modes whose tokenizers give the text of a prompt that ends inside a character again, whole; others lose the character."""
+_PLAIN_TYPES: Final = frozenset({"float16", "bfloat16", "float32"})
+_PLAIN_BYTES: Final = frozenset({"fp8", "fp8_e4m3", "fp8_e5m2"})
+"""Types of one scale for a whole layer. Of latent attention vLLM makes packed ones of them."""
+
+
+def version() -> str:
+    """The version of vLLM that runs."""
+    return str(vllm.__version__)
+
+
+def module() -> str:
+    """The module of this package that knows the vLLM that runs.
+
+    Raises:
+        ConfigError: none does; names the version found and what works.
+    """
+    for begins, name in KNOWN.items():
+        if version().startswith(begins):
+            return name
+    raise ConfigError(f"vLLM {version()} is not supported by this xpyd; use {' or '.join(f'{one}x' for one in KNOWN)}")
+
+
+def check_version() -> None:
+    """Refuse a vLLM whose internals are not the ones known here.
+
+    Raises:
+        ConfigError: names the version found and the one that works.
+    """
+    module()
+
+
+def log_like_vllm(name: str) -> None:
+    """Have a logger write where and how vLLM's own does: an engine process configures no other."""
+    theirs, ours = logging.getLogger("vllm"), logging.getLogger(name)
+    ours.handlers[:] = theirs.handlers
+    ours.setLevel(theirs.level)
+    ours.propagate = theirs.propagate
+
+
+def rotates_wrongly(config: Any) -> bool:
+    """Whether the rotary embedding of CPUs takes parts of rows for whole ones."""
+    # vLLM's compiled op for CPUs takes query and key of latent attention, which are parts of wider rows, for whole ones.
+    # Models that scale positions have a class of their own without it.
+    ops = config.compilation_config.custom_ops
+    on = ("all" in ops or "+rotary_embedding" in ops) and "-rotary_embedding" not in ops
+    rope = getattr(config.model_config.hf_text_config, "rope_parameters", None) or {}
+    return bool(on and config.device_config.device_type == "cpu" and rope.get("rope_type", "default") == "default")
+
+
+def refuse_speculative(method: str) -> NoReturn:
+    """Say why speculative decoding is not supported.
+
+    Raises:
+        ConfigError: always.
+    """
+    reason = "drafts taken from the tokens have not been seen to work" if method == "ngram" else (
+        "a model that drafts has KV of its own, which prefill does not compute")
+    raise ConfigError(f"kv connector: speculative decoding ({method}) is not supported: {reason}; "
+                      "leave speculative_config out")
+
+
+def cached_tokens(request: Any) -> int:
+    """Tokens of a request's prompt that were in the cache when it was first scheduled; -1: that is not known any more."""
+    stats = request.prefill_stats
+    return -1 if stats is None else int(stats.num_cached_tokens)
+
+
+def show_cached(request: Any, cached: int) -> None:
+    """Have ``usage`` of a request say so many cached tokens; -1: what it says by itself. Before its first token.
+
+    vLLM's front end has a word for it, ``remote_prefill_cached_tokens`` in ``kv_transfer_params``, which must be there when
+    decode's leg is sent: that is before prefill has looked into its cache.
+    """
+    stats = request.prefill_stats
+    if stats is not None and cached >= 0:
+        stats.num_cached_tokens = min(cached, stats.num_prompt_tokens)
+
+
+def show_own_cached(request: Any) -> None:
+    """The same with what the engine itself had: nothing came from elsewhere."""
+    if request.prefill_stats is not None:
+        show_cached(request, int(request.prefill_stats.num_local_cached_tokens))
+
+
+def sizes(config: Any) -> tuple[int, int, int]:
+    """Tensor, pipeline and data parallel size."""
+    parallel = config.parallel_config
+    return parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.data_parallel_size
+
+
+def rank_of(config: Any) -> int:
+    """The rank of this worker in its engine: pipeline rank times tensor size + tensor rank."""
+    return int(config.parallel_config.rank)
+
+
+def dp_rank(config: Any) -> int:
+    """The data parallel rank of this engine."""
+    return int(config.parallel_config.data_parallel_index)
+
+
+def common_id(config: Any) -> str:
+    """What all data-parallel ranks of this start of an engine know and no other one does: 32 hex digits.
+
+    Empty where there is one rank. vLLM mints an engine id when its server starts and gives each rank one with a suffix,
+    also where ranks are independent of each other. Routers hear one incarnation for an engine and its control addresses by
+    rank, so all ranks answer to the same one.
+    """
+    minted, suffix, _ = str(config.kv_transfer_config.engine_id).rpartition("_dp")
+    return hashlib.sha256(minted.encode()).hexdigest()[:32] if suffix else ""
+
+
+def max_model_len(config: Any) -> int:
+    """Tokens."""
+    return int(config.model_config.max_model_len)
+
+
+def sampling(config: Any) -> Sampling | None:
+    """What the engine adds to how tokens are chosen; None where its generation config cannot be read."""
+    model = config.model_config
+    try:
+        found = dict(model.get_diff_sampling_param())
+    except (OSError, ValueError) as error:
+        logging.getLogger(__name__).warning("xpyd: no generation config, so sampled streams will not go on elsewhere: %s",
+                                            error)
+        return None
+    plain = {name: float(value) for name, value in found.items()
+             if isinstance(value, int | float) and not isinstance(value, bool)}
+    own = {name for name in found if name not in plain}
+    if model.logits_processors or entry_points(group="vllm.logits_processors"):
+        own.add("logits_processors")
+    if getattr(config, "watermark_config", None) is not None:
+        own.add("watermarking")
+    speculation = config.speculative_config
+    if speculation is not None and speculation.rejection_sample_method != "standard":
+        own.add("lossy_speculation")
+    if model.tokenizer_mode not in _FAST_TOKENIZERS:
+        own.add("tokenizer")
+    bound = (found.get("max_tokens") if model.generation_config not in {"auto", "vllm"}
+             else model.override_generation_config.get("max_new_tokens"))  # as vLLM's ``override_max_tokens``
+    return Sampling(tuple(sorted(plain.items())), tuple(sorted(own)), int(bound or 0))
+
+
+def kv_dtype(config: Any) -> str:
+    """The type of what is in the cache: the model's, if none was asked for."""
+    asked = str(config.cache_config.cache_dtype)
+    return str(config.model_config.dtype).removeprefix("torch.") if asked == "auto" else asked
+
+
+def kv_layout(config: Any) -> str:
+    """The order of dimensions in memory, where the bytes of a copy depend on it; empty where they do not (``plain``)."""
+    return "" if plain(config) else str(config.cache_config.get_resolved_kv_cache_layout())
+
+
+def plain(config: Any) -> bool:
+    """Whether copies of blocks travel in their logical order, heads, tokens, values, whatever the order in memory.
+
+    They are gathered through vLLM's views of the cache, whose dimensions have that order for every backend of NVIDIA's
+    devices, with types that are one value after the other. It is not so where a backend packs something of its own inside
+    those dimensions: keys across tokens (CPUs, AMD's devices), values with their scales (latent attention in fp8, nvfp4 …).
+    """
+    if config.device_config.device_type != "cuda" or torch.version.hip is not None:
+        return False
+    kind = kv_dtype(config)
+    return kind in _PLAIN_TYPES or (kind in _PLAIN_BYTES and not config.model_config.use_mla)
+
+
+def micro_batches(config: Any) -> bool:
+    """Whether a forward may run as several batches, each of which calls a layer's hook when it alone has written."""
+    return bool(config.parallel_config.use_ubatching)
+
+
+def model_text(config: Any) -> str:
+    """The model's configuration with every override, as JSON."""
+    fields = dict(config.model_config.hf_config.to_dict())
+    for name in ("_name_or_path", "transformers_version", "_commit_hash"):
+        fields.pop(name, None)
+    return json.dumps([fields, config.model_config.quantization], sort_keys=True, default=str)
+
+
+def model_files(config: Any) -> tuple[str, str]:
+    """The model's folder or hub id, and the commit that was resolved for it (empty for folders)."""
+    model = config.model_config
+    return str(model.model), str(getattr(model.hf_config, "_commit_hash", None) or model.revision or "")

@@ -1,0 +1,145 @@
+"""Which module knows the vLLM that runs, and what is read of its configuration; without an engine."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import vllm
+from vllm.config import ParallelConfig
+
+from xpyd_sidecar.engine import compat, connector
+from xpyd_sidecar.engine.compat import common, v032
+from xpyd_sidecar.engine.connector import XpydConnector
+from xpyd_sidecar.errors import ConfigError
+
+OTHERS = ["0.31.2", "0.33.0", "0.33.0+cu129", "0.3.2", "0.320.0", "1.0.0", "dev"]
+
+
+def imported() -> ModuleType:
+    """The package once more, as a process that starts imports it, under another name."""
+    assert compat.__file__ is not None
+    spec = importlib.util.spec_from_file_location("compat_again", Path(compat.__file__))
+    assert spec is not None
+    assert spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    return again
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.0+cu129"])
+def test_the_module_of_a_version_is_found_by_how_it_begins(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    compat.check_version()
+    assert common.module() == "v032"
+    assert imported().rest_while is v032.rest_while
+
+
+@pytest.mark.parametrize("version", OTHERS)
+def test_a_version_that_no_module_knows_is_refused_by_name_before_its_parts_are_imported(
+        monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(vllm, "__version__", version)
+    monkeypatch.setitem(sys.modules, v032.__name__, None)  # importing it would fail
+    said = re.escape(f"vLLM {version} is not supported by this xpyd; use 0.32.x")
+    with pytest.raises(ConfigError, match=rf"^{said}$"):
+        imported()
+    with pytest.raises(ConfigError, match="is not supported"):
+        compat.check_version()
+
+
+def test_all_that_is_exported_is_there_and_modules_of_versions_have_the_same_names() -> None:
+    assert all(hasattr(compat, name) for name in compat.__all__)
+    for name in common.KNOWN.values():
+        known = importlib.import_module(f"{compat.__name__}.{name}")
+        assert set(known.__all__) == set(v032.__all__) <= set(compat.__all__)
+        (begins,) = [one for one, of in common.KNOWN.items() if of == name]
+        assert all(version.startswith(begins) for version in known.KV_ABI)
+
+
+# --- how KV is written ---
+
+
+def test_a_listed_version_says_how_it_writes_kv_and_any_other_is_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(compat.KV_ABI, "0.32.4", "0.32.0")
+    found = {}
+    for version in ("0.32.0", "0.32.4", "0.32.3", "0.32.0+cu129", "0.32.4.dev1"):
+        monkeypatch.setattr(vllm, "__version__", version)
+        found[version] = compat.kv_abi()
+    assert found == {"0.32.0": "0.32.0", "0.32.4": "0.32.0", "0.32.3": "0.32.3", "0.32.0+cu129": "0.32.0+cu129",
+                     "0.32.4.dev1": "0.32.4.dev1"}
+
+
+def config(device: str, cache: str, dtype: str = "torch.bfloat16", *, latent: bool = False) -> Any:
+    return SimpleNamespace(
+        device_config=SimpleNamespace(device_type=device),
+        cache_config=SimpleNamespace(cache_dtype=cache, get_resolved_kv_cache_layout=lambda: "LBNHC"),
+        model_config=SimpleNamespace(dtype=dtype, use_mla=latent))
+
+
+@pytest.mark.parametrize(("given", "hip", "layout"), [
+    (config("cuda", "auto"), None, ""),
+    (config("cuda", "auto", "torch.float16", latent=True), None, ""),
+    (config("cuda", "bfloat16"), None, ""),
+    (config("cuda", "fp8"), None, ""),
+    (config("cuda", "fp8_e5m2"), None, ""),
+    (config("cuda", "fp8", latent=True), None, "LBNHC"),
+    (config("cuda", "fp8_ds_mla", latent=True), None, "LBNHC"),
+    (config("cuda", "fp8_per_token_head"), None, "LBNHC"),
+    (config("cuda", "int4_per_token_head"), None, "LBNHC"),
+    (config("cuda", "nvfp4"), None, "LBNHC"),
+    (config("cuda", "turboquant_k8v4"), None, "LBNHC"),
+    (config("cuda", "auto", "torch.float64"), None, "LBNHC"),
+    (config("cuda", "auto"), "6.4", "LBNHC"),
+    (config("cpu", "auto"), None, "LBNHC"),
+    (config("xpu", "auto"), None, "LBNHC"),
+])
+def test_the_layout_is_compared_where_bytes_depend_on_it(monkeypatch: pytest.MonkeyPatch, given: Any, hip: str | None,
+                                                         layout: str) -> None:
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert compat.kv_layout(given) == layout
+
+
+def test_every_type_that_vllm_knows_is_plain_or_packed_by_its_own_words() -> None:
+    """Where this fails, vLLM has a new type: say here whether its values are packed."""
+    from typing import get_args
+
+    from vllm.config.cache import CacheDType
+
+    known = set(get_args(CacheDType)) - {"auto"}
+    plain = {one for one in known if common.plain(config("cuda", one))}
+    assert plain == {"float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"}
+    assert known - plain == {
+        "fp8_inc", "fp8_ds_mla", "nvfp4_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc",
+        "turboquant_3bit_nc", "ultraquant_4bit", "int4_per_token_head", "int8_per_token_head", "fp8_per_token_head",
+        "nvfp4", "nvfp4_4over6"}
+
+
+# --- hooks ---
+
+
+@pytest.mark.parametrize(("given", "several"), [
+    ({}, False), ({"enable_dbo": True}, True), ({"ubatch_size": 2}, True), ({"ubatch_size": 1}, False)], ids=str)
+def test_with_micro_batches_no_layer_leaves_at_its_hook(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any],
+                                                        several: bool) -> None:
+    asked: dict[str, Any] = {}
+
+    def worker_side(*args: Any, **more: Any) -> Any:
+        asked.update(more)
+        return SimpleNamespace(rests=lambda _: True)
+
+    monkeypatch.setattr(connector, "WorkerSide", worker_side)
+    monkeypatch.setattr(compat, "rest_while", lambda _: None)
+    made = XpydConnector.__new__(XpydConnector)
+    made._settings = made._worker = None  # type: ignore[assignment]
+    made._vllm_config = SimpleNamespace(parallel_config=ParallelConfig(**given),
+                                        model_config=SimpleNamespace(get_total_num_kv_heads=lambda: 2))
+    made._kv_cache_config = SimpleNamespace(kv_cache_groups=[], num_blocks=4)
+    made.register_kv_caches({"l0": torch.zeros(4, 2, 8, 4)})
+    assert asked["by_layer"] is not several

@@ -1,0 +1,193 @@
+"""Engines that are prefill and decode to each other, over a scripted NCCL that takes memory as a GPU's would.
+
+The ends and what they do are those of the checks for a GPU (``scripts/gpu``).
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key
+from nccl_fake import FakeNccl, HostDevice, World
+
+from xpyd_sidecar.engine.links.nccl_driver import Driver
+from xpyd_sidecar.engine.links.nccl_taker import NcclGrouping
+from xpyd_sidecar.engine.links.nccl_thread import FLIGHT, Hub, Limits
+from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.kv.groups import Begin, Groups, State, Way
+from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.kv.messages import Gpu
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts/gpu"))
+import gpu_group_checks
+import gpu_groups
+from gpu_groups import End
+from gpu_seen import LeftOutError, NotHeldError
+
+pytestmark = pytest.mark.timeout(60)
+PIECE = 4096
+CPU_AND_MORE = 16
+
+
+class Local:
+    """An end in this process; what it is told comes on a thread of its own, as over a socket."""
+
+    def __init__(self, name: str, world: World) -> None:
+        self.said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self.other: Local | None = None
+        driver = Driver(FakeNccl(world), HostDevice(name), ctas=4, piece=PIECE, groups=CPU_AND_MORE, flight=FLIGHT)
+        self.end = End(name, driver, self._tell)
+        self.thread = threading.Thread(target=self._hear, daemon=True)
+        self.thread.start()
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        assert self.other is not None
+        self.other.said.put(order)
+
+    def _hear(self) -> None:
+        while (order := self.said.get()) is not None:
+            self.end.heard(order)
+
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        return self.end.obey(order)
+
+    def stop(self) -> None:
+        self.said.put(None)
+        self.thread.join(5)
+        self.end.hub.stop()
+
+
+@pytest.fixture
+def world() -> World:
+    return World(allocates=True, open_after_s=0.005)
+
+
+@pytest.fixture
+def ends(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Local, Local]]:
+    monkeypatch.setattr(gpu_group_checks, "WAIT_S", 5.0)
+    a, b = Local("a", world), Local("b", world)
+    a.other, b.other = b, a
+    yield a, b
+    for one in (a, b):
+        one.stop()
+    assert world.misuse == []
+
+
+def test_groups_open_in_both_directions_while_both_receive(ends: tuple[Local, Local]) -> None:
+    found = gpu_group_checks.open_many(*ends, loops=20)
+    assert found["loops"] == 20
+    assert found["slowest_s"] < 5
+
+
+def crossed(a: Local, b: Local) -> Callable[[float], list[int]]:
+    """Each end receives from the other one, which makes a group; then the pieces are sent. How many come within a time."""
+    ways = [gpu_group_checks.opened(one, other, 1) for one, other in ((a, b), (b, a))]
+    for (one, other), names in zip(((a, b), (b, a)), ways, strict=True):
+        gpu_group_checks.carried(one, other, names, 1)
+    for other, names in zip((b, a), ways, strict=True):
+        assert other.ask({"do": "spin", "of": names, "s": 5})["well"]
+    made = [one.ask({"make": 1})["names"] for one in (a, b)]
+    assert not a.ask({"do": "open", "of": made[0] + made[1], "s": 0.2})["well"]
+    for one, names in zip((a, b), ways, strict=True):
+        one.end.heard({"posted": names[0]})
+
+    def came(seconds: float) -> list[int]:
+        found = [other.ask({"do": "moved", "of": names, "pieces": 2, "s": seconds})["count"][0]
+                 for other, names in zip((b, a), ways, strict=True)]
+        if found == [2, 2]:
+            for one in (a, b):
+                assert one.ask({"do": "open", "of": made[0] + made[1], "s": seconds})["well"]
+        return found
+
+    return came
+
+
+def test_receives_end_before_a_group_is_made(ends: tuple[Local, Local]) -> None:
+    assert crossed(*ends)(5.0) == [2, 2]
+
+
+def begun_at_once(self: Groups[Any], now: float) -> list[Any]:
+    """As groups were begun before."""
+    out: list[Any] = []
+    for number, group in self._groups.items():
+        if group.state is State.WAITING:
+            group.state, group.since = State.OPENING, now
+            out.append(Begin(number))
+    return out
+
+
+def test_without_that_they_wait_in_a_circle(ends: tuple[Local, Local], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Groups, "_quiet", lambda *_: True)
+    monkeypatch.setattr(Groups, "_begin", begun_at_once)
+    assert crossed(*ends)(0.5) == [1, 1], "each receives from one that waits for its own receive"
+
+
+def test_groups_end_in_the_middle_while_another_one_carries_pieces(ends: tuple[Local, Local], world: World) -> None:
+    found = gpu_group_checks.abort_many(*ends, most=60, fewest=60)
+    assert found["aborts"] == 60
+    assert world.minted == 31
+
+
+def test_what_does_not_come_back_and_too_few_aborts_are_told(ends: tuple[Local, Local],
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back = Hub._give_back
+    lost = iter([True])
+    monkeypatch.setattr(Hub, "_give_back", lambda hub, way, piece: give_back(hub, way, piece)
+                        if way is Way.RECEIVE or piece.nth == 1 or not next(lost, False) else None)
+    with pytest.raises(NotHeldError, match="6 aborts in 0 s, fewer than 60; kits did not come back"):
+        gpu_group_checks.abort_many(*ends, most=6, fewest=60)
+
+
+def test_without_a_gpu_both_are_left_out() -> None:
+    for check in (gpu_group_checks.aborts, gpu_group_checks.both_ways):
+        with pytest.raises(LeftOutError, match="NCCL needs a GPU"):
+            check(gpu_groups.torch.device("cpu"))
+
+
+# --- the same with sessions, senders and receivers ---
+
+
+def until(condition: Callable[[], object], deadline_s: float = 15.0) -> None:
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_engines_that_load_from_each_other_and_close_their_groups_go_on(world: World) -> None:
+    with ExitStack() as stack:
+        sides = []
+        for name in "ab":
+            hub = Hub(Driver(FakeNccl(world), HostDevice(name), ctas=4, piece=PIECE, groups=4, flight=FLIGHT),
+                      Limits(groups=4, open_s=5, move_s=5, idle_s=60))
+            grouping = NcclGrouping(hub, 4)
+            stack.callback(grouping.stop)
+            ways = Ways("nccl", gpu=Gpu(name, "2.28.9", PIECE))
+            sides.append((stack.enter_context(PrefillRank(ways=ways, grouping=grouping, timeout_s=5.0)),
+                          stack.enter_context(DecodeRank(ways=ways, grouping=grouping, timeout_s=5.0)), hub))
+        for turn in range(20):
+            which, name = key("abcdef"[turn % 6], turn // 6 + 1), f"r{turn}"
+            for (p, *_), (_, d, _) in (sides, sides[::-1]):
+                for region in range(REGIONS):
+                    p.copy(which, region, 0, [content(region, n, p.block) for n in range(20)])
+                d.load(name, which, p, first=0, count=20)
+            began = time.monotonic()
+            for _, d, _ in sides:
+                assert d.wait_outcomes(turn + 1)[turn] is Outcome.OK
+            assert time.monotonic() - began < 5, "nobody has waited for a deadline"
+            for _, _, hub in sides:
+                for number in list(hub._joined):
+                    hub.leave(number, "closed by the test")
+            until(lambda: all(hub.usage.groups == 0 for *_, hub in sides))
+        for _, d, _ in sides:
+            assert d.moved["nccl"] > 0
+            assert set(d.moved) <= {"nccl", "tcp"}
+    assert world.misuse == []

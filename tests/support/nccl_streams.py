@@ -1,0 +1,106 @@
+"""Streams for the scripted NCCL of ``nccl_fake``: what is enqueued behind a kernel runs when a test says so.
+
+    device = StreamDevice("d", world)
+    world.spins = True                     a group made now: its kernels run until both sides have called, or an abort
+    …                                      an abort ends the kernel; what was enqueued behind it is the stream's tail
+    device.run_tails()                     the tail runs: verdicts are copied to host memory
+
+Only copies to host memory are made late, which is what the host reads of a stream, or another user of that memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from nccl_fake import HostDevice, World
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from xpyd_sidecar.engine.bounds import Mark
+
+
+class Stream:
+    """One, and what was enqueued behind its kernel."""
+
+    def __init__(self, number: int, world: World) -> None:
+        self.number = number
+        self.behind: deque[Callable[[], Any]] = deque()
+        self._world = world
+
+    @property
+    def spinning(self) -> bool:
+        """Whether a kernel waits for its peer."""
+        return bool(self._world.kernels.get(self.number))
+
+    def run(self) -> None:
+        """What is behind the kernel runs, if that is over."""
+        while self.behind and not self.spinning:
+            self.behind.popleft()()
+
+
+class Behind(TorchDispatchMode):
+    """Copies to host memory wait for their turn."""
+
+    def __init__(self, stream: Stream, hosts: set[int]) -> None:
+        super().__init__()
+        self._stream, self._hosts = stream, hosts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.copy_.default and args[0].untyped_storage().data_ptr() in self._hosts:
+            target, source = args[0], args[1].clone()
+            self._stream.behind.append(lambda: target.copy_(source))
+            return target
+        return func(*args, **(kwargs or {}))
+
+
+class Empty:
+    """A mark: nothing is left on a stream."""
+
+    def __init__(self, device: StreamDevice, stream: Stream) -> None:
+        self._device, self._stream = device, stream
+
+    def done(self) -> bool:
+        """Asked by the communicator thread, or by that of an abort."""
+        self._device.looked()
+        return not self._stream.spinning and not self._stream.behind
+
+
+class StreamDevice(HostDevice):
+    """Host memory in the place of a GPU's, with streams."""
+
+    def __init__(self, name: str, world: World) -> None:
+        super().__init__(name)
+        self.looked: Callable[[], None] = lambda: None
+        """Called at each look at a mark."""
+        self.streams: list[Stream] = []
+        self._world = world
+        self._hosts: set[int] = set()
+        self._numbers = itertools.count(1)
+
+    def stream(self) -> Stream:
+        self.streams.append(Stream(next(self._numbers), self._world))
+        return self.streams[-1]
+
+    def on(self, stream: Stream) -> AbstractContextManager[Any]:
+        return Behind(stream, self._hosts) if stream.spinning else contextlib.nullcontext(stream)
+
+    def handle(self, stream: Stream) -> int:
+        return stream.number
+
+    def mark(self, stream: Stream) -> Mark:
+        return Empty(self, stream)
+
+    def host(self, size: int) -> torch.Tensor:
+        made = super().host(size)
+        self._hosts.add(made.untyped_storage().data_ptr())
+        return made
+
+    def run_tails(self) -> None:
+        """All streams run what their kernels have left."""
+        for stream in self.streams:
+            stream.run()

@@ -1,0 +1,70 @@
+"""The pins of images, and what of the repository must not know of a processor."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from image_parts import ROOT
+from images import inputs
+from images.platforms import PLATFORMS, Platform
+
+PIN = re.compile(r"^([a-z0-9.-]+)==([^ \\]+) ?(.*)\\$", re.MULTILINE)
+IMAGES = ("operator", "sidecar", "engine")
+
+
+def pins(path: Path) -> dict[str, str]:
+    return {found[1]: found[2] for found in PIN.finditer(path.read_text())}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_both_platforms_have_the_same_versions(name: str) -> None:
+    first, second = (pins(inputs.lock(name, platform)) for platform in PLATFORMS)
+    assert first == second
+    assert first
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_images_have_the_versions_that_tests_run_with(name: str) -> None:
+    tested = {found[1]: found[2] for found in re.finditer(
+        r"^([a-z0-9.-]+)==([^ \\]+)", (ROOT / "requirements/cpu.txt").read_text(), re.MULTILINE)}
+    found = pins(inputs.lock(name, PLATFORMS[0]))
+    assert {package: version for package, version in found.items() if tested.get(package, version) != version} == {}
+
+
+@pytest.mark.parametrize("platform", PLATFORMS, ids=lambda platform: platform.name)
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_lock_is_for_its_platform_by_hashes_and_names_no_registry(name: str, platform: Platform) -> None:
+    text = inputs.lock(name, platform).read_text()
+    assert f"--python-platform {platform.machine}-manylinux_2_28" in text
+    for block in re.split(r"\n(?=[a-z0-9])", text)[1:]:
+        assert "--hash=sha256:" in block, block
+        assert ";" not in block.partition("\n")[0], "what a wheel is for is said by the file, not by a condition"
+    assert "://" not in text
+    assert not re.search(r"^--(index|extra)", text, re.MULTILINE)
+
+
+def test_the_makefile_makes_a_lock_for_each_platform() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for platform in PLATFORMS:
+        assert f"{platform.name}:{platform.machine}-manylinux_2_28" in makefile
+
+
+def test_ci_builds_for_its_own_machine_alone() -> None:
+    """What both platforms cost is a campaign's."""
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = re.search(r"^build-images:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    assert recipe is not None
+    assert "-m images build >" in recipe[1]
+    assert "platforms" not in recipe[1]
+    for path in (ROOT / "e2e").glob("*.py"):
+        assert not re.search(r"--platforms\W+(arm64|amd64,)", path.read_text()), path
+
+
+def test_nothing_that_is_applied_asks_for_a_processor() -> None:
+    """A cluster may have both: the operator on amd64, engines on arm64."""
+    folders = ("manifests", "charts", "crds", "examples", "operator/src")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*")
+             if path.suffix in {".yaml", ".py", ".tpl", ".json"} and "kubernetes.io/arch" in path.read_text()]
+    assert found == []
