@@ -26,7 +26,7 @@ from xpyd_sidecar.engine.gates import Cache
 from xpyd_sidecar.engine.links import mapped, near, nixl_driver
 from xpyd_sidecar.engine.links.base import Sums
 from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.nixl import NixlReading
+from xpyd_sidecar.engine.links.nixl import PIECE_BYTES, NixlReading
 from xpyd_sidecar.engine.links.nixl_thread import NixlThread, ReadLimits
 from xpyd_sidecar.engine.links.process_vm import ProcessReader
 from xpyd_sidecar.engine.receiver import Receiver
@@ -56,7 +56,7 @@ def reading_of(name: str, memory: memoryview) -> NixlReading | None:
     driver, reason = nixl_driver.load()
     if driver is None:
         raise RuntimeError(reason)
-    reading = NixlReading(NixlThread(driver, ReadLimits()), max(4 << 20, FRAME_BYTES), timeout_s=30)
+    reading = NixlReading(NixlThread(driver, ReadLimits()), max(4 << 20, PIECE_BYTES), timeout_s=30)  # the largest block
     reading.register(memory)
     return reading
 

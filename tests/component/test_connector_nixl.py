@@ -223,7 +223,7 @@ def test_memory_of_a_session_whose_agent_cannot_be_ended_is_never_given_back(sta
     for source in list(d.receiver._sources.values()):
         d.receiver._loop.post(lambda source=source: source.link.mistaken(ValueError()))
     until(lambda: hub._unfenced)
-    assert len(hub._unfenced[0].slots) == 16 * PIECE + 32
+    assert len(hub._unfenced[0].slots) == 8 * PIECE + 32
     hub._unfenced[0].reader.end = lambda: None  # type: ignore[union-attr,method-assign]
     stage.world.alive = 0
 

@@ -59,13 +59,13 @@ def test_prefill_is_stopped_and_killed_and_decode_computes_the_prompt(pair: Pair
     prompt = tokens(700, "stopped")
     plain = pair.plain(prompt)
     transfer = new()
+    pair.wire.hold.set()  # the session: decode has blocks for the load, and waits
     leg = pair.d_leg(prompt, transfer)
-    pair.wait_parked()
-    pids = pair.p.group.pids()
     pair.p_leg(prompt, transfer)
     pair.wait_loading()
-    for pid in pids:
+    for pid in pair.p.group.pids():
         os.kill(pid, signal.SIGSTOP)
+    pair.wire.hold.clear()
     try:
         assert leg.result(60) == plain
         pair.wait_empty(pair.d)

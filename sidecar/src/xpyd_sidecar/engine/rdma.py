@@ -16,10 +16,9 @@ from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.engine.links import nixl_driver, rdma_host
 from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.nixl import PIECES, NixlReading
+from xpyd_sidecar.engine.links.nixl import PIECE_BYTES, PIECES, NixlReading
 from xpyd_sidecar.engine.links.nixl_thread import NixlThread, ReadLimits
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.kv.frames import FRAME_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ def prepare(options: KvOptions, ways: Ways, largest_frame: int, keep: int, copie
     if options.transport not in {"auto", "rdma"}:
         return ways, None, copies
     insists = options.transport == "rdma"
-    piece = max(FRAME_BYTES, largest_frame)
+    piece = max(PIECE_BYTES, largest_frame)
     reason = _host(keep + ReadLimits().sessions * PIECES * piece, environ, folder, insists=insists)
     reading: NixlReading | None = None
     whole: Chunk | None = None
