@@ -160,7 +160,7 @@ def test_blocks_without_room_stay_in_the_cache_until_decode_makes_some(make: Cal
         prefill(p, request(prefill_leg(transfer, d), prompt=prompt), ids, held=prompt > 0)
         assert p.workers[0].store.used <= p.workers[0].store.bound
     assert p.workers[0]._saving.waiting == 12
-    assert p.sent == set()
+    assert len(p.sent) <= 1, "the first alone may have been copied out by now"
     for prompt, transfer in enumerate(transfers):
         ours = request(decode_leg(transfer), prompt=prompt)
         d.scheduler.new_request(ours)
