@@ -109,6 +109,28 @@ def test_prefills_agent_is_asked_for_news_only_while_somebody_reads(stage: Stage
     assert stage.world.polls == polls
 
 
+def test_what_nixl_says_while_it_serves_ends_nobody_and_is_said_once_in_a_while(
+        stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    p, d = stage.prefill(), stage.decode()
+    stage.world.broken = "poll"
+    push(p)
+    d.load("a", key(), p, first=0, count=4)
+    assert d.wait_outcomes() == [Outcome.OK]
+    time.sleep(0.3)
+    assert 0 < caplog.text.count("cannot serve those who read from here") == stage.world.polls < 10
+    assert stage.processes[0].reading.thread.words == ""
+
+
+def test_who_insists_reads_from_who_does_not_on_one_host(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    p, d = stage.prefill(stage.process(transport="auto")), stage.decode()
+    push(p)
+    d.load("a", key(), p, first=0, count=4)
+    assert d.wait_outcomes() == [Outcome.OK]
+    assert set(d.moved) == {"nixl"}
+    assert "over nixl\n" in caplog.text
+
+
 def test_bytes_that_prefill_has_given_to_something_else_are_never_taken(stage: Stage) -> None:
     """Checksums are off: only the ticket tells. Prefill gives the session up and changes its memory before it is read."""
     p, d = stage.prefill(cover=False), stage.decode(cover=False)

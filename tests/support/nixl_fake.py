@@ -63,6 +63,8 @@ class Target:
 
     def poll(self) -> None:
         self._world.polls += 1
+        if self._world.broken == "poll":
+            raise FakeError("cannot serve")
 
     def end(self) -> None:
         self.name = ""

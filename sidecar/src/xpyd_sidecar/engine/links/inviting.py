@@ -78,7 +78,7 @@ class Inviting:
             if nixl is not None or self._ways.reads is not None or self._ways.no_nixl:
                 why = self._show(nixl)
                 if self._read is not None:
-                    return None, reason if self._ways.transport == "auto" else ""
+                    return None, reason if self._ways.transport == "auto" and host else ""
                 reason = why if self._ways.transport == "rdma" or why == reason else f"{reason}; {why}"
             self._refuse_tcp(reason)
             return None, reason

@@ -41,6 +41,7 @@ POLL_S: Final = 0.0001
 TICK_S: Final = 0.05
 LINGER_POLL_S: Final = 0.01
 REST_S: Final = 0.2
+PAUSE_S: Final = 1.0
 STOP_S: Final = 5.0
 LAST_S: Final = 0.5
 """For reads that are under way when this process stops."""
@@ -111,6 +112,7 @@ class NixlThread:
         self._open = 0
         self._offers = 0
         self._serve_until = 0.0
+        self._pause_until = 0.0
         self._commands: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._stop = False
@@ -228,7 +230,7 @@ class NixlThread:
         """Look at everything once; whether a read was done."""
         moved = False
         if self._target is not None and self._serving():
-            self._target.poll()
+            self._serve(self._target)
         for number, joined in list(self._joined.items()):
             moved |= self._poll(number, joined)
         now = time.monotonic()
@@ -252,6 +254,16 @@ class NixlThread:
         if self._target is not None:
             self._target.end()
             self._target = None
+
+    def _serve(self, target: NixlTarget) -> None:
+        """Let those who read this process's memory go on. What NIXL says against it may be one peer's: it ends nobody."""
+        if time.monotonic() < self._pause_until:
+            return
+        try:
+            target.poll()
+        except Exception:
+            self._pause_until = time.monotonic() + PAUSE_S
+            logger.exception("xpyd: NIXL cannot serve those who read from here; tried again in %s s", PAUSE_S)
 
     def _serving(self) -> bool:
         return self._offers > 0 or time.monotonic() < self._serve_until
