@@ -234,7 +234,7 @@ def test_micro_batches_come_whole(make: Callable[..., Engine], hooks: str) -> No
 
 
 @late
-def test_all_layers_and_requests_of_a_step_are_one_gather_and_all_that_came_one_scatter(make: Callable[..., Engine]) -> None:
+def test_a_step_is_one_gather_and_all_that_came_is_one_scatter(make: Callable[..., Engine]) -> None:
     p, d = make("p", tensor=2), make("d", tensor=2)
     transfers = [Transfer(p, d, tokens=16 * (n + 1), prompt=n) for n in range(4)]
     runs = []
