@@ -23,8 +23,8 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 SIZE = 64 << 20
 BLOCKS = (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
-OURS = ("ours_tcp", "ours_shm", "ours_process_vm", "ours_arena")
-THEIRS = ("memcpy", "raw_tcp", "gloo_blocks", "gloo_packed", "nixl_tcp", "nixl_host", "mooncake_tcp")
+OURS = ("ours_tcp", "ours_shm", "ours_process_vm", "ours_arena", "ours_nixl")
+THEIRS = ("memcpy", "raw_tcp", "gloo_blocks", "gloo_packed", "nixl_tcp", "nixl_read_tcp", "nixl_host", "mooncake_tcp")
 START_S = 60.0
 
 
@@ -69,12 +69,15 @@ class Pair:
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         self.name = name
         self._sides: list[Process] = []
-        env = dict(os.environ) | {"PYTHONPATH": str(HERE)}
+        env = dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))}
         try:
             if name in ("memcpy", "raw_tcp"):
                 self._raw(args.raw, env)
             else:
                 theirs = name.startswith(("nixl", "mooncake"))
+                if name == "ours_nixl":  # NIXL's packages, behind those of this environment
+                    [site] = args.rivals.parent.parent.glob("lib/python3.*/site-packages")
+                    env["PYTHONPATH"] += os.pathsep + str(site)
                 self._python(str(args.rivals if theirs else sys.executable), env)
         except BaseException:
             self.end()
@@ -126,7 +129,7 @@ def begin(args: argparse.Namespace) -> tuple[list[Pair], dict[str, str]]:
     for name in (*OURS, *THEIRS):
         if args.only and name not in args.only:
             continue
-        if name.startswith(("nixl", "mooncake")) and not args.rivals:
+        if (name.startswith(("nixl", "mooncake")) or name == "ours_nixl") and not args.rivals:
             absent[name] = "not installed"
             continue
         try:
@@ -161,7 +164,7 @@ def covers(name: str, *, busy: bool) -> tuple[int, ...]:
     """With which checksums a contender has its turns."""
     if name not in OURS:
         return (0,)
-    if name in ("ours_process_vm", "ours_arena"):
+    if name in ("ours_process_vm", "ours_arena", "ours_nixl"):
         return () if busy else (0, 1)
     return (1,) if busy else (0, 1, 2)
 
@@ -214,6 +217,8 @@ def main() -> None:
         "process_vm_vs_memcpy": ratio(idle, "ours_process_vm", "memcpy"),
         "process_vm_xxh3_vs_nixl": ratio(idle, "ours_process_vm+xxh3", "nixl_host"),
         "arena_vs_memcpy": ratio(idle, "ours_arena", "memcpy"),
+        "nixl_link_vs_nixl": ratio(idle, "ours_nixl", "nixl_tcp", "nixl_read_tcp"),
+        "nixl_link_xxh3_vs_nixl": ratio(idle, "ours_nixl+xxh3", "nixl_tcp", "nixl_read_tcp"),
         "tcp_late_vs_raw": ratio(idle, "ours_tcp+xxh3_late", "raw_tcp"),
         "tcp_late_vs_gloo": ratio(idle, "ours_tcp+xxh3_late", "gloo_blocks", "gloo_packed"),
         "tcp_late_vs_nixl": ratio(idle, "ours_tcp+xxh3_late", "nixl_tcp"),

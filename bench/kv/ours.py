@@ -1,11 +1,13 @@
 """Our links: sender and receiver with their threads and machines, as in an engine; the main thread is the engine's.
 
 Names: ours_tcp; ours_shm, as shipped (decode maps prefill's copies); ours_process_vm and ours_arena, where it cannot. The
-cache has 16 arrays, as a model of so many layers would.
+cache has 16 arrays, as a model of so many layers would. ours_nixl: over UCX's TCP.
 """
 
 from __future__ import annotations
 
+import mmap
+import os
 import secrets
 import threading
 import time
@@ -21,9 +23,11 @@ from xpyd_sidecar.engine import nap
 from xpyd_sidecar.engine.arrivals import Arrived, Broken
 from xpyd_sidecar.engine.bounds import Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache
-from xpyd_sidecar.engine.links import mapped, near
+from xpyd_sidecar.engine.links import mapped, near, nixl_driver
 from xpyd_sidecar.engine.links.base import Sums
 from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.links.nixl import PIECE_BYTES, NixlReading
+from xpyd_sidecar.engine.links.nixl_thread import NixlThread, ReadLimits
 from xpyd_sidecar.engine.links.process_vm import ProcessReader
 from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.sender import Kept, Sender
@@ -44,7 +48,22 @@ MAKE: Final = Sums.make
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
-def ways_of(name: str) -> Ways:
+def reading_of(name: str, memory: memoryview) -> NixlReading | None:
+    """What links over NIXL need; ``memory``: that others may read."""
+    if name != "ours_nixl":
+        return None
+    os.environ |= {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
+    driver, reason = nixl_driver.load()
+    if driver is None:
+        raise RuntimeError(reason)
+    reading = NixlReading(NixlThread(driver, ReadLimits()), max(4 << 20, PIECE_BYTES), timeout_s=30)  # the largest block
+    reading.register(memory)
+    return reading
+
+
+def ways_of(name: str, reading: NixlReading | None = None) -> Ways:
+    if reading is not None:
+        return Ways("rdma", nixl=reading.ours())
     if name == "ours_tcp":
         return Ways("tcp")
     if name == "ours_arena":
@@ -85,11 +104,14 @@ class Prefill:
     """A new sender for each size and cover, since these belong to the machine."""
 
     def __init__(self, name: str, memory: Bytes) -> None:
-        self._ways = ways_of(name)
         self._memory = memoryview(memory)
-        if name != "ours_process_vm":  # copies of an engine on CPU lie in such memory
+        if name == "ours_nixl":
+            self._memory = memoryview(mmap.mmap(-1, len(memory)))
+        elif name != "ours_process_vm":  # copies of an engine on CPU lie in such memory
             self._memory = mapped.make(len(memory))
-            self._memory[:] = memory.data
+        self._memory[:] = memory.data
+        reading = reading_of(name, self._memory)
+        self._ways = ways_of(name, reading)
         self._senders: dict[tuple[int, bool], Sender] = {}
         self._store = Store(lambda size: Chunk(None, self._memory[:size]), len(self._memory), unit=1)
         self._life = Incarnation(secrets.token_hex(16))
@@ -100,7 +122,7 @@ class Prefill:
                 machine = Sending[Kept](keep_s=600, send_s=600, regions=arrays, block_bytes=arrays * block, cover=cover)
                 self._senders[block, cover] = Sender(
                     Me(InstanceName("p"), self._life, 0, KEY), machine, host="127.0.0.1", port=0, ways=self._ways,
-                    store=self._store, peer_timeout_s=30, largest_frame=max(block, FRAME_BYTES))
+                    store=self._store, peer_timeout_s=30, largest_frame=max(block, FRAME_BYTES), reading=reading)
 
     def hello(self) -> dict[str, Any]:
         at = {f"{block} {int(cover)}": sender.address for (block, cover), sender in self._senders.items()}
@@ -135,7 +157,8 @@ class Decode:
     """A new receiver for each size and cover."""
 
     def __init__(self, name: str, memory: Bytes) -> None:
-        self._ways = ways_of(name)
+        self._reading = reading_of(name, memoryview(mmap.mmap(-1, 4096)))
+        self._ways = ways_of(name, self._reading)
         self._way = "mapped" if name == "ours_shm" else name.removeprefix("ours_")
         self._memory = memory
         self._made: dict[tuple[int, bool], tuple[Receiver, Receiving]] = {}
@@ -157,7 +180,8 @@ class Decode:
             receiver = Receiver(
                 Me(InstanceName("d"), Incarnation(secrets.token_hex(16)), 0, KEY),
                 Staging(lambda: Chunk(None, memoryview(bytearray(largest))), 64), block_bytes=[block] * arrays,
-                largest_frame=largest, cover=bool(cover), peer_timeout_s=30, ways=self._ways, caches=caches)
+                largest_frame=largest, cover=bool(cover), peer_timeout_s=30, ways=self._ways, caches=caches,
+                reading=self._reading)
             machine = Receiving(load_s=600, grace_s=1, regions=arrays, cover=bool(cover))
             self._made[block, bool(cover)] = receiver, machine
         self._receiver, self._machine = self._made[block, bool(cover)]

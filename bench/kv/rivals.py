@@ -1,6 +1,7 @@
 """NIXL and Mooncake's transfer engine, by the recipes of their documents.
 
-nixl_tcp: UCX over TCP alone; nixl_host: its best way within a host. Without its progress thread, which would take a core.
+nixl_tcp: prefill writes, UCX over TCP alone; nixl_read_tcp: decode reads, with segments of 256 KiB, as our link over NIXL
+does; nixl_host: its best way within a host. Without its progress thread, which would take a core.
 """
 
 from __future__ import annotations
@@ -26,15 +27,35 @@ class Nixl:
     """What both sides have."""
 
     def __init__(self, name: str, memory: Bytes) -> None:
-        if name == "nixl_tcp":
+        if name.endswith("_tcp"):
             os.environ |= {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "lo"}
+        self.reads = name == "nixl_read_tcp"
+        if self.reads:
+            os.environ |= {"UCX_TCP_TX_SEG_SIZE": "256k", "UCX_TCP_RX_SEG_SIZE": "256k"}
         from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found]
 
         self.memory, self.trigger = memory, Trigger()
+        self.handles: dict[int, Any] = {}
         self.agent = nixl_agent(self.role, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
         self.agent.register_memory([(memory.ctypes.data, len(memory), 0, "")], "DRAM")
 
     role = ""
+    peer: Any
+
+    def prepare(self, way: str, block: int, both: list[tuple[int, int]]) -> None:
+        """A transfer between (ours, theirs) of each block."""
+        if block not in self.handles:
+            local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", [(a, block, 0) for a, _ in both], "DRAM")
+            remote = self.agent.prep_xfer_dlist(self.peer, [(b, block, 0) for _, b in both], "DRAM")
+            every = list(range(len(both)))
+            self.handles[block] = self.agent.make_prepped_xfer(way, local, every, remote, every, b"done")
+
+    def transfer(self, block: int) -> None:
+        state = self.agent.transfer(self.handles[block])
+        while state != "DONE":
+            if state == "ERR":
+                raise RuntimeError("nixl: transfer failed")
+            state = self.agent.check_xfer_state(self.handles[block])
 
     def hello(self) -> dict[str, Any]:
         port = self.trigger.listen() if self.role == "p" else 0
@@ -49,37 +70,39 @@ class NixlPrefill(Nixl):
         self.trigger.accept()
         self.base = other["base"]
         self.peer = self.agent.add_remote_agent(base64.b64decode(other["metadata"]))
-        self.handles: dict[int, Any] = {}
 
     def ready(self, block: int, *, cover: int) -> None:
-        if block not in self.handles:
-            both = pieces(self.memory.ctypes.data, self.base, len(self.memory), block)
-            local = self.agent.prep_xfer_dlist("NIXL_INIT_AGENT", [(a, block, 0) for a, _ in both], "DRAM")
-            remote = self.agent.prep_xfer_dlist(self.peer, [(b, block, 0) for _, b in both], "DRAM")
-            every = list(range(len(both)))
-            self.handles[block] = self.agent.make_prepped_xfer("WRITE", local, every, remote, every, b"done")
+        if not self.reads:
+            self.prepare("WRITE", block, pieces(self.memory.ctypes.data, self.base, len(self.memory), block))
 
     def move(self, block: int) -> None:
         self.trigger.wait()
-        state = self.agent.transfer(self.handles[block])
-        while state != "DONE":
-            if state == "ERR":
-                raise RuntimeError("nixl: transfer failed")
-            state = self.agent.check_xfer_state(self.handles[block])
+        if self.reads:
+            while not self.agent.get_new_notifs():
+                pass
+        else:
+            self.transfer(block)
 
 
 class NixlDecode(Nixl):
     role = "d"
 
     def meet(self, other: dict[str, Any]) -> None:
-        self.agent.add_remote_agent(base64.b64decode(other["metadata"]))
+        self.base = other["base"]
+        self.peer = self.agent.add_remote_agent(base64.b64decode(other["metadata"]))
         self.trigger.connect(other["trigger"])
 
     def ready(self, block: int, *, cover: int) -> None:
-        del block, cover
+        if self.reads:
+            both = pieces(self.base, self.memory.ctypes.data, len(self.memory), block)
+            self.prepare("READ", block, [(ours, theirs) for theirs, ours in both])
 
     def move(self, block: int) -> None:
         self.trigger.send()
+        if self.reads:
+            self.transfer(block)
+            self.agent.check_xfer_state(self.handles[block])
+            return
         while not self.agent.get_new_notifs():
             pass
 

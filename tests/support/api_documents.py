@@ -98,7 +98,7 @@ MALFORMED: dict[str, Bad] = {
     "a word of before of another field": bad("spec.kv.checksum", "must be one of", kv={"checksum": "Off"}),
     "unknown policy": bad("spec.router.policy", "did you mean least_loaded?", router={"policy": "least-load"}),
     "wrong case": bad("spec.router.policy", "did you mean round_robin?", router={"policy": "Round_Robin"}),
-    "unknown transport": bad("spec.kv.transport", "auto, nccl, shm, tcp", kv={"transport": "rdma"}),
+    "unknown transport": bad("spec.kv.transport", "auto, nccl, rdma, shm, tcp", kv={"transport": "ucx"}),
     "enabled as text": bad("spec.networkPolicy.enabled", "must be true or false", networkPolicy={"enabled": "yes"}),
     "source of no form": bad("spec.model.source", "pvc://claim/path", {"spec.model.source": "a b"}),
     "source with a scheme": bad("spec.model.source", "a hub id", {"spec.model.source": "https://example.org/m"}),

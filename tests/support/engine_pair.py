@@ -49,15 +49,15 @@ class Pair:
     """A prefill and a decode engine, and the wire from prefill's data port to decode."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
-        policy = options.pop("policy")
+        policy, env = options.pop("policy"), options.pop("env", None)
         port = free_port()
         self.wire = Wire(port)
         self.pool = ThreadPoolExecutor(48)
         small = ("--num-gpu-blocks-override", "34", "--max-num-batched-tokens", "512")
         common = {"transport": "tcp", "peer_timeout_s": PEER_TIMEOUT_S, "load_timeout_s": 20.0, **options}
-        self.p = Engine("p", folder, args=small, options=KvOptions(
+        self.p = Engine("p", folder, args=small, env=env, options=KvOptions(
             data_port=port, advertise_data=join_host_port("127.0.0.1", self.wire.port), **common))
-        self.d = Engine("d", folder, args=small, on_load_failure=policy, options=KvOptions(**common))
+        self.d = Engine("d", folder, args=small, env=env, on_load_failure=policy, options=KvOptions(**common))
 
     def peer(self, **changes: Any) -> legs.Peer:
         """Decode, as a prefill leg names it."""

@@ -24,6 +24,7 @@ from xpyd_sidecar.engine.links import mapped
 from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.plain import address_of
+from xpyd_sidecar.engine.links.reading import Reading
 from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.sender import Kept, Report, Sender
 from xpyd_sidecar.engine.session import Me
@@ -71,16 +72,17 @@ class PrefillRank:
 
     def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0, cover: bool = True,
                  block: int = BLOCK, ways: Ways = TCP, timeout_s: float = TIMEOUT_S,
-                 grouping: Grouping | None = None, marks: Callable[[], Mark] = lambda: NOW) -> None:
-        """``marks``: when a copy is complete."""
+                 grouping: Grouping | None = None, marks: Callable[[], Mark] = lambda: NOW,
+                 reading: Reading | None = None, store: Store | None = None) -> None:
+        """``marks``: when a copy is complete; ``store``: where copies lie, if not in memory of this rank alone."""
         self.block = block
         self.marks = marks
-        self.store = Store(lambda size: Chunk(None, memory(size)), keep_bytes, unit=1)
+        self.store = store or Store(lambda size: Chunk(None, memory(size)), keep_bytes, unit=1)
         self.completions = Completions()
         machine = Sending[Kept](keep_s=keep_s, send_s=5, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
         self.sender = Sender(Me(InstanceName("p"), P_LIFE, 0, data_key), machine, host="127.0.0.1", port=0, ways=ways,
                              store=self.store, peer_timeout_s=timeout_s, largest_frame=max(block, 1 << 20),
-                             grouping=grouping)
+                             grouping=grouping, reading=reading)
         self.address = self.sender.address
         self.incarnation = P_LIFE
         self.reports: list[Report] = []
@@ -116,7 +118,7 @@ class DecodeRank:
     def __init__(self, *, data_key: bytes = DATA_KEY, chunks: int = 8, cover: bool = True, load_s: float = 5.0,
                  grace_s: float = 0.1, block: int = BLOCK, ways: Ways = TCP, direct: bool = False,
                  buffer_bytes: int = 0, pool_bytes: int = 0, claim_s: float = 5.0, window: int = 0,
-                 timeout_s: float = TIMEOUT_S, grouping: Grouping | None = None) -> None:
+                 timeout_s: float = TIMEOUT_S, grouping: Grouping | None = None, reading: Reading | None = None) -> None:
         """``direct``: blocks are received right into ``memory`` (by region, 256 blocks each)."""
         self.block = block
         self.memory = [bytearray(256 * block) for _ in range(REGIONS)] if direct else []
@@ -127,7 +129,7 @@ class DecodeRank:
         self.receiver = Receiver(Me(InstanceName("d"), D_LIFE, 0, data_key), self.staging, block_bytes=[block] * REGIONS,
                                  largest_frame=most, cover=cover, peer_timeout_s=timeout_s, ways=ways, caches=caches,
                                  make=lambda size: Chunk(None, memoryview(bytearray(size))), buffer_bytes=buffer_bytes,
-                                 pool_bytes=pool_bytes, claim_s=claim_s, grouping=grouping)
+                                 pool_bytes=pool_bytes, claim_s=claim_s, grouping=grouping, reading=reading)
         self.machine = Receiving(load_s=load_s, grace_s=grace_s, regions=REGIONS, cover=cover, window=window)
         self.cache: dict[tuple[int, int], bytes] = {}
         self.finished: list[Finished] = []
@@ -193,7 +195,8 @@ class DecodeRank:
 
 def content(region: int, block: int, size: int = BLOCK) -> bytes:
     """A block's bytes, different for every place."""
-    return bytes((region * 97 + block * 31 + n) % 251 for n in range(size))
+    start = (region * 97 + block * 31) % 251
+    return (bytes(range(251)) * (size // 251 + 2))[start:start + size]
 
 
 def push(p: PrefillRank, which: str = "a", first: int = 0, count: int = 4) -> None:

@@ -24,9 +24,10 @@ class SharedMemory(Part, frozen=True):
 class Kv(Part, frozen=True):
     """How KV goes from prefill to decode."""
 
-    transport: Literal["auto", "tcp", "shm", "nccl"] = "auto"
+    transport: Literal["auto", "tcp", "shm", "nccl", "rdma"] = "auto"
     """Link for KV data: `tcp` works everywhere, `shm` on one host, `nccl` between GPUs (not yet run on one; needs nccl4py
-    in `engine.image`). `auto` takes `nccl` where both sides can, else `shm`, else `tcp`."""
+    in `engine.image`), `rdma` by NIXL where pods have an RDMA device (not yet run on one; needs nixl in `engine.image`).
+    `auto` takes `nccl` where both sides can, else `shm`, else `rdma`, else `tcp`."""
     mode: Literal["put_async", "put", "get"] = "put_async"
     """Prefill pushes beside its next steps (`put_async`), pushes before its step ends (`put`: the step waits, a quarter of
     a second at most), or decode pulls (`get`)."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from xpyd_operator.api import devices, judging, vllm
+from xpyd_operator.api import devices, fabric, judging, vllm
 from xpyd_operator.api.decode import examine
 from xpyd_operator.api.rule import Target
 from xpyd_operator.api.service import DisaggService
@@ -71,13 +71,14 @@ def judge(value: Any, target: Target | None, *, strict: bool = True, gpus: int =
     refused, elsewhere = _unsupported(service, target, gpus)
     elsewhere = (*((str(only), fault) for only, fault in seen.notes), *elsewhere)
     notes = dict.fromkeys(Fault(fault.path, f"not for {only}: {fault.message}") for only, fault in elsewhere)
+    fabric_notes = fabric.notes(service) if target is not Target.LOCAL else ()
     return Judgement(
         service=service,
         faults=seen.faults,
         unsupported=tuple(one for one in refused if one.path not in already),
         warnings=tuple(vllm.warnings(service)),
         ignored=seen.warnings,
-        notes=(*notes, *judging.notes(service), *devices.notes(service)),
+        notes=(*notes, *judging.notes(service), *devices.notes(service), *fabric_notes),
     )
 
 

@@ -38,7 +38,7 @@ CONNECTOR_MODULE = "xpyd_sidecar.engine.connector"
 class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``kv_connector_extra_config["xpyd"]``: the connector's settings. Sizes in bytes, times in seconds."""
 
-    transport: Literal["auto", "tcp", "shm", "nccl"] = "auto"
+    transport: Literal["auto", "tcp", "shm", "nccl", "rdma"] = "auto"
     mode: Literal["put_async", "put", "get"] = "put_async"
     checksum: Literal["xxh3", "none"] = "xxh3"
     keep_bytes: int = 256 << 20

@@ -11,6 +11,7 @@ from xpyd_sidecar.engine.bounds import Chunk, Staging
 from xpyd_sidecar.engine.gates import Target
 from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.links.reading import Reading
 from xpyd_sidecar.engine.nap import Inbox
 from xpyd_sidecar.engine.session import Me
 from xpyd_sidecar.kv.keys import Key, Outcome
@@ -64,3 +65,5 @@ class Shared:
     broken: Callable[[Ask, Outcome, str, bool], None]
     grouping: Grouping | None = None
     """Makes links over NCCL, where there is a GPU for it."""
+    reading: Reading | None = None
+    """Makes links over NIXL, where it is there."""

@@ -242,6 +242,40 @@ class Intake:
         if asked is not None and wanted:
             self._arrived(asked, header, size, chunk, "nccl")
 
+    def place(self, header: Header, offer: messages.Offer, address: int) -> bool:
+        """Put blocks that lie at an address of this process to their places. False: no staging memory is free for them.
+
+        Raises:
+            ChecksumError, ProtocolError: they are not what was sent, or have come before.
+        """
+        asked = self.asked.get(header.key)
+        if asked is None:
+            return True
+        size, cover = self._expected(asked, header), offer.checksum is not None
+        target = asked.target
+        scatter = target.scatter(header.region, header.first, header.blocks, cover=cover) if target is not None else None
+        gate = target.gate if target is not None and scatter is not None else None
+        chunk: Chunk | None = None
+        if scatter is None:  # not ``_chunk``: a frame of DATA may be coming into that
+            if (chunk := self._shared.staging.take()) is None:
+                return False
+            scatter = packed(chunk.view[:size], header.blocks, cover=cover)
+        elif gate is not None and not gate.enter():
+            return True
+        try:
+            scatter.copy(address)
+        finally:
+            if gate is not None:
+                gate.leave()
+        try:
+            self._check(header, Place(scatter, gate), offer.checksum)
+        except ChecksumError:
+            if chunk is not None:
+                self._shared.staging.give(chunk)
+            raise
+        self._arrived(asked, header, size, chunk, "nixl")
+        return True
+
     def _read(self, connection: Connection, asked: Asked, header: Header, offer: messages.Offer) -> bool:
         assert self.reader is not None
         place = self._place(asked, header, offer.size, cover=offer.checksum is not None)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 class Joining:
     """Of one connection. ``settled``: how blocks travel is agreed; ``reader``: beside TCP, if they do; ``grouped``: so do
-    they, in NCCL groups.
+    they, in NCCL groups; ``memory``: prefill's, which is to be reached over NIXL before anything is settled (``reached``).
 
     ``refused``: why this side wants no link like that; the peer has still to be told how blocks would have travelled.
     """
@@ -30,6 +30,7 @@ class Joining:
         self.settled = False
         self.reader: Reader | None = None
         self.grouped = False
+        self.memory: messages.NixlMemory | None = None
         self.refused = ""
         self.unread = ""
         """Why prefill's memory cannot be read after all; an arena is awaited."""
@@ -46,8 +47,8 @@ class Joining:
         """Whether prefill has said that it runs on this host."""
         return self._welcome is not None and self._welcome.near is not None
 
-    def said(self, kind: Kind, payload: memoryview) -> tuple[Kind, messages.Body]:
-        """Prefill's next word; what to answer.
+    def said(self, kind: Kind, payload: memoryview) -> tuple[Kind, messages.Body] | None:
+        """Prefill's next word; what to answer. None: that is known when ``memory`` was reached.
 
         Raises:
             ProtocolError, MessageError: it may not say that now, or not like that.
@@ -56,7 +57,8 @@ class Joining:
         if kind is Kind.CHALLENGE and self._terms is None:
             return Kind.HELLO, self._hello(messages.read_body(payload, messages.Challenge))
         if kind is Kind.WELCOME and self._terms is not None and self._welcome is None:
-            return Kind.LINK, self._welcomed(self._terms, messages.read_body(payload, messages.DataWelcome))
+            choice = self._welcomed(self._terms, messages.read_body(payload, messages.DataWelcome))
+            return None if choice is None else (Kind.LINK, choice)
         if kind is Kind.ARENA and self._welcome is not None and (self.unread or not self.settled):
             self._why, self.unread = self.unread or self._why, ""
             self.reader, reason = near.try_arena(self._peer, self._shared.ways.folder,
@@ -69,15 +71,26 @@ class Joining:
         self._terms = proofs.Terms(challenge.nonce, self._nonce, challenge.incarnation, me.incarnation)
         return messages.DataHello(self._nonce, me.instance, me.incarnation, self._incarnation, me.rank,
                                   proofs.prove(me.key, "decode", self._terms), self._shared.ways.host,
-                                  self._shared.ways.group)
+                                  self._shared.ways.group, self._shared.ways.reads)
 
-    def _welcomed(self, terms: proofs.Terms, welcome: messages.DataWelcome) -> messages.LinkChoice:
+    def reached(self, reason: str) -> tuple[Kind, messages.Body]:
+        """Prefill's memory can be read over NIXL, or why not; what to answer."""
+        assert self._welcome is not None
+        if reason:
+            self.memory = None
+            return Kind.LINK, self._settle("; ".join(one for one in (self._welcome.reason, reason) if one))
+        return Kind.LINK, self._settle(self._welcome.reason)
+
+    def _welcomed(self, terms: proofs.Terms, welcome: messages.DataWelcome) -> messages.LinkChoice | None:
         if not proofs.holds(self._shared.me.key, "prefill", terms, welcome.proof):
             raise AuthError(self._peer, "does not hold the service key")
         self._welcome = welcome
         if welcome.gpu is not None and self._shared.ways.group is not None:
             self.grouped = True
             return self._settle("")
+        if welcome.nixl is not None and self._shared.ways.reads is not None:
+            self.memory = welcome.nixl
+            return None
         self.reader, self._why = near.try_process(self._peer, welcome)
         if self.reader is None and welcome.near is not None and self._shared.ways.folder is not None:
             return messages.LinkChoice("make_arena", self._why)
@@ -98,11 +111,13 @@ class Joining:
         return messages.Taken(read=False, why=why, arena=ways.folder is not None)
 
     def _settle(self, reason: str) -> messages.LinkChoice:
-        way: Literal["tcp", "process_vm", "arena", "nccl"] = self.reader.name if self.reader is not None else "tcp"
+        way: Literal["tcp", "process_vm", "arena", "nccl", "nixl"] = self.reader.name if self.reader is not None else "tcp"
         transport = self._shared.ways.transport
         if self.grouped:
             way = "nccl"
-        if way == "tcp" and transport in {"shm", "nccl"}:
+        elif self.memory is not None:
+            way = "nixl"
+        if way == "tcp" and transport in {"shm", "nccl", "rdma"}:
             self.refused = f"transport {transport}: {reason}"
             if self.settled:
                 self.refused += f"; {near.OTHERWISE}"

@@ -19,6 +19,7 @@ from xpyd_sidecar.engine.links.grouping import Context, Grouping
 from xpyd_sidecar.engine.links.inviting import Arenas, Inviting, NoWay
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.placing import NOWHERE, Place
+from xpyd_sidecar.engine.links.reading import Reading
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.session import IDLE_S, Me
 from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
@@ -37,6 +38,7 @@ class Host(Protocol):
     largest_frame: int
     arenas: Arenas
     grouping: Grouping | None
+    reading: Reading | None
 
     def asked(self, peer: Peer, header: Header, body: memoryview) -> None:
         """A frame of a peer that was let in. May raise PeerError or MessageError, which end the connection."""
@@ -54,9 +56,10 @@ class Peer:
         self._accepted = False
         self._born = time.monotonic()
         self.link = Connection(loop, sock, address, self)
-        grouping = host.grouping
-        grouped = partial(grouping.link, Context(self.link, loop.post, self.link.close)) if grouping is not None else None
-        self.way = Inviting(host.ways, host.largest_frame, host.arenas, grouped)
+        grouping, reading, context = host.grouping, host.reading, Context(self.link, loop.post, self.link.close)
+        grouped = partial(grouping.link, context) if grouping is not None else None
+        shown = partial(reading.link, context) if reading is not None else None
+        self.way = Inviting(host.ways, host.largest_frame, host.arenas, grouped, shown)
         self.say(Kind.CHALLENGE, NO_TRANSFER, messages.Challenge(self._nonce, host.me.incarnation))
 
     def say(self, kind: Kind, key: Key, body: messages.Body | None = None, *, region: int = 0, first: int = 0,
@@ -142,14 +145,14 @@ class Peer:
             self._reject(Outcome.INCARNATION, reason)
             raise Incompatible(self.link.peer, reason)
         try:
-            near, reason = self.way.welcome(hello.host, hello.gpu)
+            near, reason = self.way.welcome(hello.host, hello.gpu, hello.nixl)
         except NoWay as error:
             self._reject(Outcome.INCOMPATIBLE, str(error))
             raise Incompatible(self.link.peer, str(error)) from None
         self._accepted = True
         self.link.beside |= near is not None
         proof = proofs.prove(me.key, "prefill", terms)
-        self.say(Kind.WELCOME, NO_TRANSFER, messages.DataWelcome(proof, near, reason, self.way.gpu))
+        self.say(Kind.WELCOME, NO_TRANSFER, messages.DataWelcome(proof, near, reason, self.way.gpu, self.way.memory))
 
     def _reject(self, outcome: Outcome, reason: str) -> None:
         self.say(Kind.REJECT, NO_TRANSFER, messages.Reason(outcome, reason))

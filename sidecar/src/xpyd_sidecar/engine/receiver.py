@@ -22,6 +22,7 @@ from xpyd_sidecar.engine.bounds import Chunk, Staging
 from xpyd_sidecar.engine.gates import Cache, Gate, Target
 from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.links.reading import Reading
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.nap import Inbox
 from xpyd_sidecar.engine.session import Me
@@ -43,11 +44,11 @@ class Receiver:
     def __init__(self, me: Me, staging: Staging, *, block_bytes: Sequence[int], largest_frame: int, cover: bool,
                  peer_timeout_s: float, ways: Ways, caches: Sequence[Cache | None] = (),
                  make: Callable[[int], Chunk] | None = None, buffer_bytes: int = 0, pool_bytes: int = 0,
-                 claim_s: float = 0.0, grouping: Grouping | None = None) -> None:
+                 claim_s: float = 0.0, grouping: Grouping | None = None, reading: Reading | None = None) -> None:
         """``block_bytes``: bytes of a block, by array of the cache; ``caches``: those that may be written directly.
 
         ``make``, ``buffer_bytes``, ``pool_bytes``, ``claim_s``: of the buffer for what comes before it is asked for.
-        ``grouping``: makes links over NCCL, where there is a GPU for it.
+        ``grouping``: makes links over NCCL, where there is a GPU for it; ``reading``: over NIXL, where it is there.
         """
         self.inbox: Inbox[Arrived | Broken] = Inbox()
         self.staging = staging
@@ -65,7 +66,7 @@ class Receiver:
             self.ahead = Ahead(make, buffer_bytes=buffer_bytes, pool_bytes=pool_bytes, block_bytes=tuple(block_bytes),
                                cover=cover, ttl_s=claim_s, post=self._loop.post)
         self._shared = Shared(me, ways, staging, self.inbox, cover, largest_frame, self.ahead, self._broken,
-                              grouping)
+                              grouping, reading)
         staging.on_free(lambda: self._loop.post(self._resume))
         if grouping is not None:
             grouping.on_free(lambda: self._loop.post(self._resume))

@@ -21,6 +21,7 @@ from xpyd_sidecar.engine.links.base import Blocks, Sums
 from xpyd_sidecar.engine.links.grouping import Grouping
 from xpyd_sidecar.engine.links.inviting import Arenas
 from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.links.reading import Reading
 from xpyd_sidecar.engine.links.tcp import TcpLink
 from xpyd_sidecar.engine.loop import Loop
 from xpyd_sidecar.engine.notes import Noted, Noting
@@ -66,8 +67,9 @@ class Sender:
 
     def __init__(self, me: Me, machine: Sending[Kept], *, host: str, port: int, ways: Ways, store: Store,
                  peer_timeout_s: float, largest_frame: int = frames.FRAME_BYTES,
-                 grouping: Grouping | None = None) -> None:
-        """Bind and start. ``store``: where copies are; ``grouping``: makes links over NCCL, where there is a GPU for it.
+                 grouping: Grouping | None = None, reading: Reading | None = None) -> None:
+        """Bind and start. ``store``: where copies are; ``grouping``: makes links over NCCL, where there is a GPU for it;
+        ``reading``: over NIXL, where it is there.
 
         Raises:
             ConfigError: the address cannot be bound.
@@ -83,6 +85,7 @@ class Sender:
         """Transfers that have ended, for the engine's thread to take."""
         self.ways = ways
         self.grouping = grouping
+        self.reading = reading
         self.largest_frame = largest_frame
         self.arenas = Arenas()
         self._timeout = peer_timeout_s

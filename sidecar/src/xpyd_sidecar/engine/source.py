@@ -25,6 +25,7 @@ from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerErro
 from xpyd_sidecar.kv import frames, messages
 from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
 from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.reads import unusable
 from xpyd_sidecar.kv.receiving import Ask
 from xpyd_sidecar.kv.stores import Busy
 
@@ -149,8 +150,31 @@ class Source:
             self._joined(header.kind, payload)
 
     def _joined(self, kind: Kind, payload: memoryview) -> None:
-        """A word of the handshake: answer it; once the link is agreed, ask for what was ordered meanwhile."""
-        answer, body = self._joining.said(kind, payload)
+        """A word of the handshake: answer it, or reach prefill's memory first."""
+        answer = self._joining.said(kind, payload)
+        if answer is not None:
+            self._answer(*answer)
+            return
+        reading, memory = self._shared.reading, self._joining.memory
+        assert reading is not None
+        assert memory is not None
+        if reason := unusable(memory):
+            self._answer(*self._joining.reached(f"nixl: {reason}"))
+            return
+        context = Context(self.link, self._post, self.link.close)
+        self._intake.taker = reading.taker(context, self._intake, memory, self._reached)
+
+    def _reached(self, reason: str, late: bool) -> None:
+        """How the attempt to reach prefill's memory has ended."""
+        if late and self._shared.ways.transport == "rdma":
+            raise PeerGone(self.link.peer, reason)
+        if reason and self._intake.taker is not None:
+            self._intake.taker.close()
+            self._intake.taker = None
+        self._answer(*self._joining.reached(reason))
+
+    def _answer(self, answer: Kind, body: messages.Body) -> None:
+        """Say a word of the handshake; once the link is agreed, ask for what was ordered meanwhile."""
         self._say(answer, NO_TRANSFER, body)
         if self._joining.refused:
             self.link.flush()

@@ -37,7 +37,7 @@ def choose(options: KvOptions, device: torch.device, largest_frame: int,
         ConfigError: transport is nccl, and NCCL cannot be used here.
     """
     folder = Path(options.shared_folder) if options.shared_folder else None
-    if options.transport in {"tcp", "shm"}:
+    if options.transport in {"tcp", "shm", "rdma"}:
         return Ways(options.transport, folder), None
     driver, version, reason = load(device, ctas=options.nccl_ctas, piece=max(PIECE_BYTES, largest_frame),
                                    groups=options.nccl_groups, flight=FLIGHT)

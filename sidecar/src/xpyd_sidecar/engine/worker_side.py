@@ -22,7 +22,7 @@ import torch
 from xpyd_sidecar.contract import keys, metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, join_host_port, split_host_port
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine import memory, watched
+from xpyd_sidecar.engine import memory, rdma, watched
 from xpyd_sidecar.engine.bounds import Chunk, Staging
 from xpyd_sidecar.engine.completions import Completions
 from xpyd_sidecar.engine.crew import Hand
@@ -93,15 +93,17 @@ class WorkerSide:
         ways, self._groups = choose(options, self._memory.device, self._memory.largest_frame)
         pinned = self._memory.device.type == "cuda"
         make = partial(memory.chunk, pinned=pinned)
-        self.store = Store(memory.mapped_chunk if ways.host and not pinned else make,
-                           max(keep, LEAST_BLOCKS * sum(-(-size // UNIT) * UNIT for size in self._memory.block_bytes)))
+        bound = max(keep, LEAST_BLOCKS * sum(-(-size // UNIT) * UNIT for size in self._memory.block_bytes))
+        ways, self._reading, copies = rdma.prepare(options, ways, self._memory.largest_frame, bound,
+                                                   memory.mapped_chunk if ways.host and not pinned else make)
+        self.store = Store(copies, bound)
         """Copies of blocks, for decode to take."""
         if pinned:
             self.store.prepare()
         self._memory.prepare(max(SLAB_BYTES, 2 * block_bytes))
         self._sender = Sender(me, send, host=settings.host, port=options.data_port + rank if options.data_port else 0,
                               ways=ways, store=self.store, peer_timeout_s=options.peer_timeout_s,
-                              largest_frame=self._memory.largest_frame, grouping=self._groups)
+                              largest_frame=self._memory.largest_frame, grouping=self._groups, reading=self._reading)
         frame = self._memory.largest_frame
         arena = Arena(make, max(2, (DEVICE_STAGING_BYTES if pinned else STAGING_BYTES) // frame) * frame)
         if pinned:
@@ -111,7 +113,7 @@ class WorkerSide:
                                   largest_frame=self._memory.largest_frame, cover=cover,
                                   peer_timeout_s=options.peer_timeout_s, ways=ways, caches=self._memory.caches(),
                                   make=make, buffer_bytes=buffer, pool_bytes=options.host_pool_bytes,
-                                  claim_s=options.keep_ttl_s, grouping=self._groups)
+                                  claim_s=options.keep_ttl_s, grouping=self._groups, reading=self._reading)
         window = max(2, options.window_bytes // block_bytes) if options.mode == "get" else 0
         loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
                           regions=regions, cover=cover, window=window)
@@ -197,6 +199,7 @@ class WorkerSide:
         """
         watched.check(self._sender.thread, self._receiver.thread, self._completions.thread,
                       self._groups.thread if self._groups is not None else None,
+                      self._reading.thread if self._reading is not None else None,
                       self._hand.thread if self._hand is not None else None)
         return self._loading.poll(calm=self.calm)
 
@@ -256,6 +259,8 @@ class WorkerSide:
         self._sender.stop()
         if self._groups is not None:
             self._groups.stop()
+        if self._reading is not None:
+            self._reading.stop()
 
 
 def _next_of(arena: Arena, numbers: Iterator[int], size: int) -> Chunk:

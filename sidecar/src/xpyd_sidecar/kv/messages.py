@@ -185,6 +185,33 @@ class Gpu(msgspec.Struct, frozen=True):
     """Bytes of the largest piece that this side takes."""
 
 
+class NixlReader(msgspec.Struct, frozen=True):
+    """What tells whether decode can read prefill's memory over NIXL, and how much of it at once."""
+
+    version: str
+    """Of the library, for messages: which versions understand each other is found out by reading."""
+    piece: int
+    """Bytes of the largest piece that decode takes."""
+    pieces: int
+    """How many it reads at once."""
+
+
+class NixlMemory(msgspec.Struct, frozen=True):
+    """Where prefill's copies lie, for a decode that reads them over NIXL in this session."""
+
+    agent: str
+    """Drawn anew in each life of prefill's."""
+    metadata: bytes
+    """NIXL's own description of that agent and its memory."""
+    version: str
+    base: int
+    """Where the memory for copies begins in prefill's process."""
+    size: int
+    ticket_at: int
+    """Where this session's ticket lies there."""
+    ticket: bytes
+
+
 class DataHello(msgspec.Struct, frozen=True):
     """Body of HELLO. ``proof``: HMAC over both nonces (``prove``)."""
 
@@ -198,6 +225,8 @@ class DataHello(msgspec.Struct, frozen=True):
     """The kernel that decode runs on (its boot id); empty where decode wants no way within one host."""
     gpu: Gpu | None = None
     """None: decode has none for NCCL, or does not want it."""
+    nixl: NixlReader | None = None
+    """None: decode has no NIXL, or does not want it."""
 
 
 class Near(msgspec.Struct, frozen=True):
@@ -218,12 +247,14 @@ class DataWelcome(msgspec.Struct, frozen=True):
     """Why there is no ``near``, and no ``gpu``."""
     gpu: Gpu | None = None
     """Prefill's, if it can form a group with decode's."""
+    nixl: NixlMemory | None = None
+    """Prefill's memory, if decode may read it over NIXL."""
 
 
 class LinkChoice(msgspec.Struct, frozen=True):
     """Body of LINK: how blocks are to travel."""
 
-    way: Literal["tcp", "process_vm", "arena", "make_arena", "nccl"]
+    way: Literal["tcp", "process_vm", "arena", "make_arena", "nccl", "nixl"]
     """``make_arena``: answer ARENA, then this side says which it is."""
     reason: str
     """Why not a better one."""

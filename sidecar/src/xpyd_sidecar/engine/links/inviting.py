@@ -11,6 +11,7 @@ from xpyd_sidecar.engine.links.base import Link, Session
 from xpyd_sidecar.engine.links.grouping import GroupLink
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.process_vm import ProcessLink
+from xpyd_sidecar.engine.links.reading import ReadLink
 from xpyd_sidecar.engine.links.tcp import TcpLink
 from xpyd_sidecar.errors import ProtocolError
 from xpyd_sidecar.kv import messages
@@ -21,7 +22,7 @@ ARENAS_MAX: Final = 16
 
 
 class NoWay(Exception):
-    """Transport shm or nccl is asked for, and does not work with this peer; says why."""
+    """Transport shm, nccl or rdma is asked for, and does not work with this peer; says why."""
 
 
 class Arenas:
@@ -33,9 +34,14 @@ class Arenas:
 class Inviting:
     """Which link it is. ``link`` is the one to use at any time; ``close`` ends it with the session."""
 
-    def __init__(self, ways: Ways, largest: int, arenas: Arenas, grouped: Callable[[int], GroupLink] | None = None) -> None:
-        """``grouped``: makes the link of an NCCL group with pieces of so many bytes."""
+    def __init__(self, ways: Ways, largest: int, arenas: Arenas, grouped: Callable[[int], GroupLink] | None = None,
+                 shown: Callable[[messages.NixlReader], ReadLink | None] | None = None) -> None:
+        """``grouped``: makes the link of an NCCL group with pieces of so many bytes; ``shown``: one over NIXL."""
         self.link: Link = TcpLink()
+        self.memory: messages.NixlMemory | None = None
+        """What decode is told, where it may read over NIXL."""
+        self._shown = shown
+        self._read: ReadLink | None = None
         self.gpu: messages.Gpu | None = None
         """What decode is told, where a group is possible."""
         self._grouped = grouped
@@ -50,11 +56,12 @@ class Inviting:
         self._again = False
         """Decode cannot read after all, and has been shown an arena."""
 
-    def welcome(self, host: str, gpu: messages.Gpu | None = None) -> tuple[messages.Near | None, str]:
-        """What a decode on ``host`` with a GPU may try, or why it must use TCP.
+    def welcome(self, host: str, gpu: messages.Gpu | None = None,
+                nixl: messages.NixlReader | None = None) -> tuple[messages.Near | None, str]:
+        """What a decode on ``host`` with a GPU or NIXL may try, and why nothing better; or why it must use TCP.
 
         Raises:
-            NoWay: transport is shm or nccl, and there is nothing to try.
+            NoWay: transport is shm, nccl or rdma, and there is nothing to try.
         """
         lead = ""
         if gpu is not None or self._ways.transport == "nccl":
@@ -68,16 +75,32 @@ class Inviting:
             reason = lead
         if reason:
             reason = f"{lead}; {reason}" if lead and lead != reason else reason
+            if nixl is not None or self._ways.reads is not None or self._ways.no_nixl:
+                why = self._show(nixl)
+                if self._read is not None:
+                    return None, reason if self._ways.transport == "auto" and host else ""
+                reason = why if self._ways.transport == "rdma" or why == reason else f"{reason}; {why}"
             self._refuse_tcp(reason)
             return None, reason
         self._process = ProcessLink()
         return self._process.near(), ""
 
+    def _show(self, theirs: messages.NixlReader | None) -> str:
+        """Show decode this side's memory; or why not."""
+        reason = near.unread(self._ways, theirs)
+        if reason or theirs is None or self._shown is None:
+            return reason or "nixl: not ready at prefill"
+        self._read = self._shown(theirs)
+        if self._read is None:
+            return "nixl: too many sessions are open at prefill"
+        self.memory = self._read.shown()
+        return ""
+
     def decided(self, choice: messages.LinkChoice) -> messages.Arena | None:
         """Decode says what it takes; what to answer, if anything.
 
         Raises:
-            NoWay: transport is shm, and decode takes TCP.
+            NoWay: transport is shm, nccl or rdma, and decode takes TCP.
             ValueError: decode may not say this now.
         """
         if self._again:
@@ -95,8 +118,12 @@ class Inviting:
             self.link = self._arena
         elif choice.way == "nccl" and self.gpu is not None and self._grouped is not None:
             self.link = self._group = self._grouped(self._piece)
+        elif choice.way == "nixl" and self._read is not None:
+            self.link = self._read
         elif choice.way == "tcp":
             self._refuse_tcp(choice.reason)
+            if self._read is not None:
+                self._read.close()
             self._drop_arena()
         else:
             raise ValueError(f"chose {choice.way}, which was not offered")
@@ -166,7 +193,7 @@ class Inviting:
         return self._arena.shown()
 
     def _refuse_tcp(self, reason: str) -> None:
-        if self._ways.transport in {"shm", "nccl"}:
+        if self._ways.transport in {"shm", "nccl", "rdma"}:
             raise NoWay(f"transport {self._ways.transport}: {reason}")
 
     def _drop_arena(self) -> None:
@@ -182,4 +209,6 @@ class Inviting:
             self._group.close()
         if self._process is not None:
             self._process.close()
+        if self._read is not None:
+            self._read.close()
         self._drop_arena()

@@ -18,6 +18,8 @@ Where the ticket could be read and the copies cannot, the arena is tried then:
     maps it; LINK arena or LINK tcp                 ────────▶  what was not read, and all that follows, goes that way
 
 Where both have a GPU that can form an NCCL group with the other's, HELLO and WELCOME say so, and decode answers LINK nccl.
+Where both have NIXL and are on different hosts (or one of them insists on it), WELCOME shows prefill's memory, and decode
+answers LINK nixl when it has reached it.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class Ways(NamedTuple):
     """What this side is set to. ``folder``: where arenas are made, the same one on both sides; None: none are.
 
     ``gpu``: of this rank, if NCCL can be used here, else ``no_gpu`` says why not. ``one_gpu``: peers may be on it, too.
+    ``nixl``: if NIXL can be used here, else ``no_nixl`` says why not; both empty: nobody has looked.
     """
 
     transport: str = "auto"
@@ -46,11 +49,18 @@ class Ways(NamedTuple):
     gpu: messages.Gpu | None = None
     no_gpu: str = "no GPU"
     one_gpu: bool = False
+    nixl: messages.NixlReader | None = None
+    no_nixl: str = ""
 
     @property
     def host(self) -> str:
         """What this host is called by a peer that may run on it; empty where no way within it is wanted."""
-        return "" if self.transport in {"tcp", "nccl"} else host()
+        return "" if self.transport in {"tcp", "nccl", "rdma"} else host()
+
+    @property
+    def reads(self) -> messages.NixlReader | None:
+        """What this side says of itself where memory is to be read over NIXL."""
+        return self.nixl if self.transport in {"auto", "rdma"} else None
 
     @property
     def group(self) -> messages.Gpu | None:
@@ -90,7 +100,7 @@ def host() -> str:
 
 def apart(ours: Ways, theirs: str) -> str:
     """Why prefill sees no way but TCP to a decode that names its host as ``theirs``; empty: there may be one."""
-    if ours.transport in {"tcp", "nccl"}:
+    if ours.transport in {"tcp", "nccl", "rdma"}:
         return f"prefill's transport is {ours.transport}"
     if not theirs:
         return "decode's transport is tcp"
@@ -108,6 +118,16 @@ def ungrouped(ours: Ways, theirs: messages.Gpu | None) -> str:
     if theirs.name == ours.group.name and not ours.one_gpu:
         return "nccl: both on one GPU"
     return ""
+
+
+def unread(ours: Ways, theirs: messages.NixlReader | None) -> str:
+    """Why prefill's memory is not shown to a decode that says ``theirs`` of itself; empty: it is."""
+    if ours.reads is None:
+        wanted = ours.transport in {"auto", "rdma"}
+        return f"nixl: {ours.no_nixl or 'none'} at prefill" if wanted else f"prefill's transport is {ours.transport}"
+    if theirs is None:
+        return "nixl: decode has or wants none"
+    return "" if min(theirs.piece, theirs.pieces) > 0 else "nixl: decode takes no pieces"
 
 
 def try_process(peer: str, welcome: messages.DataWelcome) -> tuple[Reader | None, str]:

@@ -1,0 +1,43 @@
+"""What one engine process has for links over NIXL: its agents' thread, and a pool of copies that others read.
+
+    p, d = NixlProcess(driver), NixlProcess(driver)
+    with p.prefill() as prefill, d.decode() as decode:                 as ``kv_ranks``
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+from kv_ranks import TIMEOUT_S, DecodeRank, PrefillRank
+
+from xpyd_sidecar.engine.bounds import Chunk
+from xpyd_sidecar.engine.links.near import Ways
+from xpyd_sidecar.engine.links.nixl import NixlReading
+from xpyd_sidecar.engine.links.nixl_thread import NixlThread, ReadLimits
+from xpyd_sidecar.engine.store import Store
+
+LIMITS = ReadLimits(sessions=4, open_s=TIMEOUT_S / 2, silence_s=TIMEOUT_S, linger_s=1.0)
+
+
+class NixlProcess:
+    """One process; ``driver`` is NIXL's or the fake's."""
+
+    def __init__(self, driver: Any, *, piece: int = 1 << 20, keep: int = 16 << 20, limits: ReadLimits = LIMITS,
+                 transport: str = "rdma") -> None:
+        self.hub = NixlThread(driver, limits)
+        self.reading = NixlReading(self.hub, piece, timeout_s=limits.silence_s)
+        self.memory = memoryview(mmap.mmap(-1, keep))
+        self.reading.register(self.memory)
+        self.store = Store(lambda size: Chunk(None, self.memory[:size]), keep, unit=1)
+        self.ways = Ways(transport, nixl=self.reading.ours())
+
+    def prefill(self, **more: Any) -> PrefillRank:
+        given = {"ways": self.ways, "reading": self.reading, "store": self.store}
+        return PrefillRank(**given | more)
+
+    def decode(self, **more: Any) -> DecodeRank:
+        return DecodeRank(**{"ways": self.ways, "reading": self.reading} | more)
+
+    def stop(self) -> None:
+        self.reading.stop()
