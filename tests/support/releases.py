@@ -34,7 +34,7 @@ TREE = ("sidecar", "operator", "images", "requirements", "manifests", "crds", "L
 """What of this tree a next release is made of."""
 KEPT = 4
 """Trees in the cache, the newest ones."""
-GIT_S, COMPILE_S, BUILD_S = 120.0, 240.0, 1200.0
+GIT_S, COMPILE_S, BUILD_S = 30.0, 240.0, 1200.0
 Change = Literal["wire", "fingerprint"]
 CHANGES: dict[Change, tuple[tuple[str, str], ...]] = {
     "wire": (("sidecar/src/xpyd_sidecar/kv/messages.py", r"^WIRE_VERSION: Final = (\d+)$"),
@@ -61,7 +61,8 @@ class Release(NamedTuple):
 
     def environment(self, **more: str) -> dict[str, str]:
         """The environment of this process with it in place of this tree's packages."""
-        return {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, (self.path_for_python, more.get("PYTHONPATH"))))}
+        path = (self.path_for_python, more.get("PYTHONPATH"))
+        return {**os.environ, **more, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
     def run(self, program: str, *arguments: str, stdin: str = "", timeout_s: float = 60.0) -> Any:
         """What a Python program of a few lines says of it, as JSON. Raises AssertionError with what went wrong."""
