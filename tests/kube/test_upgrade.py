@@ -119,3 +119,23 @@ async def test_an_image_that_cannot_be_pulled_costs_nothing_and_is_made_good_by_
     await team.wait(lambda: {package_of(pod) for pod in team.pods()} == {NOW}, "all are made anew")
     await team.wait_settled("1P1D")
     dog.end()
+
+
+async def test_one_pod_that_is_made_anew_brings_the_others_along_where_the_releases_do_not_pair(quiet_team: Team) -> None:
+    """An upgrade alone replaces nothing; but a prefill of the new release would have no decode to pair with."""
+    team = quiet_team
+    team.agent.fingerprint = by_package
+    team.operator.image = BEFORE
+    await team.operator.start()
+    await team.apply(document(team, "1"))
+    await team.wait_settled("1P1D")
+    first = uids(team)
+    await become(team, None, NOW)
+    assert uids(team) == first
+    dog = Watchdog(team, floors={"decode": 1}, most={"prefill": 2, "decode": 2})
+    await team.kube.delete("Pod", team.namespace, team.ready(role="prefill")[0])
+    await team.wait(lambda: [package_of(pod) for pod in team.pods()] == [NOW, NOW], "decode is made anew, too")
+    await team.wait_settled("1P1D")
+    assert not uids(team) & first
+    assert len(team.status()["fingerprints"]) == 1
+    dog.end()
