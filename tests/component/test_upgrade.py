@@ -82,7 +82,7 @@ def rolled(service: Service, release: Release, round_: str, *, killed: bool) -> 
 async def test_a_service_is_upgraded_under_load_to_what_is_compatible_and_to_what_is_not(
         references: References, old: Release, tmp_path: Path) -> None:
     with Service(tmp_path) as service:
-        service.spec = {"drain": {"timeout": "10s"}, "rollout": {"switchWindow": "0s"}}
+        service.spec = {"drain": {"timeout": "6s"}, "rollout": {"switchWindow": "0s"}}
         service.runs(old, SLOW_STEPS, SLOW_STEP_S=STEP_S)
         await asyncio.to_thread(service.up, 1, 1)
         key = keys.read(service.home / NAME / "key")
