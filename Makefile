@@ -204,7 +204,7 @@ campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_away.py
 
-campaign-upgrade: $(STAMP) ## xpyd itself is upgraded under load on a whole cluster, and back, into bench/results (root, 20 minutes)
+campaign-upgrade: $(STAMP) ## xpyd itself is upgraded under load on a whole cluster, and back, into bench/results (root, 30 minutes)
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_upgrade.py --timeout 3600
 

@@ -27,7 +27,7 @@ from upgrade_in_cluster import DEPLOYMENT, Upgraded, Watch, install, kill_operat
 pytestmark = pytest.mark.timeout(3600)
 RESULT = ROOT / "bench/results/campaign_upgrade.json"
 NOBODY = "localhost/xpyd-sidecar:nobody-has-this"
-ROLLED_S = 600.0
+ROLLED_S = 900.0
 figures: dict[str, Any] = {}
 
 

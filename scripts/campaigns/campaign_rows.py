@@ -82,7 +82,7 @@ ROWS: Final = (
     Row("campaign-failures", 5, 20),
     Row("campaign-ipv6", 10, 40, AT + "campaign_ipv6.json", IPV6, root=True),
     Row("campaign-service", 15, 60),
-    Row("campaign-upgrade", 20, 75, AT + "campaign_upgrade.json", UPGRADE, root=True),
+    Row("campaign-upgrade", 30, 90, AT + "campaign_upgrade.json", UPGRADE, root=True),
     Row("mutants", 10, 60),
     Row("campaign-fuzz", 15, 40),
     Row("campaign-fleet", 10, 40, AT + "campaign_fleet.json", FLEET, root=True),
