@@ -209,7 +209,7 @@ cluster-build: $(STAMP) ## Build its programs alone (once, 8 minutes)
 campaigns: $(STAMP) ## All of them, one after the other, with a table of figures against goals (6 hours; goes on where it ended, FRESH=1 begins anew, ONLY=names)
 	@$(BIN)/python scripts/campaigns --only '$(ONLY)' $(if $(FRESH),--fresh)
 
-.PHONY: campaign-parallel campaign-unequal campaign-away campaign-ipv6
+.PHONY: campaign-parallel campaign-unequal campaign-away campaign-ipv6 campaign-upgrade
 campaign-parallel: $(STAMP) ## Tensor-parallel engines, mp and Ray: eight processes at full speed (4 cores or patience)
 	@$(BIN)/pytest tests/campaigns/test_parallel.py --timeout 600
 
@@ -220,6 +220,10 @@ campaign-unequal: $(STAMP) ## Engines of unequal sizes or with unusual KV, pair 
 campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server, into bench/results (root)
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_away.py
+
+campaign-upgrade: $(STAMP) ## xpyd itself is upgraded under load on a whole cluster, and back, into bench/results (root, 30 minutes)
+	@$(CLUSTER) build --profile full
+	@$(BIN)/pytest -s e2e/campaign_upgrade.py --timeout 3600
 
 campaign-ipv6: $(STAMP) ## A whole cluster without IPv4, and a service on real engines in it, into bench/results (root, 10 minutes)
 	@$(CLUSTER) build --profile full

@@ -54,6 +54,8 @@ SAMPLED = (*zero("scripted/none/rejected", "real/rejected"), Goal("scripted/none
 MIXED = (*zero("failures"), Goal("rss_growth_kib", "<=", 4096), Goal("seconds", ">=", 1800))
 HTTP = (*zero("desync_hang_or_harm"), Goal("connections", ">=", 20_000))
 AWAY = (*zero("failed"), Goal("away_s", ">=", 1800))
+UPGRADE = (*zero("upgrade/failed", "upgrade/crossed", "upgrade/faults", "routers/failed", "routers/faults"),
+           Goal("upgrade/fewest_ready/*", ">=", 1), Goal("upgrade/requests", ">=", 60), Goal("upgrade/seconds/*", "shown"))
 IPV6 = (*zero("failed", "addresses_of_ipv4"), Goal("requests", ">=", 20))
 ARM64 = (*zero("digests_that_differ", "compiled_of_another_kind", "routed/failed", "tests/failed"),
          Goal("tests/passed", ">=", 100), Goal("cold_build_s", "shown"))
@@ -83,6 +85,7 @@ ROWS: Final = (
     Row("campaign-arm64", 10, 40, AT + "campaign_arm64.json", ARM64, root=True),
     Row("campaign-ipv6", 10, 40, AT + "campaign_ipv6.json", IPV6, root=True),
     Row("campaign-service", 15, 60),
+    Row("campaign-upgrade", 30, 90, AT + "campaign_upgrade.json", UPGRADE, root=True),
     Row("mutants", 10, 60),
     Row("campaign-fuzz", 15, 40),
     Row("campaign-fleet", 10, 40, AT + "campaign_fleet.json", FLEET, root=True),

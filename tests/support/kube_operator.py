@@ -12,6 +12,7 @@ from pathlib import Path
 
 import aiohttp
 from processes import Group, ProcessFailed, free_port
+from releases import Release
 
 READY_S = 90.0
 POLL_S = 0.05
@@ -27,6 +28,8 @@ class OperatorProcess:
         self.log = log
         self.port = 0
         self.image = IMAGE
+        self.release: Release | None = None
+        """Of which it is at its next start; None: of this tree."""
         self._kubeconfig = kubeconfig
         here = (f"--namespace={namespace}", f"--operator-namespace={namespace}") if namespace else ()
         self._flags = (*here, *flags)
@@ -38,7 +41,8 @@ class OperatorProcess:
         self.port = free_port()
         command = [sys.executable, "-m", self.module, f"--kubeconfig={self._kubeconfig}",
                    f"--http-port={self.port}", f"--sidecar-image={self.image}", "--log-format=text", *self._flags]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        path = sys.path if self.release is None else [self.release.path_for_python, *sys.path]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path)}
         self._group = Group(command, log=self.log, env=environment, name="operator")
 
     async def start(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from kube_client import Object
 
-MAIN, ROUTER = "main", "router"
+MAIN, ROUTER, INSTALL = "main", "router", "xpyd-install"
 Stage = Literal["pending", "pulling", "running", "ready", "crashed"]
 
 
@@ -31,6 +31,8 @@ class Facts:
     ago_s: float = 0.0
     """So long ago the scheduler began to say so."""
     pull_error: str = ""
+    pulls: str = MAIN
+    """The container of an engine's pod that ``pull_error`` is about."""
     restarts: int = 0
     exit: Exit | None = None
     started: str = ""
@@ -92,7 +94,7 @@ def _beside(container: Object, alive: bool, facts: Facts) -> Object:
     """An init container, a native sidecar, or the router of a pod without an engine."""
     if not alive:
         state: Object = {"waiting": {"reason": "PodInitializing"}}
-        if facts.pull_error and container["name"] == ROUTER:
+        if facts.pull_error and container["name"] in (ROUTER, facts.pulls):
             state = {"waiting": {"reason": "ImagePullBackOff", "message": facts.pull_error}}
         return _container(container, ready=False, started=False, restarts=0, state=state)
     if container.get("restartPolicy") == "Always":
@@ -104,8 +106,9 @@ def _beside(container: Object, alive: bool, facts: Facts) -> Object:
 
 def _main(container: Object, facts: Facts) -> Object:
     if facts.stage == "pulling":
-        reason = "ImagePullBackOff" if facts.pull_error else "ContainerCreating"
-        waiting = {"reason": reason, **({"message": facts.pull_error} if facts.pull_error else {})}
+        failed = facts.pull_error if facts.pulls == MAIN else ""
+        begins = "PodInitializing" if facts.pull_error else "ContainerCreating"
+        waiting = {"reason": "ImagePullBackOff", "message": failed} if failed else {"reason": begins}
         state: Object = {"waiting": waiting}
     elif facts.stage == "crashed":
         words = f"back-off 5m0s restarting failed container={MAIN}"

@@ -31,7 +31,7 @@ from typing import Literal, Self
 
 import aiohttp
 from kube_client import Kube, KubeError, Mirror, Object
-from kube_pods import MAIN, Exit, Facts, now_text, status_of
+from kube_pods import INSTALL, MAIN, Exit, Facts, now_text, status_of
 from kube_routers import Keys, ScriptedRouter, read_keys, router_port
 
 from xpyd_sidecar.contract import assignment
@@ -61,7 +61,8 @@ class Script:
     drain_s: float = 0.2
     restart_s: float = 0.5
     """From a crash to the next start."""
-    trouble: Literal["", "unschedulable", "pull", "crash", "oom"] = ""
+    trouble: Literal["", "unschedulable", "pull", "package", "crash", "oom"] = ""
+    """``package``: xpyd's own image cannot be pulled."""
     words: str = ""
     """What the trouble says: the event's message, or the last log lines."""
     ago_s: float = 0.0
@@ -71,6 +72,11 @@ class Script:
 def image_of(pod: Object) -> str:
     """Image of the container ``main``."""
     return next((str(each["image"]) for each in pod["spec"]["containers"] if each["name"] == MAIN), "")
+
+
+def package_of(pod: Object) -> str:
+    """Image that brings xpyd's package to an engine."""
+    return next((str(each["image"]) for each in pod["spec"].get("initContainers", ()) if each["name"] == INSTALL), "")
 
 
 def same_for_all(_: Object) -> str:
@@ -322,7 +328,8 @@ class NodeAgent:
         while True:
             script = self.script(life.pod)
             facts.stage = "pulling"
-            facts.pull_error = script.words if script.trouble == "pull" else ""
+            facts.pull_error = script.words if script.trouble in ("pull", "package") else ""
+            facts.pulls = INSTALL if script.trouble == "package" else MAIN
             if not facts.pull_error:
                 break
             life.dirty.set()

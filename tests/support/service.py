@@ -8,12 +8,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,7 @@ import yaml
 from engines import BASE_ARGS, BASE_ENV, MODEL_NAME, held
 from make_model import ensure_model
 from processes import free_port, home_begins, home_ends
+from releases import Release
 
 from xpyd_operator.local import procs, remains
 from xpyd_operator.local.paths import ServiceFolder
@@ -42,6 +44,10 @@ class Service:
         self.file = folder / "service.yaml"
         self.port, self.members = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.spec: dict[str, Any] = {}
+        """Further sections of the document, from the next ``write`` on."""
+        self.engine_env: dict[str, str] = {}
+        """Further variables of the engines, likewise; other ones make a new revision."""
         self._environment = {**os.environ, "XPYD_HOME": str(self.home), "PYTHONPATH": os.pathsep.join(
             filter(None, (str(FORKS), os.environ.get("PYTHONPATH"))))}
         self.shared_memory_before = shared_memory()
@@ -54,16 +60,23 @@ class Service:
         self.xpyd("down", NAME, "--now")
         home_ends(self.home)
 
+    def runs(self, release: Release, *folders: Path, **variables: str) -> None:
+        """The command, and whatever is started from then on, is of this release; ``folders`` have plugins of vLLM."""
+        path = os.pathsep.join((str(FORKS), *map(str, folders)))
+        self._environment = release.environment(XPYD_HOME=str(self.home), PYTHONPATH=path, **variables)
+
     def write(self, prefill: int, decode: int) -> None:
         """The document with these counts."""
+        env = {**BASE_ENV, **self.engine_env}
         self.file.write_text(yaml.safe_dump({
             "apiVersion": "xpyd.dev/v1alpha1", "kind": "DisaggService", "metadata": {"name": NAME},
             "spec": {
                 "model": {"source": str(ensure_model()), "servedName": MODEL_NAME},
-                "engine": {"args": list(BASE_ARGS), "env": [{"name": k, "value": v} for k, v in BASE_ENV.items()]},
+                "engine": {"args": list(BASE_ARGS), "env": [{"name": k, "value": v} for k, v in env.items()]},
                 "prefill": {"replicas": prefill}, "decode": {"replicas": decode},
                 "router": {"ports": {"http": self.port, "members": self.members}, "policy": "least_loaded",
                            **self._router},
+                **self.spec,
             },
         }))
 
@@ -78,6 +91,17 @@ class Service:
         """Bring the service to these counts and wait until it is there; what the command said."""
         self.write(prefill, decode)
         return self.xpyd("up", "-f", str(self.file), "--detach", "--timeout", "280", check=True).stdout
+
+    @contextlib.contextmanager
+    def changing(self, prefill: int, decode: int) -> Iterator[subprocess.Popen[str]]:
+        """`xpyd up` in the middle of its work; it is ended with the block."""
+        self.write(prefill, decode)
+        with subprocess.Popen([XPYD, "up", "-f", str(self.file), "--detach", "--timeout", "280"], env=self._environment,
+                              text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def status(self) -> dict[str, Any]:
         """`xpyd status -o json`."""

@@ -415,6 +415,19 @@ def test_the_fingerprint_says_under_which_key_it_is() -> None:
     assert ready().heartbeat().fingerprint == digest(FIELDS)
 
 
+def test_the_fingerprint_says_which_versions_of_the_kv_plane_are_spoken() -> None:
+    """So that a router never pairs engines of which one would refuse what the other says; the first ones go unsaid."""
+    spoken = {}
+    for versions in ("1.3.1", "1.4.1"):
+        machine = Machine(config_of())
+        look = msgspec.structs.replace(up(), look=msgspec.structs.replace(
+            up().look, records=(msgspec.structs.replace(record_of(), kv=versions),)))
+        for now in (0.0, 0.5):
+            machine.handle(look, now)
+        spoken[versions] = machine.heartbeat().fingerprint
+    assert spoken == {"1.3.1": digest(FIELDS), "1.4.1": f"{digest(FIELDS)}-kv1.4.1"}
+
+
 def test_what_a_person_should_see_to_goes_with_every_beat() -> None:
     machine = ready()
     assert machine.heartbeat().trouble == ""

@@ -26,9 +26,11 @@ NOT_REASONS = frozenset({
     # statuses and types of conditions and Events; Degraded, Ready, Compatible and Valid are reasons too
     "True", "False", "Normal", "Warning", "Progressing", "Limited", "Stalled", "Not",
     # what pods, containers and the API server say themselves
-    "Completed", "ContainersReady", "CrashLoopBackOff", "CreateContainerConfigError", "CreateContainerError",
+    "Completed", "ContainerCreating", "ContainersReady", "CrashLoopBackOff",
+    "CreateContainerConfigError", "CreateContainerError",
     "DisruptionTarget", "ErrImageNeverPull", "ErrImagePull", "Error", "ImageInspectError", "ImagePullBackOff",
-    "Initialized", "InvalidImageName", "NamespaceTerminating", "OOMKilled", "PodScheduled", "PostStartHookError",
+    "Initialized", "InvalidImageName", "NamespaceTerminating", "OOMKilled", "PodInitializing", "PodScheduled",
+    "PostStartHookError",
     "RegistryUnavailable", "ReplicaFailure", "RunContainerError", "SchedulingGated", "Succeeded",
     # errors of requests, headers, names of types
     "Accept", "All", "AlreadyExists", "Authorization", "Background", "BadAnswer", "BearerToken", "Revision", "Status",

@@ -26,6 +26,7 @@ from xpyd_operator.kube.keychoice import KeyChoice
 from xpyd_operator.kube.master import KeyTrouble, Master
 from xpyd_operator.kube.metrics import Metrics
 from xpyd_operator.kube.observe import Facts, Told, facts, front, instances
+from xpyd_operator.kube.outdated import outdated
 from xpyd_operator.kube.planning import PoolPlanner
 from xpyd_operator.kube.pods import Pods
 from xpyd_operator.kube.routers import RouterTroubles, router_troubles
@@ -141,6 +142,7 @@ class KubeBackend:
         )
         name = ServiceName(service.name)
         found = instances(name, self.uid, pods, self._told, now, taken=self._pods.taken(now))
+        found = outdated(found, pods, self._settings.sidecar_image, now)
         self._switching = any(each.switching for each in mine)
         self._planner.look(self._told.fleet, found, [each for each in routers if each.usable], now)
         wanted = self._blueprint.counts

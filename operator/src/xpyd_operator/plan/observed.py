@@ -34,7 +34,9 @@ LEAVING = frozenset({Phase.DRAINING, Phase.DRAINED, Phase.STOPPING, Phase.LOST})
 QUEUED = "Queued"
 """Reason of an instance that waits to be admitted by something outside, such as Kueue: it has not begun, and nothing of it
 is wrong."""
-NEVER_AGAIN = frozenset({"Failed", "Evicted"})
+OUTDATED = "Outdated"
+"""Reason of an instance that could not begin with what another release of xpyd brings."""
+NEVER_AGAIN = frozenset({"Failed", "Evicted", OUTDATED})
 """Reasons of a crashed instance that its platform never starts again."""
 
 

@@ -32,7 +32,7 @@ from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, Incarnation, Role, State
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Goodbye, Heartbeat, Load, Parallel
-from xpyd_sidecar.contract.record import EngineRecord
+from xpyd_sidecar.contract.record import FIRST_KV, EngineRecord
 
 SLOW_LOOKS = 3
 IDLE_LOOKS = 2
@@ -251,11 +251,15 @@ class Machine:
 
     @property
     def _fingerprint(self) -> Fingerprint:
-        """Engines under different keys cannot exchange KV, whatever it is like."""
+        """Engines under different keys, or of different versions of the KV plane, cannot exchange KV, whatever it is like.
+
+        The first version that was told is left out, so that releases from before and after it was told are equal here.
+        """
         if not self._records:
             return Fingerprint("")
-        found, mark = fingerprint.digest(self._records[0].fingerprint), self._agent.key_mark
-        return Fingerprint(f"{found}-{mark}") if mark else found
+        first, mark = self._records[0], self._agent.key_mark
+        version = f"-kv{first.kv}" if first.kv != FIRST_KV else ""
+        return Fingerprint(f"{fingerprint.digest(first.fingerprint)}{version}{f'-{mark}' if mark else ''}")
 
     @property
     def _moves_after_s(self) -> float:

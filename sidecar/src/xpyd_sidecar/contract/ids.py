@@ -20,8 +20,8 @@ TransferId = NewType("TransferId", str)
 Attempt = NewType("Attempt", int)
 """Counts the router's tries for one transfer, from 1. The highest authenticated attempt wins."""
 Fingerprint = NewType("Fingerprint", str)
-"""32 hex digits, and in beats perhaps ``-`` and what stands for the service's key; KV of equal fingerprints is
-interchangeable (see ``contract.fingerprint``)."""
+"""32 hex digits, and in beats perhaps ``-kv`` and the versions of the KV plane, ``-`` and what stands for the service's
+key; KV of equal fingerprints is interchangeable (see ``contract.fingerprint``)."""
 HostPort = NewType("HostPort", str)
 """``host:port``; an IPv6 host stands in brackets."""
 

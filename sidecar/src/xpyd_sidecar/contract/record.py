@@ -16,6 +16,8 @@ from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.contract.membership import Parallel, Sampling
 
 VERSION = 1
+FIRST_KV = "1.3.1"
+"""What engines of releases speak that did not say it (``EngineRecord.kv``)."""
 
 
 class EngineRecord(msgspec.Struct, frozen=True):
@@ -33,6 +35,8 @@ class EngineRecord(msgspec.Struct, frozen=True):
     started_unix: float
     sampling: Sampling | None = None
     """None: not told."""
+    kv: str = FIRST_KV
+    """Versions of the KV plane that it speaks (``kv.versions``)."""
 
 
 def path_of(run_dir: Path, dp_rank: int) -> Path:

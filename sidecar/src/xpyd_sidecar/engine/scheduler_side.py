@@ -29,7 +29,7 @@ from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orde
 from xpyd_sidecar.engine.settings import Settings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.kv import identity, mapping, offers, pairing, peers
+from xpyd_sidecar.kv import identity, mapping, offers, pairing, peers, versions
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.offers import Offers
@@ -109,7 +109,7 @@ class SchedulerSide:
             record.write(self._settings.run_dir, record.EngineRecord(
                 record.VERSION, compat.dp_rank(self._config), self._incarnation, self._control.address, fields,
                 self._parallel, compat.max_model_len(self._config), os.getpid(), time.time(),
-                compat.sampling(self._config)))
+                compat.sampling(self._config), versions.SPOKEN))
         logger.info("xpyd: control %s, data %s, incarnation %s, fingerprint %s", self._control.address,
                     ", ".join(one.address for one in self._carrying.data), self._incarnation, fingerprints.digest(fields))
 

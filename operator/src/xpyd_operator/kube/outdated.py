@@ -1,0 +1,83 @@
+"""Pods of another release of xpyd that an upgrade cannot leave as they are, though it replaces nothing by itself.
+
+A pod's revision says nothing of the image of xpyd's own containers, so that an upgrade restarts no engine. Two kinds of
+pods need more than that:
+
+    begun in vain   its image cannot be pulled, or ends. It is of the wanted revision, and would stay as it is after the
+                    operator was put right. Its engine never ran, so it is made anew.
+    left behind     some pod is of the operator's image, made since for whatever reason, and its KV is another one. The old
+                    ones could not pair with it, and each that ends leaves fewer pairs: they count as of another revision,
+                    and the planner replaces them in balance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from xpyd_operator.kube.cache import Entry
+from xpyd_operator.kube.problems import unix
+from xpyd_operator.plan.desired import Revision
+from xpyd_operator.plan.observed import OUTDATED, Instance, Phase, Problem
+from xpyd_operator.render import labels
+
+Body = dict[str, Any]
+OLD_S: Final = 30.0
+"""A pod is tried for so long first. It also bounds how often one is made anew where something rewrites images."""
+LEFT: Final = "-before"
+"""Behind the revision of who was left behind."""
+_OWN: Final = frozenset({labels.INSTALL, labels.SIDECAR})
+_ON_ITS_WAY: Final = frozenset({"", "PodInitializing", "ContainerCreating"})
+"""Reasons to wait of a container with which nothing is wrong."""
+
+
+def outdated(found: tuple[Instance, ...], pods: Iterable[Entry], image: str, now: float) -> tuple[Instance, ...]:
+    """Instances, with those marked that cannot stay as they are; ``image``: the operator's for xpyd's own containers."""
+    bodies = {entry.body["metadata"]["name"]: entry.body for entry in pods}
+    other = {each.name for each in found if each.name in bodies and _images(bodies[each.name]).get(labels.INSTALL) != image}
+    new = {each.fingerprint for each in found if each.name in bodies.keys() - other and each.ready and each.fingerprint}
+    return tuple(
+        _left_behind(each) if new and each.name in other and each.ready and each.fingerprint and each.fingerprint not in new
+        else _begun_in_vain(each, bodies.get(each.name), image, now)
+        for each in found
+    )
+
+
+def _left_behind(instance: Instance) -> Instance:
+    return msgspec.structs.replace(instance, revision=Revision(f"{instance.revision}{LEFT}"))
+
+
+def _begun_in_vain(instance: Instance, pod: Body | None, image: str, now: float) -> Instance:
+    if pod is None or instance.phase is not Phase.STARTING or instance.problem is None:
+        return instance
+    created = unix(pod["metadata"].get("creationTimestamp"))
+    if now - created < OLD_S or _ran(pod) or not (other := _stuck(pod, image)):
+        return instance
+    words = f"{instance.problem.message}; it is made anew with {image}, as {other} is not the operator's image any more"
+    problem = Problem(OUTDATED, words, lasting=False)
+    return msgspec.structs.replace(instance, phase=Phase.CRASHED, since=created, problem=problem)
+
+
+def _images(pod: Body) -> dict[str, str]:
+    """By init container; a native sidecar is one."""
+    return {each["name"]: str(each.get("image")) for each in (pod.get("spec") or {}).get("initContainers") or ()}
+
+
+def _ran(pod: Body) -> bool:
+    """Whether its engine was ever started."""
+    mains = [each for each in (pod.get("status") or {}).get("containerStatuses") or () if each["name"] == labels.MAIN]
+    return any(each.get("lastState") or "waiting" not in (each.get("state") or {"waiting": {}}) for each in mains)
+
+
+def _stuck(pod: Body, image: str) -> str:
+    """Another image than ``image``, of a container of ours that cannot be started with it; empty: there is none."""
+    images = _images(pod)
+    for each in (pod.get("status") or {}).get("initContainerStatuses") or ():
+        state: Body = each.get("state") or {}
+        waits = (state.get("waiting") or {}).get("reason") or ""
+        failed = bool((state.get("terminated") or {}).get("exitCode"))
+        if each["name"] in _OWN and (failed or waits not in _ON_ITS_WAY) and images.get(each["name"], image) != image:
+            return images[each["name"]]
+    return ""
