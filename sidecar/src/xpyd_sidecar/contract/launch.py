@@ -59,7 +59,9 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_ttl_s: float = 60.0
     """How long it holds them."""
     load_timeout_s: float = 30.0
-    """From READY until everything must be in place."""
+    """Of silence, after which a load ends: nothing has arrived, and prefill has said of no work for it that grew."""
+    load_limit_s: float = 600.0
+    """From READY until everything must be in place, whatever arrives; what the router has left bounds it, too."""
     peer_timeout_s: float = 5.0
     """Connecting, handshake, and silence on a link that has work."""
     control_port: int = 0
