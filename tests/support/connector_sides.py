@@ -99,19 +99,20 @@ class Engine:
     """The two sides of one engine, stepped by hand."""
 
     def __init__(self, name: str, folder: Path, clock: Clock | None = None, *, runner: Runner | None = None,
-                 tensor: int = 1, recompute: bool = True, model: dict[str, Any] | None = None, **options: Any) -> None:
+                 tensor: int = 1, recompute: bool = True, model: dict[str, Any] | None = None, blocks: int = BLOCKS,
+                 **options: Any) -> None:
         """``clock``: that of a GPU for each rank; None: on a CPU. ``runner``: V1 on a CPU, V2 on a GPU, if not given."""
         (folder / name).mkdir()
         self.folder = folder / name
         settings = Settings(KvOptions(**{"peer_timeout_s": 1.0, "load_timeout_s": 5.0, **options}), ServiceName("s"),
                             InstanceName(name), "127.0.0.1", KEY, self.folder)
-        self.caches = [{f"layer{n}": torch.zeros(BLOCKS, 2, BLOCK, 4) for n in range(LAYERS)} for _ in range(tensor)]
+        self.caches = [{f"layer{n}": torch.zeros(blocks, 2, BLOCK, 4) for n in range(LAYERS)} for _ in range(tensor)]
         self.clock = clock or Clock()
         self.runner = runner or ("v1" if clock is None else "v2")
         self.devices = [Cpu() if clock is None else Gpu(clock) for _ in range(tensor)]
-        self.workers = [WorkerSide(settings, rank, caches, BLOCKS, view=device.memory)
+        self.workers = [WorkerSide(settings, rank, caches, blocks, view=device.memory)
                         for rank, (caches, device) in enumerate(zip(self.caches, self.devices, strict=True))]
-        self.scheduler = SchedulerSide(vllm_config(tensor, **(model or {})), settings, recompute=recompute)
+        self.scheduler = SchedulerSide(vllm_config(tensor, **(model or {})), settings, recompute=recompute, blocks=blocks)
         self.scheduler.workers_are(worker.address() for worker in reversed(self.workers))
         self.over: Counter[str] = Counter()  # by request: ranks that have reported its load
         self._told: set[str] = set()
@@ -212,8 +213,8 @@ def request(params: Any, tokens: int = 40, prompt: int = 1) -> Any:
         prefill_stats=PrefillStats())
 
 
-def decode_leg(transfer: str, *, attempt: int = 1, wait_s: float = 5.0) -> dict[str, Any]:
-    return legs.encode(legs.Leg(1, Role.DECODE, TransferId(transfer), Attempt(attempt), wait_s))
+def decode_leg(transfer: str, *, attempt: int = 1, wait_s: float = 5.0, limit_s: float | None = None) -> dict[str, Any]:
+    return legs.encode(legs.Leg(1, Role.DECODE, TransferId(transfer), Attempt(attempt), wait_s, limit_s=limit_s))
 
 
 def prefill_leg(transfer: str, d: Engine, *, attempt: int = 1) -> dict[str, Any]:
