@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from xpyd_operator.api.base import Part, Size, SizeOrShare
+from xpyd_operator.api.base import Duration, Part, Size, SizeOrShare
+from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.quantity import size, size_of_share
 
 HostPath = Annotated[str, Meta(min_length=2, max_length=512, pattern=r"^/[^:]+$", extra={"kind": "path"})]
@@ -41,6 +42,9 @@ class Kv(Part, frozen=True):
     """Checksum of every block that is sent."""
     on_load_failure: Literal["recompute", "fail"] = "recompute"
     """When KV cannot be loaded: decode computes it again, or the request fails."""
+    load_limit: Duration = "10m"
+    """Longest time that decode waits for the KV of one prompt after prefill has announced it, while prefill makes progress:
+    blocks arrive, prompt tokens are computed, or others are served before it. Without progress it waits 30 s."""
     shared_memory: SharedMemory | None = None
     """Shared memory between pods of one node; transport `shm` needs it in Kubernetes."""
 
@@ -54,6 +58,11 @@ class Kv(Part, frozen=True):
         """Its share of a rank's KV cache, where that is stated."""
         percent = str(self.buffer_size)
         return size_of_share(percent, 100) / 100 if percent.endswith("%") else None
+
+    @property
+    def load_limit_s(self) -> float:
+        """Seconds."""
+        return seconds(self.load_limit)
 
     @property
     def host_pool_bytes(self) -> int:
