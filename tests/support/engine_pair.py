@@ -131,7 +131,8 @@ async def say_farewell(engine: Engine, leg: legs.Leg) -> None:
     pool.close()
 
 
-def ask(engine: Engine, prompt: list[int], n: int, leg: dict[str, Any] | None, timeout_s: float = HTTP_TIMEOUT_S) -> list[int]:
+def ask(engine: Engine, prompt: list[int], n: int, leg: dict[str, Any] | None,
+        timeout_s: float = HTTP_TIMEOUT_S) -> list[int]:
     """The ids of ``n`` greedy tokens."""
     more = {"kv_transfer_params": leg} if leg else {}
     tokens: list[int] = engine.complete(prompt, n, timeout_s=timeout_s, **more)["token_ids"]
