@@ -269,7 +269,10 @@ campaign-buddy: $(STAMP) ## A million random operations on the buddy allocator, 
 campaign-modes: $(STAMP) ## The modes and decode's buffer with three real engines (4 minutes)
 	@$(BIN)/pytest -s tests/campaigns/test_modes.py --timeout 600
 
-.PHONY: campaign-pairs
+.PHONY: campaign-pairs campaign-long
+campaign-long: $(STAMP) ## A prefill of five minutes on real engines is handed over, into bench/results (7 minutes)
+	@$(BIN)/pytest tests/campaigns/test_long_prefill.py --timeout 1500
+
 campaign-pairs: $(STAMP) ## Memory and file descriptors of an engine by peer that it has met, into bench/results (a minute)
 	@$(BIN)/python tests/campaigns/pairs.py
 

@@ -114,6 +114,8 @@ MALFORMED: dict[str, Bad] = {
     "heartbeat too fast": bad("spec.router.heartbeat.interval", "from 10ms", router={"heartbeat": {"interval": "1ms"}}),
     "size with an unknown unit": bad("spec.kv.hostPool", "e.g. 2Gi", kv={"hostPool": "2GB"}),
     "size with a fraction": bad("spec.kv.hostPool", "e.g. 2Gi", kv={"hostPool": 1.5}),
+    "load limit of nothing": bad("spec.kv.loadLimit", "from 1s to 168h", kv={"loadLimit": "0s"}),
+    "load limit without a unit": bad("spec.kv.loadLimit", "a unit", kv={"loadLimit": 600}),
     "negative size": bad("spec.kv.hostPool", "at least 0", kv={"hostPool": -1}),
     "share above the whole": bad("spec.kv.bufferSize", "10%", kv={"bufferSize": "150%"}),
     "quantity of no form": bad(

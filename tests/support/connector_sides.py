@@ -94,9 +94,9 @@ def making(make: Callable[..., E]) -> Iterator[Callable[..., E]]:
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("xpyd")]
 
 
-def cache(layout: str) -> torch.Tensor:
+def cache(layout: str, blocks: int = BLOCKS) -> torch.Tensor:
     """One layer's, as vLLM gives it: (blocks, heads, tokens, values) of the memory's order."""
-    return torch.zeros(BLOCKS, 2, BLOCK, 4) if layout == "HND" else torch.zeros(BLOCKS, BLOCK, 2, 4).transpose(1, 2)
+    return torch.zeros(blocks, 2, BLOCK, 4) if layout == "HND" else torch.zeros(blocks, BLOCK, 2, 4).transpose(1, 2)
 
 
 class Engine:
@@ -104,7 +104,7 @@ class Engine:
 
     def __init__(self, name: str, folder: Path, clock: Clock | None = None, *, runner: Runner | None = None,
                  tensor: int = 1, recompute: bool = True, model: dict[str, Any] | None = None, layout: str = "HND",
-                 by_layer: bool = True, **options: Any) -> None:
+                 by_layer: bool = True, blocks: int = BLOCKS, **options: Any) -> None:
         """``clock``: that of a GPU for each rank; None: on a CPU. ``runner``: V1 on a CPU, V2 on a GPU, if not given.
 
         ``layout``: heads or tokens first in memory. ``by_layer``: as ``WorkerSide`` has it.
@@ -113,15 +113,16 @@ class Engine:
         self.folder = folder / name
         settings = Settings(KvOptions(**{"peer_timeout_s": 1.0, "load_timeout_s": 5.0, **options}), ServiceName("s"),
                             InstanceName(name), "127.0.0.1", KEY, self.folder)
-        self.caches = [{f"layer{n}": cache(layout) for n in range(LAYERS)} for _ in range(tensor)]
+        self.caches = [{f"layer{n}": cache(layout, blocks) for n in range(LAYERS)} for _ in range(tensor)]
         self.clock = clock or Clock()
         self.clocked = clock is not None
         """Copies are complete later than the step that makes them."""
         self.runner = runner or ("v1" if clock is None else "v2")
         self.devices = [Cpu() if clock is None else Gpu(clock) for _ in range(tensor)]
-        self.workers = [WorkerSide(settings, rank, caches, BLOCKS, by_layer=by_layer, view=device.memory)
+        self.workers = [WorkerSide(settings, rank, caches, blocks, by_layer=by_layer, view=device.memory)
                         for rank, (caches, device) in enumerate(zip(self.caches, self.devices, strict=True))]
-        self.scheduler = SchedulerSide(vllm_config(tensor, layout=layout, **(model or {})), settings, recompute=recompute)
+        self.scheduler = SchedulerSide(vllm_config(tensor, layout=layout, **(model or {})), settings,
+                                       recompute=recompute, blocks=blocks)
         self.scheduler.workers_are(worker.address() for worker in reversed(self.workers))
         self.over: Counter[str] = Counter()  # by request: ranks that have reported its load
         self._told: set[str] = set()
@@ -229,8 +230,8 @@ def request(params: Any, tokens: int = 40, prompt: int = 1) -> Any:
         prefill_stats=PrefillStats())
 
 
-def decode_leg(transfer: str, *, attempt: int = 1, wait_s: float = 5.0) -> dict[str, Any]:
-    return legs.encode(legs.Leg(1, Role.DECODE, TransferId(transfer), Attempt(attempt), wait_s))
+def decode_leg(transfer: str, *, attempt: int = 1, wait_s: float = 5.0, limit_s: float | None = None) -> dict[str, Any]:
+    return legs.encode(legs.Leg(1, Role.DECODE, TransferId(transfer), Attempt(attempt), wait_s, limit_s=limit_s))
 
 
 def prefill_leg(transfer: str, d: Engine, *, attempt: int = 1) -> dict[str, Any]:

@@ -15,13 +15,13 @@ import random
 import socket
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from engines import MODEL_NAME, Engine
+from engines import HTTP_TIMEOUT_S, MODEL_NAME, Engine
 from processes import free_port
 from wire import Wire
 
@@ -48,14 +48,19 @@ OUTPUT = 12
 class Pair:
     """A prefill and a decode engine, and the wire from prefill's data port to decode."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
-        policy, env = options.pop("policy"), options.pop("env", None)
+    def __init__(self, folder: Path, *, policy: Literal["recompute", "fail"], prefill_args: Sequence[str] = (),
+                 prefill_env: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None, **options: Any
+                 ) -> None:
+        """``env``: of both engines, ``prefill_env``: of prefill besides."""
         port = free_port()
         self.wire = Wire(port)
         self.pool = ThreadPoolExecutor(48)
+        self.answer_s = HTTP_TIMEOUT_S
+        """How long an answer of a leg is waited for."""
         small = ("--num-gpu-blocks-override", "34", "--max-num-batched-tokens", "512")
         common = {"transport": "tcp", "peer_timeout_s": PEER_TIMEOUT_S, "load_timeout_s": 20.0, **options}
-        self.p = Engine("p", folder, args=small, env=env, options=KvOptions(
+        p_env = {**(env or {}), **(prefill_env or {})} or None
+        self.p = Engine("p", folder, args=(*small, *prefill_args), env=p_env, options=KvOptions(
             data_port=port, advertise_data=join_host_port("127.0.0.1", self.wire.port), **common))
         self.d = Engine("d", folder, args=small, env=env, on_load_failure=policy, options=KvOptions(**common))
 
@@ -69,13 +74,13 @@ class Pair:
               ) -> Future[list[int]]:
         """Send decode's leg."""
         leg = legs.Leg(legs.VERSION, Role.DECODE, TransferId(transfer), Attempt(attempt), wait_s)
-        return self.pool.submit(ask, self.d, prompt, n, legs.encode(leg))
+        return self.pool.submit(ask, self.d, prompt, n, legs.encode(leg), self.answer_s)
 
     def p_leg(self, prompt: list[int], transfer: str, *, attempt: int = 1, engine: Engine | None = None,
               **peer: Any) -> Future[list[int]]:
         """Send prefill's leg. ``peer``: fields of the peer that differ."""
         leg = legs.Leg(legs.VERSION, Role.PREFILL, TransferId(transfer), Attempt(attempt), 30.0, self.peer(**peer))
-        return self.pool.submit(ask, engine or self.p, prompt, 1, legs.encode(leg))
+        return self.pool.submit(ask, engine or self.p, prompt, 1, legs.encode(leg), self.answer_s)
 
     def both(self, prompt: list[int], n: int = OUTPUT) -> list[int]:
         """Both legs at once."""
@@ -129,10 +134,11 @@ async def say_farewell(engine: Engine, leg: legs.Leg) -> None:
     pool.close()
 
 
-def ask(engine: Engine, prompt: list[int], n: int, leg: dict[str, Any] | None) -> list[int]:
+def ask(engine: Engine, prompt: list[int], n: int, leg: dict[str, Any] | None,
+        timeout_s: float = HTTP_TIMEOUT_S) -> list[int]:
     """The ids of ``n`` greedy tokens."""
     more = {"kv_transfer_params": leg} if leg else {}
-    tokens: list[int] = engine.complete(prompt, n, **more)["token_ids"]
+    tokens: list[int] = engine.complete(prompt, n, timeout_s=timeout_s, **more)["token_ids"]
     return tokens
 
 

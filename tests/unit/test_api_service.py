@@ -81,6 +81,7 @@ def test_times_are_seconds_and_sizes_bytes() -> None:
     assert made.spec.rollout.switch_window_s == 0
     assert made.spec.engine.startup_timeout_s == 1800
     assert made.spec.kv.host_pool_bytes == 1 << 30
+    assert made.spec.kv.load_limit_s == 600
     router = Router()
     assert (router.heartbeat_s, router.request_timeout_s, router.pair_timeout_s) == (3, 3600, 60)
     assert (router.max_body_bytes, router.replicas_or_default) == (32 << 20, 2)
@@ -104,11 +105,13 @@ def test_defaults_are_those_of_the_contract() -> None:
         "otlp_endpoint": router.tracing.endpoint or "", "dashboard": router.dashboard,
         "body_budget_bytes": router.body_budget_bytes, "hosts": router.hosts, "cors_origins": router.cors.origins,
         "request_timeout_s": router.request_timeout_s, "pair_timeout_s": router.pair_timeout_s,
+        "load_limit_s": spec.kv.load_limit_s,
     }  # fmt: skip
     theirs = RouterConfig()
     assert ours == {name: getattr(theirs, name) for name in ours}
     options = KvOptions()
     assert (spec.kv.transport, spec.kv.mode, spec.kv.checksum) == (options.transport, options.mode, options.checksum)
+    assert spec.kv.load_limit_s == options.load_limit_s
     agent = {field.name: field.default for field in msgspec.structs.fields(AgentConfig)}
     assert (spec.drain.timeout_s, spec.engine.startup_timeout_s) == (agent["drain_timeout_s"], agent["startup_timeout_s"])
 

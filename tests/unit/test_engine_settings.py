@@ -42,6 +42,7 @@ def test_everything_has_a_default_but_host_and_key(environ: dict[str, str]) -> N
     ({"keep_bytes": 0}, r"keep_bytes: 0 must be above 0"),
     ({"keep_ttl_s": -1}, r"keep_ttl_s: -1\.0 must be above 0"),
     ({"load_timeout_s": 0}, r"load_timeout_s"),
+    ({"load_limit_s": 0}, r"load_limit_s: 0\.0 must be above 0"),
     ({"peer_timeout_s": "fast"}, r"Expected `float`, got `str` - at `\$\.peer_timeout_s`"),
     ({"control_port": 70000}, r"control_port: 70000 is no port"),
     ({"data_port": -1}, r"data_port: -1 is no port"),

@@ -24,6 +24,7 @@ from xpyd_sidecar.kv.messages import (
     Reason,
     Reject,
     Welcome,
+    WorkDone,
 )
 
 T = TransferId("ab" * 16)
@@ -36,7 +37,8 @@ ANNOUNCE = Announce(T, Attempt(3), 1, b"i" * 32, 10, (Rank(HostPort("10.0.0.1:5"
 @pytest.mark.parametrize("message", [
     Hello(InstanceName("p"), INC, INC, FIELDS, Parallel(), SHAPE), Welcome(InstanceName("d"), INC),
     Reject(Outcome.INCOMPATIBLE, "dtype"), ANNOUNCE, Gone(T, Attempt(1), 1, Outcome.ABORTED, "r", True),
-    Drop(T, Attempt(1), 1, Outcome.UNUSED, "r"), Ping(1), Pong(1, INC)], ids=lambda m: type(m).__name__)
+    Drop(T, Attempt(1), 1, Outcome.UNUSED, "r"), Ping(1), Pong(1, INC),
+    Ping(0, (WorkDone(T, Attempt(1), 1, 2**40, 2**40),) * messages.WORK_MAX)], ids=lambda m: type(m).__name__)
 def test_messages_come_back_as_they_were(message: messages.Control) -> None:
     head, body = messages.pack(message)
     assert messages.unpack(body) == message
@@ -49,6 +51,22 @@ def test_the_prefix_names_the_transfer_so_that_another_version_can_be_answered()
     newer = head[:4] + (7).to_bytes(2, "little") + head[6:]
     assert messages.prefix(newer) == messages.Prefix(7, T, Attempt(3))
     assert messages.prefix(messages.pack(Ping(1))[0]).transfer == "0" * 32
+
+
+def test_a_ping_speaks_of_a_bounded_number_of_transfers() -> None:
+    work = (WorkDone(T, Attempt(1), 1, 1, 1),) * (messages.WORK_MAX + 1)
+    with pytest.raises(MessageError, match=r"ping.work: 513 transfers at once, over 512"):
+        messages.unpack(messages.pack(Ping(0, work))[1])
+
+
+def test_an_older_peer_says_nothing_of_its_work_and_hears_a_ping_where_a_newer_one_does() -> None:
+    class Older(msgspec.Struct, tag="ping", tag_field="t"):
+        seq: int
+
+    newer = messages.pack(Ping(0, (WorkDone(T, Attempt(1), 1, 1, 1),)))
+    assert msgspec.msgpack.decode(newer[1], type=Older).seq == 0
+    assert messages.prefix(newer[0]).version == messages.WIRE_VERSION
+    assert messages.unpack(msgspec.msgpack.encode(Older(7))) == Ping(7)
 
 
 def test_an_older_peer_does_not_say_what_it_had_cached_and_is_not_asked_for_it() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.kv.keys import Key, Outcome
-from xpyd_sidecar.kv.offers import Ended, Offers, Push, Release, SendAnnounce, SendGone
+from xpyd_sidecar.kv.messages import WORK_MAX, WorkDone
+from xpyd_sidecar.kv.offers import Ended, Offers, Push, Release, SendAnnounce, SendGone, SendWork
 
 D = Peer(InstanceName("d"), Incarnation("d" * 32), HostPort("d:1"))
 KEY = Key(TransferId("a" * 32), Attempt(1), 1)
@@ -130,3 +131,59 @@ def test_copies_that_one_rank_has_lost_are_let_go_by_the_others_even_when_all_wa
     assert offers.rank_ended(1, KEY, Outcome.OVERFLOW, "full", 0) == [
         SendGone(D, KEY, Outcome.OVERFLOW, "full", retry=False), Release(KEY, Outcome.OVERFLOW, "full")]
     assert offers.rank_ended(0, KEY, Outcome.OVERFLOW, "full", 0) == [Ended(D, KEY, Outcome.OVERFLOW, "full", 300, 0)]
+
+
+def work(tokens: int, steps: int) -> list[SendWork]:
+    return [SendWork(D, (WorkDone(*KEY, tokens, steps),))]
+
+
+def test_decode_is_told_of_steps_that_have_ended_and_once_of_each() -> None:
+    offers = opened()
+    offers.stepped({"r": 100})
+    assert offers.grown() == [], "the step has only begun, and may hang"
+    offers.stepped({"r": 50, "other": 9})
+    assert offers.grown() == work(100, 0)
+    assert offers.grown() == []
+    offers.stepped({"other": 9})
+    assert offers.grown() == work(150, 0)
+    offers.stepped({})
+    assert offers.grown() == work(150, 1), "it waited while others were served"
+
+
+def test_steps_without_work_for_anybody_are_no_progress() -> None:
+    offers = opened()
+    for _ in range(9):
+        offers.stepped({})
+        assert offers.grown() == []
+
+
+def test_tokens_that_are_computed_again_after_a_preemption_are_work() -> None:
+    offers = opened()
+    for _ in range(3):
+        offers.stepped({"r": 200})
+        offers.stepped({"other": 1})
+    offers.stepped({})
+    assert offers.grown() == work(600, 3)
+
+
+def test_nothing_is_told_of_a_transfer_that_is_pushed_whole_or_not_wanted() -> None:
+    offers = opened()
+    offers.step("r", [1, 2, 3], reset=True, computed=300)
+    offers.stepped({"r": 300})
+    offers.stepped({"other": 1})
+    assert offers.grown() == []
+    offers = opened()
+    offers.stepped({"r": 100})
+    offers.drop(KEY, Outcome.UNUSED, "x")
+    offers.stepped({"other": 1})
+    assert offers.grown() == []
+
+
+def test_a_word_of_work_fits_into_a_message_however_many_transfers_there_are() -> None:
+    offers = Offers(block_size=128, ranks=1)
+    for n in range(WORK_MAX + 1):
+        offers.register(f"r{n}", Key(TransferId(f"{n:032x}"), Attempt(1), 1), D, PROMPT, 300)
+        offers.allocated(f"r{n}", 0)
+    offers.stepped({"other": 1})
+    offers.stepped({})
+    assert [len(one.work) for one in offers.grown()] == [WORK_MAX, 1]

@@ -10,8 +10,19 @@ import pytest
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, TransferId
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.leases import Lease
-from xpyd_sidecar.kv.messages import Announce, Gone, Rank
-from xpyd_sidecar.kv.pairing import LEFT_MAX, UNCLAIMED_MAX, Abandon, DropPeer, Ended, FailLoad, Load, Pairing, Verdict
+from xpyd_sidecar.kv.messages import Announce, Gone, Rank, WorkDone
+from xpyd_sidecar.kv.pairing import (
+    LEFT_MAX,
+    UNCLAIMED_MAX,
+    Abandon,
+    DropPeer,
+    Ended,
+    FailLoad,
+    Load,
+    LoadProgress,
+    Pairing,
+    Verdict,
+)
 
 T = TransferId("a" * 32)
 PROMPT = b"i" * 32
@@ -289,3 +300,39 @@ def test_a_leg_that_was_taken_back_before_it_came_ends_the_announcement() -> Non
     assert pairing.announce(b"p1", source(generation=2), 0.1, ranks=1) == [
         DropPeer(b"p1", source(generation=2).key, Outcome.ABORTED, "decode's leg ended")]
     assert pairing.open == 0
+
+
+def word(tokens: int, steps: int, attempt: int = 1, generation: int = 1) -> list[WorkDone]:
+    return [WorkDone(T, Attempt(attempt), generation, tokens, steps)]
+
+
+def test_work_that_grows_is_progress_and_a_word_that_says_nothing_new_is_not() -> None:
+    pairing = loading()
+    key = source().key
+    told = [pairing.progressed(b"p1", word(*each)) for each in ((0, 0), (5, 0), (5, 0), (5, 1), (4, 1), (4, 0), (6, 0))]
+    assert told == [[], [LoadProgress(key)], [], [LoadProgress(key)], [], [], [LoadProgress(key)]]
+
+
+def test_only_who_announced_a_try_speaks_of_it_and_only_while_it_is_loaded() -> None:
+    pairing = parked()
+    assert pairing.progressed(b"p1", word(1, 0)) == []
+    pairing.announce(b"p1", source(), 1.0, ranks=1)
+    assert pairing.progressed(b"p1", word(2, 0)) == [], "nothing is loaded yet"
+    pairing.ask("r", 1.0)
+    pairing.allocated("r", 300)
+    assert pairing.progressed(b"p1", word(2, 0)) == [], "that was said before"
+    assert pairing.progressed(b"p2", word(3, 0)) == []
+    assert pairing.progressed(b"p1", word(3, 0, attempt=2)) == pairing.progressed(b"p1", word(3, 0, generation=2)) == []
+    assert pairing.progressed(b"p1", word(3, 0)) == [LoadProgress(source().key)]
+    assert pairing.finished("r", Outcome.OK, "", [source().key])
+    assert pairing.progressed(b"p1", word(4, 0)) == []
+    pairing.end("r")
+    assert pairing.progressed(b"p1", word(5, 0)) == []
+
+
+def test_a_newer_try_begins_with_no_work() -> None:
+    pairing = loading()
+    pairing.progressed(b"p1", word(200, 9))
+    pairing.announce(b"p2", source(2), 2.0, ranks=1)
+    assert pairing.progressed(b"p1", word(201, 9)) == []
+    assert pairing.progressed(b"p2", word(1, 0, attempt=2)) == [LoadProgress(source(2).key)]

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, TransferId
 from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.leases import LOOKS
 from xpyd_sidecar.kv.mapping import Cut, Part, units
 from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.receiving import Ask, Cancel, Confirm, Finished, From, Order, Place, Pull, Receiving
@@ -30,6 +36,13 @@ def begun() -> Receiving:
     ready = Ready(2, 3, 2, 64, checksum=True)
     assert receiving.load(order(), 0.0) == [Ask(P1, INC, key(), ready, "r", (40, 41, 42), 0, units(WHOLE))]
     return receiving
+
+
+def silence(receiving: Receiving, start: float, end: float) -> list[object]:
+    """Nothing comes, and this side looks every second: what it says at ``end``, having said nothing before."""
+    while (start := start + 1.0) < end:
+        assert receiving.tick(start) == []
+    return [*receiving.tick(end)]
 
 
 def fill(receiving: Receiving, attempt: int = 1) -> list[object]:
@@ -107,8 +120,9 @@ def test_another_try_in_time_rescues_a_load_that_has_lost_its_source() -> None:
 
 def test_a_source_that_was_aborted_is_replaced_by_the_router_so_the_deadline_stays() -> None:
     receiving = begun()
+    silence(receiving, 0.0, 10.0)
     receiving.broken(key(), 0, (Outcome.ABORTED, "leg ended"), 10.0, final=False)
-    assert receiving.tick(29.0) == []
+    assert silence(receiving, 10.0, 29.0) == []
     assert receiving.tick(30.0) == [Finished("r", key(), Outcome.ABORTED, "leg ended", 0)]
 
 
@@ -119,11 +133,133 @@ def test_a_final_failure_is_reported_at_once() -> None:
     assert receiving.broken(key(), 0, (Outcome.CHECKSUM, "bad"), 1.0, final=True) == []
 
 
-def test_the_deadline_ends_a_load() -> None:
+SILENT = "no progress for 30 s"
+TOO_LONG = "it took longer than a load may"
+
+
+def ended(reason: str) -> list[object]:
+    return [Cancel(key(), 0, Outcome.DEADLINE, reason), Finished("r", key(), Outcome.DEADLINE, reason, 0)]
+
+
+def test_silence_ends_a_load() -> None:
     receiving = begun()
-    assert receiving.tick(29.9) == []
-    assert receiving.tick(30.0) == [Cancel(key(), 0, Outcome.DEADLINE, "not everything arrived in time"),
-                                    Finished("r", key(), Outcome.DEADLINE, "not everything arrived in time", 0)]
+    assert silence(receiving, 0.0, 29.9) == []
+    assert receiving.tick(30.0) == ended(SILENT)
+
+
+def test_a_block_per_29_seconds_is_progress_and_the_load_lasts_until_all_are_there() -> None:
+    receiving = begun()
+    now = 0.0
+    blocks = [(region, 2 + at) for region in range(2) for at in range(3)]
+    for region, block in blocks:
+        assert silence(receiving, now, now + 29.0) == []
+        now += 29.0
+        receiving.arrived(key(), 0, region, (block, 1), 16)
+        out = receiving.placed(key())
+    assert out == [Confirm(key(), 0), Finished("r", key(), Outcome.OK, "", 96)]
+
+
+def test_a_prefill_whose_work_grows_is_waited_for() -> None:
+    receiving = begun()
+    for word in range(10):
+        assert silence(receiving, word * 29.0, word * 29.0 + 29.0) == []
+        receiving.progressed(key())
+        assert receiving.tick(word * 29.0 + 29.0) == []
+    assert silence(receiving, 290.0, 319.0) == []
+    assert receiving.tick(320.0) == ended(SILENT)
+
+
+def test_the_limit_ends_a_load_however_much_comes() -> None:
+    for limit_s, own in ((100.0, 600.0), (600.0, 100.0)):
+        receiving = Receiving(load_s=30, grace_s=1, regions=2, cover=True, limit_s=limit_s)
+        receiving.load(order()._replace(limit_s=own), 0.0)
+        for second in range(1, 100):
+            receiving.progressed(key())
+            assert receiving.tick(float(second)) == []
+        receiving.progressed(key())
+        assert receiving.tick(100.0) == ended(TOO_LONG)
+
+
+def test_a_newer_try_has_no_limit_of_its_own() -> None:
+    receiving = Receiving(load_s=30, grace_s=1, regions=2, cover=True, limit_s=50)
+    receiving.load(order(), 0.0)
+    receiving.load(order(2, P2), 40.0)
+    assert silence(receiving, 40.0, 49.0) == []
+    assert [type(one) for one in silence(receiving, 49.0, 50.0)] == [Cancel, Finished]
+
+
+def test_what_is_no_news_renews_nothing() -> None:
+    receiving = begun()
+    receiving.arrived(key(), 0, 0, (2, 1), 16)
+    for second in range(1, 30):
+        assert receiving.arrived(key(), 0, 0, (2, 1), 16) is not None  # again
+        assert receiving.arrived(key(2), 0, 0, (3, 1), 16) is None  # of another try
+        assert receiving.arrived(key(), 0, 0, (1, 1), 16) is None  # not asked for
+        receiving.progressed(key(2))
+        assert receiving.tick(float(second)) == []
+    assert silence(receiving, 29.0, 31.0) == ended(SILENT)  # the first block was seen at 1.0
+
+
+def test_a_clock_that_jumps_is_no_silence_and_no_reason_to_wait_for_ever() -> None:
+    receiving = begun()
+    assert receiving.tick(1.0) == []
+    assert receiving.tick(500.0) == []
+    receiving.arrived(key(), 0, 0, (2, 1), 16)
+    assert receiving.tick(499.0) == []
+    assert silence(receiving, 499.0, 529.0 - 0.5) == []
+    assert silence(receiving, 528.5, 529.0) == ended(SILENT)
+    held_up = begun()
+    looks = [held_up.tick(at * 1000.0) for at in range(1, 6)]
+    assert looks == [[], [], [], ended(SILENT), []], "four looks that find nothing are enough"
+
+
+def test_a_load_that_has_lost_a_source_is_not_kept_by_the_other_one() -> None:
+    receiving = two()
+    lost = Outcome.PEER_LOST, "reset"
+    receiving.broken(key(), 1, lost, 1.0, final=False)
+    receiving.arrived(key(), 0, 0, (2, 1), 16)
+    receiving.progressed(key())
+    assert receiving.tick(2.0) == [Finished("r", key(), *lost, 0)]
+
+
+class Course(NamedTuple):
+    """What happens at a second: a block, words of prefill, nothing; or this side is held up for so long."""
+
+    what: Literal["block", "word", "nothing", "gap"]
+    gap: int = 1
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.one_of(st.builds(Course, st.sampled_from(["block", "word", "nothing"]), st.just(1)),
+                          st.builds(Course, st.just("gap"), st.integers(1, 400))), max_size=60),
+       st.integers(LOOKS, 40), st.integers(1, 2000))
+def test_a_load_ends_by_silence_or_by_its_limit_and_by_nothing_else(course: list[Course], load_s: int,
+                                                                    limit_s: int) -> None:
+    """Law 4: progress within ``load_s`` of listening keeps it, silence of that ends it, and the limit always does."""
+    blocks = 80
+    receiving = Receiving(load_s=load_s, grace_s=1, regions=1, cover=True, limit_s=limit_s)
+    part = (Part(Cut(0, 1, 0, 0, 16), 0, 0),)
+    receiving.load(Order("r", key(), 0, tuple(range(blocks)), (From(P1, INC, part),)), 0.0)
+    now, sent, silent, waited = 0.0, 0, 0.0, 0
+    for what, gap in [*course, *[Course("nothing")] * load_s]:
+        now += gap
+        if what == "block":
+            receiving.arrived(key(), 0, 0, (sent, 1), 16)
+            assert receiving.placed(key()) == []
+            sent += 1
+        elif what == "word":
+            receiving.progressed(key())
+        silent, waited = (0.0, 0) if what in {"block", "word"} else (silent + min(gap, load_s / LOOKS), waited + gap)
+        out = receiving.tick(now)
+        if now >= limit_s:
+            assert out == ended(TOO_LONG)
+            return
+        if silent >= load_s:
+            assert waited >= load_s
+            assert out == ended(f"no progress for {load_s} s")
+            return
+        assert out == []
+    raise AssertionError("it never ended")
 
 
 def test_an_abandoned_load_is_reported_once_and_places_nothing_more() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.copies import Copy, Ended, Free, Refuse, Send
 from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.leases import LOOKS
 from xpyd_sidecar.kv.mapping import Cut, Kind
 from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.sending import EARLY_MAX, Sending
@@ -19,6 +23,13 @@ ALL = Ready(0, 10, 2, 64, checksum=False)
 
 def machine(*, cover: bool = False) -> Sending[str]:
     return Sending(keep_s=60, send_s=30, regions=2, block_bytes=64, cover=cover)
+
+
+def silence(sending: Sending[str], start: float, end: float) -> list[object]:
+    """Nothing comes, and this side looks every second: what it says at ``end``, having said nothing before."""
+    while (start := start + 1.0) < end:
+        assert sending.tick(start) == []
+    return [*sending.tick(end)]
 
 
 def copy(name: str = "c", first: int = 0, blocks: int = 2) -> Copy[str]:
@@ -93,7 +104,7 @@ def test_a_peer_that_never_confirms_is_not_waited_for_for_ever() -> None:
     sending = machine()
     sending.copy(KEY, copy(), 0.0)
     sending.ready(1, KEY, ALL, 50.0)
-    assert sending.tick(79.0) == []
+    assert silence(sending, 50.0, 79.0) == []
     refuse, ended = sending.tick(80.0)
     assert isinstance(refuse, Refuse)
     assert isinstance(ended, Ended)
@@ -146,6 +157,120 @@ def test_releasing_tells_decode_where_it_has_asked_and_reports_even_what_was_nev
     assert sending.release(early, Outcome.ABORTED, "y", retry=True) == [
         Refuse(1, early, Outcome.ABORTED, "y", True), Ended(early, Outcome.ABORTED, "y", False)]
     assert sending.ready(3, early, ALL, 0.0) == [Refuse(3, early, Outcome.ABORTED, "y", True)]
+
+
+def sent(limit_s: float = math.inf) -> Sending[str]:
+    """Decode has asked at 0."""
+    sending: Sending[str] = Sending(keep_s=60, send_s=30, regions=2, block_bytes=64, cover=False, limit_s=limit_s)
+    sending.copy(KEY, copy("c", 0, 1), 0.0)
+    assert len(sending.ready(1, KEY, ALL, 0.0)) == 1
+    return sending
+
+
+PROGRESS: dict[str, Callable[[Sending[str], int], object]] = {
+    "copy": lambda sending, nth: sending.copy(KEY, copy("c", nth, 1), 29.0 * nth),
+    "left or work": lambda sending, _: sending.progressed(KEY)}
+
+
+@pytest.mark.parametrize("what", PROGRESS)
+def test_a_transfer_lasts_while_there_is_progress(what: str) -> None:
+    sending = sent()
+    for nth in range(1, 8):
+        assert silence(sending, 29.0 * (nth - 1), 29.0 * nth - 1.0) == []
+        PROGRESS[what](sending, nth)
+        assert sending.tick(29.0 * nth) == []
+    assert silence(sending, 203.0, 232.0) == []
+    refuse, ended = sending.tick(233.0)
+    assert ended == Ended(KEY, Outcome.DEADLINE, "decode did not confirm in time", False)
+    assert isinstance(refuse, Refuse)
+    assert sending.progressed(KEY) is None
+    assert sending.tick(234.0) == []
+
+
+def test_what_a_taker_fetches_is_progress_and_what_it_has_fetched_is_not() -> None:
+    sending = machine()
+    sending.ready(1, KEY, ALL.__class__(0, 10, 2, 64, checksum=False, window=1), 0.0)
+    sending.copy(KEY, copy("c", 0, 10), 0.0)
+    for nth in range(1, 4):
+        assert silence(sending, 29.0 * (nth - 1), 29.0 * nth - 1.0) == []
+        assert len(sending.fetch(1, KEY, nth + 1)) == 1
+        assert sending.tick(29.0 * nth) == []
+    for second in range(88, 117):
+        assert sending.fetch(1, KEY, 4) == []
+        assert sending.tick(float(second)) == []
+    assert Ended(KEY, Outcome.DEADLINE, "decode did not confirm in time", False) in sending.tick(117.0)
+
+
+def test_the_limit_ends_a_transfer_however_much_leaves() -> None:
+    sending = sent(limit_s=100.0)
+    for second in range(1, 100):
+        sending.progressed(KEY)
+        assert sending.tick(float(second)) == []
+    sending.progressed(KEY)
+    assert sending.tick(100.0)[-1] == Ended(KEY, Outcome.DEADLINE, "it took longer than a load may", False)
+
+
+def test_copies_are_kept_while_their_prompt_is_computed() -> None:
+    sending: Sending[str] = Sending(keep_s=60, send_s=30, regions=2, block_bytes=64, cover=False, limit_s=100)
+    sending.copy(KEY, copy("a", 0, 1), 0.0)
+    sending.copy(KEY, copy("b", 1, 1), 50.0)
+    assert sending.tick(109.0) == []
+    sending.progressed(KEY)
+    assert sending.tick(109.5) == []
+    assert silence(sending, 109.5, 169.0) == []
+    assert len(sending.ready(1, KEY, ALL, 169.0)) == 2
+    assert silence(sending, 169.0, 199.0 - 0.5) == [], "what was before READY counts for nothing after it"
+    assert sending.tick(199.5)[-1] == Ended(KEY, Outcome.DEADLINE, "decode did not confirm in time", False)
+
+
+def test_a_clock_that_jumps_ends_no_transfer_at_once() -> None:
+    sending = sent()
+    assert sending.tick(1000.0) == []
+    assert sending.tick(900.0) == []
+    assert silence(sending, 900.0, 922.0) == []
+    assert len(silence(sending, 922.0, 923.0)) == 2
+    held_up = sent()
+    looks = [bool(held_up.tick(at * 1000.0)) for at in range(1, 6)]
+    assert looks == [False, False, False, True, False]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["copy", "word", "fetch", "nothing"]), st.integers(1, 400)), max_size=40),
+       st.integers(4, 40), st.integers(4, 40), st.integers(1, 2000), st.integers(0, 200))
+def test_a_transfer_ends_by_silence_or_by_its_limit_and_by_nothing_else(
+        course: list[tuple[str, int]], keep_s: int, send_s: int, limit_s: int, asked_at: int) -> None:
+    """Law 4, before READY by the clock, after it by the time in which this side listens; every copy comes back once."""
+    sending: Sending[str] = Sending(keep_s=keep_s, send_s=send_s, regions=1, block_bytes=16, cover=False, limit_s=limit_s)
+    ready = Ready(0, 1000, 1, 16, checksum=False, window=1)
+    sending.copy(KEY, Copy(0, 0, 1, "0"), 0.0)
+    names, out = ["0"], []
+    now, silent, asked, fetched = 0.0, 0.0, math.inf, 1
+    for what, gap in [*course, *[("nothing", 1)] * (keep_s + send_s)]:
+        now += gap
+        counts, silent = True, silent + (gap if asked == math.inf else min(gap, send_s / LOOKS))
+        if asked == math.inf and now >= asked_at:
+            out += sending.ready(1, KEY, ready, now)
+            asked = now
+        elif what == "copy":
+            names.append(str(len(names)))
+            out += sending.copy(KEY, Copy(0, len(names) - 1, 1, names[-1]), now)
+        elif what == "word":
+            sending.progressed(KEY)
+        elif what == "fetch" and asked < math.inf:
+            fetched += 1
+            out += sending.fetch(1, KEY, fetched)
+        else:
+            counts = False
+        silent = 0.0 if counts else silent
+        step = sending.tick(now)
+        out += step
+        over = now >= asked + limit_s or silent >= (keep_s if asked == math.inf else send_s)
+        assert any(isinstance(one, Ended) for one in step) == over
+        if over:
+            back = [one.copy.data for one in out if isinstance(one, Send | Free)]
+            assert sorted(back) == sorted(names)
+            return
+    raise AssertionError("it never ended")
 
 
 def taker(half: int, takers: int = 2) -> Ready:

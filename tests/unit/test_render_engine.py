@@ -63,6 +63,7 @@ def test_environment_of_the_user() -> None:
         {"engine": {"args": ["--enforce-eager"]}},
         {"engine": {"env": [{"name": "A", "value": "1"}]}},
         {"kv": {"checksum": "none"}},
+        {"kv": {"loadLimit": "20m"}},
         {"model": {"source": "Qwen/Qwen3-8B", "revision": "v2"}},
         {"decode": {"args": ["--max-num-seqs", "8"]}},
     ],
@@ -76,6 +77,7 @@ def test_what_an_engine_is_made_of_changes_its_revision(spec: dict[str, Any]) ->
     "spec",
     [
         {"decode": {"replicas": 3}},
+        {"kv": {"loadLimit": "10m"}},
         {"drain": {"timeout": "1m"}},
         {"router": {"policy": "least_loaded"}},
         {"prefill": {"args": ["--max-num-seqs", "8"]}},
@@ -88,3 +90,9 @@ def test_what_an_engine_is_not_made_of_keeps_its_revision(spec: dict[str, Any]) 
 
 def test_equal_roles_have_equal_revisions() -> None:
     assert engine_revision(service(), Role.DECODE, "m") == engine_revision(service(), Role.PREFILL, "m")
+
+
+def test_the_bound_of_a_load_is_left_out_where_it_is_the_default() -> None:
+    for kv, written in (({}, None), ({"loadLimit": "600s"}, None), ({"loadLimit": "20m"}, 1200.0)):
+        config = json.loads(value(engine_args(service(kv=kv), Role.DECODE, "m"), "--kv-transfer-config"))
+        assert config["kv_connector_extra_config"]["xpyd"].get("load_limit_s") == written

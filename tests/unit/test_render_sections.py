@@ -42,3 +42,8 @@ def test_what_is_written_reaches_the_router_and_nothing_else(spec: dict[str, Any
 def test_nothing_but_the_model_differs_from_a_routers_own_defaults() -> None:
     made = router_section(service(), "::")
     assert made == RouterConfig(model=made.model)
+
+
+def test_how_long_a_load_may_take_reaches_the_router() -> None:
+    assert router_section(service(), "::").load_limit_s == 600.0
+    assert router_section(service(kv={"loadLimit": "90s"}), "::").load_limit_s == 90.0

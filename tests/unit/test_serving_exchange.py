@@ -30,6 +30,41 @@ def test_both_legs_are_sent_at_once_with_one_transfer_and_attempt() -> None:
     assert prefill.transfer == decode.transfer == "0" * 32
 
 
+def limits(drive: Drive) -> list[float | None]:
+    return [send.params.limit_s for send in drive.sent if send.params is not None]
+
+
+def test_prefill_may_take_longer_than_its_announcement_and_both_legs_know_how_long_in_all() -> None:
+    drive = Drive(pair_s=10.0, load_s=50.0)
+    assert limits(drive) == [60.0, 60.0]
+    assert drive.exchange.deadline == 60.0
+    assert drive.on(DeadlinePassed(), 59.9) == []
+    assert drive.on(DeadlinePassed(), 60.0) == ["cancel 1", "cancel 2", "send 3 d0 alone"]
+
+
+def test_no_attempt_may_take_longer_than_its_request() -> None:
+    drive = Drive(pair_s=10.0, load_s=500.0)
+    assert limits(drive) == [100.0, 100.0]
+    assert drive.on(lost(1), 4.0) == ["send 3 p1 a2"]
+    assert limits(drive)[2:] == [96.0]
+    assert drive.on(DeadlinePassed(), 100.0) == ["refuse 504", "cancel 3", "cancel 2", "over timeout"]
+
+
+def test_another_prefill_is_asked_only_while_decode_may_wait_for_an_announcement() -> None:
+    drive = Drive(pair_s=10.0, load_s=50.0)
+    assert drive.on(lost(1), 10.0) == ["cancel 2", "send 3 d0 alone"]
+    drive = Drive(pair_s=10.0, load_s=50.0)
+    drive.on(lost(1), 9.0)
+    assert limits(drive)[2:] == [51.0]
+    assert drive.exchange.deadline == 60.0, "the whole does not begin anew"
+
+
+def test_after_prefills_end_decode_has_the_requests_time() -> None:
+    drive = Drive(pair_s=10.0, load_s=50.0)
+    drive.on(Answered(1, 200), 30.0)
+    assert drive.exchange.deadline == 100.0
+
+
 def test_a_stream_runs_to_its_end() -> None:
     drive = Drive()
     assert drive.on(Answered(1, 200)) == []

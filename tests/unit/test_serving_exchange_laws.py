@@ -41,7 +41,7 @@ def test_simulated_with_random_events_the_laws_hold(seed: int) -> None:
 
 def _simulate(dice: random.Random) -> None:
     picks = FakePicks(dice.randrange(4), dice.randrange(4))
-    limits = RequestLimits(request_s=100.0, pair_s=dice.choice([5.0, 500.0]),
+    limits = RequestLimits(request_s=100.0, pair_s=dice.choice([5.0, 500.0]), load_s=dice.choice([0.0, 20.0]),
                     on_no_prefill=dice.choice(["decode", "reject"]), prefill_legs=dice.randrange(1, 4),
                            decode_legs=dice.randrange(1, 4), stream_legs=dice.randrange(1, 6))
     exchange = Exchange(TransferId("0" * 32), picks, limits, alone=dice.choice([False, False, True]), now=0.0,
@@ -70,6 +70,8 @@ def _simulate(dice: random.Random) -> None:
                     if params is not None:
                         assert params.attempt >= attempt
                         assert params.remaining_s > 0
+                        assert params.limit_s is not None
+                        assert params.limit_s > 0
                         attempts.add(params.attempt)
                         if role is Role.PREFILL:
                             assert params.attempt > attempt, "attempts grow with every prefill leg"

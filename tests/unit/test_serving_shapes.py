@@ -19,8 +19,9 @@ from xpyd_sidecar.router.stream.position import Position
 Api = Literal["completions", "chat"]
 PEER = legs.Peer(InstanceName('d"1%b%'), Incarnation("i"), HostPort("h:1"))
 LEGS = [legs.Leg(1, Role.PREFILL, TransferId("ab" * 16), Attempt(1), 60.0, PEER),
-        legs.Leg(1, Role.PREFILL, TransferId("cd" * 16), Attempt(3), 1.25, PEER),
-        legs.Leg(1, Role.DECODE, TransferId("ef" * 16), Attempt(1), 60.0, None)]
+        legs.Leg(1, Role.PREFILL, TransferId("cd" * 16), Attempt(3), 1.25, PEER, 599.125),
+        legs.Leg(1, Role.DECODE, TransferId("ef" * 16), Attempt(1), 60.0, None),
+        legs.Leg(1, Role.DECODE, TransferId("ef" * 16), Attempt(1), 60.0, None, 660.0)]
 VALUES: dict[str, list[Any]] = {
     "model": ["tiny", "tiny", "tiny", None, "", 7], "stream": [True, True, True, False, None, "yes", 1, 0.0, "off", 2],
     "prompt": ["hi", "100 %b %d %%", "é", "x" * 2000, [1, 2, 3], ["a", "b"], None, ""],

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from xpyd_operator.api.base import Part, Size, SizeOrShare
+from xpyd_operator.api.base import Duration, Part, Size, SizeOrShare
+from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.quantity import size, size_of_share
 
 HostPath = Annotated[str, Meta(min_length=2, max_length=512, pattern=r"^/[^:]+$", extra={"kind": "path"})]
@@ -25,12 +26,15 @@ class Kv(Part, frozen=True):
     """How KV goes from prefill to decode."""
 
     transport: Literal["auto", "tcp", "shm", "nccl", "rdma"] = "auto"
-    """Link for KV data: `tcp` works everywhere, `shm` on one host, `nccl` between GPUs (not yet run on one; needs nccl4py
-    in `engine.image`), `rdma` by NIXL where pods have an RDMA device (not yet run on one; needs nixl in `engine.image`).
+    """Link for KV data: `tcp` works everywhere, `shm` on one host, `nccl` between GPUs (run within one GPU so far; needs
+    nccl4py in `engine.image`), `rdma` by NIXL where pods have an RDMA device (not yet run on one; needs nixl in `engine.image`).
     `auto` takes `nccl` where both sides can, else `shm`, else `rdma`, else `tcp`."""
     mode: Literal["put_async", "put", "get"] = "put_async"
     """Prefill pushes beside its next steps (`put_async`), pushes before its step ends (`put`: the step waits, a quarter of
     a second at most), or decode pulls (`get`)."""
+    keep: Size = "256Mi"
+    """Host memory of each rank for copies of KV that prefill holds until decode takes them. What finds no room waits in
+    prefill's cache, which slows prefill down. On GPUs twice the KV of one step lets copies leave at the speed of the link."""
     buffer_size: SizeOrShare | None = None
     """Host memory of each rank for KV that has no place in decode's cache yet, used when prefill cannot keep it: bytes
     (`2Gi`) or a share of the rank's KV cache (`10%`). 0: none. Default: 10%, 1 GiB at most. With mode `get` prefill may
@@ -42,8 +46,16 @@ class Kv(Part, frozen=True):
     """Checksum of every block that is sent."""
     on_load_failure: Literal["recompute", "fail"] = "recompute"
     """When KV cannot be loaded: decode computes it again, or the request fails."""
+    load_limit: Duration = "10m"
+    """Longest time that decode waits for the KV of one prompt after prefill has announced it, while prefill makes progress:
+    blocks arrive, prompt tokens are computed, or others are served before it. Without progress it waits 30 s."""
     shared_memory: SharedMemory | None = None
     """Shared memory between pods of one node; transport `shm` needs it in Kubernetes."""
+
+    @property
+    def keep_bytes(self) -> int:
+        """Bytes."""
+        return size(self.keep)
 
     @property
     def buffer_bytes(self) -> int | None:
@@ -55,6 +67,11 @@ class Kv(Part, frozen=True):
         """Its share of a rank's KV cache, where that is stated."""
         percent = str(self.buffer_size)
         return size_of_share(percent, 100) / 100 if percent.endswith("%") else None
+
+    @property
+    def load_limit_s(self) -> float:
+        """Seconds."""
+        return seconds(self.load_limit)
 
     @property
     def host_pool_bytes(self) -> int:

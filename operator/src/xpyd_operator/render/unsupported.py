@@ -23,6 +23,8 @@ from xpyd_sidecar.contract.ids import Role
 
 STAGING_BYTES = 64 << 20
 """What the connector of one rank takes in before it is in the cache (its ``worker_side.STAGING_BYTES``)."""
+DEVICE_STAGING_BYTES = 512 << 20
+"""The same on a device (``worker_side.DEVICE_STAGING_BYTES``)."""
 
 
 def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
@@ -50,11 +52,12 @@ def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
     ranks = service.spec.role(role).parallelism.devices
     keep = kv_options(service).keep_bytes
     buffers = (service.spec.kv.buffer_bytes or 0) + 2 * service.spec.kv.host_pool_bytes
-    needed = ranks * (keep + STAGING_BYTES + buffers)
+    staging = DEVICE_STAGING_BYTES if devices(service.spec.role(role)) else STAGING_BYTES
+    needed = ranks * (keep + staging + buffers)
     if limit is not None and size(limit) < needed:
         reason = (
             f"must be above {needed >> 20}Mi, not {limit}: each of {ranks} ranks keeps up to {keep >> 20}Mi of KV to send "
-            f"and {STAGING_BYTES >> 20}Mi to receive{', and its buffers, ' if buffers else ', '}"
+            f"and {staging >> 20}Mi to receive{', and its buffers, ' if buffers else ', '}"
             f"beside what vLLM itself takes"
         )
         yield f"spec.{role}.resources.limits.memory", reason

@@ -5,7 +5,7 @@ The operator renders these, sidecar and connector read them; nobody else knows t
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -59,7 +59,9 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_ttl_s: float = 60.0
     """How long it holds them."""
     load_timeout_s: float = 30.0
-    """From READY until everything must be in place."""
+    """Of silence, after which a load ends: nothing has arrived, and prefill has said of no work for it that grew."""
+    load_limit_s: float = 600.0
+    """From READY until everything must be in place, whatever arrives; what the router has left bounds it, too."""
     peer_timeout_s: float = 5.0
     """Connecting, handshake, and silence on a link that has work."""
     control_port: int = 0
@@ -180,6 +182,9 @@ class RouterConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request_timeout_s: float = 3600.0
     pair_timeout_s: float = 60.0
     """How long decode may wait for prefill's announcement."""
+    load_limit_s: float = 600.0
+    """How long it may wait for the KV after that, while prefill makes progress (``KvOptions.load_limit_s``). Decode notices
+    where it makes none; a prefill leg that takes longer than both together is given up here, too."""
     resolve_s: float = 5.0
     """How often agents look up the routers' name; a router's roster is settled after one such interval and one beat."""
     receive_timeout_s: float = 30.0
@@ -210,12 +215,23 @@ class SidecarConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     log_format: Literal["json", "text"] = "json"
 
 
+LATER_OPTIONS: Final[dict[str, float]] = {"load_limit_s": KvOptions().load_limit_s}
+
+
 def kv_transfer_config(options: KvOptions, on_load_failure: Literal["recompute", "fail"]) -> dict[str, Any]:
-    """The value of vLLM's ``--kv-transfer-config`` (as an object; the caller encodes it)."""
+    """The value of vLLM's ``--kv-transfer-config`` (as an object; the caller encodes it).
+
+    Options that came later are left out where they have their defaults: the engine's revision stays what it was, and an
+    engine image with the connector of an earlier release takes it.
+    """
+    given = msgspec.to_builtins(options)
+    for name, default in LATER_OPTIONS.items():
+        if given[name] == default:
+            del given[name]
     return {
         "kv_connector": CONNECTOR_CLASS,
         "kv_connector_module_path": CONNECTOR_MODULE,
         "kv_role": "kv_both",
         "kv_load_failure_policy": on_load_failure,
-        "kv_connector_extra_config": {"xpyd": msgspec.to_builtins(options)},
+        "kv_connector_extra_config": {"xpyd": given},
     }

@@ -47,6 +47,9 @@ class Leg(msgspec.Struct, frozen=True):
     remaining_s: float
     peer: Peer | None = None
     """Set on the prefill leg, absent on the decode leg."""
+    limit_s: float | None = None
+    """What the router has left for the whole of this attempt, a load that makes progress included; None (a router that does
+    not say): as long as the engine allows. Engines that do not know the field allow what they allow."""
 
 
 def decode(params: dict[str, Any]) -> Leg:
@@ -65,6 +68,8 @@ def decode(params: dict[str, Any]) -> Leg:
         raise ValueError(f"{FIELD}.transfer: not 32 hex digits")
     if leg.attempt < 1 or not leg.remaining_s > 0:
         raise ValueError(f"{FIELD}: attempt must be at least 1 and remaining_s above 0")
+    if leg.limit_s is not None and not leg.limit_s > 0:
+        raise ValueError(f"{FIELD}.limit_s: must be above 0")
     if (leg.peer is None) == (leg.role is Role.PREFILL):
         raise ValueError(f"{FIELD}.peer: required on a prefill leg, not allowed on a decode leg")
     return leg
@@ -74,6 +79,8 @@ def encode(leg: Leg) -> dict[str, Any]:
     """The JSON object for the request body."""
     params: dict[str, Any] = {"xpyd": leg.xpyd, "role": leg.role.value, "transfer": leg.transfer, "attempt": leg.attempt,
                               "remaining_s": leg.remaining_s}
+    if leg.limit_s is not None:
+        params["limit_s"] = leg.limit_s
     if leg.peer is not None:
         params["peer"] = msgspec.structs.asdict(leg.peer)
     if leg.role is Role.DECODE:

@@ -17,7 +17,7 @@ from xpyd_sidecar.engine.ring import Ring
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.kv import messages, offers, pairing, peers
 from xpyd_sidecar.kv.keys import Outcome, Recent
-from xpyd_sidecar.kv.messages import Announce, Control, Drop, Gone
+from xpyd_sidecar.kv.messages import Announce, Control, Drop, Gone, Ping
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import Pairing
 
@@ -62,6 +62,8 @@ class Carrying:
                 assert leg.failed is not None
                 self.orders.fails.append(FailOrder(step.request, leg.key(), *leg.failed))
                 self.expected.setdefault(step.request, [])
+            elif isinstance(step, pairing.LoadProgress):
+                self.orders.progress.append(step.key)
             elif isinstance(step, pairing.Abandon):
                 self.orders.abandons.append(step.request)
             else:
@@ -98,6 +100,9 @@ class Carrying:
                 self.ring.mark(step.key, "announced", sends=True)
                 if not self.post(step.peer, Announce(*step.key, step.identity, step.tokens, self.data, step.cached)):
                     self.offer(self._offers.drop(step.key, Outcome.OVERFLOW, "the control queue is full"))
+            elif isinstance(step, offers.SendWork):
+                self.orders.worked += [one.key for one in step.work]
+                self.post(step.peer, Ping(0, step.work))
             elif isinstance(step, offers.SendGone):
                 self.post(step.peer, Gone(*step.key, step.outcome, step.reason, step.retry))
             else:

@@ -37,7 +37,8 @@ class XpydConnector(KVConnectorBase_V1):
         self._worker: WorkerSide | None = None
         if role == KVConnectorRole.SCHEDULER:
             recompute = transfer.kv_load_failure_policy == "recompute"
-            self._scheduler = scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute)
+            self._scheduler = scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute,
+                                                        blocks=kv_cache_config.num_blocks)
             compat.rest_while(scheduler.rests)
 
     @property

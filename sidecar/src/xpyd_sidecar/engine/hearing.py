@@ -61,6 +61,7 @@ class Hearing:
                     self._carrying.post(peer, Welcome(ours.instance, ours.incarnation))
             elif isinstance(message, Ping):
                 self._carrying.post(peer, Pong(message.seq, ours.incarnation))
+                self._carrying.pair(self._pairing.progressed(peer, message.work))
             elif isinstance(message, Asked):
                 told = self._carrying.ring.told(message.transfers)
                 self._carrying.post(peer, Told(ours.instance, time.monotonic(), clock(), told))

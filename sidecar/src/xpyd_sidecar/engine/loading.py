@@ -60,7 +60,9 @@ class Loading:
             sources = tuple(From(*_place(order.source.data[one.rank]), one.parts, one.takers)
                             for one in order.plan[self._rank])
             self._carry_out(self._loads.load(Order(order.request, order.source.key, order.first, order.ids, sources,
-                                                   order.source.identity), now))
+                                                   order.source.identity, order.limit_s), now))
+        for key in orders.progress:
+            self._loads.progressed(key)
         for expect in orders.expects:
             source = expect.source
             place = source.data[self._rank]

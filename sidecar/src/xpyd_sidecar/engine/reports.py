@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ class LoadOrder(NamedTuple):
     ids: tuple[int, ...]
     plan: Plan = ()
     """What each rank takes from which of the source's."""
+    limit_s: float = math.inf
+    """What the router has left for it."""
 
 
 class FailOrder(NamedTuple):
@@ -52,6 +55,10 @@ class Orders(KVConnectorMetadata):
     fails: list[FailOrder] = field(default_factory=list)
     abandons: list[str] = field(default_factory=list)
     expects: list[ExpectOrder] = field(default_factory=list)
+    progress: list[Key] = field(default_factory=list)
+    """Loads for which prefill's work has grown."""
+    worked: list[Key] = field(default_factory=list)
+    """Sends for which this engine's own work has grown."""
     crew: bytes = b""
     """What workers join the scheduler side's calls with (``crew``); with the first orders alone."""
     tokens: int = 0

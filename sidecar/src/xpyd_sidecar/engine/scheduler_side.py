@@ -7,11 +7,12 @@ carries out their instructions (``carrying``); it is held for short computations
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from xpyd_sidecar.contract import fingerprint as fingerprints
@@ -32,6 +33,7 @@ from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import identity, mapping, offers, pairing, peers, versions
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
+from xpyd_sidecar.kv.load_room import LoadRoom
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import Pairing, Verdict
 
@@ -46,8 +48,8 @@ REFUSED_PROMPT: Final = [0]
 class SchedulerSide:
     """One engine (one DP rank of it)."""
 
-    def __init__(self, config: Any, settings: Settings, *, recompute: bool) -> None:
-        """Bind the control socket.
+    def __init__(self, config: Any, settings: Settings, *, recompute: bool, blocks: int = 0) -> None:
+        """Bind the control socket. ``blocks`` of each rank's cache, of which loads may hold half; 0: they are not counted.
 
         Raises:
             ConfigError: the port cannot be bound.
@@ -63,6 +65,10 @@ class SchedulerSide:
         options = settings.options
         self._pairing = Pairing(recompute=recompute, unclaimed_s=options.claim_s)
         self._offers = Offers(block_size=self._block_size, ranks=self._ranks)
+        self._room = LoadRoom(blocks)
+        self._tell_s = min(options.peer_timeout_s / 4, options.load_timeout_s / 8)
+        """Between two words of work for transfers, each said in a step."""
+        self._told_at = -math.inf
         self._gauges: dict[str, int] = {}
         self._levels: dict[int, dict[str, int]] = {}
         self._invited: Recent[Key, None] = Recent()
@@ -145,18 +151,25 @@ class SchedulerSide:
         self._carrying.pair(self._pairing.register(
             request.request_id, leg.transfer, leg.attempt, identity=prompt, tokens=request.num_prompt_tokens,
             lease=Lease.of(time.monotonic(), leg.remaining_s),
+            ends=Lease.of(time.monotonic(), math.inf if leg.limit_s is None else leg.limit_s),
             withdrawn=list(request.prompt_token_ids[:2]) == REFUSED_PROMPT))
 
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``computed`` come from a prefill engine; None: ask again later."""
         with self._lock:
             verdict = self._pairing.ask(request.request_id, time.monotonic())
+            if verdict is Verdict.LOAD and not self._room.may(request.request_id, self._blocks_beyond(request, computed)):
+                verdict = Verdict.WAIT
         if verdict is Verdict.WAIT:
             return None, False
         if verdict is Verdict.LOAD:
             return request.num_prompt_tokens - computed, True
         # The smallest load there is, only so that it can be reported as failed: vLLM has no other way to fail a request.
         return (1, True) if verdict is Verdict.FAIL else (0, False)
+
+    def _blocks_beyond(self, request: Any, computed: int) -> int:
+        """Of a prompt."""
+        return -(-int(request.num_prompt_tokens) // self._block_size) - computed // self._block_size
 
     def allocated(self, request: Any, ids: list[int], external: int) -> None:
         """Blocks have been allocated for a request."""
@@ -168,9 +181,13 @@ class SchedulerSide:
                 first = (request.num_prompt_tokens - external) // self._block_size
                 last = -(-request.num_prompt_tokens // self._block_size)
                 leg = self._pairing.leg(name)
+                self._room.took(name, last - first)
                 if leg is not None and leg.source is not None:
-                    self._carrying.loading[name] = LoadOrder(name, leg.source, first, tuple(ids[first:last]))
+                    self._carrying.loading[name] = LoadOrder(name, leg.source, first, tuple(ids[first:last]),
+                                                             limit_s=leg.ends.left(time.monotonic()))
                     self._carrying.ring.mark(leg.source.key, "allocated", sends=False)
+            else:
+                self._room.left(name)
             self._carrying.pair(self._pairing.allocated(name, external))
 
     def build_orders(self, output: Any) -> Orders:
@@ -203,6 +220,8 @@ class SchedulerSide:
                     self._carrying.offer(self._offers.step(
                         name, new[0] if new else (), reset=name in cached.resumed_req_ids,
                         computed=cached.num_computed_tokens[at] + output.num_scheduled_tokens[name]))
+            self._room.step()
+            self._tell_of_work(output.num_scheduled_tokens)
             orders, self._carrying.orders = self._carrying.orders, Orders()
             loading = bool(self._carrying.expected)
             sending = self._offers.open > 0 or self._holds()
@@ -213,6 +232,14 @@ class SchedulerSide:
         if self._nap is not None:
             orders.calm = self._calm = self._nap.step(idle=idle, loading=loading, sending=sending)
         return orders
+
+    def _tell_of_work(self, tokens: Mapping[str, int]) -> None:
+        """Only here, in a step: whatever else in this process lives on, an engine that hangs says nothing of work."""
+        self._offers.stepped(tokens)
+        now = time.monotonic()
+        if now - self._told_at >= self._tell_s:
+            self._told_at = now
+            self._carrying.offer([*self._offers.grown()])
 
     def rests(self, looked_s: float) -> bool:
         """Whether workers' answer, which was looked for so long, is waited for now.
@@ -264,6 +291,7 @@ class SchedulerSide:
             self._carrying.ring.first(key, noted)
 
     def _loaded(self, name: str, reports: list[LoadReport]) -> None:
+        self._room.over(name)
         order = self._carrying.loading.pop(name, None)
         bad = next((one for one in reports if one.outcome is not Outcome.OK), None)
         leg = self._pairing.leg(name)
@@ -290,6 +318,7 @@ class SchedulerSide:
             self._loaded_now.pop(request.request_id, None)
             self._loading.pop(request.request_id, None)
             self._waiting_since.pop(request.request_id, None)
+            self._room.left(request.request_id)
             self._carrying.offer(self._offers.end(request.request_id))
             self._carrying.pair(self._pairing.end(request.request_id))
             return self._offers.holds(request.request_id)

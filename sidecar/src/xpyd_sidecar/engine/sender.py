@@ -11,7 +11,7 @@ import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -117,6 +117,10 @@ class Sender:
         self._loop.post(lambda: self._carry_out(self._machine.release(
             key, outcome, reason, retry=outcome is Outcome.ABORTED)))
 
+    def progressed(self, keys: Sequence[Key]) -> None:
+        """The engine's work for these transfers has grown."""
+        self._loop.post(partial(self._progressed, keys))
+
     def take_reports(self) -> list[Report]:
         """What has ended since the last call."""
         out = []
@@ -135,6 +139,10 @@ class Sender:
         self._listener.close()
 
     # --- on the loop's thread ---
+
+    def _progressed(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self._machine.progressed(key)
 
     def _copied(self, key: Key, made: Iterable[Copy[Kept]]) -> None:
         for copy in made:
@@ -257,6 +265,7 @@ class Sender:
         peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover, most=frames.aim(step.frame))
 
     def _pushed(self, step: copies.Send[Kept], size: int, began: float, link: str) -> None:
+        self._machine.progressed(step.key)
         if step.key in self._began:  # else it has ended, and what is noted of it is told
             self._noting.piece(step.key, began, time.monotonic(), size, link)
         self._left(step.copy.data, size, step.uses)

@@ -73,7 +73,8 @@ def _check(options: KvOptions, field: str) -> None:
                               ("host_pool_bytes", options.host_pool_bytes, math.inf)):
         if value is not None and not 0 <= value <= most:
             raise ConfigError(f"{field}.{name}: {value} must be at least 0 and at most {most}")
-    for name in ("keep_bytes", "claim_s", "keep_ttl_s", "load_timeout_s", "peer_timeout_s", "put_wait_s", "window_bytes"):
+    for name in ("keep_bytes", "claim_s", "keep_ttl_s", "load_timeout_s", "load_limit_s", "peer_timeout_s", "put_wait_s",
+                 "window_bytes"):
         if not getattr(options, name) > 0:
             raise ConfigError(f"{field}.{name}: {getattr(options, name)} must be above 0")
     for name in ("control_port", "data_port"):

@@ -87,7 +87,8 @@ class WorkerSide:
         cover = options.checksum == "xxh3"
         send = Sending[Kept](keep_s=options.keep_ttl_s, send_s=options.load_timeout_s + options.peer_timeout_s,
                              regions=regions, block_bytes=block_bytes, cover=cover,
-                             kinds=[one.kind for one in self._arrays])
+                             kinds=[one.kind for one in self._arrays],
+                             limit_s=options.load_limit_s + options.peer_timeout_s)
         buffer = _buffer_bytes(options, block_bytes * num_blocks)
         keep = options.keep_bytes + options.host_pool_bytes + (buffer if options.mode == "get" else 0)
         ways, self._groups = choose(options, self._memory.device, self._memory.largest_frame)
@@ -116,7 +117,7 @@ class WorkerSide:
                                   claim_s=options.keep_ttl_s, grouping=self._groups, reading=self._reading)
         window = max(2, options.window_bytes // block_bytes) if options.mode == "get" else 0
         loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
-                          regions=regions, cover=cover, window=window)
+                          regions=regions, cover=cover, window=window, limit_s=options.load_limit_s)
         self._put = Put(options.put_wait_s, options.peer_timeout_s) if options.mode == "put" else None
         self._completions = Completions()
         self._saving = Saving(self._memory, self.store, self._sender, self._completions, blocks=num_blocks,
@@ -151,6 +152,8 @@ class WorkerSide:
         if orders.crew and self._hand is None:
             self._hand = Hand(orders.crew, self._rank, host=self._settings.host, key=self._settings.key,
                               let_go=self._sender.release, duty=self.duty)
+        if orders.worked:
+            self._sender.progressed(orders.worked)
         for release in orders.releases:
             self._saving.forget(release.key)
             self._sender.release(release.key, release.outcome, release.reason)

@@ -117,6 +117,12 @@ class Transfer(Generic[C]):
     """One open transfer."""
 
     lease: Lease
+    """Until when it may wait for progress: by the clock before READY, after it by the time in which this side has listened.
+    """
+    ends: Lease | None = None
+    """By the clock, after READY: the bound of the whole."""
+    news: bool = False
+    """There was progress since the last look."""
     copies: list[Copy[C]] = field(default_factory=list)
     takers: dict[int, Ready] = field(default_factory=dict)
     """By link."""

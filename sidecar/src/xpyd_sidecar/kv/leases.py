@@ -6,7 +6,7 @@ clocks need not agree.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 
 class Lease(NamedTuple):
@@ -30,3 +30,29 @@ class Lease(NamedTuple):
     def shortened(self, now: float, seconds: float) -> Lease:
         """The same lease, ending at most ``seconds`` from now."""
         return Lease(min(self.until, now + seconds))
+
+
+LOOKS: Final = 4
+"""Looks that must find nothing before a silence is too long, however far apart they are."""
+
+
+class Listened:
+    """A clock of the time in which this side has listened, by which the silence of a peer is measured.
+
+    It moves when this side looks at what has come. What passed since the look before counts up to a quarter of the silence
+    that is too long: in a longer gap this side was held up (a forward of a minute, a stopped process, a clock that jumped),
+    and what has come is not looked at yet. So the first look after a gap never finds a silence that was short before it.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """``seconds``: of the silence that is too long."""
+        self._most = seconds / LOOKS
+        self._listened = 0.0
+        self._looked: float | None = None
+
+    def look(self, now: float) -> float:
+        """Take note of a look at ``now`` of the monotonic clock; seconds in which it has listened."""
+        if self._looked is not None:
+            self._listened += min(max(0.0, now - self._looked), self._most)
+        self._looked = now
+        return self._listened

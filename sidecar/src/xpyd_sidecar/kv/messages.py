@@ -18,7 +18,7 @@ Structs tolerate unknown fields, so that a newer peer may add some within one ve
 Wire history
     1   first version
         later in it, answered with REJECT by who does not know it: ``trace``
-        later in it, ignored by who does not know it: ``cached`` of ``announce``
+        later in it, ignored by who does not know it: ``cached`` of ``announce``, ``work`` of ``ping``
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ WIRE_VERSION: Final = 1
 MAGIC: Final = b"xpyd"
 MESSAGE_MAX: Final = 64 << 10
 RANKS_MAX: Final = 1024
+WORK_MAX: Final = 512
+"""Tries that one PING speaks of: they fit into a message."""
 
 _PREFIX = struct.Struct("<4sH16sI")
 _NONE: Final = TransferId("0" * 32)
@@ -146,10 +148,28 @@ class Drop(msgspec.Struct, frozen=True, tag="drop", tag_field="t"):
         return Key(self.transfer, self.attempt, self.generation)
 
 
+class WorkDone(msgspec.Struct, frozen=True, array_like=True):
+    """What prefill has done for a try until now; both numbers only grow."""
+
+    transfer: TransferId
+    attempt: Attempt
+    generation: int
+    tokens: int
+    """Prompt tokens computed for it, again after a preemption."""
+    steps: int
+    """Steps with work for others that have ended while it waited in prefill's queue, announced but not run."""
+
+    @property
+    def key(self) -> Key:
+        """The try it speaks of."""
+        return Key(self.transfer, self.attempt, self.generation)
+
+
 class Ping(msgspec.Struct, frozen=True, tag="ping", tag_field="t"):
-    """Prefill asks whether decode still lives."""
+    """Prefill asks whether decode still lives. With ``work`` prefill's scheduler says in a step what it has done."""
 
     seq: int
+    work: tuple[WorkDone, ...] = ()
 
 
 class Pong(msgspec.Struct, frozen=True, tag="pong", tag_field="t"):
@@ -385,6 +405,8 @@ def unpack(raw: bytes) -> Control:
             raise MessageError("announce: tokens, attempt and generation must be at least 1 and identity 32 bytes")
         if not 0 < len(message.data) <= RANKS_MAX:
             raise MessageError(f"announce.data: {len(message.data)} addresses")
+    if isinstance(message, Ping) and len(message.work) > WORK_MAX:
+        raise MessageError(f"ping.work: {len(message.work)} transfers at once, over {WORK_MAX}")
     if isinstance(message, Asked) and len(message.transfers) > ASK_MAX:
         raise MessageError(f"trace.transfers: {len(message.transfers)} are asked for at once, over {ASK_MAX}")
     return message

@@ -7,6 +7,8 @@ Laws
 3. A leg that ends before all its blocks were pushed is withdrawn, and every rank lets go.
    One that was pushed holds its blocks after its end until every rank has copied them out, or let go.
 4. A transfer that decode does not want is pushed no further; its leg just finishes.
+5. Decode is told of work for a transfer that is not yet pushed whole: once for each growth, and only of steps that have
+   ended. A step that hangs is the last one that anything is told in.
 
     register ──▶ QUEUED ──allocated──▶ OPEN ──step…──▶ PUSHED ──every rank ended──▶ (forgotten)
                     └─ end ─▶ (forgotten)  └─ end, drop, peer_lost ─▶ CLOSING ─┘
@@ -14,15 +16,16 @@ Laws
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.kv.blocks import blocks_of, final_blocks
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
+from xpyd_sidecar.kv.messages import WORK_MAX, WorkDone
 
 
 class State(StrEnum):
@@ -62,6 +65,13 @@ class SendAnnounce(NamedTuple):
     cached: int
 
 
+class SendWork(NamedTuple):
+    """Tell a decode engine what has been done for its transfers since it was told last."""
+
+    peer: Peer
+    work: tuple[WorkDone, ...]
+
+
 class SendGone(NamedTuple):
     """Tell decode that a transfer will not come."""
 
@@ -83,7 +93,17 @@ class Ended(NamedTuple):
     bytes: int
 
 
-Instruction = Push | Release | SendAnnounce | SendGone | Ended
+Instruction = Push | Release | SendAnnounce | SendGone | SendWork | Ended
+
+
+class Effort(NamedTuple):
+    """Work for a transfer: tokens computed, and steps with work for others in which it waited."""
+
+    tokens: int
+    steps: int
+
+
+NO_EFFORT: Final = Effort(0, 0)
 
 
 @dataclass
@@ -103,6 +123,11 @@ class Leg:
     """By rank: up to which block it has copied out."""
     failed: tuple[Outcome, str] | None = None
     bytes: int = 0
+    done: Effort = NO_EFFORT
+    """In steps that have ended."""
+    under_way: Effort = NO_EFFORT
+    """In the step that runs."""
+    told: Effort = NO_EFFORT
 
 
 class Offers:
@@ -167,6 +192,25 @@ class Offers:
             leg.state = State.PUSHED
             leg.ids.clear()
         return [push]
+
+    def stepped(self, tokens: Mapping[str, int]) -> None:
+        """A step begins, with so many tokens by request: what the one before it had under way is done."""
+        busy = any(tokens.values())
+        for leg in self._open.values():
+            if leg.state is State.OPEN:
+                leg.done = Effort(leg.done.tokens + leg.under_way.tokens, leg.done.steps + leg.under_way.steps)
+                mine = tokens.get(leg.request, 0)
+                leg.under_way = Effort(mine, int(busy and not mine))
+
+    def grown(self) -> list[SendWork]:
+        """What has been done since the last call, by decode engine."""
+        by_peer: dict[Peer, list[WorkDone]] = {}
+        for key, leg in self._open.items():
+            if leg.state is State.OPEN and leg.done != leg.told:
+                leg.told = leg.done
+                by_peer.setdefault(leg.peer, []).append(WorkDone(*key, *leg.done))
+        return [SendWork(peer, tuple(work[at:at + WORK_MAX]))
+                for peer, work in by_peer.items() for at in range(0, len(work), WORK_MAX)]
 
     def end(self, request: str) -> list[Instruction]:
         """The request has ended, however and in whatever state."""

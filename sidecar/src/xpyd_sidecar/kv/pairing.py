@@ -7,6 +7,8 @@ Laws
 3. Every announcement ends: it is loaded, or its sender is told to drop it. Unclaimed ones run out. The sender of a try that
    another has taken over during the load is told when the load is over: earlier, its answer could end the newer one.
 4. A transfer that has ended never loads again under the same or an older attempt.
+5. Work that prefill speaks of is progress of a load once for each growth of its numbers, and only if who announced the try
+   speaks of it.
 
     register ──▶ PARKED ──allocated(load)──▶ LOADING ──finished──▶ DONE
                    │ announce, gone, refuse: PARKED, other source │ announce: LOADING from the new source
@@ -15,8 +17,9 @@ Laws
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict, deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from typing import Final, NamedTuple
@@ -24,9 +27,10 @@ from typing import Final, NamedTuple
 from xpyd_sidecar.contract.ids import Attempt, TransferId
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.leases import Lease
-from xpyd_sidecar.kv.messages import Announce, Gone
+from xpyd_sidecar.kv.messages import Announce, Gone, WorkDone
 
 UNCLAIMED_MAX: Final = 4096
+FOREVER: Final = Lease(math.inf)
 LEFT_MAX: Final = 32
 """Tries of one load that another has taken over and whose senders are told; those before them let go at their deadlines."""
 
@@ -64,6 +68,12 @@ class Load(NamedTuple):
     source: Announce
 
 
+class LoadProgress(NamedTuple):
+    """Tell the workers that prefill's work for a load has grown."""
+
+    key: Key
+
+
 class FailLoad(NamedTuple):
     """Have the workers report the request's load as failed."""
 
@@ -85,7 +95,7 @@ class Ended(NamedTuple):
     reason: str
 
 
-Instruction = DropPeer | Load | FailLoad | Abandon | Ended
+Instruction = DropPeer | Load | LoadProgress | FailLoad | Abandon | Ended
 
 
 @dataclass
@@ -106,6 +116,11 @@ class Leg:
     why: tuple[Outcome, str] = (Outcome.ABORTED, "prefill withdrew")
     """Of the last answer COMPUTE or FAIL: a newer announcement may since have cleared ``failed``."""
     loading: Key | None = None
+    ends: Lease = FOREVER
+    """When the router's time for all of it is over."""
+    tokens_done: int = 0
+    """What prefill has said of its work for ``source``, and the next too."""
+    steps_waited: int = 0
     left: deque[tuple[bytes, Key]] = field(default_factory=lambda: deque(maxlen=LEFT_MAX))
     """Senders and tries that workers may have asked before another one took over. They cancel them over the data link, but
     what was asked may not have come to the sender, as that link may have broken: it would keep its copies."""
@@ -146,7 +161,7 @@ class Pairing:
         return self._legs.get(request)
 
     def register(self, request: str, transfer: TransferId, attempt: Attempt, *, identity: bytes, tokens: int,
-                 lease: Lease, withdrawn: bool = False) -> list[Instruction]:
+                 lease: Lease, ends: Lease = FOREVER, withdrawn: bool = False) -> list[Instruction]:
         """A decode leg has arrived. A second one of the same or an older attempt is an ordinary request (law 4).
 
         ``withdrawn``: it may stand for a leg that never came so far, with another prompt, and ends at once.
@@ -154,7 +169,7 @@ class Pairing:
         tomb = self._tombs.get(transfer)
         if transfer in self._by_transfer or request in self._legs or (tomb and attempt <= tomb[0]):
             return []
-        leg = Leg(request, transfer, attempt, identity, tokens, lease)
+        leg = Leg(request, transfer, attempt, identity, tokens, lease, ends=ends)
         self._legs[request] = self._active[request] = self._by_transfer[transfer] = leg
         early = self._unclaimed.pop(transfer, None)
         if early is None:
@@ -206,6 +221,21 @@ class Pairing:
         elif leg.source:
             leg.left.append((leg.peer, leg.source.key))
         leg.source, leg.peer, leg.failed = source, peer, None
+        leg.tokens_done = leg.steps_waited = 0
+        return out
+
+    def progressed(self, peer: bytes, work: Sequence[WorkDone]) -> list[Instruction]:
+        """A peer says what it has done for tries that it announced."""
+        out: list[Instruction] = []
+        for one in work:
+            leg = self._by_transfer.get(one.transfer)
+            if leg is None or leg.source is None or leg.peer != peer or leg.source.key != one.key:
+                continue
+            if one.tokens > leg.tokens_done or one.steps > leg.steps_waited:
+                leg.tokens_done = max(leg.tokens_done, one.tokens)
+                leg.steps_waited = max(leg.steps_waited, one.steps)
+                if leg.state is State.LOADING:
+                    out.append(LoadProgress(one.key))
         return out
 
     def gone(self, message: Gone) -> list[Instruction]:

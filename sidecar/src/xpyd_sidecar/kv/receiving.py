@@ -9,22 +9,26 @@ Laws
    Where one of several sources is lost or refuses, the try is lost, and the others are told.
 3. A request's load is reported once by a rank: committed, or failed with a reason. It is not opened again after that: vLLM
    counts reports until it has one of every rank, and then the blocks may be used or given away.
-4. Nobody waits beyond ``load_s`` from READY; one whose source was lost waits ``grace_s`` for a newer try.
+4. A load lasts while there is progress: a block that was missing arrives, or prefill says of work for it that has grown.
+   Without either for ``load_s`` (of the time in which this side listens, ``leases.Listened``) it fails, and progress never
+   takes it beyond ``limit_s``, or its order's own limit, from the first order on, however many tries it takes.
+5. One whose source was lost waits ``grace_s`` for a newer try, whatever arrives of the old one.
 
     open ──▶ LOADING ──all placed──▶ committed       open (newer try): LOADING from the start, the old source is cancelled
                 │ broken ──▶ ORPHANED ──grace over──▶ failed
-                └ broken (final), deadline, abandon ──▶ failed
+                └ broken (final), silence, limit, abandon ──▶ failed
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
-from xpyd_sidecar.kv.leases import Lease
+from xpyd_sidecar.kv.leases import Lease, Listened
 from xpyd_sidecar.kv.mapping import Part, Unit, units
 from xpyd_sidecar.kv.messages import Ready
 
@@ -49,6 +53,8 @@ class Order(NamedTuple):
     sources: tuple[From, ...]
     identity: bytes = b""
     """Of the prompt, by which another try's KV may be known."""
+    limit_s: float = math.inf
+    """What the router has left for it."""
 
 
 class Ask(NamedTuple):
@@ -124,6 +130,9 @@ class Load:
 
     order: Order
     lease: Lease
+    """By the time in which this side has listened: until when silence is borne."""
+    ends: Lease
+    """By the clock: the bound of the whole."""
     have: list[bytearray]
     """By source: of each (array, block) that it owes, whether it is in place."""
     missing: int
@@ -132,6 +141,8 @@ class Load:
     whole: int = 0
     """Leading blocks of which nothing is missing."""
     size: int = 0
+    news: bool = False
+    """There was progress since the last look."""
     orphaned: tuple[Outcome, str] | None = None
     told: set[int] = field(default_factory=set)
     """Sources that know, or have said, that this try is over."""
@@ -140,13 +151,16 @@ class Load:
 class Receiving:
     """The machine. Methods return instructions in the order in which they must be carried out."""
 
-    def __init__(self, *, load_s: float, grace_s: float, regions: int, cover: bool, window: int = 0) -> None:
+    def __init__(self, *, load_s: float, grace_s: float, regions: int, cover: bool, window: int = 0,
+                 limit_s: float = math.inf) -> None:
         """``regions``: arrays of this rank; a source with as many, taken as they are, is asked for them without cuts.
 
         ``window``: pull, with so many blocks asked for and not yet there at most; 0: have everything pushed.
         """
         self._window = window
         self._load_s = load_s
+        self._limit_s = limit_s
+        self._listened = Listened(load_s)
         self._grace_s = grace_s
         self._regions = regions
         self._cover = cover
@@ -165,17 +179,19 @@ class Receiving:
             return []
         known = self._loads.get(order.request)
         out: list[Instruction] = []
+        ends = Lease.of(now, min(self._limit_s, order.limit_s))
         if known is not None:
             if order.key.order <= known.order.key.order:
                 return []
             del self._current[known.order.key]
             out += _cancel(known, Outcome.STALE, "a newer try has taken its place")
             order = order._replace(first=known.order.first, ids=known.order.ids)
-        lease = Lease.of(now, self._load_s)
+            ends = min(known.ends, ends)
+        lease = Lease.of(self._listened.look(now), self._load_s)
         wanted = [units(one.parts) for one in order.sources]
         have = [bytearray(len(one) * len(order.ids)) for one in wanted]
         each = sum(map(len, wanted))
-        self._loads[order.request] = Load(order, lease, have, each * len(order.ids), [each] * len(order.ids))
+        self._loads[order.request] = Load(order, lease, ends, have, each * len(order.ids), [each] * len(order.ids))
         self._current[order.key] = order.request
         return [*out, *(Ask(source.address, source.incarnation, order.key, self._ready(order, source), order.request,
                             order.ids, at, wanted[at], order.identity) for at, source in enumerate(order.sources))]
@@ -203,12 +219,20 @@ class Receiving:
         have, start = load.have[source], unit.nth * len(order.ids) + at
         before = have[start:start + count]
         have[start:start + count] = b"\1" * count
-        load.missing -= before.count(0)
+        new = before.count(0)
+        load.missing -= new
+        load.news |= new > 0
         if self._window:
             for slot, had in enumerate(before, at):
                 load.of_block[slot] -= not had
         load.size += size
         return Place(order.request, unit.region, order.ids[at:at + count], unit.head, unit.heads)
+
+    def progressed(self, key: Key) -> None:
+        """Prefill says that its work for a try has grown."""
+        load = self._loads.get(self._current.get(key, ""))
+        if load is not None:
+            load.news = True
 
     def placed(self, key: Key) -> list[Instruction]:
         """What ``arrived`` returned has been written."""
@@ -236,7 +260,7 @@ class Receiving:
         if load.orphaned is None:
             load.orphaned = why
             if why[0] is not Outcome.ABORTED:
-                load.lease = load.lease.shortened(now, self._grace_s)
+                load.lease = load.lease.shortened(self._listened.look(now), self._grace_s)
         return out
 
     def fail(self, request: str, key: Key, outcome: Outcome, reason: str) -> list[Instruction]:
@@ -255,13 +279,20 @@ class Receiving:
         return self._cancelled(load, Outcome.ABORTED, "decode's leg ended") if load else []
 
     def tick(self, now: float) -> list[Instruction]:
-        """Time passes: loads past their deadline fail."""
+        """After a look at what has come: loads without progress fail, and those that take too long."""
         out: list[Instruction] = []
-        for load in [one for one in self._loads.values() if one.lease.over(now)]:
-            if load.orphaned is not None:
-                out += self._finish(load, *load.orphaned, 0)
-            else:
-                out += self._cancelled(load, Outcome.DEADLINE, "not everything arrived in time")
+        listened = self._listened.look(now)
+        for load in list(self._loads.values()):
+            news, load.news = load.news, False
+            if load.ends.over(now):
+                out += self._cancelled(load, Outcome.DEADLINE, "it took longer than a load may")
+            elif load.orphaned is not None:
+                if load.lease.over(listened):
+                    out += self._finish(load, *load.orphaned, 0)
+            elif news:
+                load.lease = Lease.of(listened, self._load_s)
+            elif load.lease.over(listened):
+                out += self._cancelled(load, Outcome.DEADLINE, f"no progress for {self._load_s:g} s")
         return out
 
     def _pull(self, load: Load) -> list[Instruction]:

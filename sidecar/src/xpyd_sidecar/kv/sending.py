@@ -5,14 +5,16 @@ Laws
 2. Nothing is sent before READY but what decode has said to have room for, nothing but what READY asked for, to a taker that
    pulls nothing beyond what it has fetched, and nothing after the transfer has ended.
 3. Every transfer that was begun ends once, with one Ended; what a peer asks of an ended one is answered with GONE.
-4. Copies wait for READY no longer than ``keep_s``; after READY a transfer lasts no longer than ``send_s``.
+4. Copies wait for READY no longer than ``keep_s`` after the last of them, or after the last word of work that grows.
+   After READY a transfer lasts while there is progress: one more copy, a word of work, a piece that has left, a FETCH.
+   Without any for ``send_s`` (of the time in which this side listens) it ends, and always after ``limit_s``.
 5. Where decode has more ranks, several take from this one, and each READY says how many. A transfer is sent when all have
    asked and ends ok when all have confirmed; when one is lost or lets go, the others are told.
 6. A copy that decode is too busy for is offered again, no sooner than decode has said.
 
     (unknown) ──begin, copy──▶ KEPT ──every ready──▶ SENDING ──every done──▶ ended ok
         │ ready, expect:           │                             │
-        ▼ remembered               └── release, keep_s over ─────┴── cancel, release, lost, send_s over ──▶ ended otherwise
+        ▼ remembered               └── release, keep_s over ─────┴── cancel, release, lost, silence ──▶ ended otherwise
 
     a copy while KEPT, of a transfer that decode expects:   kept ──spill──▶ offered ──room──▶ stored: on its way to decode
                                                               ▲─────full──────┘
@@ -20,6 +22,7 @@ Laws
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Generic
@@ -27,7 +30,7 @@ from typing import Final, Generic
 from xpyd_sidecar.kv.blocks import overlap
 from xpyd_sidecar.kv.copies import C, Copy, Ended, Free, Held, Offer, Refuse, Send, Step, Store, Transfer, Uses
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
-from xpyd_sidecar.kv.leases import Lease
+from xpyd_sidecar.kv.leases import Lease, Listened
 from xpyd_sidecar.kv.mapping import Cut, Kind
 from xpyd_sidecar.kv.messages import Ready
 from xpyd_sidecar.kv.ready import Geometry, asked_of
@@ -40,11 +43,13 @@ class Sending(Generic[C]):
     """The machine. ``link`` numbers name connections; the owner never uses one twice."""
 
     def __init__(self, *, keep_s: float, send_s: float, regions: int, block_bytes: int, cover: bool,
-                 kinds: Sequence[Kind] = ()) -> None:
+                 kinds: Sequence[Kind] = (), limit_s: float = math.inf) -> None:
         """``regions`` arrays with blocks of ``block_bytes`` together; ``kinds``: of each, where blocks may be cut."""
         self._geometry = Geometry(regions, block_bytes, tuple(kinds))
         self._keep_s = keep_s
         self._send_s = send_s
+        self._limit_s = limit_s
+        self._listened = Listened(send_s)
         self.cover = cover
         self._open: dict[Key, Transfer[C]] = {}
         self._early: OrderedDict[Key, dict[int, Ready]] = OrderedDict()
@@ -80,8 +85,10 @@ class Sending(Generic[C]):
         if key not in self._open:
             return [*out, Free(copy)]
         if not transfer.sending:
+            transfer.lease = Lease.of(now, self._keep_s)
             transfer.copies.append(copy)
             return out
+        transfer.news = True
         return [*out, *self._send(key, transfer, copy)]
 
     def ready(self, link: int, key: Key, ready: Ready, now: float) -> list[Step[C]]:
@@ -109,7 +116,8 @@ class Sending(Generic[C]):
             transfer.fetched[link] = ready.first + ready.window
         if len(transfer.takers) < ready.takers:
             return []
-        transfer.sending, transfer.lease = True, Lease.of(now, self._send_s)
+        transfer.sending, transfer.news = True, False
+        transfer.lease, transfer.ends = Lease.of(self._listened.look(now), self._send_s), Lease.of(now, self._limit_s)
         self._take_back(transfer)
         copies, transfer.copies = transfer.copies, []
         return [one for copy in copies for one in self._send(key, transfer, copy)]
@@ -119,8 +127,14 @@ class Sending(Generic[C]):
         transfer = self._open.get(key)
         if transfer is None or until <= transfer.fetched.get(link, until):
             return []
-        transfer.fetched[link] = until
+        transfer.fetched[link], transfer.news = until, True
         return [*self._advance(key, transfer)] if transfer.sending else []
+
+    def progressed(self, key: Key) -> None:
+        """A piece of a transfer has left, or the engine says that its work for it has grown."""
+        transfer = self._open.get(key)
+        if transfer is not None:
+            transfer.news = True
 
     def expect(self, link: int, key: Key, expect: Expect) -> list[Step[C]]:
         """Decode waits for a transfer without having blocks for it: copies of it may be offered over this link."""
@@ -217,12 +231,21 @@ class Sending(Generic[C]):
         return out
 
     def tick(self, now: float) -> list[Step[C]]:
-        """Time passes: what has waited too long ends."""
+        """After a look at what has come: what has waited too long ends."""
         out: list[Step[C]] = []
-        for key in [k for k, t in self._open.items() if t.lease.over(now)]:
-            asked = self._open[key].sending
-            out += self.release(key, Outcome.DEADLINE,
-                                "decode did not confirm in time" if asked else "decode did not ask for it in time")
+        listened = self._listened.look(now)
+        for key, transfer in list(self._open.items()):
+            clock, patience = (listened, self._send_s) if transfer.sending else (now, self._keep_s)
+            news, transfer.news = transfer.news, False
+            reason = ""
+            if transfer.ends is not None and transfer.ends.over(now):
+                reason = "it took longer than a load may"
+            elif news:
+                transfer.lease = Lease.of(clock, patience)
+            elif transfer.lease.over(clock):
+                reason = "decode did not confirm in time" if transfer.sending else "decode did not ask for it in time"
+            if reason:
+                out += self.release(key, Outcome.DEADLINE, reason)
         return out
 
     def _send(self, key: Key, transfer: Transfer[C], copy: Copy[C]) -> list[Step[C]]:

@@ -59,7 +59,7 @@ class Exchange:
     __slots__ = ("_alone", "_answered", "_bad_decodes", "_bad_prefills", "_begun", "_budget", "_course", "_decode",
                  "_decode_tries", "_decodes_sent", "_detail", "_errors_retried", "_legs", "_limits", "_linger_at", "_over",
                  "_pair_at", "_picks", "_prefill", "_prefill_tries", "_prefills_sent", "_refusals",
-                 "_request_at", "_spoken", "_without", "attempt", "continued", "refused", "transfer")
+                 "_request_at", "_spoken", "_whole_at", "_without", "attempt", "continued", "refused", "transfer")
 
     def __init__(self, transfer: TransferId, picks: Picks, limits: RequestLimits, *, alone: bool = False,
                  now: float, course: Course | None = None, budget: RetryAllowance | None = None) -> None:
@@ -72,6 +72,9 @@ class Exchange:
         self._without = self._alone = alone
         self._request_at = now + limits.request_s
         self._pair_at = math.inf
+        """Until then another prefill may be asked."""
+        self._whole_at = math.inf
+        """Until then prefill may take its time."""
         self._linger_at = math.inf
         self._prefill: _Open | None = None
         self._decode: _Open | None = None
@@ -102,7 +105,7 @@ class Exchange:
         """When ``DeadlinePassed`` is due."""
         if self._over:
             return math.inf
-        return min(self._request_at, self._pair_at, self._linger_at) if not self._answered else self._linger_at
+        return min(self._request_at, self._whole_at, self._linger_at) if not self._answered else self._linger_at
 
     @property
     def over(self) -> bool:
@@ -173,7 +176,7 @@ class Exchange:
 
     def _decode_begun(self, leg: _Open) -> list[mv.Instruction]:
         leg.begun = True
-        self._pair_at = math.inf
+        self._whole_at = math.inf
         if self._begun and not self._spoken:
             self.continued += 1
         self._begun, self._spoken = True, False
@@ -270,7 +273,7 @@ class Exchange:
                 return [mv.Relay(leg.leg)]
             case mv.AttemptEnded() | mv.Answered(status=200, aborted=False):
                 self._prefill = None
-                self._pair_at = math.inf
+                self._whole_at = math.inf
                 return []
             case mv.Answered(status=status) if refuses_request(status) and not self._begun and not self._answered:
                 return self._prefill_refused(leg, status, now)
@@ -304,14 +307,14 @@ class Exchange:
             target = self._picks.prefill_for(self._decode.target, self._bad_prefills)
             if target is not None:
                 self.attempt += 1
-                return [self._send_prefill(target, self._decode.target, left)]
+                return [self._send_prefill(target, self._decode.target, left, min(self._whole_at, self._request_at) - now)]
         return self._decode_alone(why, now)
 
     def _decode_alone(self, why: FailureReason, now: float) -> list[mv.Instruction]:
         assert self._decode is not None
         decode = self._decode.target
         cancelled = self._cancel_all()
-        self._pair_at = math.inf
+        self._whole_at = math.inf
         if self._limits.on_no_prefill == "reject" or decode.p2p:
             return cancelled + self._cut_off("broken" if self._begun else "failed", unavailable(why.said), why.full)
         self._alone = True
@@ -336,16 +339,19 @@ class Exchange:
             return [self._send_decode(pair.decode, None)]
         self.attempt += 1
         self._pair_at = now + self._limits.pair_s
-        return [self._send_prefill(pair.prefill, pair.decode, self._limits.pair_s),
-                self._send_decode(pair.decode, self._params(Role.DECODE, self._limits.pair_s, None))]
+        # An engine of the older protocol waits for its prefill without a deadline of its own.
+        self._whole_at = self._pair_at if pair.decode.p2p else now + self._limits.prefill_s
+        limit = min(self._whole_at, self._request_at) - now
+        return [self._send_prefill(pair.prefill, pair.decode, self._limits.pair_s, limit),
+                self._send_decode(pair.decode, self._params(Role.DECODE, self._limits.pair_s, limit, None))]
 
-    def _send_prefill(self, target: EngineTarget, decode: EngineTarget, left: float) -> mv.SendAttempt:
+    def _send_prefill(self, target: EngineTarget, decode: EngineTarget, left: float, limit: float) -> mv.SendAttempt:
         self._legs += 1
         self._prefills_sent += 1
         self._prefill_tries += 1
         self._prefill = _Open(self._legs, target)
         peer = legs.Peer(decode.instance, decode.incarnation, decode.control)
-        return mv.SendAttempt(self._legs, Role.PREFILL, target, self._params(Role.PREFILL, left, peer))
+        return mv.SendAttempt(self._legs, Role.PREFILL, target, self._params(Role.PREFILL, left, limit, peer))
 
     def _send_decode(self, target: EngineTarget, params: legs.Leg | None) -> mv.SendAttempt:
         self._legs += 1
@@ -354,8 +360,8 @@ class Exchange:
         self._decode = _Open(self._legs, target)
         return mv.SendAttempt(self._legs, Role.DECODE, target, params)
 
-    def _params(self, role: Role, left: float, peer: legs.Peer | None) -> legs.Leg:
-        return legs.Leg(legs.VERSION, role, self.transfer, Attempt(self.attempt), round(left, 3), peer)
+    def _params(self, role: Role, left: float, limit: float, peer: legs.Peer | None) -> legs.Leg:
+        return legs.Leg(legs.VERSION, role, self.transfer, Attempt(self.attempt), round(left, 3), peer, round(limit, 3))
 
     def _on_time(self, now: float) -> list[mv.Instruction]:
         if self._answered:
@@ -363,11 +369,12 @@ class Exchange:
         if now >= self._request_at:
             words = f"the request took longer than {self._limits.request_s:g} s"
             return self._cut_off("timeout", upstream(words, 504)) + self._cancel_all()
-        if now >= self._pair_at:
-            self._pair_at = math.inf
+        if now >= self._whole_at:
+            self._whole_at = math.inf
             if self._prefill is not None and self._decode is not None:
                 name = self._prefill.target.instance
-                why = FailureReason(f"prefill instance {name} did not finish within {self._limits.pair_s:g} s")
+                bound = self._limits.pair_s if self._decode.target.p2p else self._limits.prefill_s
+                why = FailureReason(f"prefill instance {name} did not finish within {bound:g} s")
                 return self._decode_alone(why, now)
         return []
 

@@ -21,7 +21,15 @@ class RequestLimits(msgspec.Struct, frozen=True):
     request_s: float
     """From its arrival to the end of its answer."""
     pair_s: float
-    """How long decode may wait for prefill, all prefill attempts together."""
+    """How long decode may wait for prefill to announce its KV, all prefill attempts together."""
+    load_s: float = 0.0
+    """How much longer prefill may take for it. Where it makes no progress decode ends that wait: here nobody sees it."""
+
+    @property
+    def prefill_s(self) -> float:
+        """What a prefill leg may take."""
+        return self.pair_s + self.load_s
+
     on_no_prefill: Literal["decode", "reject"] = "decode"
     prefill_legs: int = 3
     decode_legs: int = 3

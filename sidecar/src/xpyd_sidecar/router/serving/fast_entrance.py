@@ -30,7 +30,7 @@ class Entrance:
     def __init__(self, context: RequestContext) -> None:
         self._context = context
         config, limits = context.config, context.limits
-        self._first_pair = FirstPair(limits.pair_s)
+        self._first_pair = FirstPair(limits.pair_s, min(limits.prefill_s, limits.request_s))
         speaks = config.first_token == "prefill"  # noqa: S105 (a token of an answer)
         self.open = (not speaks and not config.skip_prefill_cached and context.tracing is None
                      and min(limits.request_s, limits.pair_s) >= NO_DEADLINE_S)

@@ -258,16 +258,15 @@ def params_of(leg: legs.Leg) -> Params:
     """``kv_transfer_params`` of a leg, as JSON."""
     peer = leg.peer
     who = None if peer is None else (peer.instance, peer.incarnation, peer.control)
-    return _params(leg.role is Role.DECODE, leg.attempt, leg.remaining_s, who)
+    return _params(leg.role is Role.DECODE, leg.attempt, leg.remaining_s, who, leg.limit_s)
 
 
 class FirstPair:
     """The parameters of first legs of a straight course (``ClockExchange.started``)."""
 
-    def __init__(self, left_s: float) -> None:
-        left = round(left_s, 3)
-        self._left = left
-        self.decode = _params(True, _FIRST, left, None)
+    def __init__(self, left_s: float, limit_s: float) -> None:
+        self._left, self._limit = round(left_s, 3), round(limit_s, 3)
+        self.decode = _params(True, _FIRST, self._left, None, self._limit)
         self._known: dict[int, tuple[EngineTarget, Params]] = {}
         """By the identity of decode's target, which is the same object until the roster changes."""
 
@@ -278,16 +277,17 @@ class FirstPair:
             return known[1]
         if len(self._known) >= MAX_PEERS:
             self._known.clear()
-        made = _params(False, _FIRST, self._left, (decode.instance, decode.incarnation, decode.control))
+        made = _params(False, _FIRST, self._left, (decode.instance, decode.incarnation, decode.control),
+                       self._limit)
         self._known[id(decode)] = decode, made
         return made
 
 
 @lru_cache(maxsize=MAX_PEERS)
 def _params(decode: bool, attempt: Attempt, remaining_s: float,
-            who: tuple[InstanceName, Incarnation, HostPort] | None) -> Params:
+            who: tuple[InstanceName, Incarnation, HostPort] | None, limit_s: float | None) -> Params:
     leg = legs.Leg(legs.VERSION, Role.DECODE if decode else Role.PREFILL, _MARKED, attempt, remaining_s,
-                   None if who is None else legs.Peer(*who))
+                   None if who is None else legs.Peer(*who), limit_s)
     before, mark, behind = _encode(legs.encode(leg)).partition(_MARK)
     assert mark, "parameters without the transfer's name"
     return before, behind
