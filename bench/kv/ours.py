@@ -27,8 +27,9 @@ from xpyd_sidecar.engine.links import mapped, near, nixl_driver
 from xpyd_sidecar.engine.links.base import Sums
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.nixl import PIECE_BYTES, NixlReading
-from xpyd_sidecar.engine.links.nixl_thread import NixlThread, ReadLimits
+from xpyd_sidecar.engine.links.nixl_thread import NixlThread
 from xpyd_sidecar.engine.links.process_vm import ProcessReader
+from xpyd_sidecar.engine.links.read_session import ReadLimits
 from xpyd_sidecar.engine.receiver import Receiver
 from xpyd_sidecar.engine.sender import Kept, Sender
 from xpyd_sidecar.engine.session import Me

@@ -18,7 +18,7 @@ from nixl_peers import Peer, PrefillPeer, driver
 from nixl_ranks import LIMITS, NixlProcess
 
 from xpyd_sidecar.engine.links.nixl_taker import NixlTaker
-from xpyd_sidecar.engine.links.nixl_thread import ReadLimits
+from xpyd_sidecar.engine.links.read_session import ReadLimits
 from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.messages import Offer

@@ -14,7 +14,8 @@ from kv_ranks import TIMEOUT_S, DecodeRank, PrefillRank
 from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.nixl import NixlReading
-from xpyd_sidecar.engine.links.nixl_thread import NixlThread, ReadLimits
+from xpyd_sidecar.engine.links.nixl_thread import NixlThread
+from xpyd_sidecar.engine.links.read_session import ReadLimits
 from xpyd_sidecar.engine.store import Store
 
 LIMITS = ReadLimits(sessions=4, open_s=TIMEOUT_S / 2, silence_s=TIMEOUT_S, linger_s=1.0)

@@ -17,7 +17,8 @@ from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.engine.links import nixl_driver, rdma_host
 from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.engine.links.nixl import PIECE_BYTES, PIECES, NixlReading
-from xpyd_sidecar.engine.links.nixl_thread import NixlThread, ReadLimits
+from xpyd_sidecar.engine.links.nixl_thread import NixlThread
+from xpyd_sidecar.engine.links.read_session import ReadLimits
 from xpyd_sidecar.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,9 @@ from functools import partial
 from typing import Final
 
 from xpyd_sidecar.engine.links.grouping import Context
-from xpyd_sidecar.engine.links.nixl_thread import NixlThread, slots
+from xpyd_sidecar.engine.links.nixl_thread import NixlThread
 from xpyd_sidecar.engine.links.plain import address_of
+from xpyd_sidecar.engine.links.read_session import slots
 from xpyd_sidecar.engine.links.reading import Placing, Told
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import messages
