@@ -27,14 +27,14 @@ class Kv(Part, frozen=True):
 
     transport: Literal["auto", "tcp", "shm", "nccl", "rdma"] = "auto"
     """Link for KV data: `tcp` works everywhere, `shm` on one host, `nccl` between GPUs (run within one GPU so far; needs
-    nccl4py in `engine.image`), `rdma` by NIXL where pods have an RDMA device (not yet run on one; needs nixl in `engine.image`).
-    `auto` takes `nccl` where both sides can, else `shm`, else `rdma`, else `tcp`."""
+    nccl4py in `engine.image`), `rdma` by NIXL where pods have an RDMA device (not yet run on one; needs nixl in
+    `engine.image`). `auto` takes `nccl` where both sides can, else `shm`, else `rdma`, else `tcp`."""
     mode: Literal["put_async", "put", "get"] = "put_async"
     """Prefill pushes beside its next steps (`put_async`), pushes before its step ends (`put`: the step waits, a quarter of
     a second at most), or decode pulls (`get`)."""
     keep: Size = "256Mi"
     """Host memory of each rank for copies of KV that prefill holds until decode takes them. What finds no room waits in
-    prefill's cache, which slows prefill down. On GPUs twice the KV of one step lets copies leave at the speed of the link."""
+    prefill's cache, which slows prefill down. On GPUs twice the KV of one step lets copies leave at the link's speed."""
     buffer_size: SizeOrShare | None = None
     """Host memory of each rank for KV that has no place in decode's cache yet, used when prefill cannot keep it: bytes
     (`2Gi`) or a share of the rank's KV cache (`10%`). 0: none. Default: 10%, 1 GiB at most. With mode `get` prefill may

@@ -78,21 +78,16 @@ class Exchange:
         self._linger_at = math.inf
         self._prefill: _Open | None = None
         self._decode: _Open | None = None
-        self._legs = 0
-        self._prefills_sent = 0
-        self._decodes_sent = 0
-        self._prefill_tries = 0
-        self._decode_tries = 0
-        self._errors_retried = 0
+        self._legs = self._prefills_sent = self._decodes_sent = 0
+        self._prefill_tries = self._decode_tries = 0
+        self._errors_retried = self._refusals = 0
         self._bad_prefills: set[InstanceName] = set()
-        self._refusals = 0
         self._bad_decodes: set[InstanceName] = set()
         self._begun = False
         """The client has a response head, and part of a stream."""
         self._spoken = False
         """That part is prefill's token."""
-        self._answered = ""
-        self._detail = ""
+        self._answered = self._detail = ""
         self._over = False
         self.attempt = 0
         self.refused = False
