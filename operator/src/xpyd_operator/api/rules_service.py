@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from xpyd_operator.api.durations import seconds
-from xpyd_operator.api.kv import Kv, SharedMemory
 from xpyd_operator.api.operation import Limits, NetworkPolicy, Rollout
-from xpyd_operator.api.quantity import size_of_share
 from xpyd_operator.api.router import Ports, Router
-from xpyd_operator.api.rule import Finding, Rule, Target, when
+from xpyd_operator.api.rule import Finding, Rule, when
 from xpyd_operator.api.service import ServiceSpec
 
-_NODES_OWN = re.compile(r"/+((etc|usr|var|proc|sys|root|home|boot|lib|lib64|bin|sbin|opt)(/.*)?)?")
-"""What no engine may write to: these folders, all in them, and what is above."""
-_DOTS = re.compile(r"(^|/)[.][.]?(/|$)")
 _COUNTS = tuple(f"{role}.{field}" for role in ("prefill", "decode") for field in ("replicas", "scaling", "scaling.min"))
 _LEAST = "(has(self.{0}.scaling) ? self.{0}.scaling.min : (has(self.{0}.replicas) ? self.{0}.replicas : 1))"
 _PREFILL, _DECODE = _LEAST.format("prefill"), _LEAST.format("decode")
@@ -74,31 +68,6 @@ def _ratio_order(limits: Limits) -> list[Finding]:
     low, high = limits.min_ratio, limits.max_ratio
     crossed = low is not None and high is not None and low.prefill * high.decode > high.prefill * low.decode
     return when(crossed, "minRatio", "must not be above maxRatio")
-
-
-def _get_buffer(kv: Kv) -> list[Finding]:
-    none = kv.mode == "get" and kv.buffer_size is not None and size_of_share(kv.buffer_size, 100) == 0
-    return when(none, "bufferSize", "mode get keeps KV on prefill until decode pulls it; give a size, e.g. 10%")
-
-
-def _shm_pods(kv: Kv) -> list[Finding]:
-    return when(
-        kv.transport == "shm" and kv.shared_memory is None,
-        "sharedMemory",
-        "transport shm needs sharedMemory.hostPath in Kubernetes; or write transport: tcp",
-    )
-
-
-def _shm_used(kv: Kv) -> list[Finding]:
-    unused = kv.shared_memory is not None and kv.transport not in ("shm", "auto")
-    return when(unused, "sharedMemory", f"transport {kv.transport} does not use it; write transport: shm or leave it out")
-
-
-def _host_path(shared: SharedMemory) -> list[Finding]:
-    right = "write a folder of its own in memory, such as /dev/shm/xpyd"
-    if _NODES_OWN.fullmatch(shared.host_path):
-        return [("hostPath", f"{shared.host_path} belongs to the node's system, and engines write there; {right}")]
-    return when(bool(_DOTS.search(shared.host_path)), "hostPath", f"must not go through . or ..; {right}")
 
 
 def _ports(ports: Ports) -> list[Finding]:
@@ -212,35 +181,6 @@ RULES: tuple[Rule, ...] = (
         cel="""!has(self.minRatio) || !has(self.maxRatio) ||
             self.minRatio.prefill * self.maxRatio.decode <= self.maxRatio.prefill * self.minRatio.decode""",
         wrong=_ratio_order,
-    ),
-    Rule(
-        at=("spec.kv",),
-        reads=("mode", "bufferSize"),
-        says="mode get needs a bufferSize above 0",
-        cel="""self.mode != 'get' || !has(self.bufferSize) || string(self.bufferSize).matches('^[0-9.]*[1-9]')""",
-        wrong=_get_buffer,
-    ),
-    Rule(
-        at=("spec.kv",),
-        reads=("transport", "sharedMemory"),
-        says="transport shm needs sharedMemory.hostPath in Kubernetes",
-        cel="self.transport != 'shm' || has(self.sharedMemory)",
-        wrong=_shm_pods,
-        target=Target.KUBERNETES,
-    ),
-    Rule(
-        at=("spec.kv",),
-        reads=("transport", "sharedMemory"),
-        says="sharedMemory is only for the transports shm and auto",
-        cel="!has(self.sharedMemory) || self.transport in ['shm', 'auto']",
-        wrong=_shm_used,
-    ),
-    Rule(
-        at=("spec.kv.sharedMemory",),
-        reads=("hostPath",),
-        says="hostPath must be a folder in memory that is not the system's, such as /dev/shm/xpyd",
-        cel=f"!self.hostPath.matches('^({_NODES_OWN.pattern})$') && !self.hostPath.matches('{_DOTS.pattern}')",
-        wrong=_host_path,
     ),
     Rule(
         at=("spec.router.ports",),

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from xpyd_operator.cli.plot import Line, panels
+from xpyd_operator.simulation.outcome import Run, p95
 from xpyd_operator.simulation.study import Point, Study, at_equal_hours
-from xpyd_operator.simulation.world import Run, p95
 
 BUCKET_S = 60.0
 T = TypeVar("T")

@@ -12,9 +12,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Coroutine
 from random import Random
-from typing import Any
 
 import msgspec
 
@@ -26,6 +24,7 @@ from xpyd_operator.local.observe import Observer, Picture, Work
 from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.router import LocalRouter
 from xpyd_operator.local.store import InstanceRecord, PlannedCounts, Settings
+from xpyd_operator.local.tasks import Tasks
 from xpyd_operator.local.units import Unit
 from xpyd_operator.plan.actions import (
     Action,
@@ -67,7 +66,7 @@ class LocalBackend:
         self._random = random
         self._observer = Observer(settings, self.key, self.router)
         self._instances: dict[InstanceName, LocalInstance] = {}
-        self._tasks: dict[str, tuple[Work, asyncio.Task[None]]] = {}
+        self._tasks = Tasks()
         self._kept_at = float("-inf")
         self._planning = Planning()
 
@@ -86,7 +85,7 @@ class LocalBackend:
         if not self.folder.settings.exists():
             raise LocalError(f"{self.folder.path} was removed")
         self._adopt()
-        working = self._work()
+        working = self._tasks.working()
         for name, instance in self._instances.items():
             if name not in working:
                 self._count_ends(instance.units, now, name)
@@ -137,7 +136,7 @@ class LocalBackend:
         for name in names - self._instances.keys():
             self._instances[name] = LocalInstance(self.folder, self.settings, name)
         for name in self._instances.keys() - names:
-            if name not in self._work():
+            if name not in self._tasks.working():
                 del self._instances[name]
 
     def _count_ends(self, units: tuple[Unit, ...], now: float, name: str) -> None:
@@ -160,7 +159,7 @@ class LocalBackend:
                 logger.warning("%s; ending what it belonged to", error)
                 damaged = True
             if damaged:
-                self._begin(name, Work.REMOVING, instance.remove(now=True))
+                self._tasks.begin(name, Work.REMOVING, instance.remove(now=True))
 
     def instance(self, name: InstanceName) -> LocalInstance:
         """One instance.
@@ -185,7 +184,7 @@ class LocalBackend:
             LocalError: one does not answer.
         """
         for seen in round_.observed.instances:
-            if seen.switching and not seen.leaving and seen.name not in self._work():
+            if seen.switching and not seen.leaving and seen.name not in self._tasks.working():
                 instance = self.instance(seen.name)
                 told = instance.told()
                 if told is not None:
@@ -201,20 +200,20 @@ class LocalBackend:
             case Undrain():
                 await agents.undrain(self.instance(action.instance).run_dir)
             case Remove():
-                self._begin(action.instance, Work.REMOVING, self.instance(action.instance).remove())
+                self._tasks.begin(action.instance, Work.REMOVING, self.instance(action.instance).remove())
             case Restart():
                 instance = self.instance(action.instance)
                 unit = next(unit for unit in instance.units if unit.name == action.unit)
-                self._begin(action.instance, Work.STARTING, self._start(instance, unit))
+                self._tasks.begin(action.instance, Work.STARTING, self._start(instance, unit))
             case Switch():
                 await self._switch(action)
             case Label():
                 raise LocalError("local instances do not route")
             case StartRouter():
-                self._begin("router", Work.STARTING, self._start_router())
+                self._tasks.begin("router", Work.STARTING, self._start_router())
             case StopRouter():
                 grace_s = self.blueprint.service().spec.drain.timeout_s
-                self._begin("router", Work.REMOVING, self.router.stop(grace_s))
+                self._tasks.begin("router", Work.REMOVING, self.router.stop(grace_s))
 
     def said(self, round_: Round) -> None:
         """Remember the last round, for whoever shows progress in this process."""
@@ -226,10 +225,7 @@ class LocalBackend:
         Raises:
             LocalError: something does not end.
         """
-        for _, task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*(task for _, task in self._tasks.values()), return_exceptions=True)
-        self._tasks.clear()
+        await self._tasks.cancel()
         self._adopt()
         for instance in self._instances.values():
             instance.remember_shm()
@@ -250,19 +246,14 @@ class LocalBackend:
 
     async def close(self) -> None:
         """Wait for what has begun; nothing begun is left half done."""
-        tasks = [task for _, task in self._tasks.values()]
-        if tasks:
-            _, late = await asyncio.wait(tasks, timeout=END_S)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+        await self._tasks.finish(END_S)
 
     def _create(self, action: Create) -> None:
         record = self.blueprint.instance(action, self._records(), self._random)
         instance = LocalInstance(self.folder, self.settings, action.instance)
         instance.write(record, self.blueprint.agent(record))
         self._instances[action.instance] = instance
-        self._begin(action.instance, Work.STARTING, self._start(instance, *instance.units))
+        self._tasks.begin(action.instance, Work.STARTING, self._start(instance, *instance.units))
 
     async def _switch(self, action: Switch) -> None:
         """Written down first: an agent that starts meanwhile, or a supervisor, goes on from there."""
@@ -291,17 +282,6 @@ class LocalBackend:
             self.router.unit.note_failed_start(time.time(), str(error))
             raise
 
-    def _begin(self, name: str, work: Work, task: Coroutine[Any, Any, None]) -> None:
-        """A removal takes the place of a start that is under way; otherwise what has begun goes on."""
-        before: asyncio.Task[None] | None = None
-        if name in self._work():
-            doing, before = self._tasks[name]
-            if doing is not Work.STARTING or work is not Work.REMOVING:
-                task.close()
-                return
-            before.cancel()
-        self._tasks[name] = (work, asyncio.create_task(_logged(name, task, before), name=f"{work} {name}"))
-
     def _records(self) -> list[InstanceRecord]:
         """Of every instance whose record can be read; the others are dealt with by ``_keep_house``."""
         found = []
@@ -311,21 +291,3 @@ class LocalBackend:
                 if record is not None:
                     found.append(record)
         return found
-
-    def _work(self) -> dict[str, Work]:
-        for name in [name for name, (_, task) in self._tasks.items() if task.done()]:
-            del self._tasks[name]
-        return {name: work for name, (work, _) in self._tasks.items()}
-
-
-async def _logged(name: str, task: Coroutine[Any, Any, None], before: asyncio.Task[None] | None) -> None:
-    try:
-        if before is not None:
-            await asyncio.wait([before])
-        await task
-    except (LocalError, OSError) as error:
-        logger.error("%s: %s", name, error)  # noqa: TRY400 (the message says it all; a bug's traceback is logged below)
-    except Exception:
-        logger.exception("%s: unexpected", name)
-    finally:
-        task.close()

@@ -7,7 +7,7 @@ from collections import deque
 
 from xpyd_operator.plan.planner.decide import Decision, Memory, decide
 from xpyd_operator.plan.planner.figures import Bounds, Goals
-from xpyd_operator.simulation.world import Look
+from xpyd_operator.simulation.outcome import Look
 
 Pair = tuple[int, int]
 

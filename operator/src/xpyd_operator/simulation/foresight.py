@@ -18,8 +18,9 @@ import msgspec
 from xpyd_operator.plan.planner.figures import Bounds
 from xpyd_operator.simulation.controllers import Scheduled, Static
 from xpyd_operator.simulation.engine import EngineModel
+from xpyd_operator.simulation.outcome import Run
 from xpyd_operator.simulation.trace import Trace, cut
-from xpyd_operator.simulation.world import Run, World
+from xpyd_operator.simulation.world import World
 
 WINDOW_S = 120.0
 WARM_S = (60.0, 180.0)

@@ -15,8 +15,9 @@ from xpyd_operator.plan.planner.figures import Bounds, Goals
 from xpyd_operator.simulation import foresight
 from xpyd_operator.simulation.controllers import Hpa, Planned, Static
 from xpyd_operator.simulation.engine import EngineModel
+from xpyd_operator.simulation.outcome import Run, p95
 from xpyd_operator.simulation.trace import Trace
-from xpyd_operator.simulation.world import Run, World, p95
+from xpyd_operator.simulation.world import World
 
 PREFILL_TARGETS = (0.5, 1.0, 1.5, 2.0, 3.0)
 DECODE_SHARES = (0.15, 0.25, 0.35, 0.5, 0.8)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from typing import NamedTuple, Protocol
 
-from xpyd_operator.plan.planner.figures import Figures, RoleFigures
 from xpyd_operator.simulation.engine import EngineModel
 from xpyd_operator.simulation.instance import AHEAD_S, DECODE, DRAINING, GONE, PREFILL, READY, STARTING, Instance
+from xpyd_operator.simulation.outcome import Controller, Look, Mark, Pair, Run
 from xpyd_operator.simulation.trace import Trace
+from xpyd_operator.simulation.window import FiguresWindow
 
 SAMPLE_S = 5.0
 """Between two looks at what instances do, as the operator asks routers: on average, since agents beat whenever they like
@@ -27,66 +27,6 @@ LATE_S = 3.0
 TAIL_S = 900.0
 """After the last arrival the fleet runs on so long at most; what is not answered then counts as missed."""
 _HANDED, _END, _BORN, _SAMPLE, _ASK = 0, 1, 2, 3, 4
-Pair = tuple[int, int]
-
-
-class Look(NamedTuple):
-    """What a controller sees."""
-
-    now: float
-    figures: Figures
-    """Since it was asked last."""
-    counts: Pair
-    """Wanted now."""
-    queues: tuple[int, int]
-    """Requests that wait for or are in prefill and decode instances."""
-
-
-class Controller(Protocol):
-    """Who decides on the counts."""
-
-    interval_s: float
-    switching: bool
-
-    def want(self, look: Look) -> Pair:
-        """Wanted counts."""
-
-
-class Mark(NamedTuple):
-    """The fleet at one time."""
-
-    at: float
-    prefill: int
-    """Wanted."""
-    decode: int
-    ready_prefill: int
-    ready_decode: int
-    queued: int
-    """Requests that wait for prefill."""
-
-
-class Run:
-    """What came out."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.ttft = [math.inf] * len(trace)
-        self.tpot = [math.inf] * len(trace)
-        self.marks: list[Mark] = []
-        self.instance_s = 0.0
-        self.switches = self.added = self.removed = 0
-        self.changes: list[tuple[float, Pair, Pair]] = []
-        self.ends_at = 0.0
-
-    def attained(self, ttft_s: float, tpot_s: float) -> float:
-        """Share of requests that met both goals."""
-        met = sum(a <= ttft_s and b <= tpot_s for a, b in zip(self.ttft, self.tpot, strict=True))
-        return met / max(1, len(self.ttft))
-
-    @property
-    def hours(self) -> float:
-        """Instance-hours until the last arrival."""
-        return self.instance_s / 3600
 
 
 class World:
@@ -106,7 +46,7 @@ class World:
         """Requests whose KV is there while no decode instance serves."""
         self._first = [0.0] * len(trace)
         self.wanted = start
-        self._window = _Window()
+        self._window = FiguresWindow()
         for role in (PREFILL, DECODE):
             for _ in range(start[role]):
                 made = self._make(role, 0.0)
@@ -323,7 +263,7 @@ class World:
         waits = len(self._queue) + sum(max(0, each.count - 1) for each in self._live if each.role == PREFILL)
         figures = self._window.figures(now - self._asked_at, ready, waits)
         self._asked_at = now
-        self._window = _Window()
+        self._window = FiguresWindow()
         wanted = self._controller.want(Look(now, figures, self.wanted, (in_prefill, in_decode)))
         if wanted != self.wanted:
             self.scale(now, wanted)
@@ -334,45 +274,6 @@ class World:
         heapq.heappush(self._events, (at, self._order, kind, what, version))
 
 
-class _Window:
-    """What is counted between two questions."""
-
-    def __init__(self) -> None:
-        self.arrivals = self.ended = self.prompts = self.outputs = self.samples = 0
-        self.arrived = self.handover = 0.0
-        self.squares = self.running = self.prefilling = self.kv = 0.0
-        self.busy = [0.0, 0.0]
-        self.ttft: list[float] = []
-        self.tpot: list[float] = []
-
-    def over(self, prompt: int, output: int, tpot: float) -> None:
-        """A request ended."""
-        self.ended += 1
-        self.prompts += prompt
-        self.squares += prompt * prompt
-        self.outputs += output
-        if output > 1:
-            self.tpot.append(tpot)
-
-    def figures(self, over_s: float, ready: Pair, queued: int) -> Figures:
-        """As the operator would put them together."""
-        many = max(1, self.samples)
-        return Figures(
-            over_s=over_s, arrivals=self.arrivals, arrived_tokens=self.arrived,
-            handover_s=self.handover / max(1, len(self.ttft)), ended=self.ended, prompt_tokens=self.prompts,
-            prompt_squares=float(self.squares), output_tokens=self.outputs, queued=queued, ttft_p95=p95(self.ttft),
-            tpot_p95=p95(self.tpot), tpot_mean=sum(self.tpot) / len(self.tpot) if self.tpot else 0.0,
-            prefill=RoleFigures(ready=ready[0], busy=self.busy[0] / many, running=self.prefilling / many),
-            decode=RoleFigures(ready=ready[1], busy=self.busy[1] / many, running=self.running / many,
-                               kv_usage=self.kv / self.busy[1] if self.busy[1] else 0.0),
-        )
-
-
 def _golden(number: int) -> float:
     """Evenly spread from 0 to 1, the same each time."""
     return number * 0.6180339887498949 % 1.0
-
-
-def p95(values: list[float]) -> float:
-    """The 95th percentile; 0 without values."""
-    return sorted(values)[min(len(values) - 1, math.ceil(0.95 * len(values)) - 1)] if values else 0.0

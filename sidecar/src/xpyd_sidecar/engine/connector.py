@@ -104,7 +104,7 @@ class XpydConnector(KVConnectorBase_V1):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """No: KV leaves as copies in the step that computes it, so a preempted request loses nothing."""
+        """No: what is copied out is safe, and a preemption is told to the workers, which let go of what is not."""
         return False
 
     def set_xfer_handshake_metadata_pp_aware(self, metadata: dict[tuple[int, int], Any]) -> None:

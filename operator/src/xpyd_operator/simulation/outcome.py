@@ -1,0 +1,75 @@
+"""What a controller sees of a fleet, what it says, and what came out in the end."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+from xpyd_operator.plan.planner.figures import Figures
+from xpyd_operator.simulation.trace import Trace
+
+Pair = tuple[int, int]
+
+
+class Look(NamedTuple):
+    """What a controller sees."""
+
+    now: float
+    figures: Figures
+    """Since it was asked last."""
+    counts: Pair
+    """Wanted now."""
+    queues: tuple[int, int]
+    """Requests that wait for or are in prefill and decode instances."""
+
+
+class Controller(Protocol):
+    """Who decides on the counts."""
+
+    interval_s: float
+    switching: bool
+
+    def want(self, look: Look) -> Pair:
+        """Wanted counts."""
+
+
+class Mark(NamedTuple):
+    """The fleet at one time."""
+
+    at: float
+    prefill: int
+    """Wanted."""
+    decode: int
+    ready_prefill: int
+    ready_decode: int
+    queued: int
+    """Requests that wait for prefill."""
+
+
+class Run:
+    """What came out."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.ttft = [math.inf] * len(trace)
+        self.tpot = [math.inf] * len(trace)
+        self.marks: list[Mark] = []
+        self.instance_s = 0.0
+        self.switches = self.added = self.removed = 0
+        self.changes: list[tuple[float, Pair, Pair]] = []
+        self.ends_at = 0.0
+
+    def attained(self, ttft_s: float, tpot_s: float) -> float:
+        """Share of requests that met both goals."""
+        met = sum(a <= ttft_s and b <= tpot_s for a, b in zip(self.ttft, self.tpot, strict=True))
+        return met / max(1, len(self.ttft))
+
+    @property
+    def hours(self) -> float:
+        """Instance-hours until the last arrival."""
+        return self.instance_s / 3600
+
+
+def p95(values: list[float]) -> float:
+    """The 95th percentile; 0 without values."""
+    return sorted(values)[min(len(values) - 1, math.ceil(0.95 * len(values)) - 1)] if values else 0.0

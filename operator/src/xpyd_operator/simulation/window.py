@@ -1,0 +1,40 @@
+"""What is counted of a fleet between two questions to its controller."""
+
+from __future__ import annotations
+
+from xpyd_operator.plan.planner.figures import Figures, RoleFigures
+from xpyd_operator.simulation.outcome import Pair, p95
+
+
+class FiguresWindow:
+    """What is counted between two questions."""
+
+    def __init__(self) -> None:
+        self.arrivals = self.ended = self.prompts = self.outputs = self.samples = 0
+        self.arrived = self.handover = 0.0
+        self.squares = self.running = self.prefilling = self.kv = 0.0
+        self.busy = [0.0, 0.0]
+        self.ttft: list[float] = []
+        self.tpot: list[float] = []
+
+    def over(self, prompt: int, output: int, tpot: float) -> None:
+        """A request ended."""
+        self.ended += 1
+        self.prompts += prompt
+        self.squares += prompt * prompt
+        self.outputs += output
+        if output > 1:
+            self.tpot.append(tpot)
+
+    def figures(self, over_s: float, ready: Pair, queued: int) -> Figures:
+        """As the operator would put them together."""
+        many = max(1, self.samples)
+        return Figures(
+            over_s=over_s, arrivals=self.arrivals, arrived_tokens=self.arrived,
+            handover_s=self.handover / max(1, len(self.ttft)), ended=self.ended, prompt_tokens=self.prompts,
+            prompt_squares=float(self.squares), output_tokens=self.outputs, queued=queued, ttft_p95=p95(self.ttft),
+            tpot_p95=p95(self.tpot), tpot_mean=sum(self.tpot) / len(self.tpot) if self.tpot else 0.0,
+            prefill=RoleFigures(ready=ready[0], busy=self.busy[0] / many, running=self.prefilling / many),
+            decode=RoleFigures(ready=ready[1], busy=self.busy[1] / many, running=self.running / many,
+                               kv_usage=self.kv / self.busy[1] if self.busy[1] else 0.0),
+        )
