@@ -33,7 +33,14 @@ def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 @pytest.fixture
 def make(tmp_path: Path, copies: dict[str, Any], skip: Callable[[float], None]) -> Iterator[Callable[..., Engine]]:
     del skip  # before any engine
-    with making(lambda name, **options: Engine(name, tmp_path, **copies, **{**TIMES, **options})) as build:
+
+    def made(name: str, **options: Any) -> Engine:
+        """Its workers have joined its calls, which has a deadline of its own."""
+        engine = Engine(name, tmp_path, **copies, **{**TIMES, **options})
+        until(lambda: engine.scheduler._carrying.crew._ready, engine)
+        return engine
+
+    with making(made) as build:
         yield build
 
 
@@ -188,7 +195,7 @@ def test_pings_without_progress_keep_no_load(
     assert one.wait_failed(p, skip=skip, each_s=0.5, most_s=8.0, meanwhile=once_more) >= 3.0
     assert heard.count(Ping(9)) > 3
     assert "no progress for 4 s" in caplog.text
-    until(lambda: p.workers[0].budget.used == 0 and idle(d), p, d)
+    until(lambda: p.workers[0].store.used == 0 and idle(d), p, d)
 
 
 def test_a_prefill_that_hangs_inside_a_forward_is_given_up_although_its_threads_live(
@@ -249,7 +256,7 @@ def test_the_whole_is_bounded_however_much_comes(make: Callable[..., Engine], sk
     assert steps >= 4, "ten seconds are five steps, less what the test itself takes"
     assert d.failed == [one.ours.request_id]
     assert "it took longer than a load may" in caplog.text
-    until(lambda: p.workers[0].budget.used == 0 and idle(d), p, d)
+    until(lambda: p.workers[0].store.used == 0 and idle(d), p, d)
 
 
 def test_a_prompt_for_which_the_router_has_no_time_left_is_not_loaded(
@@ -281,7 +288,7 @@ def test_decodes_client_leaves_a_load_that_has_lasted_long(
     d.scheduler.ended(one.ours)
     until(lambda: one.over and idle(d), d)
     one.compute(BLOCK)
-    until(lambda: p.workers[0].budget.used == 0 and p.counts.get("send/aborted"), p, d)
+    until(lambda: p.workers[0].store.used == 0 and p.counts.get("send/aborted"), p, d)
     assert not d.holds(one.target[3:4], PROMPT, first=3), "what comes later is placed nowhere"
 
 

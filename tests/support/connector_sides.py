@@ -133,10 +133,10 @@ class Engine:
         self.failed: list[str] = []
         self.counts: dict[str, float] = {}
 
-    def peer(self) -> legs.Peer:
+    def peer(self, instance: str = "d") -> legs.Peer:
         known = record.read(self.folder, 0)
         assert known is not None
-        return legs.Peer(InstanceName("d"), known.incarnation, known.control)
+        return legs.Peer(InstanceName(instance), known.incarnation, known.control)
 
     def fill(self, ids: list[int], prompt: int) -> None:
         """A kernel writes a prompt's KV."""
@@ -234,8 +234,8 @@ def decode_leg(transfer: str, *, attempt: int = 1, wait_s: float = 5.0, limit_s:
     return legs.encode(legs.Leg(1, Role.DECODE, TransferId(transfer), Attempt(attempt), wait_s, limit_s=limit_s))
 
 
-def prefill_leg(transfer: str, d: Engine, *, attempt: int = 1) -> dict[str, Any]:
-    return legs.encode(legs.Leg(1, Role.PREFILL, TransferId(transfer), Attempt(attempt), 5.0, d.peer()))
+def prefill_leg(transfer: str, d: Engine, *, attempt: int = 1, instance: str = "d") -> dict[str, Any]:
+    return legs.encode(legs.Leg(1, Role.PREFILL, TransferId(transfer), Attempt(attempt), 5.0, d.peer(instance)))
 
 
 def until(condition: Callable[[], Any], *engines: ByHand, deadline_s: float = 30.0) -> None:

@@ -76,7 +76,7 @@ class LongPrompt:
             scheduled_cached_reqs=SimpleNamespace(
                 req_ids=[] if first else [self.theirs.request_id], resumed_req_ids=set(), new_block_ids=[None],
                 num_computed_tokens=[done for *_, done, _ in run.get("cached", ())]),
-            num_scheduled_tokens={self.theirs.request_id: tokens}))
+            num_scheduled_tokens={self.theirs.request_id: tokens}, preempted_req_ids=None))
         for worker in self.p.workers:
             worker.begin(orders)
 

@@ -5,8 +5,8 @@
               └─ no room: its blocks stay in the cache, and later steps try again
 
 Nothing waits here, and nothing is lost for lack of room while its blocks can stay: the scheduler keeps them until they are
-copied (``kv.offers``), so a prefill whose copies leave slowly computes more slowly. What waits is bounded by half of the
-cache's blocks, of which no holder can have all, and by ``wait_s``.
+copied, and begins no more prompts for a decode instance of which too many wait (``kv.offers``). So a prefill whose copies
+leave slowly computes more slowly. Blocks of an instance for which no room has come in ``wait_s`` are given up.
 
 All methods but ``_copied`` are called by the engine's own thread, in the order of a step: ``begin``, ``layer``, ``finish``.
 """
@@ -26,7 +26,7 @@ from xpyd_sidecar.engine.completions import Completions
 from xpyd_sidecar.engine.memory import Memory, Move
 from xpyd_sidecar.engine.put import Put
 from xpyd_sidecar.engine.sender import Kept, Sender
-from xpyd_sidecar.engine.store import SHARE, Store, StoreLease, offsets
+from xpyd_sidecar.engine.store import Store, StoreLease, offsets
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Push
@@ -43,7 +43,7 @@ class WaitingBlocks:
     first: int
     ids: NDArray[np.int64]
     holder: str
-    until: float
+    since: float
 
 
 class SavedPart(NamedTuple):
@@ -60,9 +60,8 @@ class SavedPart(NamedTuple):
 class Saving:
     """Of one rank."""
 
-    def __init__(self, memory: Memory, store: Store, sender: Sender, completions: Completions, *, blocks: int,
-                 wait_s: float, put: Put | None) -> None:
-        """``blocks``: of the cache."""
+    def __init__(self, memory: Memory, store: Store, sender: Sender, completions: Completions, *, wait_s: float,
+                 put: Put | None) -> None:
         self.copied: deque[tuple[Key, int]] = deque()
         """Transfers, and up to which block they are copied out; for the engine's thread to take."""
         self._memory = memory
@@ -71,10 +70,11 @@ class Saving:
         self._completions = completions
         self._put = put
         self._wait_s = wait_s
-        self._bound = max(1, blocks // 2)
         self._each = sum(store.rounded(size) for size in memory.block_bytes)
         """Of the store, that one block over all arrays takes at most."""
         self._waiting: list[WaitingBlocks] = []
+        self._found: dict[str, float] = {}
+        """By holder of what waits: when room was found last."""
         self._parts: list[SavedPart] = []
         self._pushed: set[Key] = set()
         """In this step."""
@@ -91,12 +91,12 @@ class Saving:
         self._saved.clear()
         self._pushed = {push.key for push in pushes}
         for push in pushes:
-            self._waiting.append(WaitingBlocks(push.key, push.first, np.array(push.ids, np.int64), push.holder,
-                                         now + self._wait_s))
-        self._parts = self._with_room()
-        for one in [one for one in self._waiting if one.until <= now]:
-            self._give_up(one.key, f"no room was found for {len(one.ids)} blocks in {self._wait_s:.0f} s")
-        self._keep_to_bound()
+            self._waiting.append(WaitingBlocks(push.key, push.first, np.array(push.ids, np.int64), push.holder, now))
+        self._parts = self._with_room(now)
+        for one in self._waiting:
+            if now - max(one.since, self._found.get(one.holder, 0.0)) >= self._wait_s:
+                self._give_up(one.key, f"no room was found for {len(one.ids)} blocks in {self._wait_s:.0f} s")
+        self._found = {holder: self._found[holder] for holder in {one.holder for one in self._waiting} & self._found.keys()}
 
     def layer(self, regions: Sequence[int]) -> None:
         """A layer of this step is computed: on a host its arrays are copied out now, on a device with all others."""
@@ -156,7 +156,7 @@ class Saving:
 
     # --- room ---
 
-    def _with_room(self) -> list[SavedPart]:
+    def _with_room(self, now: float) -> list[SavedPart]:
         """Take what has room out of what waits, in order; a holder that has no more room holds up nobody else."""
         parts: list[SavedPart] = []
         full: set[str] = set()
@@ -172,6 +172,7 @@ class Saving:
                     full.add(one.holder)
                     break
                 parts.append(part)
+                self._found[one.holder] = now
                 if left is not None:
                     left -= len(part.lease.chunk.view)
         self._waiting = [one for one in self._waiting if len(one.ids)]
@@ -187,18 +188,6 @@ class Saving:
         part = SavedPart(one.key, one.first, one.ids[:count], lease, starts, gone)
         one.first, one.ids = one.first + count, one.ids[count:]
         return part
-
-    def _keep_to_bound(self) -> None:
-        """The newest give way where more waits than may, of all or of one holder."""
-        total, of = 0, dict[str, int]()
-        for one in self._waiting:
-            mine = of.get(one.holder, 0) + len(one.ids)
-            left = self._bound - total - len(one.ids)
-            if left < 0 or (one.holder and mine > SHARE * left):
-                self._give_up(one.key, f"{total} blocks wait to be copied out, and no room is left for {len(one.ids)} more "
-                                       f"(of {self._bound})")
-            else:
-                total, of[one.holder] = total + len(one.ids), mine
 
     def _give_up(self, key: Key, reason: str) -> None:
         self.forget(key)

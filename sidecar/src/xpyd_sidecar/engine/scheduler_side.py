@@ -64,7 +64,7 @@ class SchedulerSide:
         self._lock = threading.RLock()
         options = settings.options
         self._pairing = Pairing(recompute=recompute, unclaimed_s=options.claim_s)
-        self._offers = Offers(block_size=self._block_size, ranks=self._ranks)
+        self._offers = Offers(block_size=self._block_size, ranks=self._ranks, blocks=blocks)
         self._room = LoadRoom(blocks)
         self._tell_s = min(options.peer_timeout_s / 4, options.load_timeout_s / 8)
         """Between two words of work for transfers, each said in a step."""
@@ -157,6 +157,8 @@ class SchedulerSide:
     def matched(self, request: Any, computed: int) -> tuple[int | None, bool]:
         """How many tokens beyond ``computed`` come from a prefill engine; None: ask again later."""
         with self._lock:
+            if not self._offers.may_begin(request.request_id):
+                return None, False
             verdict = self._pairing.ask(request.request_id, time.monotonic())
             if verdict is Verdict.LOAD and not self._room.may(request.request_id, self._blocks_beyond(request, computed)):
                 verdict = Verdict.WAIT

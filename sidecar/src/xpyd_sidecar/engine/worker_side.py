@@ -120,7 +120,7 @@ class WorkerSide:
                           regions=regions, cover=cover, window=window, limit_s=options.load_limit_s)
         self._put = Put(options.put_wait_s, options.peer_timeout_s) if options.mode == "put" else None
         self._completions = Completions()
-        self._saving = Saving(self._memory, self.store, self._sender, self._completions, blocks=num_blocks,
+        self._saving = Saving(self._memory, self.store, self._sender, self._completions,
                               wait_s=options.keep_ttl_s, put=self._put)
         self._counts: dict[str, float] = {}
         self._levels: dict[str, int] = {}

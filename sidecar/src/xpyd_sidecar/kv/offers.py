@@ -6,6 +6,8 @@ Laws
    a rank that had no room for one by then lets go of the transfer.
 3. A leg that ends before all its blocks were pushed is withdrawn, and every rank lets go.
    One that was pushed holds its blocks after its end until every rank has copied them out, or let go.
+5. Blocks that ranks have not copied out keep new legs from beginning: where there are ``SHARE`` times more of a decode
+   instance's than it leaves of a quarter of the cache. One that takes nothing stops its own legs, and nobody else's.
 4. A transfer that decode does not want is pushed no further; its leg just finishes.
 5. Decode is told of work for a transfer that is not yet pushed whole: once for each growth, and only of steps that have
    ended. A step that hangs is the last one that anything is told in.
@@ -26,6 +28,8 @@ from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.kv.blocks import blocks_of, final_blocks
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.messages import WORK_MAX, WorkDone
+
+SHARE: Final = 4
 
 
 class State(StrEnum):
@@ -133,8 +137,10 @@ class Leg:
 class Offers:
     """The machine. Every method returns instructions in the order in which they must be carried out."""
 
-    def __init__(self, *, block_size: int, ranks: int) -> None:
+    def __init__(self, *, block_size: int, ranks: int, blocks: int = 0) -> None:
+        """``blocks`` of the cache; 0: unknown, and legs begin whatever is not copied."""
         self._block_size = block_size
+        self._most_uncopied = blocks // 4
         self._ranks = ranks
         self._legs: dict[str, Leg] = {}
         self._open: dict[Key, Leg] = {}
@@ -223,6 +229,18 @@ class Offers:
         gone = SendGone(leg.peer, leg.key, Outcome.ABORTED, reason, retry=True)
         return [gone, *self._close(leg, Outcome.ABORTED, reason)]
 
+    def may_begin(self, request: str) -> bool:
+        """Whether a leg may have blocks now; if not, it waits for decode to take what is there."""
+        leg = self._legs.get(request)
+        if not self._most_uncopied or leg is None or leg.state is not State.QUEUED:
+            return True
+        mine = total = 0
+        for one in self._open.values():
+            waits = self._uncopied(one) if one.state is not State.CLOSING else 0
+            total += waits
+            mine += waits if one.peer.instance == leg.peer.instance else 0
+        return not mine or mine <= SHARE * (self._most_uncopied - total)
+
     def holds(self, request: str) -> bool:
         """Whether the blocks of a request that has ended are still needed; ``take_copied`` says when they are not."""
         return request in self._holding.values()
@@ -244,8 +262,9 @@ class Offers:
         out, self._copied = self._copied, set()
         return out
 
-    def _uncopied(self, leg: Leg) -> bool:
-        return any(leg.copied.get(rank, 0) < leg.sent for rank in leg.open_ranks)
+    def _uncopied(self, leg: Leg) -> int:
+        """Blocks that a rank has not copied out."""
+        return max((leg.sent - leg.copied.get(rank, 0) for rank in leg.open_ranks), default=0)
 
     def _let_go(self, leg: Leg) -> None:
         if leg.key in self._holding and (leg.state is State.CLOSING or not self._uncopied(leg)):
