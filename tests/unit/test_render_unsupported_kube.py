@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from render_service import service
 
-from xpyd_operator.render.unsupported import DEVICE_STAGING_BYTES, STAGING_BYTES, kube_refusals
+from xpyd_operator.render.unsupported import DEVICE_KEEP_BYTES, DEVICE_STAGING_BYTES, STAGING_BYTES, kube_refusals
 
 SECRET = {"name": "s", "key": "k"}
 GPUS = {"nvidia.com/gpu": 2}
@@ -46,7 +46,7 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {"prefill": {"parallelism": {"tensor": 2, "executor": "ray"}}, "decode": {"parallelism": {"tensor": 2}}},
         {"prefill": {"parallelism": {"tensor": 4}}, "decode": {"parallelism": {"tensor": 2}}},
         {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"parallelism": {"pipeline": 2}}},
-        {"decode": {"resources": {"limits": {"memory": "768Mi"}}}},
+        {"decode": {"resources": {"limits": {"memory": "1Gi"}}}},
         {"decode": {"parallelism": {"device": "none"}, "resources": {"limits": {"memory": "320Mi"}}}},
         {"router": {"placement": "deployment", "ports": {"http": 8000}}},
         {"router": {"policy": "prefix_aware", "policyOptions": {"bound": 1.5}, "queue": {"perInstance": 64}}},
@@ -67,11 +67,11 @@ def test_older_engines_need_one_router(router: dict[str, Any]) -> None:
 
 
 def test_memory_is_counted_per_rank_and_the_figures_are_given() -> None:
-    two = {"parallelism": {"tensor": 2}, "resources": {"limits": {**GPUS, "memory": "1500Mi"}}}
+    two = {"parallelism": {"tensor": 2}, "resources": {"limits": {**GPUS, "memory": "2000Mi"}}}
     ((path, reason),) = kube_refusals(service(None, prefill={"parallelism": {"tensor": 2}}, decode=two))
     assert path == "spec.decode.resources.limits.memory"
-    assert reason.startswith("must be above 1536Mi, not 1500Mi: each of 2 ranks keeps up to 256Mi of KV to send and 512Mi")
-    more = service(None, decode={"resources": {"limits": {**GPUS, "memory": "1Gi"}}}, kv={"keep": "1Gi"})
+    assert reason.startswith("must be above 2048Mi, not 2000Mi: each of 2 ranks keeps up to 512Mi of KV to send and 512Mi")
+    more = service(None, decode={"resources": {"limits": {"memory": "1Gi"}}}, kv={"keep": "1Gi"})
     assert "must be above 1536Mi, not 1Gi: each of 1 ranks keeps up to 1024Mi" in next(iter(kube_refusals(more)))[1]
 
 
@@ -79,6 +79,7 @@ def test_the_figure_is_that_of_the_connector() -> None:
     source = Path(__file__).parents[2] / "sidecar/src/xpyd_sidecar/engine/worker_side.py"
     assert f"\nSTAGING_BYTES: Final = {STAGING_BYTES >> 20} << 20\n" in source.read_text()
     assert f"\nDEVICE_STAGING_BYTES: Final = {DEVICE_STAGING_BYTES >> 20} << 20\n" in source.read_text()
+    assert f"\nDEVICE_KEEP_BYTES: Final = {DEVICE_KEEP_BYTES >> 20} << 20\n" in source.read_text()
 
 
 def test_every_refusal_is_found_not_only_the_first() -> None:

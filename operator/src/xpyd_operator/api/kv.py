@@ -33,8 +33,8 @@ class Kv(Part, frozen=True):
     """Prefill pushes beside its next steps (`put_async`), pushes before its step ends (`put`: the step waits, a quarter of
     a second at most), or decode pulls (`get`)."""
     keep: Size = "256Mi"
-    """Host memory of each rank for copies of KV that prefill holds until decode takes them. What finds no room waits in
-    prefill's cache, which slows prefill down. On GPUs twice the KV of one step lets copies leave at the link's speed."""
+    """Host memory of each rank for copies of KV that prefill holds until decode takes them; on devices 512Mi at least. What
+    finds no room waits in prefill's cache, which slows prefill down."""
     buffer_size: SizeOrShare | None = None
     """Host memory of each rank for KV that has no place in decode's cache yet, used when prefill cannot keep it: bytes
     (`2Gi`) or a share of the rank's KV cache (`10%`). 0: none. Default: 10%, 1 GiB at most. With mode `get` prefill may

@@ -25,6 +25,8 @@ STAGING_BYTES = 64 << 20
 """What the connector of one rank takes in before it is in the cache (its ``worker_side.STAGING_BYTES``)."""
 DEVICE_STAGING_BYTES = 512 << 20
 """The same on a device (``worker_side.DEVICE_STAGING_BYTES``)."""
+DEVICE_KEEP_BYTES = 512 << 20
+"""What it keeps to send on a device, at least (``worker_side.DEVICE_KEEP_BYTES``)."""
 
 
 def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
@@ -50,9 +52,10 @@ def _memory(service: DisaggService, role: Role) -> Iterator[tuple[str, str]]:
     """The connector's own copies on the host, all ranks together: less than this can never do."""
     limit = limits(service.spec.role(role)).get("memory")
     ranks = service.spec.role(role).parallelism.devices
-    keep = kv_options(service).keep_bytes
+    on_device = bool(devices(service.spec.role(role)))
+    keep = max(kv_options(service).keep_bytes, DEVICE_KEEP_BYTES if on_device else 0)
     buffers = (service.spec.kv.buffer_bytes or 0) + 2 * service.spec.kv.host_pool_bytes
-    staging = DEVICE_STAGING_BYTES if devices(service.spec.role(role)) else STAGING_BYTES
+    staging = DEVICE_STAGING_BYTES if on_device else STAGING_BYTES
     needed = ranks * (keep + staging + buffers)
     if limit is not None and size(limit) < needed:
         reason = (

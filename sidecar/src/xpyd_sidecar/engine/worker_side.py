@@ -52,6 +52,8 @@ STAGING_BYTES: Final = 64 << 20
 """Of what arrives, on a host: it is placed as it comes."""
 DEVICE_STAGING_BYTES: Final = 512 << 20
 """The same for a device, where it is placed once per step: 10 GB/s at steps of 50 ms."""
+DEVICE_KEEP_BYTES: Final = 512 << 20
+"""Of copies to send, at least, on a device: what one peer may have of it leaves at 10 GB/s beside steps of 30 ms."""
 LEAST_BLOCKS: Final = 4
 """That there is always room for: of fewer, no holder's share would have one."""
 SLAB_BYTES: Final = 256 << 20
@@ -90,9 +92,10 @@ class WorkerSide:
                              kinds=[one.kind for one in self._arrays],
                              limit_s=options.load_limit_s + options.peer_timeout_s)
         buffer = _buffer_bytes(options, block_bytes * num_blocks)
-        keep = options.keep_bytes + options.host_pool_bytes + (buffer if options.mode == "get" else 0)
-        ways, self._groups = choose(options, self._memory.device, self._memory.largest_frame)
         pinned = self._memory.device.type == "cuda"
+        keep = max(options.keep_bytes, DEVICE_KEEP_BYTES if pinned else 0) + options.host_pool_bytes \
+            + (buffer if options.mode == "get" else 0)
+        ways, self._groups = choose(options, self._memory.device, self._memory.largest_frame)
         make = partial(memory.chunk, pinned=pinned)
         bound = max(keep, LEAST_BLOCKS * sum(-(-size // UNIT) * UNIT for size in self._memory.block_bytes))
         ways, self._reading, copies = rdma.prepare(options, ways, self._memory.largest_frame, bound,
