@@ -115,8 +115,7 @@ def test_chunks_and_a_preemption_between_them(make: Callable[..., Engine]) -> No
     p.scheduler.new_request(theirs)
     p.scheduler.allocated(theirs, [1, 2], 0)
     p.step(new=((theirs, [1, 2], 0, 20),))
-    p.step(preempted=(theirs,))
-    p.fill([1, 2], prompt=999)  # its blocks belong to somebody else now
+    p.step(preempted=(theirs,), writes=([1, 2], 999))  # its blocks belong to somebody else now
     p.fill([20, 21, 22], prompt=4)
     p.scheduler.allocated(theirs, [20, 21, 22], 0)
     p.step(new=((theirs, [20, 21, 22], 0, 40),))

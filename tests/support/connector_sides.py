@@ -151,10 +151,10 @@ class Engine:
                    for at, block in enumerate(ids))
 
     def step(self, new: tuple[Any, ...] = (), cached: tuple[Any, ...] = (), *, hooks: Hooks = "layers",
-             preempted: tuple[Any, ...] = ()) -> None:
+             preempted: tuple[Any, ...] = (), writes: tuple[list[int], int] | None = None) -> None:
         """One engine step: ``new`` and ``cached`` are (request, block ids, computed before, computed in this step).
 
-        ``preempted``: requests whose blocks were taken for this step.
+        ``preempted``: requests whose blocks were taken for this step; ``writes``: what others' prompts write, as ``fill``.
         """
         output = SimpleNamespace(
             scheduled_new_reqs=[SimpleNamespace(req_id=r.request_id, block_ids=(ids,), num_computed_tokens=done)
@@ -169,6 +169,8 @@ class Engine:
         together = KVConnectorOutput(finished_recving=set())
         for worker, caches, device in zip(self.workers, self.caches, self.devices, strict=True):
             worker.begin(orders)
+            if writes is not None:
+                self.fill(*writes)
             if new or cached:
                 forward(device, list(caches), worker.save_layer, hooks)
             worker.start_loads()

@@ -172,6 +172,13 @@ def test_a_link_slower_than_the_forward_is_full_and_nothing_overflows(monkeypatc
     assert max(p.begun.values()) - min(p.begun.values()) <= 2, "decode instances take turns"
 
 
+def test_a_step_fills_the_memory_on_the_device_so_many_times_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    p = Prefill(monkeypatch, 1, keep=4 << 30)
+    p.step(0.03)
+    assert p.device.rounds == ROUNDS
+    assert p.saving.waiting == STEP_BLOCKS - ROUNDS * (SLAB_BYTES // (LAYERS * BLOCK))
+
+
 def test_a_decode_that_takes_nothing_holds_up_nobody_else_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     p = Prefill(monkeypatch, 2)
     p.link.stopped.add("d0")
