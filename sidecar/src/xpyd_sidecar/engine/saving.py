@@ -160,13 +160,14 @@ class Saving:
         """Take what has room out of what waits, in order; a holder that has no more room holds up nobody else."""
         parts: list[SavedPart] = []
         full: set[str] = set()
-        most = self._memory.most_bytes
+        bytes_at_once = self._memory.most_bytes
+        most = bytes_at_once // self._each if bytes_at_once is not None else None
         left = ROUNDS * most if most is not None else None
         for one in self._waiting:
             while len(one.ids) and one.holder not in full:
                 count = min(len(one.ids), self._store.most_units(self._each, one.holder))
                 if most is not None and left is not None:
-                    count = min(count, most // self._each, left // self._each)
+                    count = min(count, most, left)
                 part = self._part(one, count) if count else None
                 if part is None:
                     full.add(one.holder)
@@ -174,7 +175,7 @@ class Saving:
                 parts.append(part)
                 self._found[one.holder] = now
                 if left is not None:
-                    left -= len(part.lease.chunk.view)
+                    left -= count
         self._waiting = [one for one in self._waiting if len(one.ids)]
         return parts
 
