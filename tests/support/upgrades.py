@@ -79,11 +79,15 @@ class Watch:
         if not _of(serving, Role.PREFILL) & _of(serving, Role.DECODE):
             found = [f"{each.instance} {each.fingerprint}" for each in serving]
             self.faults.append(f"no prefill and decode of one fingerprint: {found}")
-        self._last |= {each.instance: each.fingerprint for each in fleet.instances if each.fingerprint}
+        earlier, self._last = self._last, self._last | {each.instance: each.fingerprint for each in fleet.instances
+                                                        if each.fingerprint}
         before, self._counts = self._counts, {(pair.prefill, pair.decode): pair.count for pair in fleet.pairs}
         for (prefill, decode), count in self._counts.items():
             if (more := count - before.get((prefill, decode), 0)) > 0:
-                sides = (self._last[prefill], self._last[decode])
+                # A name that was taken again since the look before may be either life's.
+                lives = [{earlier.get(name, self._last[name]), self._last[name]} for name in (prefill, decode)]
+                same = lives[0] & lives[1]
+                sides = (min(same), min(same)) if same else (self._last[prefill], self._last[decode])
                 self.handed[sides] = self.handed.get(sides, 0) + more
 
 
