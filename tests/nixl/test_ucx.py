@@ -220,17 +220,9 @@ def test_a_description_that_is_garbage_or_huge_is_refused_and_hurts_nobody(stage
         one[draw.randrange(len(one))] ^= 1 << draw.randrange(8)
         wrong.append(bytes(one))
     again = stage.prefill(tls=tcp)
-    refused = 0
     for turn, metadata in enumerate(wrong):
         again.tell(shown={"metadata": metadata.hex()})
-        outcome = load(again, d, "f", 4, turn + 1)
-        assert outcome in {Outcome.OK, Outcome.INCOMPATIBLE, Outcome.PEER_LOST}
-        if outcome is Outcome.OK:  # a bit that says nothing of where the memory is
-            assert whole(d, 4)
-            d.receiver._loop.post(lambda: [one.link.mistaken(ValueError()) for one in list(d.receiver._sources.values())])
-            until(lambda: not d.receiver._sources)
-        refused += outcome is not Outcome.OK
-    assert refused >= 7
+        assert load(again, d, "f", 4, turn + 1) in {Outcome.INCOMPATIBLE, Outcome.PEER_LOST}
     assert again.process.poll() is None
     assert load(p, d, "b", 4) is Outcome.OK
 

@@ -20,8 +20,12 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Final
 
+import xxhash
+
 from xpyd_sidecar.kv import messages
 
+SUM_BYTES: Final = 16
+"""Of the sum (xxh3, 128 bits) that a description ends with."""
 BACKEND: Final = "UCX"
 SEGMENTS: Final = "TCP_TX_SEG_SIZE=256k,TCP_RX_SEG_SIZE=256k"
 """Reads over TCP are three to four times as fast with these as with UCX's own 8 KiB; unused with RDMA."""
@@ -49,9 +53,10 @@ class NixlTarget:
         self._agent: Any = agent
 
     def register(self, regions: list[tuple[int, int]]) -> bytes:
-        """Let others read memory (address, bytes); what they need for that."""
+        """Let others read memory (address, bytes). What they need for that: NIXL's description, and its sum."""
         self._agent.register_memory([(address, size, 0, "") for address, size in regions], KIND)
-        return bytes(self._agent.get_agent_metadata())
+        told = bytes(self._agent.get_agent_metadata())
+        return told + xxhash.xxh3_128_digest(told)
 
     def poll(self) -> None:
         """Serve those who read: without RDMA bytes move only in here."""
@@ -66,10 +71,17 @@ class NixlSource:
     """An agent that reads the memory of one peer, into memory of one session."""
 
     def __init__(self, agent: Any, memory: messages.NixlMemory, address: int, size: int) -> None:
-        """Reads go to ``size`` bytes from ``address`` on."""
+        """Reads go to ``size`` bytes from ``address`` on.
+
+        Raises:
+            ValueError: the description is not what a target has made. NIXL never sees that: one bit can end the process.
+        """
         self._agent: Any = agent
+        told, its_sum = memory.metadata[:-SUM_BYTES], memory.metadata[-SUM_BYTES:]
+        if xxhash.xxh3_128_digest(told) != its_sum:
+            raise ValueError("NIXL's description is damaged")
         agent.register_memory([(address, size, 0, "")], KIND)
-        found = agent.add_remote_agent(memory.metadata)
+        found = agent.add_remote_agent(told)
         self._peer = found.decode() if isinstance(found, bytes) else str(found)
         if self._peer != memory.agent:
             raise ValueError("NIXL's description is of another agent")
