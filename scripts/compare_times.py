@@ -2,6 +2,7 @@
 
 The files are those that CI_TIMES named, some runs of each commit on the same machine. Medians are compared: seconds of wall
 and processor time of each tier and of the whole, without builds and without tiers that only one side has (they are listed).
+A tier that failed in a run is left out of that run: what it cost says nothing.
 ``--write FILE`` leaves both sides and the ratios as JSON.
 """
 
@@ -16,11 +17,11 @@ from typing import Any
 
 
 def medians(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of each tier, builds left out."""
+    """Of each tier, builds and failures left out."""
     found: dict[str, dict[str, list[float]]] = {}
     for run in runs:
         for tier in run["tiers"]:
-            if not tier["tier"].startswith("build-"):
+            if not tier["tier"].startswith("build-") and not tier["code"]:
                 for name in ("wall_s", "processor_s", "engines", "starts_processor_s"):
                     found.setdefault(tier["tier"], {}).setdefault(name, []).append(tier[name])
     return {tier: {name: statistics.median(values) for name, values in row.items()} for tier, row in found.items()}

@@ -112,7 +112,7 @@ def test_a_whole_report(tmp_path: Path) -> None:
 
 def of_run(commit: str, processors: int = 2, **seconds: float) -> dict[str, Any]:
     return {"commit": commit, "processors": processors, "wall_s": 100.0, "tiers": [
-        {"tier": tier.replace("_", "-"), "wall_s": s, "processor_s": s, "engines": 1, "starts_processor_s": 1.0}
+        {"tier": tier.replace("_", "-"), "code": 0, "wall_s": s, "processor_s": s, "engines": 1, "starts_processor_s": 1.0}
         for tier, s in seconds.items()]}
 
 
@@ -124,6 +124,13 @@ def test_two_commits_are_compared_by_medians_without_builds_and_tiers_of_one_sid
                                     "lint": {"before": 15.0, "now": 15.0, "ratio": 1.0},
                                     "test-unit": {"before": 100.0, "now": 50.0, "ratio": 0.5}}
     assert found["left_out"] == ["test-sanitize"]
+
+
+def test_what_a_tier_cost_that_failed_does_not_count() -> None:
+    failed = of_run("b", lint=15.0, test_unit=1.0)
+    failed["tiers"][1]["code"] = 2
+    found = times.compared([of_run("a", lint=10.0, test_unit=100.0)], [of_run("b", lint=15.0, test_unit=50.0), failed])
+    assert found["processor_s"]["test-unit"] == {"before": 100.0, "now": 50.0, "ratio": 0.5}
 
 
 @pytest.mark.parametrize("now", [[], [of_run("b"), of_run("c")], [of_run("b", processors=4)]])
