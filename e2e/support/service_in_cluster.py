@@ -125,12 +125,27 @@ class ServiceInCluster:
     def wait_ready(self, shape: str | None = None, deadline_s: float = START_S) -> None:
         """``kubectl wait``, then until ``shape`` instances (such as ``1P2D``) serve."""
         try:
-            self.kubectl("wait", "--for=condition=Ready", f"dsvc/{self.name}", f"--timeout={deadline_s:.0f}s",
-                         timeout_s=deadline_s + 10)
+            self._wait_condition(deadline_s)
             if shape is not None:
                 wait_until(lambda: self.get(f"dsvc/{self.name}")["status"]["ready"] == shape, deadline_s, f"{shape} serve")
         except Exception as error:
             raise AssertionError(f"{error}\n{self.story()}") from error
+
+    def _wait_condition(self, deadline_s: float) -> None:
+        """A change of its CRD has the API server make its handler anew; kubectl gives up where it asks just then."""
+        end = time.monotonic() + deadline_s
+        while True:
+            left = max(1.0, end - time.monotonic())
+            try:
+                self.kubectl("wait", "--for=condition=Ready", f"dsvc/{self.name}", f"--timeout={left:.0f}s",
+                             timeout_s=left + 10)
+            except CommandFailed as error:
+                if "could not find the requested resource" not in str(error) or time.monotonic() > end:
+                    raise
+                print(f"asked for again: {error}")
+                time.sleep(0.5)
+            else:
+                return
 
     def story(self) -> str:
         """What a person would look at when something is wrong."""
