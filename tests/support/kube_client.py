@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +19,7 @@ from typing import Any, Self
 import aiohttp
 import msgspec
 import yaml
+from background import Background
 
 Object = dict[str, Any]
 DEADLINE_S = 20.0
@@ -185,7 +185,7 @@ class Kube:
                     yield event["type"], event["object"]
 
 
-class Mirror:
+class Mirror(Background):
     """Objects of one kind and namespace by name, as a watch shows them; it lists again when the watch breaks.
 
     ``listeners`` hear ``(was, now)`` of every change; None stands for not there.
@@ -197,23 +197,16 @@ class Mirror:
         self.namespace = namespace
         self.objects: dict[str, Object] = {}
         self.listeners: list[Callable[[Object | None, Object | None], None]] = []
-        self._task: asyncio.Task[None] | None = None
         self._listed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._run(), name=f"mirror {self.kind} {self.namespace}")
+        await super().__aenter__()
         async with asyncio.timeout(DEADLINE_S):
             await self._listed.wait()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                        trace: TracebackType | None) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-
-    async def _run(self) -> None:
+    async def work(self) -> None:
+        """Follow what the API server tells."""
         while True:
             try:
                 await self._follow()

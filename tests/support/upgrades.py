@@ -8,12 +8,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
-from typing import Self
 
 import openai
+from background import Background
 from corpus import Case, Reference, Verdict, judge
 from engines import MODEL_NAME
 from traffic import client
@@ -24,7 +22,7 @@ from xpyd_sidecar.contract.ids import Role, State
 POLL_S = 0.2
 
 
-class Watch:
+class Watch(Background):
     """Asks a router who serves and who was paired, and keeps what should never have been."""
 
     def __init__(self, fetch: Callable[[], Awaitable[Fleet | None]], floors: Mapping[str, int]) -> None:
@@ -40,18 +38,6 @@ class Watch:
         self._last: dict[str, str] = {}
         """Fingerprint by name, as it was last: names are used again."""
         self._counts: dict[tuple[str, str], int] = {}
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._look_on())
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                        trace: TracebackType | None) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
 
     def check(self) -> None:
         """Fails with what was wrong."""
@@ -60,7 +46,8 @@ class Watch:
         assert self.handed, "no KV was handed over"
         assert all(prefill == decode for prefill, decode in self.handed), self.handed
 
-    async def _look_on(self) -> None:
+    async def work(self) -> None:
+        """Look again and again."""
         while True:
             fleet = await self._fetch()
             if fleet is not None:
@@ -91,7 +78,7 @@ class Watch:
                 self.handed[sides] = self.handed.get(sides, 0) + more
 
 
-class Lasting:
+class Lasting(Background):
     """One greedy stream after the other, each as long as the model allows: one is open whatever happens meanwhile."""
 
     def __init__(self, url: str, case: Case, reference: Reference) -> None:
@@ -100,18 +87,6 @@ class Lasting:
         """Of the stream that is open."""
         self.faults: list[str] = []
         self._url, self._case, self._reference = url, case, reference
-        self._task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self._work())
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                        trace: TracebackType | None) -> None:
-        assert self._task is not None
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
 
     def check(self) -> None:
         """What came is what the plain engine says, also of the stream that is open."""
@@ -120,7 +95,8 @@ class Lasting:
         assert not self.faults, self.faults
         assert self.ended or self.tokens, "no token came"
 
-    async def _work(self) -> None:
+    async def work(self) -> None:
+        """Ask for one stream after the other."""
         async with client(self._url, timeout_s=600.0) as api:
             while not self.faults:
                 self.tokens = []
