@@ -6,9 +6,7 @@
 Fresh memory for every copy costs more than the copy: the kernel maps and clears each page (on CPU a copy of 0.1 to 4 MiB
 into fresh memory took three times as long as into memory used before), and CUDA pins it.
 
-No holder can take the whole: it may have up to ``SHARE`` times what is free after it has taken its part (dynamic
-thresholds: Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998). So one peer
-that stops keeps at most SHARE / (SHARE + 1) of the bound from the others, and a second one as much of the rest.
+No holder can take the whole (``kv.shares``).
 """
 
 from __future__ import annotations
@@ -19,8 +17,8 @@ from typing import Final, NamedTuple
 
 from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.kv.extents import Extents
+from xpyd_sidecar.kv.shares import most_more, within
 
-SHARE: Final = 4
 UNIT: Final = 256
 """What every lease begins at a multiple of, so that copies are aligned for whatever copies them."""
 
@@ -121,7 +119,7 @@ class Store:
             want = self._extents.rounded(size)
             left = self.bound - self._extents.used - want
             mine = self._of.get(holder, 0) + want
-            if self._spare or left < 0 or (holder and mine > SHARE * left):
+            if self._spare or left < 0 or (holder and not within(mine, left)):
                 return None
             offset = self._extents.take(size)
             if offset is None:
@@ -151,9 +149,8 @@ class Store:
         """How many times ``each`` bytes, one behind the other, could be leased now."""
         with self._lock:
             free = min(self.bound - self._extents.used, self._extents.largest)
-            if holder:  # mine + x <= SHARE * (left - x)
-                left, mine = self.bound - self._extents.used, self._of.get(holder, 0)
-                free = min(free, (SHARE * left - mine) // (SHARE + 1))
+            if holder:
+                free = min(free, most_more(self._of.get(holder, 0), self.bound - self._extents.used))
             return 0 if self._spare else max(0, free // each)
 
 

@@ -41,6 +41,7 @@ from xpyd_sidecar.engine.settings import Settings
 from xpyd_sidecar.engine.store import UNIT, Arena, Store
 from xpyd_sidecar.engine.ways import choose
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv.extents import rounded
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.messages import Rank
 from xpyd_sidecar.kv.receiving import Receiving
@@ -97,7 +98,7 @@ class WorkerSide:
             + (buffer if options.mode == "get" else 0)
         ways, self._groups = choose(options, self._memory.device, self._memory.largest_frame)
         make = partial(memory.chunk, pinned=pinned)
-        bound = max(keep, LEAST_BLOCKS * sum(-(-size // UNIT) * UNIT for size in self._memory.block_bytes))
+        bound = max(keep, LEAST_BLOCKS * sum(rounded(size, UNIT) for size in self._memory.block_bytes))
         ways, self._reading, copies = rdma.prepare(options, ways, self._memory.largest_frame, bound,
                                                    memory.mapped_chunk if ways.host and not pinned else make)
         self.store = Store(copies, bound)

@@ -39,7 +39,7 @@ class Extents:
 
     def rounded(self, size: int) -> int:
         """What ``size`` bytes take of the space."""
-        return -(-size // self.unit) * self.unit
+        return rounded(size, self.unit)
 
     def take(self, size: int) -> int | None:
         """The offset of ``size`` bytes, or None where no free range has so many.
@@ -91,3 +91,8 @@ class Extents:
     def largest(self) -> int:
         """Bytes of the largest free range."""
         return max((end - start for start, end in zip(self._starts, self._ends, strict=True)), default=0)
+
+
+def rounded(size: int, unit: int) -> int:
+    """``size`` rounded up to whole units."""
+    return -(-size // unit) * unit

@@ -6,11 +6,11 @@ Laws
    a rank that had no room for one by then lets go of the transfer.
 3. A leg that ends before all its blocks were pushed is withdrawn, and every rank lets go.
    One that was pushed holds its blocks after its end until every rank has copied them out, or let go.
-5. Blocks that ranks have not copied out keep new legs from beginning: where there are ``SHARE`` times more of a decode
-   instance's than it leaves of a quarter of the cache. One that takes nothing stops its own legs, and nobody else's.
 4. A transfer that decode does not want is pushed no further; its leg just finishes.
 5. Decode is told of work for a transfer that is not yet pushed whole: once for each growth, and only of steps that have
    ended. A step that hangs is the last one that anything is told in.
+6. Blocks that ranks have not copied out keep new legs from beginning, where a decode instance has more than its share
+   (``kv.shares``) of a quarter of the cache. One that takes nothing stops its own legs, and nobody else's.
 
     register ──▶ QUEUED ──allocated──▶ OPEN ──step…──▶ PUSHED ──every rank ended──▶ (forgotten)
                     └─ end ─▶ (forgotten)  └─ end, drop, peer_lost ─▶ CLOSING ─┘
@@ -18,6 +18,7 @@ Laws
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -28,8 +29,7 @@ from xpyd_sidecar.contract.legs import Peer
 from xpyd_sidecar.kv.blocks import blocks_of, final_blocks
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
 from xpyd_sidecar.kv.messages import WORK_MAX, WorkDone
-
-SHARE: Final = 4
+from xpyd_sidecar.kv.shares import within
 
 
 class State(StrEnum):
@@ -145,6 +145,8 @@ class Offers:
         self._legs: dict[str, Leg] = {}
         self._open: dict[Key, Leg] = {}
         self._seen: Recent[Key, None] = Recent()
+        self._waits: Counter[str] | None = None
+        """By decode instance: blocks that are not copied out. None: to be counted again, once for all legs that ask."""
         self._holding: dict[Key, str] = {}
         """Requests that have ended, whose blocks are not copied out yet."""
         self._copied: set[str] = set()
@@ -194,6 +196,7 @@ class Offers:
             return []
         push = Push(leg.key, leg.sent, tuple(leg.ids[leg.sent:final]), leg.peer.instance)
         leg.sent = final
+        self._waits = None
         if final == blocks_of(leg.tokens, self._block_size):
             leg.state = State.PUSHED
             leg.ids.clear()
@@ -234,12 +237,13 @@ class Offers:
         leg = self._legs.get(request)
         if not self._most_uncopied or leg is None or leg.state is not State.QUEUED:
             return True
-        mine = total = 0
-        for one in self._open.values():
-            waits = self._uncopied(one) if one.state is not State.CLOSING else 0
-            total += waits
-            mine += waits if one.peer.instance == leg.peer.instance else 0
-        return not mine or mine <= SHARE * (self._most_uncopied - total)
+        if self._waits is None:
+            self._waits = Counter()
+            for one in self._open.values():
+                if one.state is not State.CLOSING:
+                    self._waits[one.peer.instance] += self._uncopied(one)
+        mine = self._waits[leg.peer.instance]
+        return not mine or within(mine, self._most_uncopied - self._waits.total())
 
     def holds(self, request: str) -> bool:
         """Whether the blocks of a request that has ended are still needed; ``take_copied`` says when they are not."""
@@ -255,6 +259,7 @@ class Offers:
         leg = self._open.get(key)
         if leg is not None:
             leg.copied[rank] = upto
+            self._waits = None
             self._let_go(leg)
 
     def take_copied(self) -> set[str]:
@@ -285,6 +290,7 @@ class Offers:
         if leg is None or rank not in leg.open_ranks:
             return []
         leg.open_ranks.discard(rank)
+        self._waits = None
         leg.bytes += size
         self._let_go(leg)
         out: list[Instruction] = []
@@ -310,5 +316,6 @@ class Offers:
         leg.state = State.CLOSING
         leg.failed = leg.failed or (outcome, reason)
         leg.ids.clear()
+        self._waits = None
         self._let_go(leg)
         return [Release(leg.key, outcome, reason)]
