@@ -26,7 +26,10 @@ NEW = ServiceKey(b"n" * 32)
 @contextlib.asynccontextmanager
 async def agents(f: RouterFleet, key: ServiceKey, before: ServiceKey | None, *engines: tuple[ScriptedEngine, Role],
                  mark: str) -> AsyncIterator[Any]:
-    """Agents that beat to the router; what they say is changed by what is called."""
+    """Agents that beat to the router; what they say is changed by what is called.
+
+    They beat much oftener than they say, so that none is taken for silent where this process is held up.
+    """
     links = [Beats((HostPort(f"127.0.0.1:{f.router.members_port}"),), key, heartbeat_s=0.1, resolve_s=60.0, before=before)
              for _ in engines]
     said: dict[str, Any] = {"state": State.READY}
@@ -36,7 +39,7 @@ async def agents(f: RouterFleet, key: ServiceKey, before: ServiceKey | None, *en
         while True:
             number = next(numbers)
             for link, (engine, role) in zip(links, engines, strict=True):
-                link.send(beat(engine.name, role, engine.address, seq=number, interval_s=0.1,
+                link.send(beat(engine.name, role, engine.address, seq=number, interval_s=5.0,
                                fingerprint=Fingerprint(f"{FINGERPRINT}{mark}"), **said))
             await asyncio.sleep(0.05)
 
