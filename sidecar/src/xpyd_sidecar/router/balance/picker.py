@@ -1,8 +1,4 @@
-"""Choosing a pair: filters that make every candidate right, and then the policy.
-
-Belongs here: who may serve a request at all (ready, same fingerprint, not tried before, with room). Does not belong here:
-which of the equal ones is best (``policies``), how much room there is (``concurrency``).
-"""
+"""Choosing a pair: filters that make every candidate right, and then the policy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The membership socket: heartbeats in, acknowledgements out (docs/protocols/membership.md).
-
-Belongs here: the ZMQ ROUTER socket and its messages. Does not belong here: what a beat means (``fleet.roster``), engines
-that send the older map (``p2p_listener``).
-"""
+"""The membership socket: heartbeats in, acknowledgements out (docs/protocols/membership.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One instance as a router sees it, and what a roster tells its caller to do.
-
-Belongs here: values. Does not belong here: rules, which stand in ``roster``.
-"""
+"""One instance as a router sees it, and what a roster tells its caller to do."""
 
 from __future__ import annotations
 

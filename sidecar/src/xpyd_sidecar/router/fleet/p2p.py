@@ -1,7 +1,5 @@
 """Older engines in a router: their heartbeats as members, and the legs of a request that pairs by its id.
 
-Belongs here: what such engines need instead of ``contract.legs``. Does not belong here: their wire (``contract.p2p``).
-
     client ──▶ router ── X-Request-Id: ___prefill_addr_{P}___decode_addr_{D}_{hex} ──▶ P   one token
                                           P sends its KV to the address of D that it reads in the id
                P has answered: the same id ──▶ D   the whole request

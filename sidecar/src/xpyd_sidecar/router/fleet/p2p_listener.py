@@ -1,8 +1,5 @@
 """The plain socket: heartbeats of older engines (``compat: p2p``).
 
-Belongs here: the ZMQ ROUTER socket without CURVE. Does not belong here: what is in a heartbeat (``contract.p2p``) and what
-it means (``fleet.p2p``, ``fleet.roster``).
-
 Such engines cannot prove who they are, and one socket cannot speak CURVE and plain: so this is a port of its own, next to
 that of membership, and open only where it is asked for. Nothing is answered, since they never read.
 """

@@ -1,7 +1,5 @@
 """Takes messages from a ZMQ socket in the event loop, in batches.
 
-Belongs here: when to look at a socket. Does not belong here: what is in the messages.
-
 A socket's descriptor is edge-triggered: readable means "look at the socket now", and every look must go on until nothing is
 left, also after sending. Waking up costs more than a heartbeat, so after a look that found something the next one is
 ``PACE_S`` later, whatever comes: a single message is taken at once, a stream of them in batches. A look is bounded too, so

@@ -4,9 +4,6 @@
                         └───▶ ended (408, or 503)
     at_once ──────────────────────────▶ give_back          a small one that came in one piece
 
-Belongs here: arithmetic, on the times and sizes that it is given. Does not belong here: connections, and what a request
-is answered.
-
 Laws
   * What is held is at most the budget, whatever comes in whatever order: an eighth of it is the reserve, for bodies of up
     to ``SMALL`` bytes, and the rest is for all others, and for those when the reserve is full.

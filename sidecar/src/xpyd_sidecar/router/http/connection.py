@@ -3,9 +3,6 @@
     bytes ──▶ rest ──▶ Incoming ──▶ queue (pipelining) ──▶ application.handle(request, reply) ──▶ bytes
               read, not parsed yet       parsed, not answered yet
 
-Belongs here: pipelining, back-pressure and deadlines of one client. Does not belong here: parsing (``incoming``), how long
-a client may take (``deadlines``), listening (``server``), what a path means (``application``).
-
 Laws of pipelining
   * Nothing more is answered, nor read, while a client leaves its answers unread: what is held for it is a write buffer and
     one read.

@@ -2,8 +2,6 @@
 
     OPTIONS, with Origin and Access-Control-Request-Method     preflight: 204, or 400 for an origin that is not allowed
     any other request with Origin                              its answer says that the page may read it
-
-Belongs here: which headers say so. Does not belong here: sockets, and other hosts' names (``heads``).
 """
 
 from __future__ import annotations

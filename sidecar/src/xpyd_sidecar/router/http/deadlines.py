@@ -1,8 +1,4 @@
-"""How long a client may take: to send a request, to read its answer, to go.
-
-Belongs here: times, and what follows from a request's size. Does not belong here: clocks, and what is done about a client
-that is too slow (``connection.ClientConnection.sweep``).
-"""
+"""How long a client may take: to send a request, to read its answer, to go."""
 
 from __future__ import annotations
 

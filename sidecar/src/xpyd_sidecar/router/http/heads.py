@@ -1,8 +1,4 @@
-"""What of a request is refused by its head alone, beside its framing: the host it is for, what its body is written in.
-
-Belongs here: rules and words, without sockets. Does not belong here: framing and sizes (``rules``), paths, methods and keys
-(``application``), other origins (``cors``).
-"""
+"""What of a request is refused by its head alone, beside its framing: the host it is for, what its body is written in."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The bodies of requests that a server holds: the budget of their bytes, and what a client is told where it is used up.
-
-Belongs here: asking the budget with the time of the loop, and carrying out what it says. Does not belong here: who must go
-(``http.body_budget``).
-"""
+"""The bodies of requests that a server holds: the budget of their bytes, and what a client is told where it is used up."""
 
 from __future__ import annotations
 

@@ -2,9 +2,6 @@
 
     bytes ──feed──▶ httptools ──▶ line.taken(request); line.complete() when its last byte is in
 
-Belongs here: what the parser says, how much may come, bodies that are handed on while they come. Does not belong here:
-order, answers and time (``connection``), what is refused for its size or framing (``rules``).
-
 The first fault is kept, since exceptions would be wrapped by the parser; nothing is taken after it.
 
 Nearly every request is a plain one: its head fits into one read, no header is repeated, and its body is small and comes in

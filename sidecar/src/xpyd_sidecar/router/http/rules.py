@@ -1,7 +1,4 @@
-"""What of a request is refused by its size, its time and its framing, beside what the parser refuses.
-
-Belongs here: rules and words, without sockets. Does not belong here: counting what came (``incoming``).
-"""
+"""What of a request is refused by its size, its time and its framing, beside what the parser refuses."""
 
 from __future__ import annotations
 

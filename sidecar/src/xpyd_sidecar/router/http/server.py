@@ -1,8 +1,4 @@
-"""The HTTP/1.1 server that clients talk to: asyncio protocols and httptools, no framework.
-
-Belongs here: listening, the set of connections, the turn of the clock, draining. Does not belong here: parsing
-(``connection``), paths (``application``).
-"""
+"""The HTTP/1.1 server that clients talk to: asyncio protocols and httptools, no framework."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""What the connections of one server share.
-
-Belongs here: values, and what a connection says to its server. Does not belong here: listening and the turn of the clock
-(``server``).
-"""
+"""What the connections of one server share."""
 
 from __future__ import annotations
 

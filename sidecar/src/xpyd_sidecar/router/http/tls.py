@@ -1,7 +1,5 @@
 """TLS on the client port, with a certificate that may be renewed while the router runs.
 
-Belongs here: the context, and looking whether its files changed. Does not belong here: connections (``server``).
-
 A connection keeps the certificate that it began with; handshakes from now on get the new one. New files are first tried in
 a context of their own: a pair that does not fit (half of it was written) leaves the old one in service.
 """

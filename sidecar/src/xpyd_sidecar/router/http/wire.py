@@ -1,8 +1,4 @@
-"""HTTP/1.1 on bytes: response heads, chunks, and bodies that are wanted whole.
-
-Belongs here: parsing, without sockets and without waiting. Does not belong here: what an answer means for a request
-(``request``), streams that are relayed (``events``).
-"""
+"""HTTP/1.1 on bytes: response heads, chunks, and bodies that are wanted whole."""
 
 from __future__ import annotations
 

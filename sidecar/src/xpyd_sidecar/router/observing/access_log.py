@@ -1,7 +1,4 @@
-"""The access log: one line for each request.
-
-Belongs here: its logger, and what the line of a generation request says. Does not belong here: how lines leave (``logs``).
-"""
+"""The access log: one line for each request."""
 
 from __future__ import annotations
 

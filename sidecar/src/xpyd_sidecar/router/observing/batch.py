@@ -1,8 +1,4 @@
-"""Requests that are over, many at a time, by measure: what metrics, history and totals count.
-
-Belongs here: the measures of several records; those of one are in ``summary``, whose formulas are written out here for the
-straight course, which nearly all requests take (a test holds both against each other). Does not belong here: counting.
-"""
+"""Requests that are over, many at a time, by measure: what metrics, history and totals count."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What is known of a request that went its straight course: prefill and decode answered well at once, as nearly always.
-
-Belongs here: the value. Does not belong here: what it means (``batch``).
-"""
+"""What is known of a request that went its straight course: prefill and decode answered well at once, as nearly always."""
 
 from __future__ import annotations
 

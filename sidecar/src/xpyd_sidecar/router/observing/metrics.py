@@ -1,7 +1,5 @@
 """What the router counts: Prometheus metrics ``xpyd_router_*`` (docs/observability.md).
 
-Belongs here: names, labels, buckets. Does not belong here: what a record means (``observing.summary``).
-
 Label values come from small fixed sets, never from clients, so that the number of series is bounded; only ``instance``
 grows with the fleet, ``worker`` with the router's processes, and pairs are bounded by ``MAX_PAIRS``. What belongs to
 requests is counted when they are over.

@@ -1,9 +1,6 @@
 """Who is told what happens in a router, and tells operators: metrics, history, ``/fleet``.
 
     a request ends ──over, straight_over, unserved──▶ metrics, history, totals, access log
-
-Belongs here: passing one event on to all that keep count. Does not belong here: counting (``metrics``,
-``observing.history``), spans (``spans``), the dashboard's pages (``dashboard``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """What is known of one request when it is over: one record, from which log, metrics and spans are made.
 
-Belongs here: plain values. Does not belong here: how they are shown.
-
 Times are seconds of ``time.perf_counter``; NaN where a thing never happened. ``arrived_unix`` ties them to a wall clock.
 """
 

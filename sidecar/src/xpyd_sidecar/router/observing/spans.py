@@ -3,8 +3,6 @@
     client's span (traceparent) ── server span "chat" ─┬─ client span "prefill"    one per leg: attempt, instance, result
                                                        └─ client span "decode"     its context goes to the engine
 
-Belongs here: what of a record stands in a span, and the exporter's bounds. Does not belong here: the record itself.
-
 The W3C trace context of the client is continued, its sampling decision included; without one a trace begins here, and is
 sampled. Spans are sent in batches by a thread of their own; what does not fit into its queue is dropped, and the log says
 so. Certificates and headers for the collector are taken from the variables ``OTEL_EXPORTER_OTLP_*``.

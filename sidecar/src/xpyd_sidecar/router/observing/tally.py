@@ -1,7 +1,5 @@
 """Counters and histograms for one thread, shown through the Prometheus library when somebody scrapes.
 
-Belongs here: counting, as cheap as it can be. Does not belong here: what is counted (``metrics``).
-
 The library's own counters lock and look children up for every request, which costs three times as much as all of this. A
 router counts on one thread, so plain numbers in dictionaries do.
 """

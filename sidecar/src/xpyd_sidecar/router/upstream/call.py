@@ -1,8 +1,4 @@
-"""One request to an engine: on which connection it was sent, and who hears what comes of it.
-
-Belongs here: what a request and its connection are to each other, as interfaces. Does not belong here: opening and reusing
-connections (``pool``), reading an answer (``engine_connection``), what an answer means (``request``).
-"""
+"""One request to an engine: on which connection it was sent, and who hears what comes of it."""
 
 from __future__ import annotations
 

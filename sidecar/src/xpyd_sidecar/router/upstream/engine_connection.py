@@ -1,8 +1,4 @@
-"""One connection to an engine, and the answer that is read on it.
-
-Belongs here: reading heads, bodies and streams of one connection, one request at a time. Does not belong here: opening and
-reusing connections (``pool``), what an answer means.
-"""
+"""One connection to an engine, and the answer that is read on it."""
 
 from __future__ import annotations
 

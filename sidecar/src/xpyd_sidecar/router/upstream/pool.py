@@ -1,8 +1,5 @@
 """Connections to engines: pooled, raw, one request at a time on each.
 
-Belongs here: opening, reusing and closing connections. Does not belong here: a request (``call``), reading an
-answer (``engine_connection``), what it means.
-
 A connection that the engine closed while it lay idle is found out when the next request gets no byte of an answer: the
 request is then sent once more on a fresh connection (the engine never saw it, or it would have begun to answer or
 still hold the connection). So idle connections are kept until the engine closes them (uvicorn after 5 s), ``IDLE_S`` at

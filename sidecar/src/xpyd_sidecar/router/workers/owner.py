@@ -2,9 +2,6 @@
 
     agents ── heartbeats ──▶ owner ══ Unix sockets ══ worker 1 … N ◀── clients (SO_REUSEPORT shares one port among them)
 
-Belongs here: starting and watching workers, telling them what the roster took, and what they report. Does not belong here:
-what a worker does (``worker``), and how many legs all of them have (``workers.leg_counts``).
-
 Laws
   * The owner never waits for a worker. One that does not read is told no more, and gets the roster as it is once it reads
     again; one that gives no sign of life for ``SILENT_S`` is killed and started again.

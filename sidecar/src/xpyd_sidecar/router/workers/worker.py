@@ -2,9 +2,8 @@
 
     owner ══ Unix socket FD ══ worker: Server (SO_REUSEPORT), Context, a replica of the roster
 
-Belongs here: the process, and what a worker does otherwise than a router of one. Its roster follows the owner's
-(``follower``); what its requests find out goes to the owner; so do records of requests (``reports``), from which the owner
-makes metrics, history and ``/fleet`` (``worker_paths``).
+Its roster follows the owner's (``follower``); what its requests find out goes to the owner, and so do their records
+(``reports``), of which the owner makes metrics, history and ``/fleet``.
 
 The owner's end is the worker's: without membership it would serve from a roster that grows old.
 """
