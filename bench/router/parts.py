@@ -36,7 +36,7 @@ from xpyd_sidecar.router.http.server import Server
 from xpyd_sidecar.router.http.wire import chunk_of
 from xpyd_sidecar.router.relay import loop
 from xpyd_sidecar.router.serving.context import RequestContext
-from xpyd_sidecar.router.upstream import engine_connection
+from xpyd_sidecar.router.upstream import call as engine_connection
 
 KEY = "k" * 32
 MODEL = "tiny"

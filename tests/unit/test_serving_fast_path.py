@@ -27,7 +27,7 @@ from xpyd_sidecar.router.serving import fast_path
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.fast_path import FastPath
 from xpyd_sidecar.router.stream.failures import FailureReason
-from xpyd_sidecar.router.upstream import engine_connection
+from xpyd_sidecar.router.upstream import call as engine_connection
 
 IDS = b"[11,12,13]"
 SCRIPTS = 300
