@@ -22,9 +22,8 @@ from typing import cast
 
 from xpyd_sidecar.accepting import of_this_host
 from xpyd_sidecar.router.api.faults import HttpFault, unavailable
-from xpyd_sidecar.router.http import deadlines, rules
-from xpyd_sidecar.router.http.held_bodies import Held
-from xpyd_sidecar.router.http.incoming import IncomingRequests
+from xpyd_sidecar.router.http import rules
+from xpyd_sidecar.router.http.incoming import Held, IncomingRequests
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server_state import ServerState
 from xpyd_sidecar.router.http.upload import Upload
@@ -54,7 +53,8 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.outlet = Outlet()
         """What is written to a client that is gone goes nowhere."""
-        self._incoming = IncomingRequests(server.bounds, server.streamed, self, server.bodies, server.heads)
+        self._incoming = IncomingRequests(server.bounds, server.streamed, self, server.bodies, server.heads,
+                                          clock=server.loop.time)
         self._queue: deque[tuple[HttpRequest, Held, bool, bool] | HttpFault] = deque()
         self._rest = b""
         """What was read and is not parsed yet: it waits for the queue."""
@@ -351,11 +351,11 @@ class ClientConnection(asyncio.Protocol):
             outlet.direct = not (outlet.buffered or self._transport.get_write_buffer_size())
             outlet.buffered = False
         since = max(self._since, awake)
-        if self._blocked_at and now - max(self._blocked_at, awake) > deadlines.UNREAD_S:
-            logger.info("a client left its answer unread", extra={"seconds": deadlines.UNREAD_S})
+        if self._blocked_at and now - max(self._blocked_at, awake) > rules.UNREAD_S:
+            logger.info("a client left its answer unread", extra={"seconds": rules.UNREAD_S})
             self.abort()
         elif self._closing:
-            if now - since > deadlines.LINGER_S:
+            if now - since > rules.LINGER_S:
                 self.abort()
         elif (upload := self._incoming.upload) is not None:
             self._sweep_upload(upload, now, since)
@@ -368,7 +368,7 @@ class ClientConnection(asyncio.Protocol):
                 self._end()
             else:
                 self._refuse(rules.too_slow(self._incoming.allowed_s))
-        elif now - since > deadlines.idle_s(leaving=self.server.leaving):
+        elif now - since > (rules.IDLE_LEAVING_S if self.server.leaving else rules.IDLE_S):
             self._close_idle()
 
     def _sweep_upload(self, upload: Upload, now: float, since: float) -> None:

@@ -12,17 +12,18 @@ is looked at only where it may be.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import httptools
 import msgspec
 
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request
-from xpyd_sidecar.router.http import deadlines, ids, rules
-from xpyd_sidecar.router.http.held_bodies import SMALL, BodyOwner, Held, HeldBodies, HeldBody
+from xpyd_sidecar.router.http import ids, rules
+from xpyd_sidecar.router.http.body_budget import SMALL, BodyBudget, BodyOwner, HeldBody
 from xpyd_sidecar.router.http.known_heads import KnownHead, KnownHeads, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest
-from xpyd_sidecar.router.http.upload import Upload
+from xpyd_sidecar.router.http.upload import HELD, Upload
 
 MAX_URL = 8192
 FRAMING = 16
@@ -44,7 +45,11 @@ class RequestBounds(msgspec.Struct, frozen=True):
     """Time a client has to send a request."""
 
 
-class RequestSink(Protocol):
+Held = HeldBody | int
+"""A body that is held, or how many bytes one has that came at once."""
+
+
+class RequestSink(BodyOwner, Protocol):
     """Who gets the requests."""
 
     def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
@@ -55,9 +60,6 @@ class RequestSink(Protocol):
 
         ``old``: it is of HTTP/1.0.
         """
-
-    def end_body(self, fault: HttpFault) -> None:
-        """There is no more room for what has come of the body (``held_bodies.BodyOwner``)."""
 
     def complete(self) -> None:
         """Its last byte is in."""
@@ -77,15 +79,16 @@ def request_id_of(given: bytes | None) -> str:
 class IncomingRequests:
     """What has come of the next request."""
 
-    __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_extra", "_fed", "_head_size", "_headers",
+    __slots__ = ("_began", "_bodies", "_body", "_bounds", "_clock", "_declared", "_extra", "_fed", "_head_size", "_headers",
                  "_heads", "_held", "_hosts", "_in_head", "_judged", "_known_path", "_like", "_line", "_parser", "_raw",
                  "_size", "_streamed", "_url", "_version", "_wanted", "ended", "fault", "refused", "upload")
 
-    def __init__(self, bounds: RequestBounds, streamed: frozenset[str], line: RequestSink, bodies: HeldBodies,
-                 heads: KnownHeads) -> None:
+    def __init__(self, bounds: RequestBounds, streamed: frozenset[str], line: RequestSink, bodies: BodyBudget,
+                 heads: KnownHeads, *, clock: Callable[[], float]) -> None:
         """``streamed``: paths whose bodies are handed on while they come."""
         self._bounds = bounds
         self._bodies = bodies
+        self._clock = clock
         self._heads = heads
         self._like = b""
         """By what the head of the request that is being received would be known."""
@@ -110,7 +113,7 @@ class IncomingRequests:
         self._head_size = self._extra = self._hosts = 0
         """Bytes of its head in reads after its first; bytes of repeated headers; and Host headers among these."""
         self._body: list[bytes] = []
-        self._held: HeldBody[BodyOwner] | None = None
+        self._held: HeldBody | None = None
         """Its body, as the budget has it; not one that comes at once."""
         self._size = self._raw = self._declared = 0
         self._in_head = False
@@ -132,7 +135,7 @@ class IncomingRequests:
     @property
     def allowed_s(self) -> float:
         """How long it may take to come."""
-        return deadlines.receive_s(self._bounds.receive_s, self.length)
+        return self._bounds.receive_s + self.length / rules.SLOWEST_BODY
 
     @property
     def missing(self) -> int:
@@ -261,7 +264,7 @@ class IncomingRequests:
             if self._declared > self._bounds.body_bytes:
                 raise rules.too_large_body(self._bounds.body_bytes)
             if wanted and (coding is not None or self._declared > SMALL):
-                self._held = self._bodies.begin(self._line, None if coding is not None else self._declared)
+                self._held = self._begin(None if coding is not None else self._declared)
         except HttpFault as fault:
             # A client that waits for 100 may send its body or not: only an end tells them apart.
             self.ended = self._declared > DROPPED or b"expect" in self._headers
@@ -270,7 +273,7 @@ class IncomingRequests:
             return
         self._wanted = wanted
         if wanted and path in self._streamed and method == "POST":
-            self._held = self._held or self._bodies.begin(self._line, self._declared)
+            self._held = self._held or self._begin(self._declared)
             self.upload = Upload(None if coding is not None else self._declared, self._line.throttle)
             self._take(path, b"", self._held)
 
@@ -285,17 +288,26 @@ class IncomingRequests:
         elif self._wanted and self.fault is None:
             self._keep(body)
 
+    def _begin(self, length: int | None) -> HeldBody:
+        """Have room for a body. ``length``: None where it comes in chunks. Raises HttpFault: there is none."""
+        body, slow = self._bodies.begin(self._line, length, self._clock())
+        for one in slow:
+            one.owner.end_body(rules.too_slow_for_the_room())
+        if body is None:
+            raise rules.no_room()
+        return body
+
     def _keep(self, body: bytes) -> None:
-        bodies = self._bodies
-        if self._held is None and (self._size < self._declared or not bodies.at_once(self._size)):
-            self._held = bodies.begin(self._line, self._declared)
-        if self._held is not None:
-            try:
-                bodies.grow(self._held, len(body), streamed=self.upload is not None)
-            except HttpFault as fault:
-                self.fault = fault
-                self._body.clear()
-                return
+        if self._held is None and (self._size < self._declared or not self._bodies.at_once(self._size)):
+            self._held = self._begin(self._declared)
+        held, streamed = self._held, self.upload is not None
+        if held is not None:  # few bytes are here at a time of what is handed on
+            for one in self._bodies.grow(held, len(body), self._clock(), kept=not streamed or held.size < HELD):
+                if one is held:
+                    self.fault = rules.no_room()
+                    self._body.clear()
+                    return
+                one.owner.end_body(rules.too_slow_for_the_room())
         if self.upload is not None:
             self.upload.feed(body)
         else:

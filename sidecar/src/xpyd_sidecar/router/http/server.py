@@ -8,7 +8,7 @@ from email.utils import formatdate
 from xpyd_sidecar.accepting import Acceptor, bind
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.http import held_bodies
+from xpyd_sidecar.router.http.body_budget import DEFAULT
 from xpyd_sidecar.router.http.connection import ClientConnection
 from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.reply import Application
@@ -23,7 +23,7 @@ class Server(ServerState):
     """Listens, and keeps its connections."""
 
     def __init__(self, application: Application, bounds: RequestBounds, streamed: frozenset[str] = frozenset(), *,
-                 body_budget: int = held_bodies.DEFAULT) -> None:
+                 body_budget: int = DEFAULT) -> None:
         """``body_budget``: bytes of the bodies of all requests."""
         super().__init__(application, bounds, streamed, body_budget)
         self._acceptor: Acceptor | None = None

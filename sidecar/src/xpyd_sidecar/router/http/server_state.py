@@ -8,7 +8,7 @@ from email.utils import formatdate
 from typing import Protocol
 
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.http.held_bodies import HeldBodies
+from xpyd_sidecar.router.http.body_budget import BodyBudget
 from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.known_heads import KnownHeads
 from xpyd_sidecar.router.http.reply import Application
@@ -16,6 +16,8 @@ from xpyd_sidecar.router.http.reply import Application
 logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 16384
+MOST_AT_ONCE = 2
+"""So many bodies of the largest size always fit, whatever the budget is."""
 
 
 class OpenConnection(Protocol):
@@ -39,7 +41,7 @@ class ServerState:
         self.bounds = bounds
         self.streamed = streamed
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.bodies = HeldBodies(self.loop.time, body_budget, bounds.body_bytes)
+        self.bodies = BodyBudget(max(body_budget, MOST_AT_ONCE * bounds.body_bytes))
         self.heads = KnownHeads()
         self.connections: set[OpenConnection] = set()
         self.refusals: dict[str, int] = {}
