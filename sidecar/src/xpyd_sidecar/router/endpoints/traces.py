@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 import zmq
@@ -26,9 +26,7 @@ from xpyd_sidecar.router.http.reply import HttpRequest, LaterReply, Reply, Reque
 from xpyd_sidecar.router.observing import timeline
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.observing.timeline import EngineNotes
-
-if TYPE_CHECKING:
-    from xpyd_sidecar.router.serving.context import RequestContext
+from xpyd_sidecar.router.serving.context import RequestContext
 
 logger = logging.getLogger(__name__)
 
