@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import zmq
@@ -12,9 +14,9 @@ import zmq
 from xpyd_sidecar import curve, listening, sockets
 from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, Goodbye, Up
+from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, Heartbeat, Up
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.fleet.member import BeatRefused
+from xpyd_sidecar.router.fleet.member import BeatRefused, Undecodable
 from xpyd_sidecar.router.fleet.pump import Pump
 
 logger = logging.getLogger(__name__)
@@ -28,13 +30,61 @@ _decode = msgspec.msgpack.Decoder(Up).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class BeatListener:
-    """A ROUTER socket that is read in batches; what listens for agents and for older engines has in common."""
+class BeatListener(ABC):
+    """A ROUTER socket that is read in batches: what listening for agents and for older engines has in common.
 
-    def __init__(self) -> None:
+    What was refused is logged once a minute per peer and reason, and of a bounded number of them.
+    """
+
+    what: str
+    """What comes here, in words for the log."""
+
+    def __init__(self, take: Callable[[Any], int | None], count: Callable[[str], None]) -> None:
+        """``take`` returns how many legs are open on the instance that a message speaks for (None: not counted)."""
+        self._take = take
+        self._count = count
+        self._loop = asyncio.get_running_loop()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._pump: Pump | None = None
+        self._said: dict[str, float] = {}
+
+    @abstractmethod
+    def _read(self, frames: list[zmq.Frame]) -> Up:
+        """The message. Raises BeatRefused."""
+
+    @abstractmethod
+    def _answer(self, message: Up | None, in_flight: int, refused: str) -> bytes | None:
+        """What is said to who sent it, if anything. ``message``: None where it could not be read."""
+
+    def _on_message(self, frames: list[zmq.Frame]) -> bytes | None:
+        message, in_flight, result, refused = None, 0, "taken", ""
+        try:
+            message = self._read(frames)
+            in_flight = self._take(message) or 0
+        except BeatRefused as error:
+            result, refused = error.result, str(error)
+        except Exception:
+            # A bug here must cost one message, not the listener.
+            logger.exception("a %s failed inside the router", self.what)
+            result, refused = "failed", "the router failed; its log says why"
+        self._count(result)
+        if refused:
+            self._say(frames[-1], refused)
+        return self._answer(message, in_flight, refused)
+
+    def _say(self, frame: zmq.Frame, reason: str) -> None:
+        try:
+            peer = str(frame.get("Peer-Address"))
+        except (zmq.ZMQError, UnicodeDecodeError):
+            peer = "unknown"
+        key, now = f"{peer} {reason[:200]}", self._loop.time()
+        if now - self._said.get(key, -LOG_AGAIN_S) < LOG_AGAIN_S:
+            return
+        if len(self._said) >= LOG_PEERS:
+            self._said.clear()
+        self._said[key] = now
+        logger.warning("%s refused: %s", self.what, reason[:500], extra={"peer": peer})
 
     def look(self) -> None:
         """Take what is there. Called every second, should an edge ever be missed."""
@@ -54,13 +104,11 @@ class BeatListener:
 class Members(BeatListener):
     """Listens for agents."""
 
+    what = "membership message"
+
     def __init__(self, name: str, take: Callable[[Up], int | None], count: Callable[[str], None]) -> None:
-        """``take`` returns how many legs are open on the instance that a message speaks for (None: not counted)."""
-        super().__init__()
+        super().__init__(take, count)
         self._name = name
-        self._take = take
-        self._count = count
-        self._refusals = Refusals("membership message refused")
 
     def listen(self, host: str, port: int, key: ServiceKey) -> int:
         """Bind; the port (chosen by the kernel where ``port`` is 0).
@@ -74,52 +122,18 @@ class Members(BeatListener):
         self._pump = Pump(self._socket, self._on_message)
         return bound
 
-    def _on_message(self, frames: list[zmq.Frame]) -> bytes:
-        seq, refused, in_flight = -1, "", 0
+    def _read(self, frames: list[zmq.Frame]) -> Up:
+        if len(frames) != 1:
+            raise BeatRefused(f"a message is one frame, not {len(frames)}")
         try:
-            message = _read(frames)
-            if not isinstance(message, Goodbye):
-                seq = message.seq
-            in_flight = self._take(message) or 0
+            message: Up = _decode(frames[0].bytes)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            refused = f"not a message known here: {error}"
-            self._count("undecodable")
-        except BeatRefused as error:
-            refused = str(error)
-            self._count("refused")
-        except Exception:
-            # A bug here must cost one message, not the listener.
-            logger.exception("a membership message failed inside the router")
-            refused = "the router failed; its log says why"
-            self._count("failed")
-        else:
-            self._count("taken")
-        if refused:
-            self._refusals.say(frames[-1], refused)
+            raise Undecodable(f"not a message known here: {error}") from None
+        return message
+
+    def _answer(self, message: Up | None, in_flight: int, refused: str) -> bytes:
+        seq = message.seq if isinstance(message, Heartbeat) else -1
         return _encode(Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight))
-
-
-class Refusals:
-    """Says in the log what was refused: once a minute per peer and reason, and of a bounded number of them."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._loop = asyncio.get_running_loop()
-        self._said: dict[str, float] = {}
-
-    def say(self, frame: zmq.Frame, reason: str) -> None:
-        """``frame``: of the message; knows the peer's address."""
-        try:
-            peer = str(frame.get("Peer-Address"))
-        except (zmq.ZMQError, UnicodeDecodeError):
-            peer = "unknown"
-        key, now = f"{peer} {reason[:200]}", self._loop.time()
-        if now - self._said.get(key, -LOG_AGAIN_S) < LOG_AGAIN_S:
-            return
-        if len(self._said) >= LOG_PEERS:
-            self._said.clear()
-        self._said[key] = now
-        logger.warning("%s: %s", self._what, reason[:500], extra={"peer": peer})
 
 
 def bind(socket: zmq.Socket[bytes], host: str, port: int, max_message: int, setting: str) -> int:
@@ -141,10 +155,3 @@ def bind(socket: zmq.Socket[bytes], host: str, port: int, max_message: int, sett
         socket.close()
         raise ConfigError(f"{setting}: cannot bind {join_host_port(host, port)}: {error}") from None
     return int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rsplit(":", 1)[1])
-
-
-def _read(frames: list[zmq.Frame]) -> Up:
-    if len(frames) != 1:
-        raise BeatRefused(f"a message is one frame, not {len(frames)}")
-    message: Up = _decode(frames[0].bytes)
-    return message

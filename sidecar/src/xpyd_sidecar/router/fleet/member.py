@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import math
 from enum import Enum
+from operator import attrgetter
 
 import msgspec
 
 from xpyd_sidecar.contract.ids import AgentId, Fingerprint, HostPort, Incarnation, InstanceName, Role, State
 from xpyd_sidecar.contract.membership import Heartbeat, Load, Sampling
+from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.stream.failures import FailureReason
 
 INTERVAL_RANGE_S = (0.05, 60.0)
 """Beat intervals accepted; an agent's word outside of it is taken as the nearer end."""
+
+TOLD = ("incarnation", "state", "agent", "epoch", "role", "http", "control", "fingerprint", "model", "max_model_len",
+        "also", "sampling")
+"""What a beat says of what an instance is: the fields of a member that only change when it becomes another."""
+_told = attrgetter(*TOLD)
 
 
 class Probed(Enum):
@@ -72,10 +79,7 @@ class FleetMember:
 
     def same(self, beat: Heartbeat) -> bool:
         """Whether a beat says nothing new but load and time: most do, and must cost next to nothing."""
-        return (beat.incarnation == self.incarnation and beat.state is self.state and beat.agent == self.agent
-                and beat.epoch == self.epoch and beat.role is self.role and beat.http == self.http
-                and beat.control == self.control and beat.fingerprint == self.fingerprint and beat.model == self.model
-                and beat.max_model_len == self.max_model_len and beat.also == self.also and beat.sampling == self.sampling)
+        return _told(beat) == _told(self)
 
     def hear(self, now: float, beat: Heartbeat) -> None:
         """Take the part of a beat that changes from beat to beat."""
@@ -91,14 +95,17 @@ class FleetMember:
 
     def become(self, beat: Heartbeat) -> None:
         """Take the part of a beat that says what the instance is."""
-        self.role, self.epoch, self.state = beat.role, beat.epoch, beat.state
-        self.incarnation, self.agent = beat.incarnation, beat.agent
-        self.http, self.control = beat.http, beat.control
-        self.model, self.max_model_len, self.fingerprint = beat.model, beat.max_model_len, beat.fingerprint
-        self.also, self.sampling = beat.also, beat.sampling
+        for name in TOLD:
+            setattr(self, name, getattr(beat, name))
 
     def __repr__(self) -> str:
         return f"Member({self.name}, {self.role}, {self.state}, {self.suspended or 'ok'})"
+
+    def begin(self) -> None:
+        """A new incarnation: what was said of the one before says nothing of it."""
+        # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
+        self.suspended = "its health was not checked yet" if is_p2p(self.fingerprint) else ""
+        self.probing, self.doubted, self.probe_at = False, False, -math.inf
 
 
 class ProbeInstance(msgspec.Struct, frozen=True):
@@ -139,3 +146,12 @@ Instruction = ProbeInstance | InstanceLost | InstanceLeaves | Changed
 
 class BeatRefused(Exception):
     """A message was not taken; the reason goes into the acknowledgement."""
+
+    result = "refused"
+    """As what it is counted."""
+
+
+class Undecodable(BeatRefused):
+    """It could not be read."""
+
+    result = "undecodable"

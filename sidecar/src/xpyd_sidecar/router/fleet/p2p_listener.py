@@ -14,8 +14,8 @@ import zmq
 from xpyd_sidecar.contract import p2p
 from xpyd_sidecar.contract.ids import ServiceName
 from xpyd_sidecar.contract.membership import Heartbeat
-from xpyd_sidecar.router.fleet.heartbeat_listener import BeatListener, Refusals, bind
-from xpyd_sidecar.router.fleet.member import BeatRefused, FleetMember
+from xpyd_sidecar.router.fleet.heartbeat_listener import BeatListener, bind
+from xpyd_sidecar.router.fleet.member import FleetMember, Undecodable
 from xpyd_sidecar.router.fleet.p2p import Guests
 from xpyd_sidecar.router.fleet.pump import Pump
 
@@ -28,14 +28,13 @@ PORT_AFTER_MEMBERS = 1
 class GuestListener(BeatListener):
     """Listens for older engines."""
 
-    def __init__(self, service: ServiceName, take: Callable[[Heartbeat], object], count: Callable[[str], None],
+    what = "heartbeat of an older engine"
+
+    def __init__(self, service: ServiceName, take: Callable[[Heartbeat], int | None], count: Callable[[str], None],
                  members: Callable[[], Iterable[FleetMember]]) -> None:
-        """``take`` as that of ``Members``; ``members``: who is in the roster now."""
-        super().__init__()
+        """``members``: who is in the roster now."""
+        super().__init__(take, count)
         self._guests = Guests(service, members)
-        self._take = take
-        self._count = count
-        self._refusals = Refusals("heartbeat of an older engine refused")
 
     def listen(self, host: str, port: int) -> int:
         """Bind; the port (chosen by the kernel where ``port`` is 0).
@@ -49,21 +48,12 @@ class GuestListener(BeatListener):
         logger.warning("engines that nobody can identify may join on port %d (compat: p2p)", bound, extra={"port": bound})
         return bound
 
-    def _on_message(self, frames: list[zmq.Frame]) -> None:
-        refused = ""
+    def _read(self, frames: list[zmq.Frame]) -> Heartbeat:
         try:
-            self._take(self._guests.heartbeat(p2p.decode(frames[-1].buffer)))
+            beat = p2p.decode(frames[-1].buffer)
         except ValueError as error:
-            refused = str(error)
-            self._count("undecodable")
-        except BeatRefused as error:
-            refused = str(error)
-            self._count("refused")
-        except Exception:
-            # A bug here must cost one message, not the listener.
-            logger.exception("a heartbeat of an older engine failed inside the router")
-            self._count("failed")
-        else:
-            self._count("taken")
-        if refused:
-            self._refusals.say(frames[-1], refused)
+            raise Undecodable(str(error)) from None
+        return self._guests.heartbeat(beat)
+
+    def _answer(self, *_: object) -> None:
+        """Nothing: older engines never read."""

@@ -27,7 +27,6 @@ import math
 from xpyd_sidecar.contract.fleet import FleetInstance
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName, Role, ServiceName, State
 from xpyd_sidecar.contract.membership import Goodbye, Heartbeat, Up
-from xpyd_sidecar.contract.p2p import is_p2p
 from xpyd_sidecar.router.api.sampled import UNTOLD, EngineDefaults, told_of
 from xpyd_sidecar.router.fleet import heartbeat_validation
 from xpyd_sidecar.router.fleet.member import (
@@ -108,10 +107,6 @@ class Roster:
         """The member of this name, whatever its incarnation."""
         return self._members.get(name)
 
-    def silent(self, now: float, member: FleetMember) -> bool:
-        """Whether its agent has been silent for so long that it may be gone."""
-        return self._silent(now, member)
-
     def pickable(self, role: Role) -> tuple[FleetMember, ...]:
         """Instances of a role that take new legs, by name (the same object until something changes)."""
         if self.picks is None:
@@ -164,10 +159,6 @@ class Roster:
 
     # ---- legs of this router
 
-    def leg_opened(self, member: FleetMember) -> None:
-        """A leg was sent to it."""
-        member.in_flight += 1
-
     def open_leg(self, name: InstanceName, incarnation: Incarnation) -> FleetMember | None:
         """A leg was sent to the member that ``find`` finds."""
         member = self._members.get(name)
@@ -215,7 +206,7 @@ class Roster:
         member = self._members.get(beat.instance)
         if member is None:
             return self._join(now, beat)
-        heartbeat_validation.refuse_stale(member, beat, heard=not self._silent(now, member))
+        heartbeat_validation.refuse_stale(member, beat, heard=not self.silent(now, member))
         out = [] if member.same(beat) else self._change(member, beat)
         if beat.leaving:  # with each beat: what had nowhere to go may have by now
             out.append(InstanceLeaves(member.name, member.incarnation, f"{member.name} drains and ends soon"))
@@ -229,7 +220,7 @@ class Roster:
         heartbeat_validation.check(beat)
         member = self._members[beat.instance] = FleetMember(beat.instance)
         member.become(beat)
-        _begin(member)
+        member.begin()
         member.hear(now, beat)
         self._settle.hear(now)
         self._changed()
@@ -249,7 +240,7 @@ class Roster:
             out.append(Changed(member.name, f"{member.role} {member.state} → {beat.role} {beat.state}", kind))
         member.become(beat)
         if began:
-            _begin(member)
+            member.begin()
         self._changed()
         return out
 
@@ -295,7 +286,7 @@ class Roster:
             self._changed()
             return [Changed(name, f"healthy again ({reason})", "resumed")]
         why = FailureReason(f"{name} failed its health check", detail)
-        if self._silent(now, member):
+        if self.silent(now, member):
             why = FailureReason(f"{name} was silent for {now - member.beat_at:.1f} s and its health check failed", detail)
             member.unanswered += result is Probed.SILENT
             if result is Probed.DEAD or member.unanswered >= UNANSWERED:
@@ -328,7 +319,7 @@ class Roster:
         out: list[Instruction] = []
         asked: list[FleetMember] = []
         for member in list(self._members.values()):
-            silent = self._silent(now, member)
+            silent = self.silent(now, member)
             if silent and not member.http:  # nothing to probe
                 self._forget(member)
                 out.append(Changed(member.name, "evicted: silent before it had an address", "evicted"))
@@ -355,7 +346,8 @@ class Roster:
     def _changed(self) -> None:
         self.picks = self._models = self._named = self._told = None
 
-    def _silent(self, now: float, member: FleetMember) -> bool:
+    def silent(self, now: float, member: FleetMember) -> bool:
+        """Whether its agent has been silent for so long that it may be gone."""
         silence = self._missed * member.interval_s
         return now - member.beat_at > silence and now - self._awake > silence
 
@@ -366,10 +358,3 @@ class Roster:
             return []
         member.probing, member.probe_at = True, now
         return [ProbeInstance(member.name, member.incarnation, member.http[0])]
-
-
-def _begin(member: FleetMember) -> None:
-    """A new incarnation: what was said of the one before says nothing of it."""
-    # The heart of an older engine beats before its HTTP server listens, and no agent has looked at it.
-    member.suspended = "its health was not checked yet" if is_p2p(member.fingerprint) else ""
-    member.probing, member.doubted, member.probe_at = False, False, -math.inf
