@@ -92,11 +92,7 @@ class RouterProcess:
         return Paths(self.context, client_keys, admin)
 
     async def start(self) -> None:
-        """Listen on all ports.
-
-        Raises:
-            ConfigError: names the port that is taken, or the setting that is wrong.
-        """
+        """Listen on all ports. Raises ConfigError: names the port that is taken, or the setting that is wrong."""
         try:
             await self._open()
         except BaseException:

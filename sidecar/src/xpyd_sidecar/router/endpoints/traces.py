@@ -48,11 +48,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 def question(header: bytes) -> Question:
-    """Read the header; without one the last request is meant.
-
-    Raises:
-        HttpFault: 400, with what would be right.
-    """
+    """Read the header; without one the last request is meant. Raises HttpFault: 400, with what would be right."""
     which, _, word = (header.decode("latin-1").strip() or "last 1").partition(" ")
     word = word.strip()
     if which == "id" and word:
@@ -72,10 +68,8 @@ class Tracer:
         self._task: asyncio.Task[None] | None = None
 
     def open(self, request: HttpRequest, reply: Reply) -> RequestHandler:
-        """Begin to answer.
-
-        Raises:
-            HttpFault: the question is wrong, nothing is known of it, or another one is being answered.
+        """Begin to answer. Raises HttpFault: the question is wrong, nothing is known of it, or another one is being
+        answered.
         """
         asked = question(request.headers.get(HEADER.encode(), b""))
         if self._task is not None and not self._task.done():

@@ -111,11 +111,7 @@ class Members(BeatListener):
         self._name = name
 
     def listen(self, host: str, port: int, key: ServiceKey) -> int:
-        """Bind; the port (chosen by the kernel where ``port`` is 0).
-
-        Raises:
-            ConfigError: the address cannot be bound.
-        """
+        """Bind; the port (chosen by the kernel where ``port`` is 0). Raises ConfigError: the address cannot be bound."""
         self._socket = self._context.socket(zmq.ROUTER)
         curve.serve(self._socket, key, "membership")
         bound = bind(self._socket, host, port, MAX_MESSAGE, "router.members_port")
@@ -137,10 +133,8 @@ class Members(BeatListener):
 
 
 def bind(socket: zmq.Socket[bytes], host: str, port: int, max_message: int, setting: str) -> int:
-    """Bind a ROUTER socket with the options of membership; the port.
-
-    Raises:
-        ConfigError: the address cannot be bound; names the setting. The socket is closed.
+    """Bind a ROUTER socket with the options of membership; the port. Raises ConfigError: the address cannot be bound; names
+    the setting. The socket is closed.
     """
     host = listening.bound(host)
     socket.setsockopt(zmq.LINGER, 0)

@@ -38,10 +38,7 @@ class Guests:
 
     def heartbeat(self, beat: p2p.P2pBeat) -> Heartbeat:
         """The heartbeat to hand to the roster. A role that changed gets a new epoch; another ``zmq_address`` is another
-        incarnation, since nothing else tells of a restart.
-
-        Raises:
-            Refused: there are ``MAX_GUESTS`` others.
+        incarnation, since nothing else tells of a restart. Raises Refused: there are ``MAX_GUESTS`` others.
         """
         name = InstanceName(f"p2p:{beat.http}")
         last = self._known.get(name)

@@ -37,11 +37,7 @@ class GuestListener(BeatListener):
         self._guests = Guests(service, members)
 
     def listen(self, host: str, port: int) -> int:
-        """Bind; the port (chosen by the kernel where ``port`` is 0).
-
-        Raises:
-            ConfigError: the address cannot be bound.
-        """
+        """Bind; the port (chosen by the kernel where ``port`` is 0). Raises ConfigError: the address cannot be bound."""
         self._socket = self._context.socket(zmq.ROUTER)
         bound = bind(self._socket, host, port, p2p.MAX_MESSAGE, "router.compat: members_port + 1")
         self._pump = Pump(self._socket, self._on_message)

@@ -73,11 +73,7 @@ _TAKERS: dict[type[Event], Callable[..., list[Instruction]]] = {
 
 
 def apply(roster: Roster, event: Event) -> list[Instruction]:
-    """Apply an event.
-
-    Raises:
-        roster.BeatRefused: a message that is not taken; nothing has changed.
-    """
+    """Apply an event. Raises roster.BeatRefused: a message that is not taken; nothing has changed."""
     return _TAKERS[type(event)](roster, *msgspec.structs.astuple(event))
 
 

@@ -180,11 +180,7 @@ class Roster:
     # ---- events
 
     def on_message(self, now: float, message: Up) -> list[Instruction]:
-        """A heartbeat or a goodbye.
-
-        Raises:
-            Refused: it was not taken, and why.
-        """
+        """A heartbeat or a goodbye. Raises Refused: it was not taken, and why."""
         if isinstance(message, Heartbeat) and self.heard(now, message) is not None:
             return []
         heartbeat_validation.refuse_foreign(self.service, message)

@@ -63,10 +63,8 @@ _NOBODYS = bytes(32)
 
 
 def read_keys(path: str) -> tuple[bytes, ...]:
-    """Client keys, one per line; empty lines and those that begin with ``#`` are skipped.
-
-    Raises:
-        ConfigError: the file cannot be read, holds no key, or a key has characters that no header can carry.
+    """Client keys, one per line; empty lines and those that begin with ``#`` are skipped. Raises ConfigError: the file
+    cannot be read, holds no key, or a key has characters that no header can carry.
     """
     try:
         lines = Path(path).read_text("utf-8").splitlines()
@@ -90,11 +88,7 @@ class ClientKeys:
     """
 
     def __init__(self, path: str | None) -> None:
-        """Read them.
-
-        Raises:
-            ConfigError: see ``read_keys``.
-        """
+        """Read them. Raises ConfigError: see ``read_keys``."""
         self._path = path
         self._seen = self._look()
         self.keys = Keys(() if path is None else read_keys(path))
@@ -151,10 +145,8 @@ class Admin:
         self._plain = plain
 
     def require(self, request: HttpRequest, reply: Reply, also: Keys | None = None) -> None:
-        """Check who asks for an admin path. ``also``: keys that open it, too.
-
-        Raises:
-            HttpFault: 401; 403 for the right token on a connection that others can read.
+        """Check who asks for an admin path. ``also``: keys that open it, too. Raises HttpFault: 401; 403 for the right
+        token on a connection that others can read.
         """
         headers, token = request.headers, bearer(request.headers)
         mine, theirs = token in self._token, also is not None and token in also

@@ -32,9 +32,7 @@ class Server(ServerState):
 
     async def listen(self, host: str, port: int, certificate: Certificate | None = None, *, shared: bool = False) -> int:
         """Listen; the port (chosen by the kernel where ``port`` is 0). ``shared``: with other processes (SO_REUSEPORT).
-
-        Raises:
-            ConfigError: the address cannot be listened on.
+        Raises ConfigError: the address cannot be listened on.
         """
         try:
             sockets = await bind(host, port, shared=shared)

@@ -80,10 +80,8 @@ def lines_of(headers: list[tuple[bytes, bytes]]) -> bytes:
 def parse_head(raw: bytes) -> ResponseHead:
     """Parse up to and without the empty line. An engine's heads are equal for a second, so they are remembered.
 
-    Judged as strictly as those of clients: what another parser could read in another way is not passed on to one.
-
-    Raises:
-        Malformed: not an HTTP/1 response (RFC 9112), or framing that is ambiguous.
+    Judged as strictly as those of clients: what another parser could read in another way is not passed on to one. Raises
+    Malformed: not an HTTP/1 response (RFC 9112), or framing that is ambiguous.
     """
     return _known_head(raw) if len(raw) <= MAX_KNOWN else _parse_head(raw)
 
@@ -140,10 +138,8 @@ class HeadReader:
         self._interim = 0
 
     def feed(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
-        """The head, once it is there, and what came behind it.
-
-        Raises:
-            Malformed: see ``parse_head``, or there is no end of it, or of interim ones.
+        """The head, once it is there, and what came behind it. Raises Malformed: see ``parse_head``, or there is no end of
+        it, or of interim ones.
         """
         buffer = self._buffer + data if self._buffer else data
         at = 0

@@ -250,10 +250,8 @@ class RouterObserver:
 
 
 def tracing_of(endpoint: str, service: ServiceName, router: InstanceName) -> SpanTracing | None:
-    """What makes spans; None where no endpoint is set, and then nothing of OpenTelemetry is imported.
-
-    Raises:
-        ConfigError: the packages are not there.
+    """What makes spans; None where no endpoint is set, and then nothing of OpenTelemetry is imported. Raises ConfigError:
+    the packages are not there.
     """
     if not endpoint:
         return None
