@@ -36,8 +36,7 @@ def quantiles(buckets: Iterable[Buckets]) -> Quantiles:
     """p50, p95, p99 of many buckets together; zeros where there is nothing."""
     total: Buckets = {}
     for each in buckets:
-        for bucket, count in each.items():
-            total[bucket] = total.get(bucket, 0) + count
+        add_buckets(total, each)
     count = sum(total.values())
     if not count:
         return Quantiles()
@@ -127,7 +126,7 @@ class History:
         self._now.done += 1
         if summary.failed(outcome):
             self._now.failed += 1
-            self._fail(FleetFailure(round(now_unix, 3), outcome, status, detail[:MAX_WORDS], request_id))
+            self.failures.append(FleetFailure(round(now_unix, 3), outcome, status, detail[:MAX_WORDS], request_id))
 
     def closed(self, batch: Batch) -> None:
         """Requests are over."""
@@ -151,7 +150,7 @@ class History:
         now.failed += len(batch.failed)
         for record in batch.failed:
             ended = record.arrived_unix + record.last_at - record.arrived
-            self._fail(FleetFailure(
+            self.failures.append(FleetFailure(
                 round(ended, 3), record.outcome, record.status, record.detail[:MAX_WORDS], record.request_id,
                 record.transfer, record.went(Role.PREFILL), record.went(Role.DECODE), record.attempt))
 
@@ -163,14 +162,9 @@ class History:
         flows = self._now.flows
         if pair not in flows and len(flows) >= MAX_PAIRS:
             pair = (OTHER, OTHER)
-        flow = flows.get(pair)
-        if flow is None:
-            flow = flows[pair] = Flow()
+        flow = flows.setdefault(pair, Flow())
         flow.count += handovers
         flow.seconds += seconds
-
-    def _fail(self, failure: FleetFailure) -> None:
-        self.failures.append(failure)
 
     def turn(self, now_unix: float, in_flight: int, queued: int) -> None:
         """The clock went on: put away seconds that are over. A clock that was set back makes this second longer."""
@@ -178,29 +172,24 @@ class History:
         if second <= self._now.at:
             return
         self._now.in_flight, self._now.queued = in_flight, queued
-        self._put_away(self._now)
-        for missed in range(max(self._now.at + 1, second - SECONDS), second):
-            self._put_away(Second(missed, in_flight=in_flight, queued=queued))
+        missed = range(max(self._now.at + 1, second - SECONDS), second)
+        over = [self._now, *(Second(at, in_flight=in_flight, queued=queued) for at in missed)]
+        self.seconds += over
+        self.rows += map(row_of, over)
         self._now = Second(second)
-
-    def _put_away(self, second: Second) -> None:
-        self.seconds.append(second)
-        self.rows.append(row_of(second))
 
     # ---- what others read
 
     def last(self, seconds: int) -> list[Second]:
         """The newest seconds that are over, oldest first."""
-        have = len(self.seconds)
-        return list(islice(self.seconds, max(0, have - seconds), have))
+        return list(islice(self.seconds, max(0, len(self.seconds) - seconds), None))
 
     def since(self, at: int) -> list[Row]:
         """Rows of the seconds after ``at``, oldest first."""
         if not self.seconds:
             return []
-        have = len(self.rows)
-        new = min(have, max(0, self.seconds[-1].at - at))
-        return [row for row in islice(self.rows, have - new, have) if (row[0] or 0) > at]
+        new = max(0, self.seconds[-1].at - at)
+        return [row for row in islice(self.rows, max(0, len(self.rows) - new), None) if (row[0] or 0) > at]
 
 
 def pairs(seconds: Iterable[Second], over_s: float) -> tuple[FleetPair, ...]:

@@ -126,7 +126,7 @@ class Trace:
 
     def _finish(self, span: Span, at: float, error: str) -> None:
         if error:
-                span.set_status(Status(StatusCode.ERROR, error[:500]))
+            span.set_status(Status(StatusCode.ERROR, error[:500]))
         span.end(_nanoseconds(self._unix(at)))
 
     def _unix(self, at: float) -> float:

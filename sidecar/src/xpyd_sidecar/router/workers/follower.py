@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.router.fleet import replica as rep
@@ -57,16 +58,11 @@ class WorkerObserver(RouterObserver):
         super().passed(path, outcome)
         self.reports.passed(path, outcome)
 
-    def ended(self, record: Record) -> None:
-        """What is known of a request that ended."""
-        super().ended(record)
-        self.reports.closed(record)
-
-    def ended_straight(self, records: list[StraightRecord]) -> None:
-        """What is known of several that went their straight course."""
-        super().ended_straight(records)
+    def ended(self, records: Sequence[Record | StraightRecord]) -> None:
+        """What is known of requests that ended."""
+        super().ended(records)
         for record in records:
-            self.reports.closed(record.record())
+            self.reports.closed(record if isinstance(record, Record) else record.record())
 
 
 class WorkerContext(RequestContext):
