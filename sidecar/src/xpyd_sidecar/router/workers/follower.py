@@ -51,7 +51,7 @@ class WorkerObserver(RouterObserver):
     def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request that would have generated was not served."""
         super().refused(api, request_id, outcome, status, detail)
-        self.reports.refused(li.Refusal(api, request_id, outcome, status, detail))
+        self.reports.refused(api, request_id, outcome, status, detail)
 
     def passed(self, path: str, outcome: str) -> None:
         """A request whose answer passes through ended so."""
@@ -85,8 +85,9 @@ class WorkerContext(RequestContext):
         observer.reports = self.reports
         return observer
 
-    def _levels(self) -> tuple[int, int, float, int]:
-        return self.observer.metrics.in_flight, len(self.line), self.budget.left(self.loop.time()), len(self.poison)
+    def _levels(self) -> li.Levels:
+        left = self.budget.left(self.loop.time())
+        return li.Levels(self.observer.metrics.in_flight, len(self.line), left, held=len(self.poison))
 
     def leg_opened(self, target: EngineTarget) -> ro.FleetMember | None:
         """Count a leg."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TypeVar
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.router.observing.record import Record
 from xpyd_sidecar.router.workers import link as li
 
+_T = TypeVar("_T")
 FLUSH_S = 0.02
 """How long a report waits for more."""
 MAX_UNSENT = 16 << 20
@@ -24,14 +26,9 @@ class Reports:
         self._timer: asyncio.Handle | None = None
         self._open: dict[tuple[InstanceName, Incarnation], int] = {}
         self._changed: set[tuple[InstanceName, Incarnation]] = set()
-        self._opened: list[int] = []
-        self._closed: list[Record] = []
-        self._refused: list[li.Refusal] = []
-        self._passed: list[tuple[str, str]] = []
-        self.levels: Callable[[], tuple[int, int, float, int]] = lambda: (0, 0, 0.0, 0)
-        """Requests being served, those that wait, retries left, and requests that are held."""
+        self._report = li.WorkerReport()
+        self.levels: Callable[[], li.Levels] = li.Levels
         self.applied = 0
-        self.dropped = 0
 
     def leg(self, name: InstanceName, incarnation: Incarnation, change: int) -> None:
         """A leg was opened or closed."""
@@ -42,32 +39,25 @@ class Reports:
 
     def opened(self, tokens: int) -> None:
         """A request is being served, whose prompt has about so many tokens."""
-        self._opened.append(tokens)
+        self._report.opened.append(tokens)
         self.soon()
 
     def closed(self, record: Record) -> None:
         """It ended."""
-        if self._room():
-            self._closed.append(record)
-        self.soon()
+        self._add(self._report.closed, record)
 
-    def refused(self, refusal: li.Refusal) -> None:
+    def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request was not served."""
-        if self._room():
-            self._refused.append(refusal)
-        self.soon()
+        self._add(self._report.refused, (api, request_id, outcome, status, detail))
 
     def passed(self, path: str, outcome: str) -> None:
         """A passed request ended."""
-        if self._room():
-            self._passed.append((path, outcome))
-        self.soon()
+        self._add(self._report.passed, (path, outcome))
 
-    def _room(self) -> bool:
+    def _add(self, those: list[_T], one: _T) -> None:
         if self._link.backlog < MAX_UNSENT:
-            return True
-        self.dropped += 1
-        return False
+            those.append(one)
+        self.soon()
 
     def soon(self) -> None:
         """Something is to be said."""
@@ -79,12 +69,11 @@ class Reports:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        legs = [(name, incarnation, self._open[name, incarnation]) for name, incarnation in self._changed]
-        for name, incarnation, count in legs:
-            if not count:
-                del self._open[name, incarnation]
+        report, self._report = self._report, li.WorkerReport()
+        report.applied, report.levels = self.applied, self.levels()
+        for key in self._changed:
+            report.legs.append((*key, self._open[key]))
+            if not self._open[key]:
+                del self._open[key]
         self._changed.clear()
-        report = li.WorkerReport(self.applied, legs, self._opened, self._closed, self._refused, self._passed,
-                                 *self.levels())
-        self._opened, self._closed, self._refused, self._passed = [], [], [], []
         self._link.send(report)
