@@ -12,8 +12,8 @@ from router_fleet import Answer, read_answer, request_bytes
 
 from xpyd_sidecar.contract.launch import RouterConfig
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.server import Server
+from xpyd_sidecar.router.http.server_state import RequestBounds
 from xpyd_sidecar.router.workers.sharing import share
 
 LOOPS = ("router",)

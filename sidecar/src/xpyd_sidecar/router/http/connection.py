@@ -53,8 +53,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.outlet = Outlet()
         """What is written to a client that is gone goes nowhere."""
-        self._incoming = IncomingRequests(server.bounds, server.streamed, self, server.bodies, server.heads,
-                                          clock=server.loop.time)
+        self._incoming = IncomingRequests(server, self)
         self._queue: deque[tuple[HttpRequest, Held, bool, bool] | HttpFault] = deque()
         self._rest = b""
         """What was read and is not parsed yet: it waits for the queue."""
@@ -160,10 +159,6 @@ class ClientConnection(asyncio.Protocol):
             self._go_on()
 
     # ---- what comes (incoming.RequestSink)
-
-    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Whether the body of this request is wanted. Raises HttpFault."""
-        return self.server.application.judge(method, path, headers)
 
     def end_body(self, fault: HttpFault) -> None:
         """There is no more room for the body that is being received."""

@@ -12,17 +12,16 @@ is looked at only where it may be.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import httptools
-import msgspec
 
 from xpyd_sidecar.router.api.faults import HttpFault, bad_request
 from xpyd_sidecar.router.http import ids, rules
-from xpyd_sidecar.router.http.body_budget import SMALL, BodyBudget, BodyOwner, HeldBody
-from xpyd_sidecar.router.http.known_heads import KnownHead, KnownHeads, whole_read
+from xpyd_sidecar.router.http.body_budget import SMALL, BodyOwner, HeldBody
+from xpyd_sidecar.router.http.known_heads import KnownHead, whole_read
 from xpyd_sidecar.router.http.reply import HttpRequest
+from xpyd_sidecar.router.http.server_state import ServerState
 from xpyd_sidecar.router.http.upload import HELD, Upload
 
 MAX_URL = 8192
@@ -36,24 +35,12 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 _AUTHORITY = re.compile(rb"^https?://[^/?]*", re.IGNORECASE)
 
 
-class RequestBounds(msgspec.Struct, frozen=True):
-    """Limits of one request."""
-
-    header_bytes: int
-    body_bytes: int
-    receive_s: float
-    """Time a client has to send a request."""
-
-
 Held = HeldBody | int
 """A body that is held, or how many bytes one has that came at once."""
 
 
 class RequestSink(BodyOwner, Protocol):
     """Who gets the requests."""
-
-    def judge(self, method: str, path: str, headers: dict[bytes, bytes]) -> bool:
-        """Judge the head of a request whose body comes next: whether it is wanted. Raises HttpFault."""
 
     def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
         """The next request, in order, and its body as the budget has it (0: none); ``close``: the last one.
@@ -79,20 +66,17 @@ def request_id_of(given: bytes | None) -> str:
 class IncomingRequests:
     """What has come of the next request."""
 
-    __slots__ = ("_began", "_bodies", "_body", "_bounds", "_clock", "_declared", "_extra", "_fed", "_head_size", "_headers",
-                 "_heads", "_held", "_hosts", "_in_head", "_judged", "_known_path", "_like", "_line", "_parser", "_raw",
-                 "_size", "_streamed", "_url", "_version", "_wanted", "ended", "fault", "refused", "upload")
+    __slots__ = ("_began", "_bodies", "_body", "_bounds", "_declared", "_extra", "_fed", "_head_size", "_headers", "_held",
+                 "_hosts", "_in_head", "_judge_head", "_judged", "_known_path", "_like", "_line", "_parser", "_raw",
+                 "_server", "_size", "_url", "_version", "_wanted", "ended", "fault", "refused", "upload")
 
-    def __init__(self, bounds: RequestBounds, streamed: frozenset[str], line: RequestSink, bodies: BodyBudget,
-                 heads: KnownHeads, *, clock: Callable[[], float]) -> None:
-        """``streamed``: paths whose bodies are handed on while they come."""
-        self._bounds = bounds
-        self._bodies = bodies
-        self._clock = clock
-        self._heads = heads
+    def __init__(self, server: ServerState, line: RequestSink) -> None:
+        self._server = server
+        self._bounds = server.bounds
+        self._bodies = server.bodies
+        self._judge_head = server.application.judge
         self._like = b""
         """By what the head of the request that is being received would be known."""
-        self._streamed = streamed
         self._line = line
         self._parser: Any = httptools.HttpRequestParser(self)
         self._began = False
@@ -128,14 +112,9 @@ class IncomingRequests:
         return self._in_head or bool(self._headers)
 
     @property
-    def length(self) -> int:
-        """Bytes of its body, as far as they are known."""
-        return max(self._declared, self._size)
-
-    @property
     def allowed_s(self) -> float:
         """How long it may take to come."""
-        return self._bounds.receive_s + self.length / rules.SLOWEST_BODY
+        return self._bounds.receive_s + max(self._declared, self._size) / rules.SLOWEST_BODY
 
     @property
     def missing(self) -> int:
@@ -158,13 +137,13 @@ class IncomingRequests:
         if read is None:
             return None
         like, length, body = read
-        head, size = self._heads.find(like), len(body)
+        head, size = self._server.heads.find(like), len(body)
         if head is None or size > self._bounds.body_bytes or len(data) - size > self._bounds.header_bytes:
             self._like = like
             return None
         headers = head.headers | {b"content-length": length}
         try:
-            if not self._line.judge(head.method, head.path, headers) or not self._bodies.at_once(size):
+            if not self._judge_head(head.method, head.path, headers) or not self._bodies.at_once(size):
                 return None
         except HttpFault:
             return None  # it is refused where everything is
@@ -260,7 +239,7 @@ class IncomingRequests:
         path, method = self._path(), self._parser.get_method().decode("latin-1")
         self._known_path, self._judged = path, True
         try:
-            wanted = self._line.judge(method, path, self._headers)
+            wanted = self._judge_head(method, path, self._headers)
             if self._declared > self._bounds.body_bytes:
                 raise rules.too_large_body(self._bounds.body_bytes)
             if wanted and (coding is not None or self._declared > SMALL):
@@ -272,7 +251,7 @@ class IncomingRequests:
             self._take(path, b"", 0, fault)
             return
         self._wanted = wanted
-        if wanted and path in self._streamed and method == "POST":
+        if wanted and path in self._server.streamed and method == "POST":
             self._held = self._held or self._begin(self._declared)
             self.upload = Upload(None if coding is not None else self._declared, self._line.throttle)
             self._take(path, b"", self._held)
@@ -290,7 +269,7 @@ class IncomingRequests:
 
     def _begin(self, length: int | None) -> HeldBody:
         """Have room for a body. ``length``: None where it comes in chunks. Raises HttpFault: there is none."""
-        body, slow = self._bodies.begin(self._line, length, self._clock())
+        body, slow = self._bodies.begin(self._line, length, self._server.loop.time())
         for one in slow:
             one.owner.end_body(rules.too_slow_for_the_room())
         if body is None:
@@ -302,7 +281,7 @@ class IncomingRequests:
             self._held = self._begin(self._declared)
         held, streamed = self._held, self.upload is not None
         if held is not None:  # few bytes are here at a time of what is handed on
-            for one in self._bodies.grow(held, len(body), self._clock(), kept=not streamed or held.size < HELD):
+            for one in self._bodies.grow(held, len(body), self._server.loop.time(), kept=not streamed or held.size < HELD):
                 if one is held:
                     self.fault = rules.no_room()
                     self._body.clear()
@@ -350,7 +329,7 @@ class IncomingRequests:
 
     def _keep_head(self, request: HttpRequest) -> None:
         if not {b"expect", b"transfer-encoding"} & self._headers.keys():
-            self._heads.keep(self._like, KnownHead(request.method, request.path, request.target, request.headers))
+            self._server.heads.keep(self._like, KnownHead(request.method, request.path, request.target, request.headers))
 
     # ---- bounds
 

@@ -10,9 +10,8 @@ from xpyd_sidecar.contract.ids import join_host_port
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.router.http.body_budget import DEFAULT
 from xpyd_sidecar.router.http.connection import ClientConnection
-from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.reply import Application
-from xpyd_sidecar.router.http.server_state import ServerState
+from xpyd_sidecar.router.http.server_state import RequestBounds, ServerState
 from xpyd_sidecar.router.http.tls import LOOK_S, Certificate
 
 REFUSED = 64

@@ -7,9 +7,10 @@ import logging
 from email.utils import formatdate
 from typing import Protocol
 
+import msgspec
+
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.http.body_budget import BodyBudget
-from xpyd_sidecar.router.http.incoming import RequestBounds
 from xpyd_sidecar.router.http.known_heads import KnownHeads
 from xpyd_sidecar.router.http.reply import Application
 
@@ -18,6 +19,15 @@ logger = logging.getLogger(__name__)
 MAX_CONNECTIONS = 16384
 MOST_AT_ONCE = 2
 """So many bodies of the largest size always fit, whatever the budget is."""
+
+
+class RequestBounds(msgspec.Struct, frozen=True):
+    """Limits of one request."""
+
+    header_bytes: int
+    body_bytes: int
+    receive_s: float
+    """Time a client has to send a request."""
 
 
 class OpenConnection(Protocol):

@@ -292,7 +292,7 @@ def before_length(path: bytes, address: HostPort) -> bytes:  # remembered: of en
 
 def request_bytes(method: bytes, path: bytes, address: HostPort, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
     """A whole HTTP/1.1 request."""
-    lines = b"".join([b"%b: %b\r\n" % header for header in headers])
+    lines = lines_of(headers)
     if method == b"POST":
         return b"%b%d\r\n%b\r\n%b" % (before_length(path, address), len(body), lines, body)
     return b"%b %b HTTP/1.1\r\nhost: %b\r\n%b\r\n%b" % (method, path, address.encode(), lines, body)

@@ -210,12 +210,11 @@ def frame(message: Down | Up) -> bytes:
 
 
 class WorkerLink(asyncio.Protocol, Generic[_T]):
-    """One end. ``on_message`` gets what comes, ``on_end`` hears once that the other end is gone."""
+    """One end. ``on_message`` gets what comes; ``ended`` is done when the other end is gone."""
 
-    def __init__(self, kind: type[_T], on_message: Callable[[_T], None], on_end: Callable[[], None]) -> None:
+    def __init__(self, kind: type[_T], on_message: Callable[[_T], None]) -> None:
         self._decode = msgspec.msgpack.Decoder(kind).decode
         self._on_message = on_message
-        self._on_end = on_end
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
         self.ended = asyncio.get_running_loop().create_future()
@@ -268,4 +267,3 @@ class WorkerLink(asyncio.Protocol, Generic[_T]):
         self._transport = None
         if not self.ended.done():
             self.ended.set_result(None)
-            self._on_end()

@@ -159,7 +159,7 @@ class OwnerRouter(RouterProcess):
         def on_message(message: li.Up) -> None:
             self._on_message(worker, message)
 
-        link: li.WorkerLink[li.Up] = li.WorkerLink(li.Up, on_message, lambda: None)  # type: ignore[arg-type]
+        link: li.WorkerLink[li.Up] = li.WorkerLink(li.Up, on_message)  # type: ignore[arg-type]
         try:
             with theirs:
                 tls = [] if self._config.tls_cert_file is None else ["tls"]
@@ -182,10 +182,7 @@ class OwnerRouter(RouterProcess):
         link.send(self._poison.evidence())
         if self._stopping:
             link.send(li.StopWorker())
-        self._spawn(self._watch_over(worker))
-
-    def _spawn(self, coroutine: object) -> None:
-        task: asyncio.Task[None] = self._loop.create_task(coroutine)  # type: ignore[arg-type]
+        task = self._loop.create_task(self._watch_over(worker))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
