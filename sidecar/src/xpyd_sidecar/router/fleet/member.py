@@ -32,45 +32,41 @@ class Probed(Enum):
     """No answer in time: perhaps only busy, so not evidence enough without missed beats."""
 
 
-class FleetMember:
+class FleetMember(msgspec.Struct, eq=False):
     """One instance. Policies read ``name``, ``load``, ``in_flight`` and ``in_flight_at_beat``; only the roster writes."""
 
-    __slots__ = ("agent", "also", "beat_at", "control", "doubted", "drained", "epoch", "fingerprint", "http", "in_flight",
-                 "in_flight_at_beat", "incarnation", "interval_s", "load", "max_model_len", "model", "name", "probe_at",
-                 "probing", "role", "sampling", "seq", "state", "stuck", "suspended", "trouble", "turn", "unanswered")
-
-    def __init__(self, name: InstanceName) -> None:
-        self.name = name
-        self.role = Role.DECODE
-        self.epoch = 0
-        self.state = State.STARTING
-        self.incarnation = Incarnation("")
-        self.agent = AgentId("")
-        self.seq = -1
-        self.http: tuple[HostPort, ...] = ()
-        self.control: tuple[HostPort, ...] = ()
-        self.model = ""
-        self.max_model_len = 0
-        self.also: tuple[str, ...] = ()
-        self.sampling: Sampling | None = None
-        self.fingerprint = Fingerprint("")
-        self.load = Load()
-        self.drained = False
-        self.interval_s = 3.0
-        self.beat_at = 0.0
-        self.suspended = ""
-        self.trouble = ""
-        self.doubted = False
-        """A probe is owed."""
-        self.probing = False
-        self.probe_at = -math.inf
-        self.unanswered = 0
-        """Probes without an answer since the last beat or good probe."""
-        self.stuck = 0
-        """Those since its agent last had an answer, or a probe."""
-        self.in_flight = 0
-        self.in_flight_at_beat = 0
-        self.turn = 0
+    name: InstanceName
+    role: Role = Role.DECODE
+    epoch: int = 0
+    state: State = State.STARTING
+    incarnation: Incarnation = Incarnation("")
+    agent: AgentId = AgentId("")
+    seq: int = -1
+    http: tuple[HostPort, ...] = ()
+    control: tuple[HostPort, ...] = ()
+    model: str = ""
+    max_model_len: int = 0
+    also: tuple[str, ...] = ()
+    sampling: Sampling | None = None
+    fingerprint: Fingerprint = Fingerprint("")
+    load: Load = Load()
+    drained: bool = False
+    interval_s: float = 3.0
+    beat_at: float = 0.0
+    suspended: str = ""
+    """Why it is not picked."""
+    trouble: str = ""
+    doubted: bool = False
+    """A probe is owed."""
+    probing: bool = False
+    probe_at: float = -math.inf
+    unanswered: int = 0
+    """Probes without an answer since the last beat or good probe."""
+    stuck: int = 0
+    """Those since its agent last had an answer, or a probe."""
+    in_flight: int = 0
+    in_flight_at_beat: int = 0
+    turn: int = 0
 
     @property
     def pickable(self) -> bool:

@@ -21,6 +21,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Protocol
 
+import msgspec
+
 from xpyd_sidecar.router.api.faults import HttpFault
 
 SMALL = 64 << 10
@@ -43,33 +45,27 @@ class BodyOwner(Protocol):
         """There is no more room for what has come of it: let go of it, and tell the client."""
 
 
-class BodyRoom:
+class BodyRoom(msgspec.Struct, eq=False):
     """A part of the budget."""
 
-    __slots__ = ("held", "limit")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
+    limit: int
+    held: int = 0
 
 
-class HeldBody:
+class HeldBody(msgspec.Struct, eq=False):
     """A body that is held."""
 
-    __slots__ = ("began", "came", "ended", "owner", "room", "size")
-
-    def __init__(self, owner: BodyOwner, began: float) -> None:
-        self.owner = owner
-        self.began = began
-        """When its head was there."""
-        self.came = 0
-        """Bytes that have come, whether they are still here or not."""
-        self.size = 0
-        """Bytes that are held."""
-        self.room: BodyRoom | None = None
-        """Where it has its bytes; None: it has none, or has given them back."""
-        self.ended = False
-        """Its bytes were given back, or taken away: it is not to have any again."""
+    owner: BodyOwner
+    began: float
+    """When its head was there."""
+    came: int = 0
+    """Bytes that have come, whether they are still here or not."""
+    size: int = 0
+    """Bytes that are held."""
+    room: BodyRoom | None = None
+    """Where it has its bytes; None: it has none, or has given them back."""
+    ended: bool = False
+    """Its bytes were given back, or taken away: it is not to have any again."""
 
     def speed(self, now: float) -> float:
         """Bytes a second since its head."""

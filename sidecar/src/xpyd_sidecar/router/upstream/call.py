@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Protocol, cast
 
+import msgspec
+
 from xpyd_sidecar.contract.ids import HostPort
 from xpyd_sidecar.router.http.wire import HeadReader, Malformed, ResponseHead, WholeBody
 from xpyd_sidecar.router.relay.fast import Outlet, UpstreamReceiver
@@ -81,93 +83,88 @@ class Borrower(Protocol):
         """The connection is gone: ``hand_over`` its answer to a call, now."""
 
 
-class UpstreamCall:
+class UpstreamCall(msgspec.Struct, eq=False):
     """One request to an engine."""
 
-    __slots__ = ("_connecting", "_connection", "_paused", "_pool", "address", "again", "asked_at", "body", "ends",
-                 "events", "head", "patient", "relay", "request", "rest", "sink", "tag")
-
-    def __init__(self, pool: Keeper, address: HostPort, request: bytes, sink: Sink, *, events: EventStream | None,
-                 tag: int) -> None:
-        self._pool = pool
-        self.request = request
-        self._connection: EngineConnection | None = None
-        self._connecting: asyncio.Task[None] | None = None
-        self._paused = False
-        self.address = address
-        self.sink = sink
-        self.events = events
-        """What reads an answer that is relayed as it comes; without it, and what it does not take, is collected."""
-        self.body: BodySender | None = None
-        """Who sends the body, where it is not part of ``request``."""
-        self.tag = tag
-        self.head: ResponseHead | None = None
-        self.relay: Callable[[bytes], None] | None = None
-        """Who takes what comes from now on, without the sink."""
-        self.rest = b""
-        """What came with the end of a stream that is relayed, for ``on_end``: the answer's end goes with it."""
-        self.patient = False
-        """The client has part of the answer: where this process has no file for a connection, it waits for one."""
-        self.ends = False
-        """The stream's first events came with its proper end: ``on_end`` follows at once."""
-        self.again = False
-        """It was sent before, on a connection that broke: the engine may know of it."""
-        self.asked_at = math.inf
-        """When the request was sent; while it is held nobody is asked, so nobody is silent."""
+    pool: Keeper
+    address: HostPort
+    request: bytes
+    sink: Sink
+    events: EventStream | None = None
+    """What reads an answer that is relayed as it comes; without it, and what it does not take, is collected."""
+    tag: int = 0
+    body: BodySender | None = None
+    """Who sends the body, where it is not part of ``request``."""
+    head: ResponseHead | None = None
+    relay: Callable[[bytes], None] | None = None
+    """Who takes what comes from now on, without the sink."""
+    rest: bytes = b""
+    """What came with the end of a stream that is relayed, for ``on_end``: the answer's end goes with it."""
+    patient: bool = False
+    """The client has part of the answer: where this process has no file for a connection, it waits for one."""
+    ends: bool = False
+    """The stream's first events came with its proper end: ``on_end`` follows at once."""
+    again: bool = False
+    """It was sent before, on a connection that broke: the engine may know of it."""
+    asked_at: float = math.inf
+    """When the request was sent; while it is held nobody is asked, so nobody is silent."""
+    connection: EngineConnection | None = None
+    connecting: asyncio.Task[None] | None = None
+    paused: bool = False
 
     @property
     def last_at(self) -> float:
         """When bytes last came, or the request was sent."""
-        return self.asked_at if self._connection is None else max(self.asked_at, self._connection.last_at)
+        return self.asked_at if self.connection is None else max(self.asked_at, self.connection.last_at)
 
     def relay_to(self, write: Callable[[bytes], None], outlet: Outlet) -> None:
         """The rest of the stream goes there; what is simple straight to the outlet."""
         self.relay = write
-        if self._connection is not None:
-            self._connection.relay_to(outlet)
+        if self.connection is not None:
+            self.connection.relay_to(outlet)
 
     def cancel(self) -> None:
         """Close the connection; the sink hears nothing more."""
-        if self._connecting is not None:
-            self._connecting.cancel()
-        if self._connection is not None:
-            self._connection.drop()
+        if self.connecting is not None:
+            self.connecting.cancel()
+        if self.connection is not None:
+            self.connection.drop()
         self.over()
 
     def pause(self) -> None:
         """Stop reading: the client is slower than the engine."""
-        self._paused = True
-        if self._connection is not None:
-            self._connection.read(False)
+        self.paused = True
+        if self.connection is not None:
+            self.connection.read(False)
 
     def resume(self) -> None:
         """Read on."""
-        self._paused = False
-        if self._connection is not None:
-            self._connection.read(True)
+        self.paused = False
+        if self.connection is not None:
+            self.connection.read(True)
 
     def write(self, data: bytes) -> None:
         """More of the body; nothing once the answer is over."""
-        if self._connection is not None:
-            self._connection.write(data)
+        if self.connection is not None:
+            self.connection.write(data)
 
     # ---- by pool and connection
 
     def taken_over(self, connection: EngineConnection, asked_at: float) -> None:
         """The request was sent on a connection before this call was made; what comes there is this call's from now on."""
         self.asked_at = asked_at
-        self._connection = connection
-        self._pool.calls.add(self)
+        self.connection = connection
+        self.pool.calls.add(self)
 
     def connect(self) -> None:
         """Have a connection of its own opened."""
-        self._connecting = self._pool.connect(self)
+        self.connecting = self.pool.connect(self)
 
     def begin(self, connection: EngineConnection) -> None:
         """Send the request on a connection, which is open."""
-        self._connection, self._connecting = connection, None
+        self.connection, self.connecting = connection, None
         connection.serve(self, self.request)
-        if self._paused:
+        if self.paused:
             connection.read(False)
         if self.body is not None:
             self.body.on_open(self)
@@ -175,13 +172,13 @@ class UpstreamCall:
     def once_more(self) -> None:
         """The pooled connection was dead: use a fresh one. That was not ``reused``, so a request is sent twice at most."""
         self.again = True
-        self._connection = None
+        self.connection = None
         self.connect()
 
     def over(self) -> Sink:
         """Nothing more comes of it: whom to tell how it ended."""
-        self._connecting = self._connection = None
-        self._pool.calls.discard(self)
+        self.connecting = self.connection = None
+        self.pool.calls.discard(self)
         return self.sink
 
 

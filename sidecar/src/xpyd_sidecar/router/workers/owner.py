@@ -54,20 +54,18 @@ DEATHS, DEATHS_S = 20, 60.0
 """So many ends of workers within this time end the router: whoever started it sees it, and starts it again."""
 
 
-class _Worker:
+class _Worker(msgspec.Struct, eq=False):
     """One worker as the owner sees it."""
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process, link: li.WorkerLink[li.Up],
-                 heard_at: float) -> None:
-        self.number = number
-        self.process = process
-        self.link = link
-        self.heard_at = heard_at
-        self.listening = False
-        self.behind = False
-        """It does not read, and is told no more."""
-        self.levels = li.Levels()
-        self.vitals: Vitals | None = None
+    number: int
+    process: asyncio.subprocess.Process
+    link: li.WorkerLink[li.Up]
+    heard_at: float
+    listening: bool = False
+    behind: bool = False
+    """It does not read, and is told no more."""
+    levels: li.Levels = li.Levels()
+    vitals: Vitals | None = None
 
     @property
     def runs(self) -> bool:
