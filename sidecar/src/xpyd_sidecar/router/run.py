@@ -12,9 +12,7 @@ from xpyd_sidecar.router.workers.owner import OwnerRouter
 
 
 async def run_router(config: SidecarConfig, key: ServiceKey, stop: asyncio.Event, draining: Draining | None = None) -> None:
-    """Run a router until ``stop`` is set, then drain it. ``draining`` is that of the agent in the same process. Raises
-    ConfigError: a setting is wrong, or a port is taken.
-    """
+    """Run a router until ``stop`` is set, then drain it; ``draining``: of the agent beside. Raises ConfigError."""
     several = config.router is not None and config.router.workers > 1
     router = OwnerRouter(config, key) if several else RouterProcess(config, key)
     await router.start()

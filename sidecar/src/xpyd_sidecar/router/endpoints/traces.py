@@ -68,9 +68,7 @@ class Tracer:
         self._task: asyncio.Task[None] | None = None
 
     def open(self, request: HttpRequest, reply: Reply) -> RequestHandler:
-        """Begin to answer. Raises HttpFault: the question is wrong, nothing is known of it, or another one is being
-        answered.
-        """
+        """Begin to answer. Raises HttpFault: it is wrong, nothing is known of it, or another one is being answered."""
         asked = question(request.headers.get(HEADER.encode(), b""))
         if self._task is not None and not self._task.done():
             raise unavailable("another trace is being made")

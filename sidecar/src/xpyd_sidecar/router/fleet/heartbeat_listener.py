@@ -133,9 +133,7 @@ class Members(BeatListener):
 
 
 def bind(socket: zmq.Socket[bytes], host: str, port: int, max_message: int, setting: str) -> int:
-    """Bind a ROUTER socket with the options of membership; the port. Raises ConfigError: the address cannot be bound; names
-    the setting. The socket is closed.
-    """
+    """Bind a ROUTER socket with the options of membership; the port. Raises ConfigError: names the setting."""
     host = listening.bound(host)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.MAXMSGSIZE, max_message)

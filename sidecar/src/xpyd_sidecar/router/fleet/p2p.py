@@ -65,9 +65,7 @@ class PairedById:
         self._given: Any = None
 
     def prefill(self, request: GenerationRequest, target: EngineTarget, decode: HostPort, unique: str) -> bytes:
-        """Make the request id anew and the body of prefill's leg: one token. ``decode``: address of the other engine;
-        ``unique``: 32 hex digits.
-        """
+        """Make the id anew, of 32 hex digits, and the body of prefill's leg: one token. ``decode``: the other's address."""
         self.request_id = f"___prefill_addr_{target.p2p}___decode_addr_{decode}_{unique}".encode()
         self._given = None
         fields = one_token(request)

@@ -29,9 +29,7 @@ class Pump:
     """Looks at one socket until it is closed."""
 
     def __init__(self, socket: zmq.Socket[bytes], on_frames: Callable[[list[zmq.Frame]], bytes | None]) -> None:
-        """Begins at once. ``socket`` is a ROUTER. ``on_frames`` gets one message, returns the answer to its sender, if any,
-        and never raises.
-        """
+        """Begins at once. ``on_frames`` gets one message, returns the answer to its sender, if any, and never raises."""
         self._loop = asyncio.get_running_loop()
         self._socket = socket
         self._on_frames = on_frames

@@ -129,9 +129,7 @@ class Roster:
         return list(self._models)
 
     def told(self) -> EngineDefaults:
-        """What decode engines add to requests: those that take new legs, or all where none does. The same object until that
-        changes.
-        """
+        """What decode engines add to requests: those that take new legs, else all. The same object until that changes."""
         if self._told is None:
             ready = self.pickable(Role.DECODE) or [m for m in self.members() if m.role is Role.DECODE]
             told = told_of(member.sampling for member in ready)
@@ -148,9 +146,7 @@ class Roster:
             for m in self.members())
 
     def why_not(self, role: Role) -> str:
-        """Why nobody of a role can be picked, in words for clients: why an instance is suspended is in the log and in the
-        fleet, since it may hold addresses.
-        """
+        """Why nobody of a role can be picked, for clients: without the reasons, which may hold addresses."""
         here = [m for m in self.members() if m.role is role]
         if not here:
             return f"no {role} instance is known"

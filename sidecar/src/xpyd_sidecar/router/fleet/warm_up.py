@@ -9,9 +9,7 @@ class Settle:
     """
 
     def __init__(self, *, started: float, settle_s: float, beside_engine: bool) -> None:
-        """``settle_s``: look-up interval and beat interval. ``beside_engine``: agents are told of this router at some time,
-        not before its start.
-        """
+        """``settle_s``: look-up and beat interval. ``beside_engine``: agents are told of this router after its start."""
         self._started = started
         self._settle_s = settle_s
         self._beside_engine = beside_engine

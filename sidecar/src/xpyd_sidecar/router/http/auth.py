@@ -145,9 +145,7 @@ class Admin:
         self._plain = plain
 
     def require(self, request: HttpRequest, reply: Reply, also: Keys | None = None) -> None:
-        """Check who asks for an admin path. ``also``: keys that open it, too. Raises HttpFault: 401; 403 for the right
-        token on a connection that others can read.
-        """
+        """Check who asks for an admin path. ``also``: keys that open it, too. Raises HttpFault: 401, 403."""
         headers, token = request.headers, bearer(request.headers)
         mine, theirs = token in self._token, also is not None and token in also
         said = headers.get(_SIGNATURE)

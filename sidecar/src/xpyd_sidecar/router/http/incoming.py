@@ -43,10 +43,7 @@ class RequestSink(BodyOwner, Protocol):
     """Who gets the requests."""
 
     def taken(self, request: HttpRequest, held: Held, *, close: bool, old: bool) -> None:
-        """The next request, in order, and its body as the budget has it (0: none); ``close``: the last one.
-
-        ``old``: it is of HTTP/1.0.
-        """
+        """The next request, its body as the budget has it (0: none); ``close``: the last one; ``old``: of HTTP/1.0."""
 
     def complete(self) -> None:
         """Its last byte is in."""

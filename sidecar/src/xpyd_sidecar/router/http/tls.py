@@ -24,9 +24,7 @@ class Certificate:
     """A certificate and its key from files; ``context`` is what a server listens with."""
 
     def __init__(self, cert_file: str, key_file: str) -> None:
-        """Read the files. Raises ConfigError: names the file that cannot be read, or that is no certificate or key, or says
-        that they do not fit.
-        """
+        """Read the files. Raises ConfigError: names the one that cannot be used, or says that they do not fit."""
         self._files = {"tls_cert_file": cert_file, "tls_key_file": key_file}
         try:
             self._seen = self._look()

@@ -138,9 +138,7 @@ class HeadReader:
         self._interim = 0
 
     def feed(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
-        """The head, once it is there, and what came behind it. Raises Malformed: see ``parse_head``, or there is no end of
-        it, or of interim ones.
-        """
+        """The head, once it is there, and what came behind it. Raises Malformed: see ``parse_head``, or it has no end."""
         buffer = self._buffer + data if self._buffer else data
         at = 0
         while True:

@@ -11,8 +11,7 @@ import msgspec
 
 from xpyd_sidecar import logs
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.router.observing.fast_record import StraightRecord
-from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.record import Record, StraightRecord
 
 access = logging.getLogger("xpyd_sidecar.access")
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.totals import buckets_of
 from xpyd_sidecar.router.observing import summary
-from xpyd_sidecar.router.observing.fast_record import StraightRecord
-from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.record import Record, StraightRecord
 
 Pair = tuple[InstanceName, InstanceName]
 Measured = tuple[int, int, int]

@@ -26,9 +26,8 @@ from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.observing import batch
 from xpyd_sidecar.router.observing import history as hi
 from xpyd_sidecar.router.observing.access_log import access, line_of, passed_outcome, tell_straight
-from xpyd_sidecar.router.observing.fast_record import StraightRecord
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
-from xpyd_sidecar.router.observing.record import Record
+from xpyd_sidecar.router.observing.record import Record, StraightRecord
 from xpyd_sidecar.router.observing.totals import Counting
 
 if TYPE_CHECKING:
@@ -235,9 +234,7 @@ class RouterObserver:
 
 
 def tracing_of(endpoint: str, service: ServiceName, router: InstanceName) -> SpanTracing | None:
-    """What makes spans; None where no endpoint is set, and then nothing of OpenTelemetry is imported. Raises ConfigError:
-    the packages are not there.
-    """
+    """What makes spans; None (and no import of OpenTelemetry) without an endpoint. Raises ConfigError: no packages."""
     if not endpoint:
         return None
     try:

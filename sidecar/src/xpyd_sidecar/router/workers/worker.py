@@ -3,7 +3,7 @@
     owner ══ Unix socket FD ══ worker: Server (SO_REUSEPORT), Context, a replica of the roster
 
 Its roster follows the owner's (``follower``); what its requests find out goes to the owner, and so do their records
-(``reports``), of which the owner makes metrics, history and ``/fleet``.
+(``follower.Reports``), of which the owner makes metrics, history and ``/fleet``.
 
 The owner's end is the worker's: without membership it would serve from a roster that grows old.
 """
