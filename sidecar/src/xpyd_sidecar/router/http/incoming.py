@@ -163,7 +163,10 @@ class IncomingRequests:
         if self._in_head:
             self._bound_head(0 if self._began else len(data))
         elif self._headers and not self._began:
-            self._bound_framing(len(data))
+            self._raw += len(data)
+            if self._raw > FRAMING * self._size + self._bounds.header_bytes + AT_ONCE:
+                words = "the body's framing is larger than its content"
+                self.fault = self.fault or bad_request(words, code="malformed_http")
 
     def _without_upgrade(self, rest: bytes) -> bytes | None:
         """What to parse instead of a request that offers an upgrade, and of ``rest`` behind its head. None: a fault."""
@@ -311,29 +314,19 @@ class IncomingRequests:
         return url.split(b"?", 1)[0].decode("latin-1")
 
     def _take(self, path: str, body: bytes, held: Held, refusal: HttpFault | None = None) -> None:
-        target = self._url
+        target, method = self._url, self._parser.get_method().decode("latin-1")
         if target[:1] != b"/":
             _, mark, query = target.partition(b"?")
             target = path.encode("latin-1") + mark + query
-        request = HttpRequest(self._parser.get_method().decode("latin-1"), path, self._headers, body,
-                              request_id_of(self._headers.get(b"x-request-id")), target, self.upload, self._judged, refusal)
+        request_id = request_id_of(self._headers.get(b"x-request-id"))
+        request = HttpRequest(method, path, self._headers, body, request_id, target, self.upload, self._judged, refusal)
         close = self.ended or not self._parser.should_keep_alive()
         if self._like:
-            if body and self._wanted and not close and not self._extra and self._version == "1.1":
-                self._keep_head(request)
+            usual = body and self._wanted and not close and not self._extra and self._version == "1.1"
+            if usual and not {b"expect", b"transfer-encoding"} & self._headers.keys():
+                self._server.heads.keep(self._like, KnownHead(method, path, target, self._headers))
             self._like = b""
         self._line.taken(request, held, close=close, old=self._version == "1.0")
-
-    def _keep_head(self, request: HttpRequest) -> None:
-        if not {b"expect", b"transfer-encoding"} & self._headers.keys():
-            self._server.heads.keep(self._like, KnownHead(request.method, request.path, request.target, request.headers))
-
-    # ---- bounds
-
-    def _bound_framing(self, more: int) -> None:
-        self._raw += more
-        if self._raw > FRAMING * self._size + self._bounds.header_bytes + AT_ONCE:
-            self.fault = self.fault or bad_request("the body's framing is larger than its content", code="malformed_http")
 
     def _bound_head(self, more: int) -> None:
         # What the parser holds of a header that is not whole yet is not seen; but everything read since the request's
