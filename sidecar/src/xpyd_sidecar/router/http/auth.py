@@ -35,8 +35,6 @@ _BEGINNING = 16
 class Keys:
     """Keys any of which opens something; empty: none is asked for."""
 
-    __slots__ = ("_digests",)
-
     def __init__(self, keys: Iterable[bytes] = ()) -> None:
         self._digests = {digest[:_BEGINNING]: digest for digest in map(_digest, keys)}
 
@@ -135,8 +133,6 @@ class Admin:
 
     The token is good for ever, so it is taken only where nobody else reads it: over TLS, or from this very host.
     """
-
-    __slots__ = ("_calls", "_plain", "_token")
 
     def __init__(self, key: ServiceKey, instance: str, *, plain: bool = False) -> None:
         """``instance``: as who the operator knows this router; ``plain``: see ``SidecarConfig.plain_bearer``."""

@@ -79,8 +79,6 @@ class SpanTracing:
 class Trace:
     """The spans of one request."""
 
-    __slots__ = ("_legs", "_record", "_span", "_tracing")
-
     def __init__(self, tracing: SpanTracing, span: Span, record: Record) -> None:
         self._tracing, self._span, self._record = tracing, span, record
         self._legs: list[Span] = []
