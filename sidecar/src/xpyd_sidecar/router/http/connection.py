@@ -26,7 +26,6 @@ from xpyd_sidecar.router.http import rules
 from xpyd_sidecar.router.http.incoming import Held, IncomingRequests
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.http.server_state import ServerState
-from xpyd_sidecar.router.http.upload import Upload
 from xpyd_sidecar.router.relay.fast import Outlet
 from xpyd_sidecar.router.relay.loop import adopt, descriptor_of, release
 
@@ -161,7 +160,7 @@ class ClientConnection(asyncio.Protocol):
     # ---- what comes (incoming.RequestSink)
 
     def end_body(self, fault: HttpFault) -> None:
-        """There is no more room for the body that is being received."""
+        """There is no more room, or time, for the body that is being received."""
         self._give_up(fault)
         self._go_on()
 
@@ -353,7 +352,10 @@ class ClientConnection(asyncio.Protocol):
             if now - since > rules.LINGER_S:
                 self.abort()
         elif (upload := self._incoming.upload) is not None:
-            self._sweep_upload(upload, now, since)
+            if upload.blocked:
+                self._since = now  # it is not the client who is slow
+            elif now - since > self._incoming.allowed_s:
+                self.end_body(rules.too_slow(self._incoming.allowed_s))
         elif self._busy or self._queue or self._rest or self._blocked_at:
             return
         elif self._incoming.receiving:
@@ -365,13 +367,6 @@ class ClientConnection(asyncio.Protocol):
                 self._refuse(rules.too_slow(self._incoming.allowed_s))
         elif now - since > (rules.IDLE_LEAVING_S if self.server.leaving else rules.IDLE_S):
             self._close_idle()
-
-    def _sweep_upload(self, upload: Upload, now: float, since: float) -> None:
-        if upload.blocked:
-            self._since = now  # it is not the client who is slow
-        elif now - since > self._incoming.allowed_s:
-            self._give_up(rules.too_slow(self._incoming.allowed_s))
-            self._go_on()
 
     def leave(self) -> None:
         """The server ends: a connection that lies idle after an answer is closed, a busy one after its answer."""

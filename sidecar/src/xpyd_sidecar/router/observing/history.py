@@ -22,14 +22,12 @@ from xpyd_sidecar.contract.fleet import FleetFailure, FleetNews, FleetPair, Quan
 from xpyd_sidecar.contract.ids import InstanceName, Role
 from xpyd_sidecar.contract.totals import Buckets, add_buckets, bucket_of, buckets_of, middle_of
 from xpyd_sidecar.router.observing import summary
-from xpyd_sidecar.router.observing.batch import Batch
+from xpyd_sidecar.router.observing.batch import MAX_PAIRS, Batch, Flow, Pair, count_pair
 
 SECONDS = 600
-MAX_PAIRS = 256
 MAX_NEWS = 64
 MAX_WORDS = 500
 """Characters kept of one reason."""
-OTHER = InstanceName("other")
 
 
 def quantiles(buckets: Iterable[Buckets]) -> Quantiles:
@@ -50,14 +48,6 @@ def quantiles(buckets: Iterable[Buckets]) -> Quantiles:
                 found.append(round(middle_of(bucket), 6))
                 break
     return Quantiles(count, *found)
-
-
-class Flow(msgspec.Struct):
-    """KV that went from one instance to another within a second."""
-
-    count: int = 0
-    seconds: float = 0.0
-    """Of all handovers together."""
 
 
 class Second(msgspec.Struct):
@@ -81,7 +71,7 @@ class Second(msgspec.Struct):
     total: Buckets = {}
     queue: Buckets = {}
     handover: Buckets = {}
-    flows: dict[tuple[InstanceName, InstanceName], Flow] = {}
+    flows: dict[Pair, Flow] = {}
     served: dict[InstanceName, int] = {}
     """Legs that ended well, by instance."""
 
@@ -143,7 +133,7 @@ class History:
         add_buckets(now.tpot, batch.tpot_buckets)
         add_buckets(now.handover, batch.handover_buckets)
         for pair, handovers in batch.pairs.items():
-            self._flow(pair, sum(handovers), len(handovers))
+            count_pair(now.flows, pair, sum(handovers), len(handovers))
         for name, count in batch.served.items():
             if name in now.served or len(now.served) < MAX_PAIRS:
                 now.served[name] = now.served.get(name, 0) + count
@@ -157,14 +147,6 @@ class History:
     def changed(self, now_unix: float, instance: InstanceName, what: str) -> None:
         """The roster changed."""
         self.changes.append(FleetNews(round(now_unix, 3), instance, what[:MAX_WORDS]))
-
-    def _flow(self, pair: tuple[InstanceName, InstanceName], seconds: float, handovers: int) -> None:
-        flows = self._now.flows
-        if pair not in flows and len(flows) >= MAX_PAIRS:
-            pair = (OTHER, OTHER)
-        flow = flows.setdefault(pair, Flow())
-        flow.count += handovers
-        flow.seconds += seconds
 
     def turn(self, now_unix: float, in_flight: int, queued: int) -> None:
         """The clock went on: put away seconds that are over. A clock that was set back makes this second longer."""
@@ -194,12 +176,12 @@ class History:
 
 def pairs(seconds: Iterable[Second], over_s: float) -> tuple[FleetPair, ...]:
     """Flows between pairs, the busiest first, with their rates over so many seconds."""
-    total: dict[tuple[InstanceName, InstanceName], Flow] = {}
+    total: dict[Pair, Flow] = {}
     for second in seconds:
         for pair, flow in second.flows.items():
-            sum_ = total.setdefault(pair, Flow())
-            sum_.count += flow.count
-            sum_.seconds += flow.seconds
+            both = total.setdefault(pair, Flow())
+            both.count += flow.count
+            both.seconds += flow.seconds
     ordered = sorted(total.items(), key=lambda item: (-item[1].count, item[0]))[:MAX_PAIRS]
     return tuple(FleetPair(prefill, decode, flow.count, round(flow.count / over_s, 4), round(flow.seconds / flow.count, 6))
                  for (prefill, decode), flow in ordered)

@@ -18,7 +18,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 
 from xpyd_sidecar import __version__
 from xpyd_sidecar.router.fleet.roster import FleetMember
-from xpyd_sidecar.router.observing.batch import Batch
+from xpyd_sidecar.router.observing.batch import MAX_PAIRS, OTHER, Batch, Flow, Pair, count_pair
 from xpyd_sidecar.router.observing.summary import failed
 from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes, WhenAsked, buckets_of, filled
 from xpyd_sidecar.router.observing.vitals import LAGS, Vitals
@@ -27,9 +27,6 @@ TTFT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.
 TPOT = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0)
 SECONDS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 WAITS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
-MAX_PAIRS = 256
-"""Pairs with series of their own; those beyond it are counted as ``other``."""
-OTHER = "other"
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -76,8 +73,7 @@ class RouterMetrics:
         self._systems: dict[int, ProcessCollector] = {}
         """What the system knows of each process, by its id."""
         self._poison: Callable[[], tuple[int, int, int, int]] = lambda: (0, 0, 0, 0)
-        self._pairs: dict[tuple[str, str], list[float]] = {}
-        """Handovers by pair, and how long they took together."""
+        self._pairs: dict[Pair, Flow] = {}
         for ask in (self._ask_processes, self._ask_poison, self._ask_pairs, self._ask_instances):
             registry.register(WhenAsked(ask))
 
@@ -113,8 +109,8 @@ class RouterMetrics:
             self._legs.add((role, result), len(durations))
             self._leg_seconds.add_all(durations, (role,))
         self._handover.add_all(batch.handover)
-        for (prefill, decode), handovers in batch.pairs.items():
-            self._count_pair(prefill, decode, sum(handovers), len(handovers))
+        for pair, handovers in batch.pairs.items():
+            count_pair(self._pairs, pair, sum(handovers), len(handovers))
         for counts, number in ((self._retries, batch.retries), (self._continued, batch.continued),
                                (self._tokens, batch.tokens), (self._bytes, batch.bytes)):
             if number:
@@ -150,29 +146,17 @@ class RouterMetrics:
 
     # ---- when somebody asks
 
-    def _count_pair(self, prefill: str, decode: str, seconds: float, handovers: int) -> None:
-        pair = (prefill, decode)
-        cell = self._pairs.get(pair)
-        if cell is None:
-            if len(self._pairs) >= MAX_PAIRS:
-                pair = (OTHER, OTHER)
-            cell = self._pairs.setdefault(pair, [0, 0.0])
-        cell[0] += handovers
-        cell[1] += seconds
-
     def _ask_pairs(self) -> Iterable[Metric]:
-        """P times D series would grow with the square of the fleet, so there is a bound: what has no place counts as
-        ``other``. When half of the places are taken, pairs of instances that are gone are shown once more, then forgotten.
-        """
+        """When half of the places are taken, pairs of instances that are gone are shown once more, and then forgotten."""
         pairs = self._pairs
         if len(pairs) > MAX_PAIRS // 2:
             here = {OTHER, *(member.name for member in self._members())}
-            self._pairs = {pair: cell for pair, cell in pairs.items() if here.issuperset(pair)}
+            self._pairs = {pair: flow for pair, flow in pairs.items() if here.issuperset(pair)}
         names = ("prefill", "decode")
         count = Counters("xpyd_router_pair_handovers", "Requests whose KV went from one to the other", labels=names)
         total = Counters("xpyd_router_pair_handover_seconds", "Their handovers, added up", labels=names)
-        return [filled(count, {pair: cell[0] for pair, cell in pairs.items()}),
-                filled(total, {pair: cell[1] for pair, cell in pairs.items()})]
+        return [filled(count, {pair: flow.count for pair, flow in pairs.items()}),
+                filled(total, {pair: flow.seconds for pair, flow in pairs.items()})]
 
     def _ask_processes(self) -> Iterable[Metric]:
         """Every process of the router: what it knows of itself, and what the system knows of it (``process_*``)."""
