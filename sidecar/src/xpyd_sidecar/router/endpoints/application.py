@@ -22,7 +22,6 @@ import msgspec
 
 from xpyd_sidecar.contract import timeline
 from xpyd_sidecar.contract.ids import Role
-from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api import paths
 from xpyd_sidecar.router.api.faults import HttpFault, not_served, unknown_model
 from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
@@ -62,8 +61,8 @@ class Paths:
         self._knew: tuple[Keys, bytes] = (Keys(), b"")
         """Keys, and a header that brought one of them."""
         self._metrics_page, self._metrics_until = b"", -math.inf
-        self.tracer: Tracer | None = None
-        """Of a router that can ask engines."""
+        self.tracer: Tracer
+        """Set by whoever puts the router together and has its key."""
         self._get: dict[str, Callable[[HttpRequest, Reply], RequestHandler | None]] = {
             "/health": self._health, "/ping": self._health, "/ready": self._ready, "/metrics": self._metrics,
             "/fleet": self._fleet, timeline.PATH: self._trace, "/v1/models": self._models,
@@ -192,8 +191,6 @@ class Paths:
 
     def _trace(self, request: HttpRequest, reply: Reply) -> RequestHandler:
         self._admin.require(request, reply)
-        if self.tracer is None:
-            raise OurFault("a router without a service key was asked for a trace")
         return self.tracer.open(request, reply)
 
     def _models(self, request: HttpRequest, reply: Reply) -> None:
