@@ -185,8 +185,8 @@ class UpstreamCall(msgspec.Struct, eq=False):
 class EngineConnection(UpstreamReceiver, asyncio.Protocol):
     """One connection to an engine."""
 
-    __slots__ = ("_address", "_body", "_call", "_heads", "_lane", "_outlet", "_paused", "_pool", "_seen",
-                 "_stream", "_time", "_transport", "idle_since", "open", "reused")
+    __slots__ = ("_address", "_body", "_call", "_heads", "_lane", "_outlet", "_pool", "_seen",
+                 "_stream", "_time", "_transport", "idle_since", "open", "paused", "reused")
 
     def __init__(self, pool: Keeper, address: HostPort) -> None:
         self._pool = pool
@@ -206,7 +206,7 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
         self.reused = False
         """It was in the pool before."""
         self._seen = False
-        self._paused = False
+        self.paused = False
         self.idle_since = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -258,8 +258,8 @@ class EngineConnection(UpstreamReceiver, asyncio.Protocol):
 
     def read(self, on: bool) -> None:
         """Read on, or stop reading."""
-        if self._paused is on and self._transport is not None:
-            self._paused = not on
+        if self.paused is on and self._transport is not None:
+            self.paused = not on
             (self._transport.resume_reading if on else self._transport.pause_reading)()
 
     def received(self, data: bytes) -> None:

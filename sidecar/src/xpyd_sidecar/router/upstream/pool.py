@@ -124,7 +124,8 @@ class EnginePool:
         if idle is None:
             idle = self._idle[address] = deque()
         if connection.open and len(idle) < IDLE_MAX:
-            connection.read(True)
+            if connection.paused:
+                connection.read(True)
             connection.idle_since = self.loop.time()
             idle.append(connection)
         else:
