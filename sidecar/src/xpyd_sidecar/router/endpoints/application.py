@@ -28,8 +28,7 @@ from xpyd_sidecar.router.api.paths import BodyKind, RouteKind
 from xpyd_sidecar.router.endpoints.dashboard import Dashboard, fleet_of
 from xpyd_sidecar.router.endpoints.traces import Tracer
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys, Keys, bearer, unknown
-from xpyd_sidecar.router.http.cors import CorsRules, is_preflight
-from xpyd_sidecar.router.http.heads import Hosts, Media
+from xpyd_sidecar.router.http.heads import CorsRules, Hosts, Media, is_preflight
 from xpyd_sidecar.router.http.reply import NO_CONTENT, HttpRequest, Reply, ReplyConnection, RequestHandler
 from xpyd_sidecar.router.observing.metrics import CONTENT_TYPE
 from xpyd_sidecar.router.serving.admission import admit
