@@ -18,6 +18,7 @@ LOOK_S = 5.0
 """How often the files are looked at."""
 
 _Seen = tuple[tuple[int, int, int], ...]
+_NONE: _Seen = ()
 
 
 class Certificate:
@@ -55,22 +56,18 @@ class Certificate:
 
     def look(self) -> bool:
         """Take new files into service; whether there were some. What is wrong with them is logged, once."""
+        before, seen = self._seen, _NONE
         try:
-            seen = self._look()
-        except ValueError as error:
-            seen = ()
-            if seen != self._seen:
-                logger.error("the certificate cannot be read again: %s", error)  # noqa: TRY400 (said in full)
-            self._seen = seen
-            return False
-        if seen == self._seen:
-            return False
-        self._seen = seen
-        try:
+            seen = self._seen = self._look()
+            if seen == before:
+                return False
             self._load(_context())
             self._load(self.context)
         except (OSError, ValueError) as error:
-            logger.error("the new certificate is not used: %s", error)  # noqa: TRY400 (said in full)
+            self._seen = seen
+            if seen != before:
+                what = "the new certificate is not used" if seen else "the certificate cannot be read again"
+                logger.error("%s: %s", what, error)  # noqa: TRY400 (said in full)
             return False
         logger.info("the certificate was renewed")
         return True
