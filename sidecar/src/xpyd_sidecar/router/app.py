@@ -18,8 +18,7 @@ from xpyd_sidecar.errors import OurFault
 from xpyd_sidecar.router.api.paths import STREAMED
 from xpyd_sidecar.router.endpoints.application import Paths
 from xpyd_sidecar.router.endpoints.traces import Tracer
-from xpyd_sidecar.router.fleet.heartbeat_listener import Members
-from xpyd_sidecar.router.fleet.p2p_listener import PORT_AFTER_MEMBERS, GuestListener
+from xpyd_sidecar.router.fleet.heartbeat_listener import PORT_AFTER_MEMBERS, GuestListener, Members
 from xpyd_sidecar.router.fleet.roster import STANDSTILL_S
 from xpyd_sidecar.router.http.auth import Admin, ClientKeys
 from xpyd_sidecar.router.http.patience import GRACE_S, late, within

@@ -1,22 +1,24 @@
-"""The membership socket: heartbeats in, acknowledgements out (docs/protocols/membership.md)."""
+"""The sockets of membership: heartbeats in, acknowledgements out (docs/protocols/membership.md)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 import zmq
 
 from xpyd_sidecar import curve, listening, sockets
-from xpyd_sidecar.contract.ids import join_host_port
+from xpyd_sidecar.contract import p2p
+from xpyd_sidecar.contract.ids import ServiceName, join_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.membership import WIRE_VERSION, Ack, Heartbeat, Up
 from xpyd_sidecar.errors import ConfigError
-from xpyd_sidecar.router.fleet.member import BeatRefused, Undecodable
+from xpyd_sidecar.router.fleet.member import BeatRefused, FleetMember, Undecodable
+from xpyd_sidecar.router.fleet.p2p import Guests
 from xpyd_sidecar.router.fleet.pump import Pump
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,8 @@ MAX_MESSAGE = 64 << 10
 FIND_DEAD_S = 15.0
 LOG_AGAIN_S = 60.0
 LOG_PEERS = 1024
+PORT_AFTER_MEMBERS = 1
+"""The port for older engines is that of membership and this: 30002 by default."""
 
 _decode = msgspec.msgpack.Decoder(Up).decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -130,6 +134,40 @@ class Members(BeatListener):
     def _answer(self, message: Up | None, in_flight: int, refused: str) -> bytes:
         seq = message.seq if isinstance(message, Heartbeat) else -1
         return _encode(Ack(v=WIRE_VERSION, seq=seq, router=self._name, refused=refused, in_flight=in_flight))
+
+
+class GuestListener(BeatListener):
+    """Listens for older engines (``compat: p2p``).
+
+    They cannot prove who they are, and one socket cannot speak CURVE and plain: so this is a port of its own, next to that
+    of membership, and open only where it is asked for. Nothing is answered, since they never read.
+    """
+
+    what = "heartbeat of an older engine"
+
+    def __init__(self, service: ServiceName, take: Callable[[Heartbeat], int | None], count: Callable[[str], None],
+                 members: Callable[[], Iterable[FleetMember]]) -> None:
+        """``members``: who is in the roster now."""
+        super().__init__(take, count)
+        self._guests = Guests(service, members)
+
+    def listen(self, host: str, port: int) -> int:
+        """Bind; the port (chosen by the kernel where ``port`` is 0). Raises ConfigError: the address cannot be bound."""
+        self._socket = self._context.socket(zmq.ROUTER)
+        bound = bind(self._socket, host, port, p2p.MAX_MESSAGE, "router.compat: members_port + 1")
+        self._pump = Pump(self._socket, self._on_message)
+        logger.warning("engines that nobody can identify may join on port %d (compat: p2p)", bound, extra={"port": bound})
+        return bound
+
+    def _read(self, frames: list[zmq.Frame]) -> Heartbeat:
+        try:
+            beat = p2p.decode(frames[-1].buffer)
+        except ValueError as error:
+            raise Undecodable(str(error)) from None
+        return self._guests.heartbeat(beat)
+
+    def _answer(self, *_: object) -> None:
+        return None
 
 
 def bind(socket: zmq.Socket[bytes], host: str, port: int, max_message: int, setting: str) -> int:
