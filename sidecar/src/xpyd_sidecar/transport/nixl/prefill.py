@@ -211,12 +211,12 @@ class NixlReading:
         """Prefill's side of a session; None: too many are open."""
         if (cell := self.tickets.take()) is None:
             return None
-        self.hub.serve(self._timeout_s)
+        self.hub.serve_reads(self._timeout_s)
         return NixlLink(self, context.session, cell, theirs)
 
     def linger(self) -> None:
         """Serve those whose session has just ended for a while."""
-        self.hub.serve(LAST_SERVED_S)
+        self.hub.serve_reads(LAST_SERVED_S)
 
     def taker(self, context: LinkContext, wanted: Placing, memory: messages.NixlMemory, told: Told) -> PieceTaker:
         """Decode's side of a session."""
