@@ -175,9 +175,9 @@ class NcclLink:
         if not self._closed:
             self._context.say(Kind.GROUP, messages.Group(self._number, uid))
 
-    def opened(self) -> None:
+    def opened(self, number: int) -> None:
         """Decode has joined."""
-        self._open = bool(self._number)
+        self._open = number == self._number
         self._pump()
 
     def posted(self, piece: Piece) -> None:
@@ -188,9 +188,9 @@ class NcclLink:
         self._moving -= 1
         piece.tag.put.done()
 
-    def lost(self, reason: str, *, busy: bool) -> None:
+    def lost(self, number: int, reason: str, *, busy: bool) -> None:
         """The group does no more."""
-        number, was_open = self._number, self._open
+        was_open = self._open
         self._number, self._open = 0, False
         if self._closed:
             return

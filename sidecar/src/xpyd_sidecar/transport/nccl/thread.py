@@ -67,8 +67,8 @@ class GroupMember(Protocol):
     def begun(self, uid: bytes) -> None:
         """The group is being made; the peer needs ``uid`` to join."""
 
-    def opened(self) -> None:
-        """The peer has joined."""
+    def opened(self, number: int) -> None:
+        """The peer has joined the group of this number (``join``)."""
 
     def posted(self, piece: Piece) -> None:
         """A piece is being received: the peer may send it."""
@@ -76,8 +76,8 @@ class GroupMember(Protocol):
     def moved(self, piece: Piece) -> None:
         """A piece is done."""
 
-    def lost(self, reason: str, *, busy: bool) -> None:
-        """The group does no more. ``busy``: pieces were under way."""
+    def lost(self, number: int, reason: str, *, busy: bool) -> None:
+        """The group of this number does no more. ``busy``: pieces were under way."""
 
     def over(self, pieces: tuple[Piece, ...]) -> None:
         """The GPU has let go of these pieces, which were not done: the group's, or one that was given to it too late."""
@@ -217,11 +217,11 @@ class NcclThread(CommandThread):
             elif isinstance(step, groups.End):
                 self._end(step.number, joined)
             elif isinstance(step, groups.Opened):
-                member.post(member.opened)
+                member.post(partial(member.opened, step.number))
             elif isinstance(step, groups.Moved):
                 self._moved(step.number, joined, step.piece)
             elif isinstance(step, groups.Lost):
-                member.post(partial(member.lost, step.reason, busy=step.busy))
+                member.post(partial(member.lost, step.number, step.reason, busy=step.busy))
             else:
                 self._over(step.number, joined, step.pieces)
         self._measure()
