@@ -6,40 +6,29 @@ to write: what a dead peer or an aborted kernel leaves behind is in a slot that 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from xpyd_sidecar.errors import ChecksumError, PeerGone, ProtocolError
 from xpyd_sidecar.kv import messages
-from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.frames import Kind
 from xpyd_sidecar.kv.groups import Way
 from xpyd_sidecar.memory.staging import Chunk, Staging
 from xpyd_sidecar.threads.watched import Watched
-from xpyd_sidecar.transport.link import LinkContext
+from xpyd_sidecar.transport.link import LinkContext, PieceTaker
 from xpyd_sidecar.transport.nccl.driver import Piece
 from xpyd_sidecar.transport.nccl.interface import Wanted
 from xpyd_sidecar.transport.nccl.prefill import OFFERS_AHEAD, NcclLink
 from xpyd_sidecar.transport.nccl.thread import NcclThread, NcclUsage
 
 
-class OfferedPiece(NamedTuple):
-    """An offer that is not answered, or is being received."""
-
-    header: Header
-    offer: messages.Offer
-    chunk: Chunk | None = None
-
-
-class NcclTaker:
-    """Decode's side."""
+class NcclTaker(PieceTaker):
+    """Decode's side of a session."""
 
     def __init__(self, hub: NcclThread, context: LinkContext, staging: Staging, wanted: Wanted) -> None:
         """``staging``: slots of GPU memory, one for a piece."""
-        self.piece = hub.driver.piece
+        super().__init__(context, hub.driver.piece, OFFERS_AHEAD)
         self._hub = hub
-        self._context = context
         self._staging = staging
         self._wanted = wanted
         self._number = 0
@@ -47,11 +36,8 @@ class NcclTaker:
         self._open = False
         self._last = 0
         """Prefill's number of the last group."""
-        self._closed = False
-        self._queue: deque[OfferedPiece] = deque()
-        """Offers that are not answered."""
         self._given: Piece | None = None
-        """Of the oldest one: waits for its turn to be received."""
+        """Of the oldest offer: waits for its turn to be received."""
         self._running: set[Piece] = set()
 
     def group(self, message: messages.Group) -> None:
@@ -73,26 +59,10 @@ class NcclTaker:
         if self._number and message.number == self._last:
             self._hub.leave(self._number, f"prefill: {message.reason}")
 
-    def offered(self, header: Header, offer: messages.Offer) -> None:
-        """Prefill has a piece.
-
-        Raises:
-            ProtocolError: not what was asked for, or more than may be offered at once.
-        """
-        if len(self._queue) >= OFFERS_AHEAD or offer.size > self.piece:
-            reason = f"offered {offer.size} bytes and {len(self._queue)} pieces before; bounds {self.piece}, {OFFERS_AHEAD}"
-            raise ProtocolError(self._context.session.peer, reason)
-        self._queue.append(OfferedPiece(header, offer))
-        self._pump()
-
-    def resume(self) -> None:
-        """A slot is free."""
-        self._context.run(self._pump)
-
     def _pump(self) -> None:
         """Answer what can be answered. Raises what ``Wanted.wants`` does."""
-        while self._queue and self._given is None and not self._closed:
-            header, offer, _ = self._queue[0]
+        while self._offers and self._given is None and not self._closed:
+            header, offer = self._offers[0].header, self._offers[0].offer
             if not self._wanted.wants(header, offer):
                 self._taken(read=True)
             elif not self._number or offer.address != self._last:
@@ -100,13 +70,8 @@ class NcclTaker:
             elif not self._open or (chunk := self._staging.take()) is None:
                 return
             else:
-                self._queue[0] = OfferedPiece(header, offer, chunk)
-                self._given = Piece(offer.size, offer.checksum is not None, slot=chunk.tensor, tag=self._queue[0])
+                self._given = Piece(offer.size, offer.checksum is not None, slot=chunk.tensor, tag=(header, chunk))
                 self._hub.move(self._number, self._given, self)
-
-    def _taken(self, *, read: bool) -> None:
-        one = self._queue.popleft()
-        self._context.say(Kind.TAKEN, messages.Taken(read), one.header.key)
 
     def _without(self, reason: str) -> None:
         """The group is gone, and with it what was being received."""
@@ -117,15 +82,11 @@ class NcclTaker:
     def close(self) -> None:
         """The session has ended. Slots come back when the group has ended."""
         self._closed = True
-        self._queue.clear()
+        self._offers.clear()
         if self._number:
             self._hub.leave(self._number, "the session has ended")
 
     # --- told by the communicator thread, on the session's thread ---
-
-    def post(self, call: Callable[[], None]) -> None:
-        """Have a call made on the session's I/O thread."""
-        self._context.post(partial(self._context.run, call))
 
     def begun(self, uid: bytes) -> None:
         """Prefill has minted the id."""
@@ -141,22 +102,20 @@ class NcclTaker:
         self._running.add(piece)
         if piece is self._given:
             self._given = None
-            one = self._queue.popleft()
-            self._context.say(Kind.POSTED, messages.Taken(read=True), one.header.key)
+            self._context.say(Kind.POSTED, messages.Taken(read=True), self._offers.popleft().header.key)
             self._pump()
 
     def moved(self, piece: Piece) -> None:
         """A piece has come."""
         self._running.discard(piece)
-        one: OfferedPiece = piece.tag
-        assert one.chunk is not None
+        header, chunk = piece.tag
         if self._closed or not piece.intact:
-            self._staging.give(one.chunk)
+            self._staging.give(chunk)
             if not self._closed:
                 reason = f"a piece over NCCL with a wrong checksum, or another piece than number {piece.nth}"
                 self._context.fail(ChecksumError(self._context.session.peer, reason))
             return
-        self._wanted.received(one.header, one.chunk._replace(home=partial(self._staging.give, one.chunk)), piece.size)
+        self._wanted.received(header, chunk._replace(home=partial(self._staging.give, chunk)), piece.size)
 
     def lost(self, number: int, reason: str, *, busy: bool) -> None:  # it knows better: some are only queued
         """A group does no more."""
@@ -170,9 +129,8 @@ class NcclTaker:
         """The GPU has let go of slots."""
         for piece in given_back:
             self._running.discard(piece)
-            one: OfferedPiece = piece.tag
-            assert one.chunk is not None
-            self._staging.give(one.chunk)
+            _, chunk = piece.tag
+            self._staging.give(chunk)
 
 
 class NcclGrouping:
