@@ -12,7 +12,7 @@ from xpyd_sidecar.session import link_choice
 from xpyd_sidecar.session.link_choice import LinkOptions
 from xpyd_sidecar.transport.link import BlockLink, Session
 from xpyd_sidecar.transport.nccl.interface import GroupLink
-from xpyd_sidecar.transport.nixl.interface import ReadLink
+from xpyd_sidecar.transport.nixl.prefill import NixlLink
 from xpyd_sidecar.transport.shm.arena import ArenaLink
 from xpyd_sidecar.transport.shm.process_vm import ProcessLink
 from xpyd_sidecar.transport.tcp.link import TcpLink
@@ -35,7 +35,7 @@ class PrefillLinkChoice:
     """Which link it is. ``link`` is the one to use at any time; ``close`` ends it with the session."""
 
     def __init__(self, ways: LinkOptions, largest: int, arenas: Arenas, grouped: Callable[[int], GroupLink] | None = None,
-                 shown: Callable[[messages.NixlReader], ReadLink | None] | None = None) -> None:
+                 shown: Callable[[messages.NixlReader], NixlLink | None] | None = None) -> None:
         """``grouped``: makes the link of an NCCL group with pieces of so many bytes; ``shown``: one over NIXL."""
         self.link: BlockLink = TcpLink()
         self.gpu: messages.Gpu | None = None

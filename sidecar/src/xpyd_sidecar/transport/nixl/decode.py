@@ -10,19 +10,42 @@ no longer wanted when it has come is dropped.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from xpyd_sidecar.errors import PeerGone, ProtocolError
 from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv.frames import Header
 from xpyd_sidecar.transport.link import LinkContext, OfferedPiece, PieceTaker
 from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.nixl.interface import Placing, Told
 from xpyd_sidecar.transport.nixl.session import slots
 from xpyd_sidecar.transport.nixl.thread import NixlThread
 
 PLACED_AT_ONCE: Final = 4
 """Pieces that are put to their places before other connections of the thread have their turn."""
+
+Told = Callable[[str, bool], None]
+"""How an attempt to reach prefill's memory has ended: why it cannot be read (empty: it can), and whether that is only that
+prefill has not answered in time."""
+
+
+class Placing(Protocol):
+    """What this side asks of the session that it belongs to."""
+
+    def wants(self, header: Header, offer: messages.Offer) -> bool:
+        """Whether an offer is still wanted.
+
+        Raises:
+            ProtocolError: it is not what was asked for.
+        """
+
+    def place(self, header: Header, offer: messages.Offer, address: int) -> bool:
+        """Put blocks, which are at an address of this process, to their places. False: no memory is free for them now.
+
+        Raises:
+            ChecksumError, ProtocolError: they are not what was sent, or have come before.
+        """
 
 
 class NixlTaker(PieceTaker):

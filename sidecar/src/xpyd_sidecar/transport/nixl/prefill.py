@@ -29,8 +29,7 @@ from xpyd_sidecar.kv.reads import METADATA_MAX, TICKET_BYTES
 from xpyd_sidecar.threads.watched import Watched
 from xpyd_sidecar.transport.link import Blocks, LinkContext, PieceTaker, Session
 from xpyd_sidecar.transport.moves_plain import address_of
-from xpyd_sidecar.transport.nixl.decode import NixlTaker
-from xpyd_sidecar.transport.nixl.interface import Placing, Told
+from xpyd_sidecar.transport.nixl.decode import NixlTaker, Placing, Told
 from xpyd_sidecar.transport.nixl.thread import NixlThread
 from xpyd_sidecar.transport.offers import OfferQueue, offer
 from xpyd_sidecar.transport.tcp.link import TcpLink
