@@ -91,7 +91,8 @@ class Drive:
         self.now = 0.0
         self.exchange = Exchange(TransferId("0" * 32), picks or FakePicks(),
                                  RequestLimits(**({"request_s": 100.0, "pair_s": 10.0} | limits)),
-                                 alone=alone, now=0.0, course=course, budget=budget)
+                                 alone=alone, now=0.0, course=course,
+                                 budget=budget or FakeBudget(1 << 30))
         self.sent: list[SendAttempt] = []
         self.said = self._note(self.exchange.start(0.0))
 

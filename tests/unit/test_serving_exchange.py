@@ -111,7 +111,7 @@ def test_no_prefill_left_and_decode_goes_on_alone() -> None:
 
 def test_no_prefill_left_and_the_request_is_refused_where_that_was_asked() -> None:
     drive = Drive(FakePicks(prefills=1), on_no_prefill="reject")
-    assert drive.on(lost(1)) == ["cancel 2", "refuse 503", "over failed"]
+    assert drive.on(lost(1)) == ["refuse 503", "cancel 2", "over failed"]
 
 
 def test_no_prefill_at_all() -> None:

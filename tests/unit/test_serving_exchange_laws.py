@@ -123,7 +123,7 @@ def _random_event(exchange: Exchange, dice: random.Random, open_legs: dict[int, 
         return exchange.handle(Answered(999, 200), now), None, now
     leg = dice.choice(list(open_legs))
     if roll < 0.2:
-        return exchange.handle(AttemptLeaves(leg, "it ends soon"), now), None, now
+        return exchange.handle(AttemptLeaves(leg), now), None, now
     if open_legs[leg] is Role.DECODE and relaying:
         if roll < 0.6:
             return [], None, now

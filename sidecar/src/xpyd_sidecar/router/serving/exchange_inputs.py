@@ -1,8 +1,4 @@
-"""What an exchange is given: its limits, and whom it asks (``exchange``).
-
-Belongs here: interfaces and bounds. Does not belong here: who fulfils them: ``picker.Selection`` and the classes around it
-are ``Picks``, ``retry_budget.RetryBudget`` is a ``RetryAllowance``, ``serving.generation.Generation`` a ``Course``.
-"""
+"""What an exchange is given: its limits, whom it may ask, and what the client has of a stream (``exchange``)."""
 
 from __future__ import annotations
 
@@ -24,26 +20,23 @@ class RequestLimits(msgspec.Struct, frozen=True):
     """How long decode may wait for prefill to announce its KV, all prefill attempts together."""
     load_s: float = 0.0
     """How much longer prefill may take for it. Where it makes no progress decode ends that wait: here nobody sees it."""
-
-    @property
-    def prefill_s(self) -> float:
-        """What a prefill leg may take."""
-        return self.pair_s + self.load_s
-
     on_no_prefill: Literal["decode", "reject"] = "decode"
     prefill_legs: int = 3
     decode_legs: int = 3
     stream_legs: int = 5
     """Decode legs of a stream that has begun, from the last on that brought it further: nobody but the router can ask
     again for the rest of it."""
-    error_retries: int = 1
-    """How often a decode engine's 5xx is answered by trying elsewhere."""
     linger_s: float = 2.0
     """How long a prefill leg may take to end by itself after the answer (its KV has arrived by then)."""
 
+    @property
+    def prefill_s(self) -> float:
+        """What a prefill leg may take."""
+        return self.pair_s + self.load_s
+
 
 class Picks(Protocol):
-    """What the exchange asks for its request (``picker.Selection``)."""
+    """Who may serve a request (``picker.Selection``)."""
 
     def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
              not_decode: Collection[InstanceName] = ()) -> Pair | None:
@@ -57,7 +50,7 @@ class Picks(Protocol):
 
 
 class Course(Protocol):
-    """A stream that may go on elsewhere, and what the client has of it."""
+    """A stream that may go on elsewhere, and what the client has of it (``generation.Generation``)."""
 
     @property
     def goes_on(self) -> bool:
@@ -65,18 +58,3 @@ class Course(Protocol):
 
     def tail(self) -> bytes | None:
         """What is missing, where the client has its finish reason and the rest can be made without an engine."""
-
-
-class RetryAllowance(Protocol):
-    """Retries of all requests together (``retry_budget.RetryBudget``)."""
-
-    def may_retry(self, now: float) -> bool:
-        """Whether one may be made now; if so it is taken."""
-
-
-class Boundless:
-    """A budget that never ends."""
-
-    def may_retry(self, now: float) -> bool:  # noqa: ARG002 (the protocol's name)
-        """Yes."""
-        return True

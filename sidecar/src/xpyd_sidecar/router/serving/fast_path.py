@@ -237,15 +237,15 @@ class FastPath(FastState, eq=False):
         if self._open_on(instance, incarnation):
             self.unfold().on_lost(instance, incarnation, reason)
 
-    def on_leaving(self, instance: str, incarnation: str, reason: str) -> None:
+    def on_leaving(self, instance: str, incarnation: str) -> None:
         """The incarnation ends soon."""
         if self._open_on(instance, incarnation):
-            self.unfold().on_leaving(instance, incarnation, reason)
+            self.unfold().on_leaving(instance, incarnation)
 
-    def sweep(self, now: float, awake: float, stall_s: float) -> None:
+    def sweep(self, now: float, awake: float) -> None:
         """Called every second."""
         if now > self.began + YOUNG_S:
-            self.unfold().sweep(now, awake, stall_s)
+            self.unfold().sweep(now, awake)
 
     def abort(self, reason: str) -> None:
         """The router stops before this request could end."""

@@ -33,7 +33,7 @@ def serving_of(lane: FastState) -> Serving:
     serving = Serving(context, reply, asks, lane.transfer, [], picks=lane.picks, began=lane.began)
     record, exchange, began = serving.record, serving.exchange, not math.isnan(lane.begun_at)
     record.arrived, record.arrived_unix, record.prompt_size = lane.arrived, lane.arrived_unix, lane.prompt_size
-    first: list[Any] = exchange.started(lane.pair, lane.began)
+    first: list[Any] = exchange.start(lane.began, lane.pair)
     prefill, decode = first
     heard = ((lane.prefilled_at, mv.Answered(prefill.leg, 200)), (lane.begun_at, mv.Begun(decode.leg)))
     for at, event in sorted((one for one in heard if not math.isnan(one[0])), key=itemgetter(0)):
@@ -54,7 +54,7 @@ def serving_of(lane: FastState) -> Serving:
         call = UpstreamCall(context.pool, send.target.http, request, serving, events=events, tag=send.leg)
         call.taken_over(connection, lane.began)
         connection.hand_over(call, lane.stream if decodes else None)
-        serving.legs.take(OpenAttempt(send, call, member, leg))
+        serving.legs[send.leg] = OpenAttempt(send, call, member, leg)
         if decodes:
             call.head = lane.head
             if began:

@@ -1,7 +1,4 @@
-"""What an exchange hears and says: its events and its instructions.
-
-Belongs here: plain values. Does not belong here: what follows from an event (``exchange``).
-"""
+"""What an exchange hears and says: its events and its instructions."""
 
 from __future__ import annotations
 
@@ -50,7 +47,6 @@ class AttemptLeaves(msgspec.Struct, frozen=True):
     """The instance of a leg ends soon. It still works."""
 
     leg: int
-    reason: str
 
 
 class ClientGone(msgspec.Struct, frozen=True):
@@ -58,7 +54,7 @@ class ClientGone(msgspec.Struct, frozen=True):
 
 
 class DeadlinePassed(msgspec.Struct, frozen=True):
-    """``ClockExchange.deadline`` has come."""
+    """``Exchange.deadline`` has come."""
 
 
 class RouterStops(msgspec.Struct, frozen=True):
@@ -89,9 +85,12 @@ class SendAttempt(msgspec.Struct, frozen=True):
 
 
 class CancelAttempt(msgspec.Struct, frozen=True):
-    """Close a leg's connection, so that the engine aborts it; no event of it is wanted any more."""
+    """Close a leg's connection, so that the engine aborts it; no event of it is wanted any more. ``attempt``: the last one
+    of its transfer so far.
+    """
 
     leg: int
+    attempt: int
 
 
 class Resume(msgspec.Struct, frozen=True):

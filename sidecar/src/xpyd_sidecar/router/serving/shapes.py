@@ -262,7 +262,7 @@ def params_of(leg: legs.Leg) -> Params:
 
 
 class FirstPair:
-    """The parameters of first legs of a straight course (``ClockExchange.started``)."""
+    """The parameters of first legs of a straight course (``Exchange.start``)."""
 
     def __init__(self, left_s: float, limit_s: float) -> None:
         self._left, self._limit = round(left_s, 3), round(limit_s, 3)
