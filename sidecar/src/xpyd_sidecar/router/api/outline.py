@@ -47,10 +47,25 @@ _DEEPEST = re.compile(rb'[^"\[\]{}]*+(?:%b[^"\[\]{}]*+)*+' % _TEXT, re.DOTALL)
 """Up to the next bracket."""
 
 
+def few(body: bytes, mark: bytes, most: int) -> int:
+    """How many marks are left of so many; -1: there are more. Finding a few costs a tenth of counting."""
+    at = body.find(mark)
+    while at >= 0 <= most:
+        most -= 1
+        at = body.find(mark, at + 1)
+    return most
+
+
+def shallow(body: bytes, depth: int) -> bool:
+    """Whether there are so few brackets that it cannot go deeper, whatever stands where."""
+    left = few(body, b"{", depth)
+    return left >= 0 and few(body, b"[", left) >= 0
+
+
 def judged(body: bytes, names: int, depth: int) -> Outline:
     """The outline of a body that may have so many names and go so deep. What is no object is within."""
-    if body.count(b"{") + body.count(b"[") <= depth and (
-            len(body) < SHORTEST * names or body.count(b":") <= names or body.count(b",") < names):
+    if shallow(body, depth) and (
+            len(body) < SHORTEST * names or few(body, b":", names) >= 0 or few(body, b",", names - 1) >= 0):
         return Outline.WITHIN
     begin = _OBJECT.match(body)
     if begin is None:

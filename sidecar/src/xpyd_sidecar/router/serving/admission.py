@@ -4,8 +4,7 @@
                      └──────────────────────────────────────────▶ served        other paths
 
 Belongs here: what is read from path, headers and fields before a request is served. Does not belong here: the order among
-requests (``waiting``, ``balance.queue``), the course of one (``request``), and the fast path's own door
-(``fast_entrance``).
+requests (``waiting``, ``balance.queue``), and the fast path's own door (``fast_entrance``).
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from xpyd_sidecar.router.serving.exchange_inputs import Picks
 from xpyd_sidecar.router.serving.generation import Generation
 from xpyd_sidecar.router.serving.passthrough import Passthrough
 from xpyd_sidecar.router.serving.request import Serving
+from xpyd_sidecar.router.serving.waiting import QueuedRequest
 
 PRIORITY = b"x-vllm-priority"
 BYTES_PER_COST = 4096
@@ -96,27 +96,28 @@ def _passed(route: Route, request: HttpRequest) -> Passthrough:
     return Passthrough(route, request, asked.fields, asked.model)
 
 
-class AdmittedRequest:
-    """A request that generates, while it is not served yet (``waiting.Queueable``)."""
+class AdmittedRequest(QueuedRequest):
+    """A request that generates, while it is not served yet."""
 
     def __init__(self, context: RequestContext, route: Route, request: HttpRequest, reply: Reply, asks: Asks) -> None:
         """Raises HttpFault: 400, the priority is no whole number."""
+        super().__init__(context.line, key_of(request.headers, context.config), priority_of(request.headers, asks.fields),
+                         1 + len(asks.prompt) / BYTES_PER_COST)
         self._context = context
         self._route = route
         self._request = request
         self._reply = reply
         self._asks = asks
-        self.key = key_of(request.headers, context.config)
-        self.priority = priority_of(request.headers, asks.fields)
-        self.cost = 1 + len(asks.prompt) / BYTES_PER_COST
-        asks.skips = asks.skips or self._short()
+        below = context.config.skip_prefill_below
+        if not asks.skips and below and prompt.tokens(asks.prompt) < below and context.picker.some_prefill_themselves():
+            asks.skips = SHORT
 
     def room(self) -> bool:
         """Whether it could be served now."""
         return self._context.room(alone=self._asks.alone)
 
-    def begin(self, queued_s: float) -> RequestHandler:
-        """Serve it."""
+    def serve(self, queued_s: float) -> RequestHandler:
+        """Begin to."""
         context, request, asks = self._context, self._request, self._asks
         session = request.headers.get(context.affinity_header, b"") if context.affinity_header else b""
         asked = context.picker.unpaired if asks.path else context.picker.asked
@@ -136,11 +137,6 @@ class AdmittedRequest:
 
     def _unserved(self, outcome: str, status: int, detail: str) -> None:
         self._context.observer.unserved(self._route, self._request.request_id, outcome, status, detail)
-
-    def _short(self) -> str:
-        context, below = self._context, self._context.config.skip_prefill_below
-        skips = below and prompt.tokens(self._asks.prompt) < below and context.picker.some_prefill_themselves()
-        return SHORT if skips else ""
 
 
 def key_of(headers: Mapping[bytes, bytes], config: RouterConfig) -> str:

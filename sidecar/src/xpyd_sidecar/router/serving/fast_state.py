@@ -1,7 +1,6 @@
 """What is known of a request on its straight course (``fast_path``).
 
-Belongs here: the values, and what follows from them alone. Does not belong here: what happens to them (``fast_path``), and
-what becomes of them on another course (``handover``).
+Belongs here: the values, and what follows from them alone. Does not belong here: what happens to them (``fast_path``).
 """
 
 from __future__ import annotations
@@ -34,30 +33,29 @@ class FastState(msgspec.Struct, eq=False):
     client: ReplyConnection
     shape: Shape
     slots: list[bytes]
-    fields: dict[str, msgspec.Raw]
-    """As the client sent them; those of the shape's slots among them."""
+    body: bytes
+    """As the client sent it."""
     picks: Picks
     pair: Pair
     transfer: TransferId
     request_id: str
     began: float
-    """On the event loop's clock, as the other ``_at``."""
+    """On the event loop's clock."""
     arrived: float
-    """On the clock of records, as the other ``_s``."""
+    """On the clock of records, as each ``_s``."""
     arrived_unix: float
     prompt_size: int
     asked: tuple[bytes, bytes]
     """What was sent to prefill and to decode."""
-    members: tuple[FleetMember | None, FleetMember | None]
-    opened_s: float
     prefill: EngineConnection | None
     """None: it has answered."""
     decode: EngineConnection | None
+    members: tuple[FleetMember | None, FleetMember | None] = (None, None)
+    """Whose load its legs are."""
+    opened_s: float = math.nan
     pending: bytes = b""
     """Of prefill's answer."""
-    prefilled_at: float = math.nan
     prefilled_s: float = math.nan
-    begun_at: float = math.nan
     begun_s: float = math.nan
     head: ResponseHead | None = None
     """Of decode's answer."""
@@ -82,7 +80,7 @@ class FastState(msgspec.Struct, eq=False):
     @property
     def request(self) -> bodies.GenerationRequest:
         """What was asked, as other courses need it."""
-        return self.shape.request(self.fields, self.slots)
+        return self.shape.request(bodies.split(self.body), self.slots)
 
     def record(self) -> StraightRecord:
         """What is known of it, once it has ended."""

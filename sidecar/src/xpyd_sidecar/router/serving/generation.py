@@ -113,7 +113,7 @@ class Generation(Asks):
             return None
         if self._going is None or self.position is None:
             if self.position is not None and self.position.id:  # of a leg that gave nothing to the client
-                self.position = continuation.position_of(self._request, goes_on=True, terms=self._begun)
+                self.position = self.position.anew()
             return stream_of(self.position, framed=framed)
         return spliced(self.position, self._going, framed=framed)
 

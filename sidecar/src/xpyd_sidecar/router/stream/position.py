@@ -206,6 +206,11 @@ class Position(msgspec.Struct, eq=False):
             return self.told[0]
         return self.prompt.count(b",") + 1 if self.prompt else -1
 
+    def anew(self) -> Position:
+        """That of another client at the beginning of the same stream."""
+        return Position(self.api, self.way, self.asked_ids, self.wants_usage, self.choices, self.shows_logprobs, self.lasts,
+                        self.sampled)
+
     # ---- noting
 
     def note(self, event: StreamEvent) -> None:
