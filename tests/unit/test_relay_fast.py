@@ -139,7 +139,6 @@ def test_a_stream_read_by_shortcuts_reads_as_without_them(way: FailoverMode | No
         some: list[tuple[bytes, bytes]] = []
         with monkeypatch.context() as without:
             without.setattr(EventStream, "quick", lambda *_: None)
-            without.setattr(token_recorder, "BY_HAND", True)
             for read in reads(raw, dice) if number % 3 else [raw]:
                 if slow.failure or slow.done:
                     break

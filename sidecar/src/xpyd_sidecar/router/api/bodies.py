@@ -1,8 +1,8 @@
 """One request, split into fields that are never decoded, and the two bodies that are derived from it.
 
-Belongs here: parsing a client's body once, and writing the legs' bodies by the table of ``fields``. A prompt of any size is
-skipped over, not read: splitting costs 41 µs for 128 KB. Re-encoding also does away with repeated names, so that router
-and engine can never read two different values of one field. A body's outline is judged before anything is built of it.
+A prompt of any size is skipped over, not read: splitting costs 41 µs for 128 KB. Re-encoding also does away with repeated
+names, so that router and engine can never read two different values of one field. A body's outline is judged before
+anything is built of it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The table of ways: how a stream that broke off can go on elsewhere, by the fields of its request.
 
-Belongs here: for every field that shapes an answer, whether another engine can go on exactly, and from where. Does not
-belong here: what the fields mean for prefill (``fields``), how a stream goes on (``position``, ``splice``).
-
 Theory: a greedy answer is a function of its prompt. So
   * where the next token depends on the tokens before it alone, an engine that is given prompt and generated tokens as its
     prompt goes on with the very next token (CONTINUE);

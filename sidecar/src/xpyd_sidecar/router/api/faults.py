@@ -1,8 +1,4 @@
-"""Errors as clients see them: OpenAI's form, made in one place.
-
-Belongs here: status, type, code and words of every error that the router itself gives, and whose fault an engine's status
-is. Does not belong here: errors of an engine, which are relayed as they are.
-"""
+"""Errors as clients see them: OpenAI's form, made in one place."""
 
 from __future__ import annotations
 

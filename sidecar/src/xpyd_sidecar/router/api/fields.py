@@ -1,8 +1,5 @@
 """The table of request fields: what happens to each of them on the way to prefill.
 
-Belongs here: for every field of /v1/completions and /v1/chat/completions, what the prefill leg does with it and whether it
-keeps the request from being split. Does not belong here: checks that the engine makes anyway.
-
 Theory: a prefill leg computes the KV of the prompt and one token that nobody sees. So
   * what changes the tokens of the PROMPT must be equal on both legs (KEEP);
   * what shapes the output alone is dropped (DROP) or made cheapest (SET): it would cost time, or contradict one token;

@@ -8,8 +8,6 @@
 A connector obeys ``extra_args["kv_transfer_params"]``: who may send it tells an engine to wait, or whom to connect to. So
 the names are refused at any depth of a body, spelled with escapes or twice, but for fields that hold what a client says
 or what a model is shown (``CONTENT``). A field that vLLM does not have yet is searched.
-
-Belongs here: JSON and forms. Does not belong here: what becomes of fields that may be sent (``fields``).
 """
 
 from __future__ import annotations

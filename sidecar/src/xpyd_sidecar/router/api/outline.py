@@ -6,10 +6,9 @@
 Theory: ``msgspec`` makes an object for every name at the top level, and skips what is nested. So a body of names alone
 costs 25 times its size, and a nested one recursion. vLLM 0.32 knows 68 names of a chat.
 
-Belongs here: counting, without building anything. Nearly all bodies have so few brackets, and commas or colons, that
-they cannot be beyond the bounds, whatever stands where; the others are read in one pass. Whether they are JSON says who
-decodes them, and it reads no more names and no more depth than were counted here: both take a body from its beginning, and
-agree as long as it is JSON.
+Nearly all bodies have so few brackets, and commas or colons, that they cannot be beyond the bounds, whatever stands where;
+the others are read in one pass. Whether they are JSON says who decodes them, and it reads no more names and no more depth
+than were counted here: both take a body from its beginning, and agree as long as it is JSON.
 """
 
 from __future__ import annotations

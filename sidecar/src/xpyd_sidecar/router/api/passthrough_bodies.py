@@ -1,7 +1,6 @@
 """What may be in the body of a passed request.
 
-Belongs here: fields that only the router may send, and those that need what one engine alone keeps. The engine checks the
-rest: it alone knows its API.
+The engine checks the rest: it alone knows its API.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@
     REFUSED         404 with a reason: it means one engine alone, or needs what one engine alone keeps. After a 5xx clients
                     ask again, and would get the same answer for ever
 
-Belongs here: the table, and finding a path in it. Does not belong here: carrying it out (``endpoints.application``,
-``serving.passthrough``). A test holds the table against the paths that the installed vLLM registers, so that none is lost.
+A test holds the table against the paths that the installed vLLM registers, so that none is lost.
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
     open ──parsed, checked──▶ Entry ──▶ the queue (``waiting``) ──▶ served        completions, chats, dialects
                      └──────────────────────────────────────────▶ served        other paths
-
-Belongs here: what is read from path, headers and fields before a request is served. Does not belong here: the order among
-requests (``waiting``, ``balance.queue``), and the fast path's own door (``fast_entrance``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """What a request that is served asks of engines: the difference between a completion, a dialect and any other path.
 
-Belongs here: what all have in common. The two forms are ``generation.Generation`` (completions and chats, whose streams the
-router reads) and ``passthrough.Passthrough`` (everything else, whose answers pass through). All else about a request is the
-same for both: how it is picked for, retried, timed, counted and logged (``request``).
+The two forms are ``generation.Generation`` (completions and chats, whose streams the router reads) and
+``passthrough.Passthrough`` (everything else, whose answers pass through). All else about a request is the same for both.
 """
 
 from __future__ import annotations

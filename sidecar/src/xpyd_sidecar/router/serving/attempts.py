@@ -1,8 +1,4 @@
-"""The open legs of one request: what was sent to which instance, and how each came to its end.
-
-Belongs here: the calls, the load that they are for their members, what the record says of them, and farewells to engines
-that may not know of a leg. Does not belong here: counting attempts (``exchange``), what engines are asked (``asks``).
-"""
+"""The open legs of one request: what was sent to which instance, and how each came to its end."""
 
 from __future__ import annotations
 

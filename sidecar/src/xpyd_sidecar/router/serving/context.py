@@ -1,10 +1,6 @@
 """What the requests of one process share: the instances, the connections, the bounds, and who is told of how they end.
 
     admission, fast_entrance ──▶ Serving, FastPath ──▶ RequestContext: roster, picker, pool, budget, poison, queue, observer
-
-Belongs here: what a request is given besides itself, and how a router of one process puts it together. Does not belong
-here: HTTP paths (``endpoints``), the socket of heartbeats (``fleet.heartbeat_listener``), what a request does (``request``,
-``fast_path``), and which requests are let in (``admission``, ``fast_entrance``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""The door to the straight course: which requests take it, and how they begin.
-
-Belongs here: everything up to both legs sent. Does not belong here: what comes back (``fast_path``), and the door for every
-request (``admission``).
-"""
+"""The door to the straight course: which requests take it, and how they begin."""
 
 from __future__ import annotations
 

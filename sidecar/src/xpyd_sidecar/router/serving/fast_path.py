@@ -3,10 +3,9 @@
     entered ─▶ both legs sent ──▶ prefill answered 200 ──▶ decode's stream begins ──▶ … ──▶ ends ──▶ record
                 └────────────────────┴───────────────────────┴── whatever else ──▶ ``unfold``: a ``Serving`` goes on
 
-Belongs here: nearly every request, for which one object (``fast_state``) holds what a ``Serving``, its legs, calls and
-reply would. Does not belong here: decisions. Whatever is not on this way (a failure, a slow engine, a client that goes, an
-instance that leaves) makes the ``Serving`` that has seen all of it, which then hears of it as if it had been there from the
-start. A test holds every course of a fast path against that of a ``Serving``.
+One object (``fast_state``) holds what a ``Serving``, its legs, calls and reply would. It decides nothing: what is not on
+this way (a failure, a slow engine, a client that goes, an instance that leaves) makes the ``Serving`` that has seen all of
+it, which hears of it as if it had been there from the start. A test holds every course against that of a ``Serving``.
 """
 
 from __future__ import annotations

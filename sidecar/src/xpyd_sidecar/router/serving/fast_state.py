@@ -1,7 +1,4 @@
-"""What is known of a request on its straight course (``fast_path``).
-
-Belongs here: the values, and what follows from them alone. Does not belong here: what happens to them (``fast_path``).
-"""
+"""What is known of a request on its straight course (``fast_path``)."""
 
 from __future__ import annotations
 

@@ -2,9 +2,6 @@
 
     Serving ──leg──▶ (request id, body), or what makes them of prefill's answer
             ──reader──▶ what reads decode's answer, by what the client has of it (``position``)
-
-Belongs here: which of the ways of asking a leg gets, and how that changes when a stream goes on elsewhere. Does not belong
-here: bodies (``api.bodies``), and how a stream goes on (``stream.continuation``).
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
     a dialect that generates    prefill makes the prompt's KV, decode gets what the client sent and where the KV is
     any other path              one decode instance does all of it: the client's body, or its form while it comes
-
-Belongs here: the HTTP requests of both, and handing a form on. Does not belong here: which paths these are
-(``api.paths``), bodies of dialects (``api.dialects``), and what is read of an answer (``opaque``).
 """
 
 from __future__ import annotations

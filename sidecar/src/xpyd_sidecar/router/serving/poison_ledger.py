@@ -7,9 +7,6 @@
         a verdict is open ──▶ WAIT ──▶ ALONE: suspects, at most one on an instance ──it ends whole──▶ cleared
                                              └── the sole suspect at a death ──▶ convicted: refused for a minute
 
-Belongs here: the evidence and what follows from it. Does not belong here: what makes two requests equal
-(``request_hash``), which ends of an engine are a death by itself (``deaths``), and who waits where (``quarantine``).
-
 Laws
   1. Only a death counts, once for an incarnation. An engine that lives, leaves in order, is lost with its machine, or of
      which nobody can say within ``VERDICT_S`` whether it lives accuses nobody.

@@ -5,9 +5,6 @@
                                                          └─────▶ convicted ──▶ ``condemn``
     watch ──judged──▶ Ledger
 
-Belongs here: the requests of this process that are held, and on which instances suspects run. Does not belong here: the
-evidence (``serving.poison_ledger``), and what a request does when it goes on (``request``).
-
 A router without deaths pays nothing: hashes are made of requests whose leg broke, and of others only while there is
 evidence (``watching``, ``alert``).
 """

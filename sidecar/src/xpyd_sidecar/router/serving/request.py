@@ -1,7 +1,6 @@
 """Carries out one exchange: its instructions become calls and replies, what comes back becomes events.
 
-Belongs here: the I/O of every request that engines answer. Does not belong here: decisions (``serving.exchange``), what
-engines are asked (``asks``), and the calls themselves (``attempts``). The hot path of a stream is ``UpstreamCall.relay`` →
+What follows from an event is decided by ``serving.exchange``. The hot path of a stream is ``UpstreamCall.relay`` →
 ``Reply.write``; the exchange hears of its first event and of its end.
 """
 

@@ -3,9 +3,6 @@
     {"model":"tiny","messages": [{"role":… ,"max_tokens": 8 ,"temperature":0,"stream":true}
                                  slot                    slot      └ the rest is the shape
 
-Belongs here: finding a request's shape, and keeping what the tables say of it and the bodies that they make of it. Does not
-belong here: the tables (``fields``, ``failover_modes``) and the bodies (``bodies``); everything kept here was made by them.
-
 Invariant: no rule of the tables asks for more of a value in a slot than ``_PLAIN`` does. A test holds every kept body
 against the one that ``bodies`` makes.
 """

@@ -1,8 +1,4 @@
-"""Requests before they are served: at once where there is room, else in the queue until there is.
-
-Belongs here: what is around ``balance.queue``: timers, clients that go away, answers to those that get no place. Does not
-belong here: who is next (``queue``), whether there is room (``context``, ``balance.concurrency``).
-"""
+"""Requests before they are served: at once where there is room, else in the queue until there is."""
 
 from __future__ import annotations
 

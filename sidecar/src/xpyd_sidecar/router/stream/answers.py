@@ -7,9 +7,6 @@ also its first output and its failure.
 Laws
   * Nothing of it is changed, and nothing of it is trusted: what cannot be read stays unknown.
   * Bounded: an event, or a whole answer, of more than ``MAX`` bytes is not read.
-
-Belongs here: the forms of ``usage`` (Anthropic's input_tokens leave out what a cache gave). Does not belong here: what is
-asked (``dialects``), streams of completions and chats (``position``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """What another engine is asked, so that a stream goes on behind what the client has.
 
-Belongs here: where to cut, and the request that follows from it. Does not belong here: what becomes of the events that come
-back (``splice``).
-
     client has   p r o m p t │ t1 t2 t3 t4 t5          t4: the last clean token
     asked        p r o m p t   t1 t2 t3 t4 │           (completions: as the prompt; chat: as kv_transfer_params)
     comes back                             │ t5 t6 …   t5 is compared and dropped

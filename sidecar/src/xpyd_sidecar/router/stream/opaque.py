@@ -5,9 +5,6 @@
 
 An engine says 200 to a stream before it has a token, and some say that they are at work. So what comes of a stream in a
 dialect before its first output waits for it, ``MAX_EARLY`` bytes at most: until then nothing is lost with an engine.
-
-Belongs here: an answer's body without a socket. Does not belong here: what is asked (``passthrough``), and event streams
-that the router reads (``events``).
 """
 
 from __future__ import annotations

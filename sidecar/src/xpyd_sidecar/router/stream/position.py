@@ -1,8 +1,5 @@
 r"""Where a client is in its stream: what it has, so that another engine can go on right behind it.
 
-Belongs here: noting what goes to a client, and reading it when a stream has broken off. Does not belong here: framing
-(``stream.events``), what the next engine is asked (``continuation``), what becomes of its events (``splice``).
-
 Noting is on the path of every token, so it copies bytes and parses nothing:
 
     way        what is kept of an event                                       bytes a token

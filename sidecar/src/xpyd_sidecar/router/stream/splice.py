@@ -1,8 +1,5 @@
 """The events of a stream that goes on, made to follow what the client has.
 
-Belongs here: dropping what the client has, compared with it, and making the rest look like the first stream. Does not
-belong here: the bytes' framing, and how the stream broke off.
-
     text, reasoning, tool calls    what the client has is compared by channel and dropped; the first difference ends it
     token ids, log probabilities   the same, by count
     id, created                    those of the first stream
