@@ -119,7 +119,8 @@ BODIES = [b'{"model":"tiny","prompt":"hi","max_tokens":8,"temperature":0,"stream
           b'{"seed":7,"model":"tiny","prompt":"hi","max_tokens":8,"stream":true}',
           b'{ "max_tokens": 8, "stop": ["max_tokens"],\n "prompt": "hi", "temperature": 0 }',
           b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":8,"stream":true}']
-TEXTS = [b'"' + b"x" * 5000 + b'"', b'"h\\"i"', b'"h"i"', b'"hi', b"'hi'", b'"a","max_tokens":9,"user":"b"', b'"hi" ', b'"\xff"',
+TEXTS = [b"\"" + b"x" * 5000 + b"\"", b"\"h\\\"i\"", b"\"h\"i\"", b"\"hi", b"'hi'", b'"a","max_tokens":9,"user":"b"',
+         b'"hi" ', b'"\xff"',
          b'"a\nb"', b'""', b'"hi","prompt":"ho"', b"[1,2]", b"null", b"", b'"' + b"[" * 70 + b'"', b"[" * 70 + b"]" * 70,
          b'"a"}],"max_tokens":3,"tools":[{"b":"c"', b'[{"type":"image_url"}]']
 NUMBERS = [b":123456789", b":1234567890", b":08", b":", b":-8", b": 8", b":\xb2", b":0", b':8,"n":2']

@@ -17,7 +17,7 @@ from xpyd_sidecar.router.relay import fast, whole
 from xpyd_sidecar.router.stream import token_recorder
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.position import Position, split_prompt
-from xpyd_sidecar.router.stream.streams import stream_of
+from xpyd_sidecar.router.stream.replay_recorder import stream_of
 
 MODULES = ("xpyd_sidecar.router.relay._fast",)
 TOKENS = reads.TOKENS

@@ -31,8 +31,6 @@ class PassedBody(msgspec.Struct, frozen=True):
 def checked(path: str, body: bytes) -> PassedBody:
     """Split a JSON body into its fields, which are not decoded, and check those that are the router's.
 
-    A body that is no object is the engine's to refuse, but for one reason: what the router cannot read it cannot check.
-
     Raises:
         HttpFault: 400; see ``bodies.split``, or it holds a field that a client must not send (``param`` names it).
     """

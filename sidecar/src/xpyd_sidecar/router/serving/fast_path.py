@@ -30,7 +30,7 @@ from xpyd_sidecar.router.serving.generation import Generation
 from xpyd_sidecar.router.serving.request import Serving
 from xpyd_sidecar.router.stream.events import ABORT, END, only_comments
 from xpyd_sidecar.router.stream.failures import FailureReason
-from xpyd_sidecar.router.stream.streams import stream_of
+from xpyd_sidecar.router.stream.replay_recorder import stream_of
 from xpyd_sidecar.router.stream.token_recorder import NotedStream
 from xpyd_sidecar.router.upstream.call import UpstreamCall
 from xpyd_sidecar.router.upstream.engine_connection import EngineConnection

@@ -23,9 +23,8 @@ from xpyd_sidecar.router.serving.shapes import Shaped, shape_of
 from xpyd_sidecar.router.stream import continuation
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.position import Position
-from xpyd_sidecar.router.stream.replay_recorder import FirstToken
+from xpyd_sidecar.router.stream.replay_recorder import FirstToken, stream_of
 from xpyd_sidecar.router.stream.splice import Splicer
-from xpyd_sidecar.router.stream.streams import spliced, stream_of
 from xpyd_sidecar.router.stream.token_recorder import NotedStream
 
 PATHS: dict[str, bytes] = {"completions": b"/v1/completions", "chat": b"/v1/chat/completions"}
@@ -112,7 +111,7 @@ class Generation(Asks):
             if self.position is not None and self.position.id:  # of a leg that gave nothing to the client
                 self.position = self.position.anew()
             return stream_of(self.position, framed=framed)
-        return spliced(self.position, self._going, framed=framed)
+        return NotedStream(self.position, Splicer(self.position, self._going), framed=framed)
 
     def lengths(self) -> tuple[int, int] | None:
         """``(prompt tokens, generated tokens)`` of what was relayed; None where nothing was read of it."""

@@ -73,8 +73,7 @@ def position_of(request: GenerationRequest, *, goes_on: bool, terms: SamplingTer
     if not goes_on or not request.stream:
         return None
     fields = request.fields
-    options = _decoded(fields.get("stream_options"), _Options) or _Options()
-    wants_usage = is_true(options.include_usage)
+    wants_usage = is_true(_options(request).include_usage)
     way = way_of(request.api, fields, terms.told)
     sampled = way is FailoverMode.ERROR and terms.sampled and goes_on_sampled(request.api, fields, terms.told)
     lasts = sampled or way is not FailoverMode.ERROR
@@ -106,8 +105,7 @@ def speaks_first(request: GenerationRequest, position: Position | None) -> bool:
             or position.asked_ids or position.shows_logprobs):
         return False
     fields = request.fields
-    options = _decoded(fields.get("stream_options"), _Options) or _Options()
-    if _given(fields.get("stop")) or is_true(options.continuous_usage_stats):
+    if _given(fields.get("stop")) or is_true(_options(request).continuous_usage_stats):
         return False
     return all(whole(fields[name]) != 1 for name in ("max_tokens", "max_completion_tokens") if name in fields)
 
@@ -232,6 +230,10 @@ def _behind(request: GenerationRequest, keep: int, prompt: Raw, told: EngineDefa
         return msgspec.structs.replace(request, fields=fields, prompt_ids=prompt)
     fields["prompt"] = prompt
     return msgspec.structs.replace(request, fields=fields)
+
+
+def _options(request: GenerationRequest) -> _Options:
+    return _decoded(request.fields.get("stream_options"), _Options) or _Options()
 
 
 def _less(raw: Raw, keep: int, least: int) -> Raw:

@@ -33,6 +33,10 @@ Channel = tuple[int, str]
 """Choice, and what of it: ``text``, ``content``, ``reasoning``, ``tool 0 name``, ``tool 0 arguments`` …"""
 
 
+TEXTS = ("reasoning", "reasoning_content", "content", "refusal")
+"""What a delta may say, beside tool calls."""
+
+
 class _Function(msgspec.Struct):
     name: str | None = None
     arguments: str | None = None
@@ -112,8 +116,7 @@ def texts_of(choice: Choice) -> list[tuple[str, str]]:
 
 def delta_texts(delta: Delta) -> list[tuple[str, str]]:
     """The same of a delta."""
-    found = [(name, text) for name in ("reasoning", "reasoning_content", "content", "refusal")
-             if (text := getattr(delta, name))]
+    found = [(name, text) for name in TEXTS if (text := getattr(delta, name))]
     for tool in delta.tool_calls or ():
         if tool.function is not None:
             found += [(f"tool {tool.index} {name}", text) for name in ("name", "arguments")
@@ -218,10 +221,10 @@ class Position(msgspec.Struct, eq=False):
             self.usage_sent = True
             self.told = event.usage.lengths
         for choice in event.choices:
-            if choice.delta is not None and choice.delta.role:
-                self.roles.add(choice.index)
-            for tool in (choice.delta.tool_calls if choice.delta is not None else None) or ():
-                self.tools.add((choice.index, tool.index))
+            if choice.delta is not None:
+                if choice.delta.role:
+                    self.roles.add(choice.index)
+                self.tools.update((choice.index, tool.index) for tool in choice.delta.tool_calls or ())
             if choice.finish_reason is not None:
                 self.finished.add(choice.index)
             if choice.logprobs is not None:

@@ -1,14 +1,18 @@
-"""Streams whose events are kept: those that can only be run again, and prefill's stream of one token."""
+"""Streams whose events are kept: those that can only be run again, and prefill's stream of one token.
+
+Which stream reads what decode sends depends on what is to become of it when its engine dies (``stream_of``).
+"""
 
 from __future__ import annotations
 
 import msgspec
 
+from xpyd_sidecar.router.api.failover_modes import FailoverMode
 from xpyd_sidecar.router.relay.fast import CAREFUL
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.failures import FailureKind
 from xpyd_sidecar.router.stream.position import FOLD_BYTES, Position, StreamEvent, split_prompt
-from xpyd_sidecar.router.stream.token_recorder import NO_IDS, TOKEN_IDS, decode
+from xpyd_sidecar.router.stream.token_recorder import NO_IDS, TOKEN_IDS, NotedStream, decode
 
 _NO_CHOICES = b'"choices":[]'
 """Of an event that tells the usage."""
@@ -90,3 +94,11 @@ class FirstToken(EventStream):
             return b""
         choice.finish_reason = None
         return b"".join([*self._before, shown.replace(b'"finish_reason":"length"', b'"finish_reason":null', 1)])
+
+
+def stream_of(position: Position | None, *, framed: bool) -> EventStream:
+    """The first stream of a request."""
+    if position is None:
+        return EventStream(framed=framed)
+    kind = NotedStream if position.way is FailoverMode.CONTINUE else KeptStream
+    return kind(position, framed=framed)
