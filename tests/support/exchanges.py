@@ -13,13 +13,12 @@ from xpyd_sidecar.router.serving.instructions import (
     Answered,
     AttemptFailed,
     Begun,
-    Break,
     CancelAttempt,
     Complete,
     Event,
+    Fail,
     Instruction,
     Pass,
-    RefuseClient,
     Relay,
     RequestOver,
     Resume,
@@ -30,7 +29,7 @@ from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 def word_of(instruction: Instruction) -> str:
     """Its first word."""
-    return type(instruction).__name__.removesuffix("Attempt").removesuffix("Client").lower()
+    return type(instruction).__name__.removesuffix("Attempt").lower()
 
 
 def target(name: str) -> EngineTarget:
@@ -94,6 +93,7 @@ class Drive:
                                  alone=alone, now=0.0, course=course,
                                  budget=budget or FakeBudget(1 << 30))
         self.sent: list[SendAttempt] = []
+        self.begun = False
         self.said = self._note(self.exchange.start(0.0))
 
     def _note(self, out: list[Instruction]) -> list[str]:
@@ -103,11 +103,12 @@ class Drive:
                 case SendAttempt(leg=leg, target=to, params=params):
                     self.sent.append(i)
                     words.append(f"send {leg} {to.instance}" + (f" a{params.attempt}" if params else " alone"))
-                case RefuseClient(fault=fault) | Break(fault=fault):
-                    words.append(f"{word_of(i)} {fault.status}")
+                case Fail(fault=fault):
+                    words.append(f"{'break' if self.begun else 'refuse'} {fault.status}")
                 case RequestOver(outcome=outcome):
                     words.append(f"over {outcome}")
                 case CancelAttempt(leg=leg) | Relay(leg=leg) | Pass(leg=leg):
+                    self.begun = self.begun or isinstance(i, Relay)
                     words.append(f"{word_of(i)} {leg}")
                 case Complete(tail=tail):
                     words.append("complete" + (f" {tail.decode()}" if tail else ""))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from exchanges import Drive, FakeBudget, FakeCourse, FakePicks, begun, lost
 
+from xpyd_sidecar.router.api.faults import unavailable
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
     AttemptEnded,
     AttemptLeaves,
     Begun,
-    ClientGone,
     DeadlinePassed,
-    RouterStops,
+    GivenUp,
 )
 from xpyd_sidecar.router.stream.failures import FailureKind
 
@@ -82,13 +82,13 @@ def test_a_second_half_without_prefill_is_broken_off_where_decode_must_not_prefi
 
 
 def test_a_second_half_ends_in_time_and_with_its_client() -> None:
-    for event, said in ((DeadlinePassed(), "break 504"), (RouterStops("bye"), "break 503")):
+    for event, said in ((DeadlinePassed(), "break 504"), (GivenUp("stopped", unavailable("bye")), "break 503")):
         drive = begun(course=FakeCourse(), pair_s=1000.0)
         drive.on(lost(2))
         assert drive.on(event, 100.0)[:3] == [said, "cancel 3", "cancel 4"]
     drive = begun(course=FakeCourse())
     drive.on(lost(2))
-    assert drive.on(ClientGone()) == ["cancel 3", "cancel 4", "over client_gone"]
+    assert drive.on(GivenUp("client_gone")) == ["cancel 3", "cancel 4", "over client_gone"]
 
 
 def test_the_budget_is_for_engines_that_live() -> None:

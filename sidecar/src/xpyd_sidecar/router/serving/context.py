@@ -55,8 +55,7 @@ class RequestContext:
         self.picker = Picker(self.roster, SessionAffinity(policy) if self.affinity_header else policy, room=self.rooms,
                              cached_share=router.skip_prefill_cached)
         self.limits = RequestLimits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
-                                    load_s=router.load_limit_s,
-                             on_no_prefill=router.on_no_prefill)
+                                    load_s=router.load_limit_s, on_no_prefill=router.on_no_prefill)
         self._terms = SamplingTerms(router.failover == "continue")
         self.shapes = Shapes(goes_on=router.failover != "error", terms=self.terms)
         self.budget = RetryBudget(router.retry_budget)

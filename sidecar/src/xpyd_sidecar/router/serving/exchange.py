@@ -16,7 +16,7 @@
       whole answer ─▶ passed on ─▶ over
 
 Laws
-  1. The client gets at most one answer: one of Pass, Refuse, Relay … Complete, Relay … Break.
+  1. The client gets at most one answer: one of Pass, Fail, Relay … Complete, Relay … Fail.
   2. Nothing reaches the client before Relay or Pass. Until then every leg can be replaced by one that does the same;
      after Relay by one that goes on behind what the client has, if the stream has a ``course``; after Pass by none.
   3. At most one prefill leg and one decode leg are open. A leg ends once: by its own event or by Cancel.
@@ -131,14 +131,12 @@ class Exchange:
         match event:
             case mv.DeadlinePassed():
                 return self._on_time(now)
-            case mv.ClientGone() | mv.RouterStops() | mv.Condemned() if self._answered:
+            case mv.GivenUp() if self._answered:
                 return self._cancel_all()
-            case mv.ClientGone():
-                return self._answer("client_gone")
-            case mv.RouterStops(reason=reason):
-                return self._cut_off("stopped", unavailable(reason))
-            case mv.Condemned(fault=fault):
-                return self._cut_off(fault.outcome, fault)
+            case mv.GivenUp(outcome=outcome, fault=fault):
+                if fault is None:
+                    return self._answer(outcome)
+                return self._answer(outcome, mv.Fail(fault), detail=fault.message)
             case mv.AttemptLeaves(leg=leg):
                 return self._on_leaving(decode, now) if decode is not None and leg == decode.leg else []
             case _ if decode is not None and event.leg == decode.leg:
@@ -203,9 +201,9 @@ class Exchange:
             if tail is not None:
                 return self._answer("ok", mv.Complete(tail))
             if self._course is None or kind is FailureKind.DIFFERS or not self._course.goes_on:
-                return self._cut_off("broken", upstream(why.said), why.full)
+                return self._fail("broken", upstream(why.said), why.full)
         if kind is FailureKind.LACKING:
-            return self._cut_off("broken" if self._begun else "unavailable", unavailable(reason.said))
+            return self._fail("unavailable", unavailable(reason.said))
         if kind is FailureKind.REFUSED and self._refusals < MAX_REFUSALS:
             self._refusals += 1
             self._decode.tries -= 1  # it never saw the leg
@@ -214,7 +212,7 @@ class Exchange:
         if again is not None:
             return again
         fault = unavailable(why.said) if kind is FailureKind.REFUSED else upstream(why.said)
-        return self._cut_off("broken" if self._begun else "failed", fault, why.full)
+        return self._fail("failed", fault, why.full)
 
     @property
     def _exhausted(self) -> bool:
@@ -267,7 +265,7 @@ class Exchange:
                 return self._prefill_failed(leg, FailureReason(f"prefill {_answered(leg, status)}"), now)
             case mv.AttemptFailed(kind=FailureKind.LACKING, reason=reason) if not self._begun and not self._answered:
                 self._prefill.open = None
-                return self._cut_off("unavailable", unavailable(reason.said))
+                return self._fail("unavailable", unavailable(reason.said))
             case mv.AttemptFailed(kind=kind, reason=reason):
                 why = reason.of(f"prefill instance {leg.target.instance}")
                 return self._prefill_failed(leg, why, now, gone=kind in GONE)
@@ -298,7 +296,7 @@ class Exchange:
     def _decode_alone(self, decode: EngineTarget, why: FailureReason, now: float) -> list[mv.Instruction]:
         self._whole_at = math.inf
         if self._limits.on_no_prefill == "reject" or decode.p2p:
-            return self._cut_off("broken" if self._begun else "failed", unavailable(why.said), why.full)
+            return self._fail("failed", unavailable(why.said), why.full)
         self._alone = True
         return self._anew(Pair(decode, None), now)
 
@@ -312,7 +310,7 @@ class Exchange:
     def _send_pair(self, now: float) -> list[mv.Instruction]:
         pair = self._picks.pair(alone=self._alone)
         if pair is None:
-            return self._cut_off("unavailable", unavailable(self._picks.why_not(Role.DECODE)))
+            return self._fail("unavailable", unavailable(self._picks.why_not(Role.DECODE)))
         return self._send(pair, now)
 
     def _anew(self, pair: Pair, now: float) -> list[mv.Instruction]:
@@ -324,7 +322,7 @@ class Exchange:
         if pair.prefill is None:
             if not self._alone and self._limits.on_no_prefill == "reject":
                 reason = self._picks.why_not(Role.PREFILL)
-                return self._cut_off("broken" if self._begun else "unavailable", unavailable(reason))
+                return self._fail("unavailable", unavailable(reason))
             return [self._send_leg(Role.DECODE, pair.decode, None)]
         self._pair_at = now + self._limits.pair_s
         # An engine of the older protocol waits for its prefill without a deadline of its own.
@@ -352,7 +350,7 @@ class Exchange:
         if self._answered:
             return self._cancel_all() if now >= self._linger_at else []
         if now >= self._request_at:
-            return self._cut_off("timeout", upstream(f"the request took longer than {self._limits.request_s:g} s", 504))
+            return self._fail("timeout", upstream(f"the request took longer than {self._limits.request_s:g} s", 504))
         if now >= self._whole_at:
             self._whole_at = math.inf
             prefill, decode = self._prefill.open, self._decode.open
@@ -375,9 +373,10 @@ class Exchange:
             self._linger_at = lingers + self._limits.linger_s
         return [*last]
 
-    def _cut_off(self, outcome: str, fault: HttpFault, detail: str = "") -> list[mv.Instruction]:
-        told = mv.Break(fault) if self._begun else mv.RefuseClient(fault)
-        return self._answer(outcome, told, detail=detail or fault.message)
+    def _fail(self, outcome: str, fault: HttpFault, detail: str = "") -> list[mv.Instruction]:
+        if self._begun and outcome in {"failed", "unavailable"}:
+            outcome = "broken"
+        return self._answer(outcome, mv.Fail(fault), detail=detail or fault.message)
 
     def _cancel_all(self) -> list[mv.Instruction]:
         open_ = [attempts.open.leg for attempts in (self._prefill, self._decode) if attempts.open is not None]

@@ -49,28 +49,19 @@ class AttemptLeaves(msgspec.Struct, frozen=True):
     leg: int
 
 
-class ClientGone(msgspec.Struct, frozen=True):
-    """The client closed its connection."""
+class GivenUp(msgspec.Struct, frozen=True):
+    """Nobody waits for the answer any longer, or no engine may be asked. ``fault``: for its client; None: it has gone."""
+
+    outcome: str
+    fault: HttpFault | None = None
 
 
 class DeadlinePassed(msgspec.Struct, frozen=True):
     """``Exchange.deadline`` has come."""
 
 
-class RouterStops(msgspec.Struct, frozen=True):
-    """The router cannot wait for this request any longer."""
-
-    reason: str
-
-
-class Condemned(msgspec.Struct, frozen=True):
-    """No engine may be asked for this request any more."""
-
-    fault: HttpFault
-
-
 LegEvent = Begun | Answered | AttemptEnded | AttemptFailed
-Event = LegEvent | AttemptLeaves | ClientGone | DeadlinePassed | RouterStops | Condemned
+Event = LegEvent | AttemptLeaves | GivenUp | DeadlinePassed
 
 # ---- instructions
 
@@ -109,14 +100,8 @@ class Pass(msgspec.Struct, frozen=True):
     leg: int
 
 
-class RefuseClient(msgspec.Struct, frozen=True):
-    """Answer with an error."""
-
-    fault: HttpFault
-
-
-class Break(msgspec.Struct, frozen=True):
-    """End the relayed stream with an error event."""
+class Fail(msgspec.Struct, frozen=True):
+    """Answer with an error; a stream that the client has begun to read ends with it, as an event."""
 
     fault: HttpFault
 
@@ -134,4 +119,4 @@ class RequestOver(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-Instruction = SendAttempt | CancelAttempt | Resume | Relay | Pass | RefuseClient | Break | Complete | RequestOver
+Instruction = SendAttempt | CancelAttempt | Resume | Relay | Pass | Fail | Complete | RequestOver

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
-from xpyd_sidecar.router.api.faults import HttpFault
+from xpyd_sidecar.router.api.faults import HttpFault, unavailable
 from xpyd_sidecar.router.fleet.target import Pair
 from xpyd_sidecar.router.http.patience import Reminder
 from xpyd_sidecar.router.http.reply import Reply
@@ -56,9 +56,7 @@ class Serving:
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
                  picks: Picks, began: float) -> None:
-        """``passed``: headers of the client that engines read. ``picks``: who may serve its prompt. ``began``: when, on the
-        event loop's clock.
-        """
+        """``passed``: headers of the client that engines read. ``picks``: who may serve it. ``began``: on the loop's clock."""
         self._context = context
         self._reply = reply
         self._asks = asks
@@ -96,7 +94,7 @@ class Serving:
     def on_client_gone(self) -> None:
         """Abort both legs."""
         self._gone = True
-        self._on(mv.ClientGone())
+        self._on(mv.GivenUp("client_gone"))
 
     def on_pause(self) -> None:
         """Stop reading decode."""
@@ -121,11 +119,9 @@ class Serving:
     def on_comments(self, call: UpstreamCall, data: bytes) -> None:
         """Decode says that it is at work: its client may hear that, but nothing of an answer has begun."""
         assert call.head is not None
-        if self._gone or self._paused:
-            return
-        if self._reply.started:
+        if self._reply.started and not self._gone and not self._paused:
             self._reply.write(data)
-        else:
+        elif not self._gone and not self._paused:
             self._reply.begin(call.head.status, call.head.passed_on(), data)
 
     def on_end(self, call: UpstreamCall) -> None:
@@ -231,7 +227,7 @@ class Serving:
 
     def abort(self, reason: str) -> None:
         """The router stops before this request could end: cut it off."""
-        self._on(mv.RouterStops(reason))
+        self._on(mv.GivenUp("stopped", unavailable(reason)))
 
     # ---- requests that end engines (quarantine.Suspect)
 
@@ -244,7 +240,7 @@ class Serving:
     def condemn(self, fault: HttpFault) -> None:
         """End with this answer: no engine is asked any more."""
         self._withheld = None
-        self._on(mv.Condemned(fault))
+        self._on(mv.GivenUp(fault.outcome, fault))
 
     def _broke(self, leg: OpenAttempt, *, lost: bool = False) -> None:
         if self._context.poison.broke(self, leg.send.target, lost=lost) and self._withheld is None:
@@ -272,7 +268,7 @@ class Serving:
         self._reminder.cancel()
         fault = HttpFault(500, "the router failed; its log says why", kind="internal_error", code="internal")
         if not self._reply.done:
-            self._end_badly(fault)
+            self._fail(mv.Fail(fault))
         if self in self._context.servings:
             self._closed(mv.RequestOver("failed", fault.message))
 
@@ -327,11 +323,9 @@ class Serving:
         self._shown_first()
         if call.head.status < 300:
             self.record.prompt_tokens, self.record.tokens = answers.lengths(body)
-        if self._gone:
-            return
-        if self._reply.started:
+        if not self._gone and self._reply.started:
             self._reply.fail(b"".join([b"data: %b\n" % line for line in body.splitlines()]) + b"\n")
-        else:
+        elif not self._gone:
             self._last_if_unread()
             self._reply.whole(call.head.status, call.head.end_to_end(), body)
 
@@ -339,10 +333,8 @@ class Serving:
         if math.isnan(self.record.first_at):
             self.record.first_at = perf_counter()
 
-    def _refuse(self, instruction: mv.RefuseClient | mv.Break) -> None:
-        self._end_badly(instruction.fault)
-
-    def _end_badly(self, fault: HttpFault) -> None:
+    def _fail(self, instruction: mv.Fail) -> None:
+        fault = instruction.fault
         if self._gone:
             return
         if not self._reply.started:
@@ -396,7 +388,6 @@ class Serving:
 
 _DO: dict[type[mv.Instruction], Callable[[Serving, Any], None]] = {
     mv.SendAttempt: Serving._send, mv.CancelAttempt: Serving._take_back, mv.Resume: Serving._resume,
-    mv.Relay: Serving._relay, mv.Pass: Serving._pass, mv.RefuseClient: Serving._refuse,
-    mv.Break: Serving._refuse, mv.Complete: Serving._complete,
+    mv.Relay: Serving._relay, mv.Pass: Serving._pass, mv.Fail: Serving._fail, mv.Complete: Serving._complete,
     mv.RequestOver: Serving._closed}
 """How each instruction is carried out."""
