@@ -48,10 +48,8 @@ class _Object(list[tuple[str, Any]]):
 
 
 def refuse(fields: Mapping[str, Raw]) -> None:
-    """Refuse fields that only the router may send, at any depth. A name whose value is null says nothing.
-
-    Raises:
-        HttpFault: 400, ``param`` is the path of the field.
+    """Refuse fields that only the router may send, at any depth: HttpFault, 400, whose ``param`` is the field's path. A name
+    whose value is null says nothing.
     """
     for name, raw in fields.items():
         if name in REFUSED:
@@ -67,11 +65,7 @@ def repeats(body: bytes) -> bool:
 
 
 def refuse_in_form(data: bytes) -> None:
-    """Refuse a field of a form through which the names would reach an engine. ``data``: any part of it.
-
-    Raises:
-        HttpFault: 400.
-    """
+    """Refuse a field of a form through which the names would reach an engine: HttpFault, 400. ``data``: any part of it."""
     for name in ("vllm_xargs", *REFUSED):
         if data.find(name.encode()) >= 0:
             words = f"{name!r} cannot be sent in a form: {ONLY_ROUTER}"
@@ -79,11 +73,7 @@ def refuse_in_form(data: bytes) -> None:
 
 
 def refuse_form_type(content_type: bytes) -> None:
-    """Refuse a form whose names an engine would decode otherwise than they are read here, or that is none.
-
-    Raises:
-        HttpFault: 415.
-    """
+    """Refuse a form whose names an engine would decode otherwise than they are read here, or that is none (415)."""
     kind, *rest = content_type.lower().split(b";")
     charsets = [part.partition(b"=")[2].strip().strip(b'"') for part in rest if part.strip().startswith(b"charset")]
     if kind.strip() == b"application/x-www-form-urlencoded" or any(one not in {b"utf-8", b"us-ascii"} for one in charsets):

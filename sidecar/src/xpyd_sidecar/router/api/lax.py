@@ -24,11 +24,7 @@ def unmarked(body: bytes) -> bytes:
 
 
 def truth(raw: Raw) -> bool | None:
-    """A value as a field for ``bool | None`` takes it.
-
-    Raises:
-        ValueError: it takes none such.
-    """
+    """A value as a field for ``bool | None`` takes it. Raises ValueError: it takes none such."""
     plain = bytes(raw)
     if plain in _USUAL:
         return _USUAL[plain]

@@ -31,8 +31,7 @@ class PassedBody(msgspec.Struct, frozen=True):
 def checked(path: str, body: bytes) -> PassedBody:
     """Split a JSON body into its fields, which are not decoded, and check those that are the router's.
 
-    Raises:
-        HttpFault: 400; see ``bodies.split``, or it holds a field that a client must not send (``param`` names it).
+    Raises HttpFault: 400; see ``bodies.split``, or it holds a field that a client must not send (``param`` names it).
     """
     fields = split(body)
     refuse(fields)

@@ -39,11 +39,7 @@ SHORT, CACHED = "short", "cached"
 
 
 def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Reply) -> RequestHandler:
-    """Serve a request, at once or when there is room.
-
-    Raises:
-        HttpFault: it is refused, before anything was sent.
-    """
+    """Serve a request, at once or when there is room. Raises HttpFault: it is refused, before anything was sent."""
     asks: Asks = _passed(route, request) if route.api is None else Generation(
         context.shapes.parse(route.api, request.body), context.config, context.terms)
     if not context.serves(asks.model):
@@ -88,9 +84,7 @@ def _passed(route: Route, request: HttpRequest) -> Passthrough:
             raise request.upload.fault
     elif route.body is BodyKind.JSON:
         asked = checked(route.path, request.body)
-        if asked.body is not request.body:
-            request = msgspec.structs.replace(request, body=asked.body)
-    return Passthrough(route, request, asked.fields, asked.model)
+    return Passthrough(route, request, asked)
 
 
 class AdmittedRequest(QueuedRequest):
@@ -147,11 +141,7 @@ def _key(header: bytes) -> str:  # remembered: it brought a known key, and those
 
 
 def priority_of(headers: Mapping[bytes, bytes], asked: Mapping[str, Raw]) -> int:
-    """The header X-Vllm-Priority, else the field ``priority``, else 0; lower is sooner.
-
-    Raises:
-        HttpFault: 400, it is no whole number.
-    """
+    """The header X-Vllm-Priority, else the field ``priority``, else 0; lower is sooner. Raises HttpFault: it is none."""
     header, raw = headers.get(PRIORITY), asked.get("priority")
     if header is not None:
         try:

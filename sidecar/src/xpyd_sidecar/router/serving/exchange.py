@@ -234,10 +234,8 @@ class Exchange:
         return None if pair is None else self._anew(pair, now)
 
     def _on_leaving(self, leg: _Open, now: float) -> list[mv.Instruction]:
-        """Go elsewhere while the leg still runs, if that loses nothing; otherwise it may end by itself in time.
-
-        Prefill legs are short and stay. A stream with its finish reason needs nobody else.
-        """
+        # Go elsewhere while the leg still runs, if that loses nothing; otherwise it may end by itself in time. Prefill legs
+        # are short and stay. A stream with its finish reason needs nobody else.
         if self._answered or self._exhausted:
             return []
         if self._begun and (self._course is None or not self._course.goes_on or self._course.tail() is not None):

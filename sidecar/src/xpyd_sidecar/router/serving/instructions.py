@@ -76,12 +76,11 @@ class SendAttempt(msgspec.Struct, frozen=True):
 
 
 class CancelAttempt(msgspec.Struct, frozen=True):
-    """Close a leg's connection, so that the engine aborts it; no event of it is wanted any more. ``attempt``: the last one
-    of its transfer so far.
-    """
+    """Close a leg's connection, so that the engine aborts it; no event of it is wanted any more."""
 
     leg: int
     attempt: int
+    """The last one of its transfer."""
 
 
 class Resume(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from xpyd_sidecar.contract.ids import Role
 from xpyd_sidecar.router.api import dialects
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.hidden import refuse_in_form
+from xpyd_sidecar.router.api.passthrough_bodies import PassedBody
 from xpyd_sidecar.router.api.paths import BodyKind, Route
 from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.http.reply import HttpRequest
@@ -39,15 +40,16 @@ class Passthrough(Asks):
     passed_on = HEADERS
     opaque = True
 
-    def __init__(self, route: Route, request: HttpRequest, fields: dict[str, Raw], model: str | None) -> None:
-        """``fields``: of its JSON body, ``model`` the one that it names. One without such a body is like no other."""
-        alike = fields if route.body is BodyKind.JSON else {"": Raw(request.request_id.encode())}
-        super().__init__(route.path, model or None, alike)
+    def __init__(self, route: Route, request: HttpRequest, asked: PassedBody) -> None:
+        """One without a JSON body is like no other."""
+        alike = asked.fields if route.body is BodyKind.JSON else {"": Raw(request.request_id.encode())}
+        super().__init__(route.path, asked.model or None, alike)
         self.path, self.once = route.path, request.upload is not None
         self._request = request
+        self._body = asked.body
         self._answer: AnswerReader | None = None
         """What is read of the latest answer, where it generates."""
-        self._split = dialects.request(route.path, fields)
+        self._split = dialects.request(route.path, asked.fields)
         if self._split is not None:
             self.stream, self.api = self._split.stream, self._split.dialect.name
             self.skips, self.prompt = self._split.alone, self._split.prompt
@@ -69,7 +71,7 @@ class Passthrough(Asks):
         """See ``Asks``."""
         params, split = send.params, self._split
         if params is None or split is None:
-            return request_id, self._request.body
+            return request_id, self._body
         return request_id, split.prefill_body(params) if send.role is Role.PREFILL else split.decode_body(params)
 
     def message(self, target: EngineTarget, headers: Headers, body: bytes) -> bytes:

@@ -56,7 +56,7 @@ class Serving:
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
                  picks: Picks, began: float) -> None:
-        """``passed``: headers of the client that engines read. ``picks``: who may serve it. ``began``: on the loop's clock."""
+        """``passed``: headers of the client that engines read. ``picks``: who may serve it. ``began``: the loop's time."""
         self._context = context
         self._reply = reply
         self._asks = asks

@@ -94,11 +94,7 @@ class AdmissionQueue:
         return not self.waits
 
     def enter(self, request: QueuedRequest) -> RequestHandler:
-        """Serve a request at once, or let it wait.
-
-        Raises:
-            HttpFault: 429, its key has its share of the queue; 503, the queue is full.
-        """
+        """Serve a request at once, or let it wait. Raises HttpFault: 429, its key has its share; 503, the queue is full."""
         if self.passes(request.key) and request.room():
             return request.serve(0.0)
         now = self._loop.time()

@@ -67,8 +67,7 @@ class Going(msgspec.Struct, frozen=True):
 def position_of(request: GenerationRequest, *, goes_on: bool, terms: SamplingTerms = EXACT_ALONE) -> Position | None:
     """Where a client that has nothing yet is; None where its stream cannot, or shall not, be followed.
 
-    A sampled stream that does not go on elsewhere has its tokens counted: by their ids, or as the usage has them that its
-    client asks for.
+    A sampled stream that does not go on elsewhere has its tokens counted: by ids, or by the usage that its client asks for.
     """
     if not goes_on or not request.stream:
         return None

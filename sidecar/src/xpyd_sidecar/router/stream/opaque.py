@@ -29,9 +29,7 @@ class OpaqueAnswer(EventStream):
     _simple = CAREFUL
 
     def __init__(self, *, framed: bool, wanted: bool, answer: AnswerReader | None) -> None:
-        """``framed``: the client takes chunks. ``wanted``: it wants a body (no HEAD). ``answer``: what is read of it, of
-        one that generates.
-        """
+        """``framed``: the client takes chunks. ``wanted``: it wants a body (no HEAD). ``answer``: if it generates."""
         super().__init__(framed=framed)
         self.answer = answer
         self._wanted = wanted
@@ -55,8 +53,7 @@ class OpaqueAnswer(EventStream):
     def feed(self, data: bytes) -> bytes:
         """What may be sent on: whole chunks, or bytes where the length is known or the client knows no chunks.
 
-        Raises:
-            Malformed: the framing is broken.
+        Raises Malformed: the framing is broken.
         """
         if self._sized:
             if len(data) > self._left:

@@ -54,10 +54,7 @@ class Splicer:
     def take(self, payload: bytes) -> bytes:
         """One event, ``data: {…}`` with its empty line; what is left of it for the client, empty where nothing is.
 
-        Raises:
-            Differs: it contradicts what the client has.
-            Ignored: it goes on behind another prompt.
-            msgspec.DecodeError: it is no JSON.
+        Raises Differs: it contradicts what the client has. Ignored: it goes on behind another prompt. DecodeError: no JSON.
         """
         event: dict[str, Any] = _decode(payload[6:])
         self._check_prompt(event)
