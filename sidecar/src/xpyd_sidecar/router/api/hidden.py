@@ -48,7 +48,7 @@ class _Object(list[tuple[str, Any]]):
 
 
 def refuse(fields: Mapping[str, Raw]) -> None:
-    """Refuse fields that only the router may send, at any depth: HttpFault, 400, whose ``param`` is the field's path. A name
+    """Refuse fields that only the router may send, at any depth: HttpFault, 400, ``param`` is the path of the field. A name
     whose value is null says nothing.
     """
     for name, raw in fields.items():

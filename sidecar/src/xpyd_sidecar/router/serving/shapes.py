@@ -9,6 +9,7 @@ against the one that ``bodies`` makes.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -48,6 +49,7 @@ _MARK = secrets.token_hex(16).encode()
 _MARKED = TransferId(_MARK.decode())
 _FIRST = Attempt(1)
 _encode = msgspec.json.Encoder().encode
+_NUMBER = b"(0|[1-9][0-9]{0,%d})" % (MAX_DIGITS - 1)
 _skip = msgspec.json.Decoder(Raw).decode
 """Fails where the bytes are not one JSON value."""
 
@@ -160,42 +162,32 @@ class Layout:
     values has to be. The short ones are numbers, found from both ends.
     """
 
-    __slots__ = ("_behind", "_ends", "_first", "_last", "_plain", "shape")
+    __slots__ = ("_head", "_most", "_plain", "_tail", "shape")
 
     def __init__(self, shape: Shape, between: list[bytes], long: int, plain: Callable[[bytes], bool]) -> None:
         """``long``: which slot is the one that is no number; ``plain``: what it has to be."""
+        head, tail = between[:long + 1], between[long + 1:]
         self.shape = shape
-        self._first, *self._ends = between[:long + 1]
-        *behind, self._last = between[long + 1:]
-        self._behind = behind[::-1]
         self._plain = plain
+        self._head = re.compile(_NUMBER.join(map(re.escape, head))).match
+        self._tail = re.compile(_NUMBER.join(map(re.escape, tail)) + rb"\Z").search
+        self._most = sum(map(len, tail)) + MAX_DIGITS * len(tail)
+        """Bytes of a tail."""
 
     def slots(self, body: bytes) -> list[bytes] | None:
         """Those of a body; None: it is not written like this."""
-        if not body.startswith(self._first) or not body.endswith(self._last):
+        head = self._head(body)
+        tail = None if head is None else self._tail(body, max(head.end(), len(body) - self._most))
+        if head is None or tail is None:
             return None
-        start, end = len(self._first), len(body) - len(self._last)
-        before: list[bytes] = []
-        behind: list[bytes] = []
-        for mark in self._ends:
-            at = body.find(mark, start, start + MAX_DIGITS + len(mark))
-            before.append(body[start:at])
-            start = at + len(mark)
-        for mark in self._behind:
-            at = body.rfind(mark, max(start, end - MAX_DIGITS - len(mark)), end)
-            behind.insert(0, body[at + len(mark):end])
-            end = at
-        value = body[start:end]
-        numbers = [one for one in (*before, *behind) if not _plain_number(one) or (one[0] == ord("0") and len(one) > 1)]
-        if numbers or end <= start or value[-1] not in b'"]' or not self._plain(value):
-            return None
-        if not shallow(value, MAX_DEPTH - 1):
+        value = body[head.end():tail.start()]
+        if value[-1:] not in {b'"', b"]"} or not self._plain(value) or not shallow(value, MAX_DEPTH - 1):
             return None
         try:
             _skip(value)
         except bodies.BAD_JSON:
             return None
-        return [*before, value, *behind]
+        return [*head.groups(), value, *tail.groups()]
 
 
 def layout_of(body: bytes, shape: Shape, found: Looked) -> Layout | None:
