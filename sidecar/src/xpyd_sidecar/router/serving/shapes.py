@@ -57,7 +57,7 @@ _skip = msgspec.json.Decoder(Raw).decode
 class Template:
     """A leg's body with places for slots and for what the router says of the leg."""
 
-    __slots__ = ("_literals", "_parts", "_size", "_used")
+    __slots__ = ("_format", "_framed", "_size", "_used")
 
     def __init__(self, request: bodies.GenerationRequest, names: list[str], role: Role) -> None:
         """``request``: as its leg asks it. ``names``: fields that are slots, in the request's order."""
@@ -65,33 +65,30 @@ class Template:
         fields = {name: Raw(marks[name]) if name in marks else raw for name, raw in request.fields.items()}
         leg = legs.Leg(legs.VERSION, role, _MARKED, Attempt(1), 1.0, _PEER if role is Role.PREFILL else None)
         body = bodies.body_of(msgspec.structs.replace(request, fields=fields), role, leg)
-        first, *rest = body.replace(_encode(legs.encode(leg)), _MARK + b"%d." % len(names)).split(_MARK)
         own = len(names)
-        literals, order = [first], [own + 3]
-        for part in rest:
-            number, _, piece = part.partition(b".")
-            order += [int(number)] if int(number) < own else [own, own + 1, own + 2]
-            order.append(own + 3 + len(literals))
-            literals.append(piece)
+        params = b"".join(_MARK + b"%d." % number for number in (own, own + 1, own + 2))
+        first, *rest = [part.partition(b".") for part in body.replace(_encode(legs.encode(leg)), params).split(_MARK)]
+        order = [int(number) for number, _, _ in rest]
         assert order.count(own) == 1, "a leg's body without its parameters, or with them twice"
-        self._literals = tuple(literals)
+        literals = [b"".join(first), *(literal for _, _, literal in rest)]
         self._size = sum(map(len, literals))
-        self._used = itemgetter(*(at for at in order if at < own + 3))
-        """Of the values, those that are in the body."""
-        self._parts = itemgetter(*order)
-        """Of the values and the literals behind them, those that the body consists of, in its order."""
+        self._format = b"%b".join(literal.replace(b"%", b"%%") for literal in literals)
+        self._framed = b"%b%d%b" + self._format
+        self._used = itemgetter(*order)
+        """Of the values, those that are in the body, in its order."""
 
     def message(self, before: bytes, behind: bytes, values: tuple[bytes, ...]) -> bytes:
         """The body with these values, behind how many bytes it has between ``before`` and ``behind``.
 
         The values are those of the slots and of the parameters: what stands before the transfer's name, that, what follows.
         """
-        size = self._size + sum(map(len, self._used(values)))
-        return b"".join((before, b"%d" % size, behind, *self._parts(values + self._literals)))
+        used: tuple[bytes, ...] = self._used(values)
+        return self._framed % (before, self._size + sum(map(len, used)), behind, *used)
 
     def fill(self, slots: Sequence[bytes], params: Params, transfer: bytes) -> bytes:
         """The body alone."""
-        return b"".join(self._parts((*slots, params[0], transfer, params[1], *self._literals)))
+        used: tuple[bytes, ...] = self._used((*slots, params[0], transfer, params[1]))
+        return self._format % used
 
 
 class Shape:
