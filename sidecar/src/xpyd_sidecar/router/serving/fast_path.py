@@ -260,8 +260,8 @@ class FastPath(FastState, eq=False):
 
     def _open_on(self, instance: str, incarnation: str) -> bool:
         open_ = ((self.prefill, self.pair.prefill), (self.decode, self.pair.decode))
-        return any(connection is not None and target is not None and (target.instance, target.incarnation) == (instance,
-                   incarnation) for connection, target in open_)
+        return any(connection and target and (target.instance, target.incarnation) == (instance, incarnation)
+                   for connection, target in open_)
 
 
 def serving_of(lane: FastState) -> Serving:

@@ -91,11 +91,8 @@ class AnswerReader:
 
     def take(self, data: bytes) -> None:
         """The next bytes of the body."""
-        if not self._stream:
-            self.begun = True
-            self._keep(data)
-            return
-        first, *lines = data.split(b"\n")
+        first, *lines = data.split(b"\n") if self._stream else [data]
+        self.begun = self.begun or not self._stream
         self._keep(first)
         for line in lines:
             self._line(self._kept())
@@ -103,11 +100,7 @@ class AnswerReader:
 
     def end(self) -> None:
         """That was all."""
-        kept = self._kept()
-        if self._stream:
-            self._line(kept)
-        else:
-            self._read(kept)
+        (self._line if self._stream else self._read)(self._kept())
 
     def _keep(self, data: bytes) -> None:
         self._size += len(data)
