@@ -25,7 +25,6 @@ from xpyd_sidecar.router.api.outline import MAX_DEPTH, MAX_NAMES, Outline, judge
 EMPTY = Raw(b"")
 PROMPT_IDS = "prompt_token_ids"
 PROMPT: dict[Api, str] = {"completions": "prompt", "chat": "messages"}
-"""The field that is it."""
 _T = TypeVar("_T")
 _V = TypeVar("_V")
 _FIRST_TOKEN = ("temperature", "logit_bias", "allowed_token_ids", "repetition_penalty", "ignore_eos", "stop_token_ids",

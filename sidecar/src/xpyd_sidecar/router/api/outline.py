@@ -27,11 +27,8 @@ class Outline(IntEnum):
     """What is found of a body."""
 
     WITHIN = 0
-    """As far as it is JSON."""
     NAMES = 1
-    """Too many names."""
     DEPTH = 2
-    """Nested too deeply."""
 
 
 _OBJECT = re.compile(rb"[ \t\r\n]*\{")

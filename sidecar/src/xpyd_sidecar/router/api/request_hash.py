@@ -18,11 +18,9 @@ from xpyd_sidecar.router.api.fields import TABLE, Api, is_null
 
 RequestHash = NewType("RequestHash", bytes)
 SIZE = 16
-"""Bytes."""
 ASIDE = frozenset({
     "request_id", "session_id", "user", "metadata", "safety_identifier", "prompt_cache_key", "cache_salt", "priority",
     "service_tier", "store", "stream", "stream_options", "stream_interval"})
-"""Fields that are no part of it."""
 
 
 def hash_of(kind: str, fields: Mapping[str, Raw]) -> RequestHash:

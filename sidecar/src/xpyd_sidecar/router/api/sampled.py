@@ -90,7 +90,6 @@ class EngineDefaults(msgspec.Struct, frozen=True):
 
 
 UNTOLD = EngineDefaults()
-"""Nothing is known of any engine."""
 
 
 class SamplingTerms(msgspec.Struct, frozen=True):

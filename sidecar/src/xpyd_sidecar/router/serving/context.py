@@ -51,7 +51,6 @@ class RequestContext:
         policy = policies.make(router.policy, router.policy_options, secrets.randbits(64))
         self.affinity_header = router.affinity_header.lower().encode()
         self.rooms = ConcurrencyLimits(router.max_per_instance)
-        """How much room each instance has."""
         self.picker = Picker(self.roster, SessionAffinity(policy) if self.affinity_header else policy, room=self.rooms,
                              cached_share=router.skip_prefill_cached)
         self.limits = RequestLimits(request_s=router.request_timeout_s, pair_s=router.pair_timeout_s,
@@ -63,7 +62,6 @@ class RequestContext:
         self.farewells = Farewells(self.loop, self.pool)
         self.line = AdmissionQueue(self.loop, router.queue_size, router.queue_timeout_s)
         self.poison: Poison = Poison(self.loop, self.roster)
-        """Requests that end engines."""
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.observer = self._make_observer()
         self.observer.metrics.watch_budget(lambda: self.budget.left(self.loop.time()))

@@ -98,9 +98,7 @@ class Exchange:
         """That part is prefill's token."""
         self._answered = self._detail = ""
         self.over = False
-        """``RequestOver`` has been given."""
         self.attempt = 0
-        """The last one of the transfer."""
         self.refused = False
         """Prefill said that the request is wrong, and decode was left to judge it alone."""
         self.continued = 0

@@ -57,7 +57,6 @@ class FastPath(FastState, eq=False):
     """One request (``reply.RequestHandler``), from both legs sent to its last byte, or to another course."""
 
     serving: Serving | None = None
-    """Who goes on."""
 
     # ---- the engines
 

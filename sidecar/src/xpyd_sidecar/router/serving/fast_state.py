@@ -31,7 +31,6 @@ class FastState(msgspec.Struct, eq=False):
     shape: Shape
     slots: list[bytes]
     body: bytes
-    """As the client sent it."""
     picks: Picks
     pair: Pair
     transfer: TransferId
@@ -43,7 +42,6 @@ class FastState(msgspec.Struct, eq=False):
     arrived_unix: float
     prompt_size: int
     asked: tuple[bytes, bytes]
-    """What was sent to prefill and to decode."""
     prefill: EngineConnection | None
     """None: it has answered."""
     decode: EngineConnection | None
@@ -55,7 +53,6 @@ class FastState(msgspec.Struct, eq=False):
     prefilled_s: float = math.nan
     begun_s: float = math.nan
     head: ResponseHead | None = None
-    """Of decode's answer."""
     taken: tuple[tuple[Whole, bytes], ...] = ()
     """What was taken of decode's answer without reading it, and the reads."""
     name: str = ""

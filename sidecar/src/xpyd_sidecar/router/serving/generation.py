@@ -48,7 +48,6 @@ class Generation(Asks):
         self._asked: bodies.GenerationRequest | None = None
         self._going: continuation.Going | None = None
         self._paired = PairedById()
-        """Legs to older engines."""
         self.position: Position | None = shape.position() if shape is not None else (
             continuation.position_of(request, goes_on=config.failover != "error", terms=self._begun))
         """What the client has of a stream that can go on elsewhere."""

@@ -390,4 +390,3 @@ _DO: dict[type[mv.Instruction], Callable[[Serving, Any], None]] = {
     mv.SendAttempt: Serving._send, mv.CancelAttempt: Serving._take_back, mv.Resume: Serving._resume,
     mv.Relay: Serving._relay, mv.Pass: Serving._pass, mv.Fail: Serving._fail, mv.Complete: Serving._complete,
     mv.RequestOver: Serving._closed}
-"""How each instruction is carried out."""

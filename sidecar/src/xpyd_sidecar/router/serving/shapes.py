@@ -101,7 +101,6 @@ class Shape:
                  terms: SamplingTerms = EXACT_ALONE) -> None:
         position = self._begins = continuation.position_of(request, goes_on=goes_on, terms=terms)
         self.terms = terms
-        """By which it was judged."""
         self.api, self.model, self.stream, self.skips = request.api, request.model, request.stream, request.skips
         self._names = names
         prompt = bodies.PROMPT[request.api]
@@ -141,7 +140,6 @@ class Shaped(bodies.GenerationRequest, frozen=True):
     shape: Shape | None = None
     """What is known of all of them, as a client sent it; not of what was derived from it."""
     slots: tuple[bytes, ...] = ()
-    """Its own values."""
 
 
 def shape_of(request: bodies.GenerationRequest) -> Shape | None:
@@ -169,7 +167,6 @@ class Layout:
         self._head = re.compile(_NUMBER.join(map(re.escape, head))).match
         self._tail = re.compile(_NUMBER.join(map(re.escape, tail)) + rb"\Z").search
         self._most = sum(map(len, tail)) + MAX_DIGITS * len(tail)
-        """Bytes of a tail."""
 
     def slots(self, body: bytes) -> list[bytes] | None:
         """Those of a body; None: it is not written like this."""
@@ -223,7 +220,6 @@ class Shapes:
         """``goes_on``: streams go on elsewhere, on these terms."""
         self._terms = terms
         self._judged = terms()
-        """By which the shapes were."""
         self._goes_on = goes_on
         self._known: dict[tuple[Api, Key], Shape | None] = {}
         self._layouts: dict[Api, list[Layout]] = {}

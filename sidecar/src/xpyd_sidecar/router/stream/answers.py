@@ -82,7 +82,6 @@ class AnswerReader:
         self._rest: list[bytes] = []
         self._size = 0
         self.begun = False
-        """Output has come."""
         self.failed = False
         """The engine says that it failed, in an event."""
         self.prompt_tokens = -1

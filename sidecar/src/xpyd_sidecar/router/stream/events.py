@@ -24,7 +24,6 @@ from xpyd_sidecar.router.relay.fast import PLAIN, Scanner
 from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 
 MAX_EVENT = 32 << 20
-"""Bytes of one event."""
 ABORT = b'"finish_reason":"abort"'
 ERROR = b'data: {"error"'
 DONE = b"data: [DONE]"

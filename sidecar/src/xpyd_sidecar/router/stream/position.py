@@ -145,7 +145,6 @@ class Position(msgspec.Struct, eq=False):
     asked_ids: bool = False
     """The client wants token ids itself, so they stay."""
     wants_usage: bool = False
-    """stream_options.include_usage"""
     choices: int = 1
     """How many finish reasons make the stream whole; 0: not known."""
     shows_logprobs: bool = False
