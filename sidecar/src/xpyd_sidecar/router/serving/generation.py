@@ -48,8 +48,9 @@ class Generation(Asks):
         self._asked: bodies.GenerationRequest | None = None
         self._going: continuation.Going | None = None
         self._paired = PairedById()
-        self.position: Position | None = shape.position() if shape is not None else (
+        self._begins = shape.begins if shape is not None else (
             continuation.position_of(request, goes_on=config.failover != "error", terms=self._begun))
+        self.position: Position | None = None if self._begins is None else self._begins.anew()
         """What the client has of a stream that can go on elsewhere."""
         self.speaks = config.first_token == "prefill" and continuation.speaks_first(request, self.position)  # noqa: S105
 
@@ -107,8 +108,8 @@ class Generation(Asks):
         if not self._request.stream:
             return None
         if self._going is None or self.position is None:
-            if self.position is not None and self.position.id:  # of a leg that gave nothing to the client
-                self.position = self.position.anew()
+            if self._begins is not None and self.position is not None and self.position.id:
+                self.position = self._begins.anew()  # that leg gave nothing to the client
             return stream_of(self.position, framed=framed)
         return NotedStream(self.position, Splicer(self.position, self._going), framed=framed)
 

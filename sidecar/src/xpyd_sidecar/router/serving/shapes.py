@@ -94,12 +94,13 @@ class Template:
 class Shape:
     """What requests of one shape have in common."""
 
-    __slots__ = ("_asked", "_begins", "_names", "_templates", "api", "model", "noted", "plain", "prompt_at",
+    __slots__ = ("_asked", "_names", "_templates", "api", "begins", "model", "noted", "plain", "prompt_at",
                  "shows_logprobs", "skips", "stream", "terms")
 
     def __init__(self, request: bodies.GenerationRequest, names: list[str], *, goes_on: bool,
                  terms: SamplingTerms = EXACT_ALONE) -> None:
-        position = self._begins = continuation.position_of(request, goes_on=goes_on, terms=terms)
+        position = self.begins = continuation.position_of(request, goes_on=goes_on, terms=terms)
+        """Where a client that has nothing yet is: ``anew`` for each."""
         self.terms = terms
         self.api, self.model, self.stream, self.skips = request.api, request.model, request.stream, request.skips
         self._names = names
@@ -120,7 +121,7 @@ class Shape:
 
     def position(self) -> Position | None:
         """As ``continuation.position_of``."""
-        return None if self._begins is None else self._begins.anew()
+        return None if self.begins is None else self.begins.anew()
 
     def body(self, leg: legs.Leg, slots: Sequence[bytes]) -> bytes:
         """As ``bodies.body_of`` makes it of ``continuation.first_request``."""
