@@ -19,12 +19,12 @@ from xpyd_sidecar.router.api.faults import HttpFault, bad_request, unavailable, 
 from xpyd_sidecar.router.api.hidden import refuse_form_type, refuse_in_form
 from xpyd_sidecar.router.api.passthrough_bodies import PassedBody, checked
 from xpyd_sidecar.router.api.paths import BodyKind, Route
+from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.target import Pair
 from xpyd_sidecar.router.http import auth, ids
 from xpyd_sidecar.router.http.reply import HttpRequest, Reply, RequestHandler
 from xpyd_sidecar.router.serving.asks import Asks
 from xpyd_sidecar.router.serving.context import RequestContext
-from xpyd_sidecar.router.serving.exchange_inputs import Picks
 from xpyd_sidecar.router.serving.generation import Generation
 from xpyd_sidecar.router.serving.passthrough import Passthrough
 from xpyd_sidecar.router.serving.request import Serving
@@ -54,8 +54,8 @@ def admit(context: RequestContext, route: Route, request: HttpRequest, reply: Re
     return serve(context, request, reply, asks, picks=context.picker.unpaired(b""))
 
 
-def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Picks, queued_s: float = 0.0,
-          picked: Pair | None = None) -> Serving:
+def serve(context: RequestContext, request: HttpRequest, reply: Reply, asks: Asks, *, picks: Selection,
+          queued_s: float = 0.0, picked: Pair | None = None) -> Serving:
     """Begin to serve a request that waited for so long. ``picked``: the first of its picks, where it was made."""
     now, headers = context.loop.time(), request.headers
     passed_on = [(name, headers[name]) for name in asks.passed_on if name in headers]

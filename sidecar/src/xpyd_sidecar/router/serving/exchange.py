@@ -32,16 +32,18 @@ Laws
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import msgspec
 
 from xpyd_sidecar.contract import legs
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, TransferId
 from xpyd_sidecar.router.api.faults import HttpFault, refuses_request, unavailable, upstream
+from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.balance.retry_budget import RetryBudget
 from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.exchange_inputs import Course, Picks, RequestLimits
+from xpyd_sidecar.router.serving.exchange_inputs import Course, RequestLimits
 from xpyd_sidecar.router.stream.failures import GONE, FailureKind, FailureReason
 
 MAX_REFUSALS = 8
@@ -68,17 +70,20 @@ class _Attempts(msgspec.Struct):
 class Exchange:
     """One request. ``handle`` is the only method that changes it."""
 
-    __slots__ = ("_alone", "_answered", "_begun", "_budget", "_course", "_decode", "_detail", "_erred", "_limits",
+    __slots__ = ("_alone", "_answered", "_avoid", "_begun", "_budget", "_course", "_decode", "_detail", "_erred", "_limits",
                  "_linger_at", "_pair_at", "_picks", "_prefill", "_refusals", "_request_at", "_spoken", "_transfer",
                  "_whole_at", "_without", "attempt", "continued", "over", "refused")
 
-    def __init__(self, transfer: TransferId, picks: Picks, limits: RequestLimits, *, now: float, budget: RetryBudget,
-                 alone: bool = False, course: Course | None = None) -> None:
-        """``alone``: decode does all of it. ``course``: None where the answer cannot, or shall not, go on elsewhere."""
+    def __init__(self, transfer: TransferId, picks: Selection, limits: RequestLimits, *, now: float, budget: RetryBudget,
+                 alone: bool = False, course: Course | None = None, avoid: Callable[[], set[InstanceName]] = set) -> None:
+        """``alone``: decode does all of it. ``course``: None where the answer cannot, or shall not, go on elsewhere.
+        ``avoid``: instances that it must keep away from now.
+        """
         self._transfer = transfer
         self._course = course
         self._budget = budget
         self._picks = picks
+        self._avoid = avoid
         self._limits = limits
         self._without = self._alone = alone
         self._request_at = now + limits.request_s
@@ -225,10 +230,10 @@ class Exchange:
         return kind in GONE or (self._begun and self._decode.tries == 1) or self._budget.may_retry(now)
 
     def _send_pair_elsewhere(self, now: float, last: InstanceName | None = None) -> list[mv.Instruction] | None:
-        pair = self._pick()
+        pair = self._pick(self._decode.bad)
         if pair is None and last is not None:
             # All have failed, some with a broken connection alone: rather any of those than nobody, but not the last one.
-            pair = self._picks.pair(alone=self._alone, not_prefill=self._prefill.bad, not_decode={last})
+            pair = self._pick({last})
         return None if pair is None else self._anew(pair, now)
 
     def _on_leaving(self, leg: _Open, now: float) -> list[mv.Instruction]:
@@ -238,7 +243,7 @@ class Exchange:
             return []
         if self._begun and (self._course is None or not self._course.goes_on or self._course.tail() is not None):
             return []
-        pair = self._pick(leg.target.instance)
+        pair = self._pick({*self._decode.bad, leg.target.instance})
         if pair is None or (pair.prefill is None and not self._alone and self._limits.on_no_prefill == "reject"):
             return []
         self._spoken = False
@@ -284,7 +289,7 @@ class Exchange:
             return []  # decode has what it needs, or its own failure tells
         if (self._prefill.tries < self._limits.prefill_legs and now < self._pair_at
                 and (gone or self._budget.may_retry(now))):
-            target = self._picks.prefill_for(decode.target, self._prefill.bad)
+            target = self._picks.prefill_for(decode.target, self._avoid() | self._prefill.bad)
             if target is not None:
                 return [self._send_prefill(target, decode.target, now)]
         return self._decode_alone(decode.target, why, now)
@@ -298,13 +303,12 @@ class Exchange:
 
     # ---- both
 
-    def _pick(self, *leaving: InstanceName) -> Pair | None:
-        """Who has not failed and does not leave."""
-        bad = {*self._decode.bad, *leaving}
-        return self._picks.pair(alone=self._alone, not_prefill=self._prefill.bad, not_decode=bad)
+    def _pick(self, not_decode: set[InstanceName]) -> Pair | None:
+        avoid = self._avoid()
+        return self._picks.pair(alone=self._alone, not_prefill=avoid | self._prefill.bad, not_decode=avoid | not_decode)
 
     def _send_pair(self, now: float) -> list[mv.Instruction]:
-        pair = self._picks.pair(alone=self._alone)
+        pair = self._pick(set())
         if pair is None:
             return self._fail("unavailable", unavailable(self._picks.why_not(Role.DECODE)))
         return self._send(pair, now)
@@ -383,7 +387,7 @@ class Exchange:
         if self._answered and self._prefill.open is None and self._decode.open is None:
             self.over = True
             self._course = None  # it may hold this exchange: so both go at once, without the collector
-            del self._picks  # likewise
+            del self._avoid  # likewise
             out.append(mv.RequestOver(self._answered, self._detail))
         return out
 

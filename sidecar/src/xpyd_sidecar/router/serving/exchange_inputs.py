@@ -1,14 +1,10 @@
-"""What an exchange is given: its limits, whom it may ask, and what the client has of a stream (``exchange``)."""
+"""What an exchange is given: its limits, and what the client has of a stream (``exchange``)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Literal, Protocol
 
 import msgspec
-
-from xpyd_sidecar.contract.ids import InstanceName, Role
-from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
 
 
 class RequestLimits(msgspec.Struct, frozen=True):
@@ -33,20 +29,6 @@ class RequestLimits(msgspec.Struct, frozen=True):
     def prefill_s(self) -> float:
         """What a prefill leg may take."""
         return self.pair_s + self.load_s
-
-
-class Picks(Protocol):
-    """Who may serve a request (``picker.Selection``)."""
-
-    def pair(self, *, alone: bool, not_prefill: Collection[InstanceName] = (),
-             not_decode: Collection[InstanceName] = ()) -> Pair | None:
-        """Decode and prefill."""
-
-    def prefill_for(self, decode: EngineTarget, not_prefill: Collection[InstanceName] = ()) -> EngineTarget | None:
-        """Another prefill for a waiting decode leg."""
-
-    def why_not(self, role: Role) -> str:
-        """Why nobody can be picked."""
 
 
 class Course(Protocol):

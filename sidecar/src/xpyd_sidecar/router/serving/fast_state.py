@@ -9,6 +9,7 @@ import msgspec
 from xpyd_sidecar.contract.ids import TransferId
 from xpyd_sidecar.router.api import bodies
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
+from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.roster import FleetMember
 from xpyd_sidecar.router.fleet.target import Pair
 from xpyd_sidecar.router.http.reply import ReplyConnection
@@ -16,7 +17,6 @@ from xpyd_sidecar.router.http.wire import ResponseHead
 from xpyd_sidecar.router.observing.fast_record import StraightRecord
 from xpyd_sidecar.router.relay.whole import Whole
 from xpyd_sidecar.router.serving.context import RequestContext
-from xpyd_sidecar.router.serving.exchange_inputs import Picks
 from xpyd_sidecar.router.serving.shapes import Shape
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.position import Position
@@ -31,7 +31,7 @@ class FastState(msgspec.Struct, eq=False):
     shape: Shape
     slots: list[bytes]
     body: bytes
-    picks: Picks
+    picks: Selection
     pair: Pair
     transfer: TransferId
     request_id: str

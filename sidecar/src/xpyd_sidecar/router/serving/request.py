@@ -17,6 +17,7 @@ import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.router.api.faults import HttpFault, unavailable
+from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.fleet.target import Pair
 from xpyd_sidecar.router.http.patience import Reminder
 from xpyd_sidecar.router.http.reply import Reply
@@ -28,8 +29,6 @@ from xpyd_sidecar.router.serving.asks import Asks, Headers, Later
 from xpyd_sidecar.router.serving.attempts import OpenAttempt, OpenAttempts
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.exchange import Exchange
-from xpyd_sidecar.router.serving.exchange_inputs import Picks
-from xpyd_sidecar.router.serving.quarantine import KeptApart
 from xpyd_sidecar.router.stream import answers
 from xpyd_sidecar.router.stream.failures import FailureKind, FailureReason
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
@@ -55,7 +54,7 @@ class Serving:
                  "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash")
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
-                 picks: Picks, began: float) -> None:
+                 picks: Selection, began: float) -> None:
         """``passed``: headers of the client that engines read. ``picks``: who may serve it. ``began``: the loop's time."""
         self._context = context
         self._reply = reply
@@ -67,8 +66,8 @@ class Serving:
         self._held: tuple[OpenAttempt, Later] | None = None
         """Decode's leg to an older engine while prefill's is open, and what makes its request."""
         limits = msgspec.structs.replace(context.limits, decode_legs=1) if asks.once else context.limits
-        self.exchange = Exchange(transfer, KeptApart(picks, context.poison, self), limits, alone=asks.alone,
-                                  now=began, course=asks.course, budget=context.budget)
+        self.exchange = Exchange(transfer, picks, limits, alone=asks.alone, now=began, course=asks.course,
+                                 budget=context.budget, avoid=partial(context.poison.avoid, self))
         self.relaying: UpstreamCall | None = None
         self._first = b""
         self._answer: tuple[UpstreamCall, bytes] | None = None
