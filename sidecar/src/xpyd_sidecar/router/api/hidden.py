@@ -55,13 +55,8 @@ def refuse(fields: Mapping[str, Raw]) -> None:
         if name in REFUSED:
             if not is_null(raw):
                 raise _fault(name, name)
-        elif len(raw) >= _SHORTEST and name not in CONTENT and _may_hold(bytes(raw)):
+        elif len(raw) >= _SHORTEST and name not in CONTENT and may_hold(bytes(raw)):
             _search(name, bytes(raw))
-
-
-def repeats(body: bytes) -> bool:
-    """Whether a body may say one of the names twice, of which a reader sees one."""
-    return _may_hold(body)
 
 
 def refuse_in_form(data: bytes) -> None:
@@ -81,7 +76,8 @@ def refuse_form_type(content_type: bytes) -> None:
         raise HttpFault(415, words, code="unsupported_media_type")
 
 
-def _may_hold(raw: bytes) -> bool:
+def may_hold(raw: bytes) -> bool:
+    """Whether one of the names may stand there; twice, perhaps, of which a reader sees one."""
     return raw.find(_NAME) >= 0 or (raw.find(b"\\u00") >= 0 and any(raw.find(escape) >= 0 for escape in _ESCAPES))
 
 

@@ -11,7 +11,7 @@ from msgspec import Raw
 from xpyd_sidecar.router.api.bodies import split
 from xpyd_sidecar.router.api.faults import bad_request
 from xpyd_sidecar.router.api.fields import is_null
-from xpyd_sidecar.router.api.hidden import refuse, repeats
+from xpyd_sidecar.router.api.hidden import may_hold, refuse
 from xpyd_sidecar.router.api.lax import is_true
 
 _KEPT = "the answer it names is kept by one engine, and requests go to any of them; send the whole conversation"
@@ -45,4 +45,4 @@ def checked(path: str, body: bytes) -> PassedBody:
         model = _model(fields["model"]) if "model" in fields else None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise bad_request(f"'model': {error}", param="model") from None
-    return PassedBody(model, fields, _encode(fields) if repeats(body) else body)
+    return PassedBody(model, fields, _encode(fields) if may_hold(body) else body)
