@@ -147,7 +147,7 @@ def test_what_is_found_by_its_layout_is_what_would_be_read(body: bytes) -> None:
     assert found > 20
 
 
-def test_layouts_are_bounded_and_go_with_what_engines_tell() -> None:
+def test_layouts_are_bounded_and_go_with_what_engines_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     terms = [SamplingTerms()]
     known = Shapes(goes_on=True, terms=lambda: terms[0])
     for number in range(9):
@@ -155,6 +155,11 @@ def test_layouts_are_bounded_and_go_with_what_engines_tell() -> None:
             known.parse("completions", b'{"prompt":"a","top_k":%d}' % number)
             known.known("completions", b'{"prompt":"a","top_k":%d}' % number)
     assert len(known._layouts["completions"]) == shapes.MAX_LAYOUTS
+    made = []
+    monkeypatch.setattr(shapes, "layout_of", lambda *args: made.append(args))
+    for number in range(2 * shapes.MISSES):
+        assert known.known("completions", b'{"prompt":"a","top_k":%d}' % (number % 9)) is not None
+    assert len(made) <= 2 * shapes.MAX_LAYOUTS, "many that come in turn are not made again and again"
     two = b'{"prompt":"a","user":"b"}'
     for _ in range(3):
         known.parse("completions", two)

@@ -35,6 +35,8 @@ MAX_BYTES = 1024
 """Of a request without its slots."""
 MAX_LAYOUTS, MAX_LAYOUT = 4, 64 << 10
 """How many are kept of an API, and how long the bodies may be that they are made of."""
+MISSES = 1024
+"""Of so many bodies that had none, as many get one as are kept: making one costs a hundred times what it saves."""
 MAX_PEERS = 4096
 MAX_DIGITS = 9
 MOST_DIGITS = 10 ** MAX_DIGITS - 1
@@ -225,6 +227,7 @@ class Shapes:
         self._known: dict[tuple[Api, Key], Shape | None] = {}
         self._layouts: dict[Api, list[Layout]] = {}
         """Of the shapes, the latest first."""
+        self._missed = 0
         self._latest: tuple[bytes, Looked | None] | None = None
         """What ``known`` has just looked at in vain: ``parse`` will ask for it next."""
 
@@ -242,7 +245,8 @@ class Shapes:
         if found is None or shape is None:
             self._latest = body, found
             return None
-        if len(body) <= MAX_LAYOUT:
+        self._missed += 1
+        if self._missed % MISSES <= MAX_LAYOUTS and len(body) <= MAX_LAYOUT:
             made = layout_of(body, shape, found)
             if made is not None:
                 self._layouts[api] = [made, *layouts][:MAX_LAYOUTS]
@@ -271,6 +275,7 @@ class Shapes:
     def _judge_anew(self) -> None:
         self._known.clear()
         self._layouts.clear()
+        self._missed = 0
         self._judged = self._terms()
 
 
