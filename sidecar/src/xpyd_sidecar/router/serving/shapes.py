@@ -150,7 +150,7 @@ def shape_of(request: bodies.GenerationRequest) -> Shape | None:
     return request.shape if isinstance(request, Shaped) else None
 
 
-class Layout:
+class BodyLayout:
     """Where the slots of bodies are that are written alike: what stands between them is the same, byte for byte.
 
         {"model":"tiny","messages": [{"role":… ,"max_tokens": 8 ,"temperature":0,"stream":true}
@@ -187,7 +187,7 @@ class Layout:
         return [*head.groups(), value, *tail.groups()]
 
 
-def layout_of(body: bytes, shape: Shape, found: Looked) -> Layout | None:
+def layout_of(body: bytes, shape: Shape, found: Looked) -> BodyLayout | None:
     """The layout of a body that was looked at. None: it has several long slots, or they cannot be found by their names.
 
     Each slot gets another value, to see that the body is still read alike, with these values in these places.
@@ -213,7 +213,7 @@ def layout_of(body: bytes, shape: Shape, found: Looked) -> Layout | None:
     again = looked(b"".join(part for pair in zip(between, [*marks, b""], strict=True) for part in pair))
     if again is None or again[:2] != (key, marks):
         return None
-    return Layout(shape, between, long[0], _PLAIN[names[long[0]]])
+    return BodyLayout(shape, between, long[0], _PLAIN[names[long[0]]])
 
 
 class Shapes:
@@ -225,7 +225,7 @@ class Shapes:
         self._judged = terms()
         self._goes_on = goes_on
         self._known: dict[tuple[Api, Key], Shape | None] = {}
-        self._layouts: dict[Api, list[Layout]] = {}
+        self._layouts: dict[Api, list[BodyLayout]] = {}
         """Of the shapes, the latest first."""
         self._missed = 0
         self._latest: tuple[bytes, Looked | None] | None = None
