@@ -8,18 +8,19 @@ from typing import Any
 from xpyd_sidecar.contract.ids import Fingerprint, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
 from xpyd_sidecar.router.serving.exchange import Exchange
-from xpyd_sidecar.router.serving.exchange_inputs import Course, RequestLimits
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
     AttemptFailed,
     Begun,
     CancelAttempt,
     Complete,
+    Course,
     Event,
     Fail,
     Instruction,
     Pass,
     Relay,
+    RequestLimits,
     RequestOver,
     Resume,
     SendAttempt,

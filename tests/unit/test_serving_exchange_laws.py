@@ -9,7 +9,6 @@ from exchanges import FakeBudget, FakeCourse, FakePicks, lost
 
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.router.serving.exchange import MAX_REFUSALS, Exchange
-from xpyd_sidecar.router.serving.exchange_inputs import RequestLimits
 from xpyd_sidecar.router.serving.instructions import (
     Answered,
     AttemptEnded,
@@ -24,6 +23,7 @@ from xpyd_sidecar.router.serving.instructions import (
     Instruction,
     Pass,
     Relay,
+    RequestLimits,
     RequestOver,
     Resume,
     SendAttempt,

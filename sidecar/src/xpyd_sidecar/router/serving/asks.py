@@ -17,7 +17,6 @@ from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.request_hash import RequestHash, hash_of
 from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.exchange_inputs import Course
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.replay_recorder import FirstToken
 from xpyd_sidecar.router.upstream.call import BodySender
@@ -29,7 +28,7 @@ Later = Callable[[bytes], Asked]
 """The same of a leg that is asked when prefill has answered: of its answer."""
 
 
-class GoesOn(Course, Protocol):
+class GoesOn(mv.Course, Protocol):
     """An answer that may go on elsewhere, for who carries that out."""
 
     def refused(self) -> None:

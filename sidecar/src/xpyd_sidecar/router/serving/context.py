@@ -22,8 +22,8 @@ from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.target import EngineTarget
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, Straight, tracing_of
-from xpyd_sidecar.router.serving.exchange_inputs import RequestLimits
 from xpyd_sidecar.router.serving.in_flight import InFlight, InFlightRequest
+from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.quarantine import Poison
 from xpyd_sidecar.router.serving.shapes import Shapes
 from xpyd_sidecar.router.serving.waiting import AdmissionQueue

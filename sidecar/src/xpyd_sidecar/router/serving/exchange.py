@@ -43,7 +43,6 @@ from xpyd_sidecar.router.balance.picker import Selection
 from xpyd_sidecar.router.balance.retry_budget import RetryBudget
 from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
 from xpyd_sidecar.router.serving import instructions as mv
-from xpyd_sidecar.router.serving.exchange_inputs import Course, RequestLimits
 from xpyd_sidecar.router.stream.failures import GONE, FailureKind, FailureReason
 
 MAX_REFUSALS = 8
@@ -74,8 +73,8 @@ class Exchange:
                  "_linger_at", "_pair_at", "_picks", "_prefill", "_refusals", "_request_at", "_spoken", "_transfer",
                  "_whole_at", "_without", "attempt", "continued", "over", "refused")
 
-    def __init__(self, transfer: TransferId, picks: Selection, limits: RequestLimits, *, now: float, budget: RetryBudget,
-                 alone: bool = False, course: Course | None = None, avoid: Callable[[], set[InstanceName]] = set) -> None:
+    def __init__(self, transfer: TransferId, picks: Selection, limits: mv.RequestLimits, *, now: float, budget: RetryBudget,
+                 alone: bool = False, course: mv.Course | None = None, avoid: Callable[[], set[InstanceName]] = set) -> None:
         """``alone``: decode does all of it. ``course``: None where the answer cannot, or shall not, go on elsewhere.
         ``avoid``: instances that it must keep away from now.
         """

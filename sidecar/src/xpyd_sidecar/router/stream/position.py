@@ -185,7 +185,7 @@ class Position(msgspec.Struct, eq=False):
 
     @property
     def goes_on(self) -> bool:
-        """Whether another engine can go on (exchange_inputs.Course)."""
+        """Whether another engine can go on (instructions.Course)."""
         self.fold()
         if self.sampled and (self.forgets or (self.log and not self.prompt)):
             return False
