@@ -74,7 +74,8 @@ class Exchange:
                  "_whole_at", "_without", "attempt", "continued", "over", "refused")
 
     def __init__(self, transfer: TransferId, picks: Selection, limits: mv.RequestLimits, *, now: float, budget: RetryBudget,
-                 alone: bool = False, course: mv.Course | None = None, avoid: Callable[[], set[InstanceName]] = set) -> None:
+                 alone: bool = False, course: mv.Course | None = None,
+                 avoid: Callable[[], set[InstanceName]] = set) -> None:
         """``alone``: decode does all of it. ``course``: None where the answer cannot, or shall not, go on elsewhere.
         ``avoid``: instances that it must keep away from now.
         """
