@@ -330,7 +330,7 @@ class Play:
             world.clock.now += 11.0 if what == "later" else 1.0
             now = world.clock.now
             for serving in list(world.context.servings):
-                serving.sweep(now, 0.0, 10.0)
+                serving.sweep(now, 0.0)
         elif what == "drain":
             world.server.drain()
         await self.settled()

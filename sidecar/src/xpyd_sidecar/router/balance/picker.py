@@ -137,7 +137,7 @@ class Picker:
 
 
 class Selection:
-    """The picks of one request (``exchange_inputs.Picks``)."""
+    """The picks of one request."""
 
     __slots__ = ("_own_id", "_picker", "_stays", "prefix", "session")
 
