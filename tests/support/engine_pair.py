@@ -37,7 +37,7 @@ from xpyd_sidecar.contract.ids import (
     join_host_port,
 )
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.upstream.cancel_notice import Farewells
 from xpyd_sidecar.router.upstream.pool import EnginePool
 

@@ -19,7 +19,7 @@ from xpyd_sidecar.router.balance.concurrency import ConcurrencyLimits
 from xpyd_sidecar.router.balance.picker import Picker
 from xpyd_sidecar.router.balance.retry_budget import RetryBudget
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, Straight, tracing_of
 from xpyd_sidecar.router.serving.in_flight import InFlight, InFlightRequest

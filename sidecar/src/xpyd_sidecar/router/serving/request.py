@@ -18,7 +18,7 @@ import msgspec
 from xpyd_sidecar.contract.ids import Role, TransferId
 from xpyd_sidecar.router.api.faults import HttpFault, unavailable
 from xpyd_sidecar.router.balance.picker import Selection
-from xpyd_sidecar.router.fleet.target import Pair
+from xpyd_sidecar.router.fleet.member import Pair
 from xpyd_sidecar.router.http.patience import Reminder
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import chunk_of

@@ -10,7 +10,7 @@ from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import roster as ro
-from xpyd_sidecar.router.fleet.target import EngineTarget
+from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver
 from xpyd_sidecar.router.observing.record import Record, StraightRecord
