@@ -59,8 +59,8 @@ def shown(families: list[Metric]) -> Labels:
 def router() -> Labels:
     """One request, with every label in use."""
     metrics = RouterMetrics(lambda: [member("p1", role=Role.PREFILL), member("d1")])
-    metrics.watch_queue(lambda: 0)
-    metrics.watch_budget(lambda: 30)
+    metrics.queued = lambda: 0
+    metrics.retries_left = lambda: 30
     of = record(P1, D1, retries=1, continued=1, skips="short")
     metrics.in_flight += 1
     metrics.closed(of_records(of.api, [of]))

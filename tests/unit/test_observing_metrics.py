@@ -118,8 +118,8 @@ def test_instances_and_open_legs_are_read_when_asked() -> None:
 def test_queue_and_budget_are_read_when_asked() -> None:
     metrics = RouterMetrics(list)
     left = [5.0]
-    metrics.watch_queue(lambda: 3)
-    metrics.watch_budget(lambda: left[0])
+    metrics.queued = lambda: 3
+    metrics.retries_left = lambda: left[0]
     assert value(metrics, "xpyd_router_queued") == 3
     left[0] = 2.5
     assert value(metrics, "xpyd_router_retry_budget") == 2.5
@@ -161,7 +161,7 @@ def test_each_process_is_shown_with_what_it_knows_of_itself() -> None:
     for seconds in (-1.0, 0.0005, 0.3, 99.0):
         one.lagged(seconds)
     processes = {"0": one, "1": other}
-    metrics.watch_processes(lambda: processes)
+    metrics.vitals = lambda: processes
     assert value(metrics, "xpyd_router_connections", worker="0") == 3
     assert value(metrics, "xpyd_router_connections") == 7
     assert value(metrics, "xpyd_router_connections_refused_total", worker="0", code="unavailable") == 2
@@ -179,7 +179,7 @@ def test_what_the_system_knows_of_each_process_is_labelled_and_not_mixed() -> No
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as child:
         metrics = RouterMetrics(list)
         processes = {"0": Vitals(), "1": Vitals(pid=child.pid)}
-        metrics.watch_processes(lambda: processes)
+        metrics.vitals = lambda: processes
         for name in ("resident_memory_bytes", "virtual_memory_bytes", "start_time_seconds", "max_fds", "open_fds"):
             assert min(value(metrics, f"process_{name}", worker=worker) for worker in processes) > 0, name
         mine, before = os.listdir("/proc/self/fd"), value(metrics, "process_open_fds", worker="1")

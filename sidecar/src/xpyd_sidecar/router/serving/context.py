@@ -64,9 +64,9 @@ class RequestContext:
         self.poison: Poison = Poison(self.loop, self.roster)
         self.tracing = tracing_of(router.otlp_endpoint, config.service, config.instance)
         self.observer = self._make_observer()
-        self.observer.metrics.watch_budget(lambda: self.budget.left(self.loop.time()))
-        self.observer.metrics.watch_poison(self.poison.counts)
-        self.observer.watch_queue(self.line.__len__)
+        self.observer.metrics.retries_left = lambda: self.budget.left(self.loop.time())
+        self.observer.metrics.poison = self.poison.counts
+        self.observer.metrics.queued = self.line.__len__
         self.observer.on_straight = self._whole
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
