@@ -33,7 +33,7 @@ class Probed(Enum):
 
 
 class FleetMember(msgspec.Struct, eq=False):
-    """One instance. Policies read ``name``, ``load``, ``in_flight`` and ``in_flight_at_beat``; only the roster writes."""
+    """One instance. Policies read ``name``, ``load`` and the counts of legs; the roster writes, and who counts legs."""
 
     name: InstanceName
     role: Role = Role.DECODE

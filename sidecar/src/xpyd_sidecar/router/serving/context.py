@@ -119,11 +119,14 @@ class RequestContext:
 
     def leg_opened(self, target: EngineTarget) -> ro.FleetMember | None:
         """Count a leg on its instance; give the member back with ``leg_closed``."""
-        return self.roster.open_leg(target.instance, target.incarnation)
+        member = self.roster.find(target.instance, target.incarnation)
+        if member is not None:
+            member.in_flight += 1
+        return member
 
     def leg_closed(self, member: ro.FleetMember) -> None:
         """The leg ended."""
-        self.roster.leg_closed(member)
+        member.in_flight -= 1
         self.rooms.ended(self.loop.time(), member)
         if self.line.waits:
             self.line.moved()

@@ -99,13 +99,13 @@ class Serving:
         """Stop reading decode."""
         self._paused = True
         if self.relaying is not None:
-            self.relaying.pause()
+            self.relaying.read(False)
 
     def on_resume(self) -> None:
         """Read decode again."""
         self._paused = False
         if self.relaying is not None:
-            self.relaying.resume()
+            self.relaying.read(True)
 
     # ---- the engines (call.Sink)
 
@@ -313,7 +313,7 @@ class Serving:
             self._last_if_unread()
             reply.begin(head.status, head.passed_on(), first, length=head.length, ends=call.ends and call is self.relaying)
         if self._paused and call is self.relaying:
-            call.pause()
+            call.read(False)
 
     def _pass(self, _: mv.Pass) -> None:
         assert self._answer is not None
