@@ -32,8 +32,7 @@ from xpyd_sidecar.router.stream.events import ABORT, END, only_comments
 from xpyd_sidecar.router.stream.failures import FailureReason
 from xpyd_sidecar.router.stream.replay_recorder import stream_of
 from xpyd_sidecar.router.stream.token_recorder import NotedStream
-from xpyd_sidecar.router.upstream.call import UpstreamCall
-from xpyd_sidecar.router.upstream.engine_connection import EngineConnection
+from xpyd_sidecar.router.upstream.call import EngineConnection, UpstreamCall
 
 logger = logging.getLogger(__name__)
 

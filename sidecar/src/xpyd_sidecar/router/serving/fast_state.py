@@ -14,13 +14,13 @@ from xpyd_sidecar.router.fleet.roster import FleetMember
 from xpyd_sidecar.router.fleet.target import Pair
 from xpyd_sidecar.router.http.reply import ReplyConnection
 from xpyd_sidecar.router.http.wire import ResponseHead
-from xpyd_sidecar.router.observing.fast_record import StraightRecord
+from xpyd_sidecar.router.observing.record import StraightRecord
 from xpyd_sidecar.router.relay.whole import Whole
 from xpyd_sidecar.router.serving.context import RequestContext
 from xpyd_sidecar.router.serving.shapes import Shape
 from xpyd_sidecar.router.stream.events import EventStream
 from xpyd_sidecar.router.stream.position import Position
-from xpyd_sidecar.router.upstream.engine_connection import EngineConnection
+from xpyd_sidecar.router.upstream.call import EngineConnection
 
 
 class FastState(msgspec.Struct, eq=False):
