@@ -13,7 +13,6 @@ import torch
 from make_model import ensure_model
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
-from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -22,6 +21,7 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowSpec,
 )
+from vllm_places import at_its_place
 
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.launch import KvOptions
@@ -51,7 +51,7 @@ CHUNKED = {"kind": ChunkedLocalAttentionSpec, "attention_chunk_size": 64}
 
 def check(vllm: VllmConfig, *layers: KVCacheSpec) -> list[Any]:
     """Group layers as vLLM does for this configuration, and have them checked; the groups."""
-    groups = get_kv_cache_groups(vllm, {f"layer{n}": one for n, one in enumerate(layers)})
+    groups: list[Any] = at_its_place("get_kv_cache_groups")(vllm, {f"layer{n}": one for n, one in enumerate(layers)})
     compat.check_model(vllm, SimpleNamespace(kv_cache_groups=groups))
     return groups
 

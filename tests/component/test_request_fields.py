@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from vllm_places import MODULE
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, Role, TransferId
 from xpyd_sidecar.contract.legs import FIELD, Leg, Peer
@@ -18,8 +19,8 @@ from xpyd_sidecar.router.api.passthrough_bodies import checked
 P_LEG = Leg(1, Role.PREFILL, TransferId("0" * 32), Attempt(1), 5.0,
             Peer(InstanceName("d"), Incarnation("i"), HostPort("h:1")))
 D_LEG = Leg(1, Role.DECODE, TransferId("0" * 32), Attempt(1), 5.0)
-NOT_VLLMS = {"best_of"}
-"""Fields of OpenAI's API that older engines knew."""
+NOT_VLLMS = {"best_of", *(("return_weight_versions",) if MODULE == "v032" else ())}
+"""Fields of OpenAI's API that older engines knew, and those that only newer ones know."""
 
 
 @pytest.fixture(scope="module")

@@ -157,6 +157,7 @@ _COMMON: dict[str, FieldRule] = {
     "skip_special_tokens": DROP,
     "spaces_between_special_tokens": DROP,
     "return_tokens_as_token_ids": DROP,
+    "return_weight_versions": DROP,  # since vLLM 0.33
     "return_token_ids": DROP,
     "return_token_offsets": DROP,
     "mm_payload": DROP,
