@@ -16,8 +16,8 @@ from xpyd_sidecar.errors import ConfigError
 
 KNOWN: Final = {"0.32.": "v032", "0.33.": "v033"}
 """The module that knows a version, by how the version begins."""
-NO_SLEEP: Final = ("kv connector: sleep mode is not supported: blocks would lose their memory while peers may still write into "
-                   "them; leave --enable-sleep-mode out")
+NO_SLEEP: Final = ("kv connector: sleep mode is not supported: blocks would lose their memory while peers may still write "
+                   "into them; leave --enable-sleep-mode out")
 _FAST_TOKENIZERS = frozenset({"auto", "hf"})
 """Modes whose tokenizers give the text of a prompt that ends inside a character again, whole; others lose the character."""
 _PLAIN_TYPES: Final = frozenset({"float16", "bfloat16", "float32"})
