@@ -19,7 +19,7 @@ setup: $(STAMP) ## Check the machine and install everything, pinned
 
 $(STAMP): requirements/uv.txt requirements/cpu.txt operator/pyproject.toml sidecar/pyproject.toml \
 		sidecar/hatch_build.py $(wildcard sidecar/src/xpyd_sidecar/router/relay/_*.[ch]) \
-		sidecar/src/xpyd_sidecar/engine/links/_moves.c scripts/preflight.py
+		sidecar/src/xpyd_sidecar/transport/_moves.c scripts/preflight.py
 	@$(PYTHON) scripts/preflight.py $(VENV)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt
@@ -275,6 +275,10 @@ campaign-long: $(STAMP) ## A prefill of five minutes on real engines is handed o
 
 campaign-pairs: $(STAMP) ## Memory and file descriptors of an engine by peer that it has met, into bench/results (a minute)
 	@$(BIN)/python tests/campaigns/pairs.py
+
+.PHONY: campaign-files
+campaign-files: $(STAMP) ## 700 streams at once on a service that may open 1,024 files, into bench/results (6 minutes)
+	@$(BIN)/pytest tests/campaigns/test_file_limits.py --timeout 1200
 
 .PHONY: campaign-service campaign-fuzz
 campaign-service: $(STAMP) ## kill -9 of every process of a service of each role, 100 schemathesis requests of each operation (15 minutes)
