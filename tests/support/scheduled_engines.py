@@ -51,11 +51,12 @@ def hash_of(value: Any) -> bytes:
     return repr(value).encode()
 
 
-def vllm_config(**given: Any) -> VllmConfig:
+def vllm_config(*, kv_transfer: bool = True) -> VllmConfig:
+    """Of the tiny model; ``kv_transfer``: with our connector."""
     transfer = launch.kv_transfer_config(KvOptions(peer_timeout_s=1.0, load_timeout_s=5.0), "recompute")
     config: VllmConfig = EngineArgs(
         model=str(ensure_model()), enforce_eager=True, dtype="float32", max_model_len=1024, block_size=BLOCK,
-        max_num_batched_tokens=128, kv_transfer_config=transfer, **given).create_engine_config()
+        max_num_batched_tokens=128, kv_transfer_config=transfer if kv_transfer else None).create_engine_config()
     config.cache_config.num_gpu_blocks = BLOCKS
     config.cache_config.kv_cache_layout = LAYOUT
     return config
