@@ -1,4 +1,4 @@
-"""The rules in vLLM's own engine core, with the sources of each version that is known; ranks are threads, no engine runs."""
+"""The rules in vLLM's own engine core, by the sources of each version that is known; ranks are threads, no engine runs."""
 
 from __future__ import annotations
 
