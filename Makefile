@@ -10,7 +10,7 @@ MODEL ?=
 ROOT := $(filter 0,$(shell id -u))
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes
 
-.PHONY: help setup demo test test-cluster test-unit test-browser test-component test-kube test-gitops test-e2e build-light build-full build-images lint requirements crds clean images images-push
+.PHONY: help setup demo test test-cluster test-unit test-browser test-component test-versions test-kube test-gitops test-e2e build-light build-full build-images lint requirements crds clean images images-push
 
 help: ## List the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'

@@ -21,7 +21,7 @@ WARNED: list[tuple[dict[str, Any], dict[str, str]]] = [
     ({"engine": ["--spec-method=ngram", "-sc.method=ngram"]}, {"spec.engine.args[0]": "--spec-method ngram: ",
                                                                "spec.engine.args[1]": "-sc ngram: "}),
     ({"engine": ["--enable-return-routed-experts"]}, {"spec.engine.args[0]": "--enable-return-routed-experts: "}),
-    ({"engine": ["--enable-sleep-mode"]}, {"spec.engine.args[0]": "--enable-sleep-mode: an engine with it ends at its start"}),
+    ({"engine": ["--enable-sleep-mode"]}, {"spec.engine.args[0]": "--enable-sleep-mode: an engine with it ends at its st"}),
     ({"engine": ["Qwen/Qwen3-8B"]}, {"spec.engine.args[0]": "Qwen/Qwen3-8B belongs to no option, so it is a second model"}),
     ({"engine": ["--seed", "1"], "decode": ["a/b"]}, {"spec.decode.args[0]": "a/b belongs to no option"}),
     ({"engine": ["--enable-auto-tool-choice"]}, {"spec.engine.args[0]": "--enable-auto-tool-choice: an engine with it "}),
