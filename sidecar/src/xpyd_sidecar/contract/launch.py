@@ -225,9 +225,10 @@ def kv_transfer_config(options: KvOptions, on_load_failure: Literal["recompute",
                        beside: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """The value of vLLM's ``--kv-transfer-config`` (as an object; the caller encodes it).
 
-    ``beside``: configurations of connectors that come after ours; vLLM's MultiConnector holds them together. Options that
-    came later are left out where they have their defaults: the engine's revision stays what it was, and an engine image with
-    the connector of an earlier release takes it.
+    ``beside``: configurations of connectors that come after ours; vLLM's MultiConnector holds them together.
+
+    Options that came later are left out where they have their defaults: the engine's revision stays what it was, and an
+    engine image with the connector of an earlier release takes it.
     """
     given = msgspec.to_builtins(options)
     for name, default in LATER_OPTIONS.items():

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 
 from xpyd_sidecar import __version__
 from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.observing.audit_metrics import AuditMetrics
 from xpyd_sidecar.router.observing.batch import Batch
 from xpyd_sidecar.router.observing.summary import failed
 from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes, buckets_of
@@ -82,6 +83,7 @@ class RouterMetrics:
         self._poison = _Poisons()
         registry.register(self._poison)
         registry.register(self._pairs)
+        self.audits = AuditMetrics(registry, members)
         registry.register(_Instances(members))
 
     def watch_queue(self, queued: Callable[[], float]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Raw
 
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.router.api.bodies import GenerationRequest
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.api.request_hash import RequestHash
 from xpyd_sidecar.router.fleet.target import EngineTarget
@@ -70,6 +71,10 @@ class Asks(Protocol):
     """The prompt, as the client wrote it; empty where there is none."""
     passed_on: tuple[bytes, ...]
     """Names of the client's headers that engines read."""
+
+    @property
+    def generates(self) -> GenerationRequest | None:
+        """The completion or chat that it is; None: it is neither."""
 
     @property
     def alone(self) -> bool:

@@ -78,6 +78,11 @@ class Generation:
         """The client gets prefill's token."""
 
     @property
+    def generates(self) -> bodies.GenerationRequest:
+        """What it asks."""
+        return self._request
+
+    @property
     def alone(self) -> bool:
         """Whether it goes without prefill."""
         return bool(self.skips)

@@ -47,7 +47,7 @@ class Passthrough:
     __slots__ = ("_answer", "_hash", "_request", "_route", "_split", "api", "fields", "model", "once",
                  "path", "prompt", "skips", "stream")
     passed_on: tuple[bytes, ...] = HEADERS
-    course = None
+    course = generates = None
     speaks = False
     opaque = True
 

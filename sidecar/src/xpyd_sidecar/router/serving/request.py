@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpyd_sidecar.contract.ids import Role, TransferId
+from xpyd_sidecar.router.api.bodies import GenerationRequest
 from xpyd_sidecar.router.api.faults import HttpFault
-from xpyd_sidecar.router.fleet.target import Pair
+from xpyd_sidecar.router.fleet.target import EngineTarget, Pair
 from xpyd_sidecar.router.http.patience import Reminder
 from xpyd_sidecar.router.http.reply import Reply
 from xpyd_sidecar.router.http.wire import chunk_of
@@ -51,8 +52,9 @@ and say nothing more; it refuses connections, and so fails the probe."""
 class Serving:
     """One request, from what is asked to its last byte."""
 
-    __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_held", "_loop", "_paused", "_reminder",
-                 "_reply", "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying", "request_hash")
+    __slots__ = ("_answer", "_asks", "_began", "_context", "_first", "_gone", "_held", "_loop", "_paused",
+                 "_reminder", "_reply", "_withheld", "alone", "exchange", "instances", "legs", "record", "relaying",
+                 "request_hash", "sent")
 
     def __init__(self, context: RequestContext, reply: Reply, asks: Asks, transfer: TransferId, passed: Headers, *,
                  picks: Picks, began: float) -> None:
@@ -76,6 +78,8 @@ class Serving:
         self._first = b""
         self._answer: tuple[UpstreamCall, bytes] | None = None
         self._reminder = Reminder(self._loop)
+        self.sent: dict[Role, EngineTarget] = {}
+        """Where its last legs went."""
         self._paused = False
         self._gone = False
         self.alone, self.request_hash, self.instances = asks.alone, asks.request_hash, self.legs.instances
@@ -91,6 +95,14 @@ class Serving:
             self._reminder.at(exchange.deadline, self._on_time)
         else:
             self._do(exchange.start(self._began) if pair is None else exchange.started(pair, self._began))
+
+    def handed_over(self) -> tuple[GenerationRequest, Pair] | None:
+        """As ``InFlightRequest``'s."""
+        record, sent, request = self.record, self.sent, self._asks.generates
+        straight = record.outcome == "ok" and record.attempt == 1 and not (record.retries or record.skips)
+        if not straight or request is None or sent.keys() != set(Role):
+            return None
+        return request, Pair(sent[Role.DECODE], sent[Role.PREFILL])
 
     # ---- the client (reply.RequestHandler)
 
@@ -281,7 +293,7 @@ class Serving:
         asks, framed = self._asks, self._reply.framed
         speaks = asks.speaks and not decode and not send.target.p2p and not self._reply.started
         leg = self.legs.hold(send, self, asks.reader(send.role, framed=framed, speaks=speaks))
-        leg.call.patient = self._reply.started
+        leg.call.patient, self.sent[send.role] = self._reply.started, send.target
         leg.call.body = asks.body(self.condemn)
         asked = asks.leg(send, self._reply.request_id.encode(), speaks=speaks)
         if isinstance(asked, tuple):

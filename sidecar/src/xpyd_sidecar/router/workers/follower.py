@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.contract.launch import SidecarConfig
 from xpyd_sidecar.router.fleet import replica as rep
 from xpyd_sidecar.router.fleet import roster as ro
@@ -56,6 +57,11 @@ class WorkerObserver(RouterObserver):
         """A request whose answer passes through ended so."""
         super().passed(path, outcome)
         self.reports.passed(path, outcome)
+
+    def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
+        """An audit ended so, or was left out."""
+        super().audited(prefill, decode, result, difference)
+        self.reports.audited((prefill, decode, result, difference))
 
     def ended(self, record: Record) -> None:
         """What is known of a request that ended."""

@@ -114,6 +114,10 @@ class Refusal(msgspec.Struct, frozen=True):
     detail: str
 
 
+Audited = tuple[InstanceName, InstanceName, str, float]
+"""An audit: prefill, decode, what was found, and the difference (NaN: none)."""
+
+
 class WorkerReport(msgspec.Struct, frozen=True, tag=True):
     """What happened since the last one; also a sign of life."""
 
@@ -132,6 +136,7 @@ class WorkerReport(msgspec.Struct, frozen=True, tag=True):
     retries_left: float
     held: int = 0
     """Requests that are held because they may be what ends engines."""
+    audited: list[Audited] = []
 
 
 class AskOwner(msgspec.Struct, frozen=True, tag=True):

@@ -361,6 +361,8 @@ class OwnerRouter(RouterProcess):
             observer.refused(refusal.api, refusal.request_id, refusal.outcome, refusal.status, refusal.detail)
         for path, outcome in report.passed:
             observer.passed(path, outcome)
+        for audit in report.audited:
+            observer.audited(*audit)
         worker.in_flight, worker.queued, worker.retries_left = report.in_flight, report.queued, report.retries_left
         worker.held = report.held
         self._level()

@@ -28,6 +28,7 @@ class Reports:
         self._closed: list[Record] = []
         self._refused: list[li.Refusal] = []
         self._passed: list[tuple[str, str]] = []
+        self._audited: list[li.Audited] = []
         self.levels: Callable[[], tuple[int, int, float, int]] = lambda: (0, 0, 0.0, 0)
         """Requests being served, those that wait, retries left, and requests that are held."""
         self.applied = 0
@@ -63,6 +64,11 @@ class Reports:
             self._passed.append((path, outcome))
         self.soon()
 
+    def audited(self, one: li.Audited) -> None:
+        """An audit ended. There are few."""
+        self._audited.append(one)
+        self.soon()
+
     def _room(self) -> bool:
         if self._link.backlog < MAX_UNSENT:
             return True
@@ -85,6 +91,7 @@ class Reports:
                 del self._open[name, incarnation]
         self._changed.clear()
         report = li.WorkerReport(self.applied, legs, self._opened, self._closed, self._refused, self._passed,
-                                 *self.levels())
+                                 *self.levels(), self._audited)
+        self._audited = []
         self._opened, self._closed, self._refused, self._passed = [], [], [], []
         self._link.send(report)
