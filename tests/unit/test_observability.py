@@ -261,8 +261,8 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "XpydTransfersStuck": ({f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"ok\"}}": "7x60",
                             f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"aborted\"}}": "7x60"},
                            QWEN | {"pod": "qwen-e0", "instance": "10.0.0.1:8000"}),
-    "XpydAuditsDiffer": ({f"xpyd_router_pair_audits_total{{{POD}, prefill=\"p0\", decode=\"d0\", result=\"differs\"}}": "0+1x60"},
-                         QWEN | {"prefill": "p0", "decode": "d0"}),
+    "XpydAuditsDiffer": ({f"xpyd_router_pair_audits_total{{{POD}, prefill=\"p0\", decode=\"d0\", result=\"differs\"}}":
+                          "0+1x60"}, QWEN | {"prefill": "p0", "decode": "d0"}),
     "XpydOperatorAway": ({'xpyd_operator_leader{pod="one"}': "0x60"}, {}),
     "XpydOperatorSeveral": ({'xpyd_operator_leader{pod="other"}': "1x60"}, {}),
     "XpydRoundsFail": ({'xpyd_operator_reconcile_total{result="failed"}': "0+1x60"}, {}),
