@@ -159,6 +159,7 @@ def test_blocks_that_both_need_go_when_both_have_said_so(make: Callable[..., Mul
             assert p.freed == [], "the store has said so, ours has not"
             p.scheduler._offers.take_copied = copied  # type: ignore[method-assign]
         until(lambda p=p: bool(p.freed), p)
+        assert all((2, 1) in store._data for store in p.stores), "the store has its blocks by then"
         for _ in range(6):
             p.step()
         assert p.freed == [theirs.request_id], "and once"

@@ -59,9 +59,12 @@ class MultiEngine(Engine):
         ours = _ours(self.scheduler, None)
         self.multi = _multi(*((ours, self.store) if order == "ours first" else (self.store, ours)))
         self.ranks = []
+        self.stores: list[HostStore] = []
+        """By rank."""
         for worker, caches in zip(self.workers, self.caches, strict=True):
             store = _store(late=late)
             store.register_kv_caches(caches)
+            self.stores.append(store)
             mine = _ours(None, worker)
             self.ranks.append(_multi(*((mine, store) if order == "ours first" else (store, mine))))
         self.freed: list[str] = []
