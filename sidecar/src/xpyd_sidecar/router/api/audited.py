@@ -79,11 +79,11 @@ class _Choice(msgspec.Struct):
     logprobs: _Shown | None = None
 
 
-class _Answer(msgspec.Struct):
+class _FirstTokenAnswer(msgspec.Struct):
     choices: list[_Choice]
 
 
-_decode = msgspec.json.Decoder(_Answer).decode
+_decode = msgspec.json.Decoder(_FirstTokenAnswer).decode
 
 
 def odds_of(answer: bytes) -> Odds | None:
