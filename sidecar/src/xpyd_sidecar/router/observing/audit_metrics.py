@@ -16,13 +16,13 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from xpyd_sidecar.contract.ids import InstanceName
 from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.observing.batch import MAX_PAIRS, OTHER
 from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes
 
 DIFFERENCES: Final = (1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Of log probabilities: upper ends of buckets."""
-MAX_PAIRS: Final = 256
-OTHER: Final = "other"
 
 
 class AuditMetrics(Collector):
@@ -34,15 +34,15 @@ class AuditMetrics(Collector):
                                     "computed again without it, by what was found, or why nothing was", ("result",))
         self._differences = TallyTimes(registry, "xpyd_router_audit_difference", "How far the log probability of a first "
                                        "token is from the one without KV from prefill", DIFFERENCES)
-        self._pairs: dict[tuple[str, str], dict[str, int]] = {}
+        self._pairs: dict[tuple[InstanceName, InstanceName], dict[str, int]] = {}
         registry.register(self)
 
-    def add(self, prefill: str, decode: str, result: str, difference: float) -> None:
+    def add(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
         """Count one. ``difference``: NaN where nothing was found."""
         self._results.add((result,))
         if math.isnan(difference):
             return
-        self._differences.add(difference)
+        self._differences.add_all((difference,))
         pair = (prefill, decode)
         if pair not in self._pairs and len(self._pairs) >= MAX_PAIRS:
             pair = (OTHER, OTHER)
