@@ -67,6 +67,7 @@ def router() -> Labels:
     metrics.message("taken")
     metrics.probed("healthy")
     metrics.changed("joined")
+    metrics.audits.add("p1", "d1", "equal", 0.0)
     return shown(list(metrics.registry.collect()))
 
 
@@ -234,6 +235,8 @@ HEALTHY = {
     f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"ok\"}}": "0+60x60",
     f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"aborted\"}}": "0+30x60",
     f"xpyd_kv_sends_open{{{POD}}}": "4x60",
+    f"xpyd_router_pair_audits_total{{{POD}, prefill=\"p0\", decode=\"d0\", result=\"equal\"}}": "0+1x60",
+    f"xpyd_router_pair_audits_total{{{POD}, prefill=\"p0\", decode=\"d0\", result=\"differs\"}}": "0x20 1x39",
     'xpyd_operator_leader{pod="one"}': "1x60",
     'xpyd_operator_leader{pod="other"}': "0x60",
     'xpyd_operator_reconcile_total{result="same"}': "0+12x60",
@@ -258,6 +261,8 @@ CASES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "XpydTransfersStuck": ({f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"ok\"}}": "7x60",
                             f"xpyd_kv_transfers_total{{{POD}, side=\"send\", outcome=\"aborted\"}}": "7x60"},
                            QWEN | {"pod": "qwen-e0", "instance": "10.0.0.1:8000"}),
+    "XpydAuditsDiffer": ({f"xpyd_router_pair_audits_total{{{POD}, prefill=\"p0\", decode=\"d0\", result=\"differs\"}}":
+                          "0+1x60"}, QWEN | {"prefill": "p0", "decode": "d0"}),
     "XpydOperatorAway": ({'xpyd_operator_leader{pod="one"}': "0x60"}, {}),
     "XpydOperatorSeveral": ({'xpyd_operator_leader{pod="other"}': "1x60"}, {}),
     "XpydRoundsFail": ({'xpyd_operator_reconcile_total{result="failed"}': "0+1x60"}, {}),

@@ -217,6 +217,7 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics.message("taken")
         metrics.probed("healthy")
         metrics.changed("joined")
+        metrics.audits.add(P1.instance, D1.instance, "equal", 0.0)
         f.router.server.refused(HttpFault(408, "too slow", code="request_timeout"))
         found: dict[str, tuple[str, ...]] = {}
         for family in metrics.registry.collect():

@@ -48,6 +48,7 @@ _TABLE: Final[Mapping[str, tuple[Callable[[str], bool], str]]] = {
 _HEADS = {option.partition("|")[0]: (option.replace("|", ""), *entry) for option, entry in _TABLE.items()}
 _CHOICE, _CALLS = "--enable-auto-tool-choice", "--tool-call-parser"
 _CUMEM: Final = ("--enable-cumem-allocator", "--enable-sleep-mode")
+_NO_CACHE: Final = "--no-enable-pref"
 _ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
 _EQUAL: Final[Mapping[str, Mapping[str, str]]] = {
     "--block-size": {},
@@ -59,7 +60,8 @@ _EQUAL: Final[Mapping[str, Mapping[str, str]]] = {
 
 def warnings(service: DisaggService) -> list[Fault]:
     """What the engines of a service would refuse or not do, each with the version that this holds for."""
-    found = [*_options(service), *_models(service), *_tools(service), *_allocator(service), *_unequal(service)]
+    found = [*_options(service), *_models(service), *_tools(service), *_allocator(service), *_unequal(service),
+             *_uncached(service)]
     return [Fault(path, f"{message} ({VERSION})") for path, message in found]
 
 
@@ -127,6 +129,15 @@ def _allocator(service: DisaggService) -> Iterator[tuple[str, str]]:
         if variable.name == _ALLOCATOR and "expandable_segments:True" in (variable.value or "") and not _cumem(service):
             words = "with expandable_segments:True an engine ends at its start, as KV to hand over must stay in place"
             yield _env_path(index, variable), f"{words}; leave it out"
+
+
+def _uncached(service: DisaggService) -> Iterator[tuple[str, str]]:
+    """What is offloaded is found by the hashes of the prefix cache."""
+    for path, args in _lists(service) if service.spec.kv.offload is not None else ():
+        for one in given(args):
+            if one.name.startswith(_NO_CACHE) and "--no-enable-prefix-caching".startswith(one.name):
+                words = f"{one.name}: an engine with it finds nothing of spec.kv.offload again; leave one of them out"
+                yield f"{path}[{one.index}]", words
 
 
 def _env_path(index: int, variable: EnvVar) -> str:

@@ -26,6 +26,7 @@ from xpyd_sidecar.engine.control_handler import ControlHandler
 from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
 from xpyd_sidecar.engine.settings import ConnectorSettings
+from xpyd_sidecar.engine.siblings import Siblings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_rpc import WorkerRpc
 from xpyd_sidecar.errors import ConfigError
@@ -50,8 +51,10 @@ REFUSED_PROMPT: Final = [0]
 class SchedulerSide:
     """One engine (one DP rank of it)."""
 
-    def __init__(self, config: Any, settings: ConnectorSettings, *, recompute: bool, blocks: int = 0) -> None:
+    def __init__(self, config: Any, settings: ConnectorSettings, *, recompute: bool, blocks: int = 0,
+                 beside: bool = False) -> None:
         """Bind the control socket. ``blocks`` of each rank's cache, of which loads may hold half; 0: they are not counted.
+        ``beside``: other connectors are told the same as this one.
 
         Raises:
             ConfigError: the port cannot be bound.
@@ -68,6 +71,7 @@ class SchedulerSide:
         self._pairing = Pairing(recompute=recompute, unclaimed_s=options.claim_s)
         self._offers = Offers(block_size=self._block_size, ranks=self._ranks, blocks=blocks)
         self._room = LoadRoom(blocks)
+        self._siblings = Siblings(self._ranks) if beside else None
         self._tell_s = min(options.peer_timeout_s / 4, options.load_timeout_s / 8)
         """Between two words of work for transfers, each said in a step."""
         self._told_at = -math.inf
@@ -283,8 +287,13 @@ class SchedulerSide:
             known = {name for name in output.finished_recving or () if name in self._carrying.expected}
             for name in known:
                 self._loaded(name, self._carrying.expected.pop(name))
-            output.finished_recving = known or None
-            output.finished_sending = self._offers.take_copied() or None
+            if self._siblings is None:
+                output.finished_recving = known or None
+                output.finished_sending = self._offers.take_copied() or None
+            else:
+                loads = report.loads if isinstance(report, StepReport) else ()
+                output.finished_recving = self._siblings.left(output.finished_recving or (), loads, known) or None
+                self._carrying.orders.copied += self._offers.take_copied()
 
     def _remember(self, report: StepReport) -> None:
         for key, noted in report.sent_notes:
@@ -336,7 +345,7 @@ class SchedulerSide:
         with self._lock:
             orders, counted = self._carrying.orders, self._carrying.stats.data
             return bool(self._offers.open or orders.releases or orders.abandons or counted or self._gauges_moved()
-                        or self._holds())
+                        or self._holds() or orders.copied)
 
     def _holds(self) -> bool:
         """Whether a worker keeps KV in host memory."""

@@ -133,6 +133,7 @@ class WorkerSide:
         self._by_layer = by_layer
         self._hand: WorkerRpcServer | None = None
         self._orders = Orders()
+        self._copied: set[str] = set()
         self.calm = False
         """The engine takes naps."""
         self._forwards = Forwards()
@@ -165,6 +166,7 @@ class WorkerSide:
         for key in orders.reclaims:
             self._saving.reclaim(key)
         self._saving.begin(orders.pushes)
+        self._copied.update(orders.copied)
 
     def duty(self, role: Role) -> dict[str, int]:
         """What this engine is for: memory of the other role goes back. Bytes that are held; on a thread of its own."""
@@ -210,6 +212,11 @@ class WorkerSide:
                       self._reading.thread if self._reading is not None else None,
                       self._hand.thread if self._hand is not None else None)
         return self._loading.poll(calm=self.calm)
+
+    def take_copied(self) -> set[str]:
+        """Requests whose blocks may go, as the scheduler side has said, since the last call."""
+        copied, self._copied = self._copied, set()
+        return copied
 
     def _sent_notes(self) -> list[tuple[Key, bytes]]:
         out = []

@@ -20,10 +20,12 @@ from xpyd_sidecar.engine.compat.common import (
     kv_dtype,
     kv_layout,
     log_like_vllm,
+    make_known,
     max_model_len,
     micro_batches,
     model_files,
     model_text,
+    outer_transfer,
     rank_of,
     sampling,
     show_cached,
@@ -73,9 +75,9 @@ __all__ = [
     "KV_ABI", "NO_SLEEP", "CacheHitSource", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata",
     "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
     "KVConnectorWorkerMetadata", "cached_tokens", "check_model", "check_version", "common_id", "create_metric_per_engine",
-    "dp_rank", "instruction_set", "kv_abi", "kv_dtype", "kv_heads", "kv_layout", "log_like_vllm", "max_model_len",
-    "micro_batches", "model_files", "model_text", "rank_of", "rest_while", "sampling", "show_cached", "show_own_cached",
-    "sizes", "version",
+    "dp_rank", "instruction_set", "kv_abi", "kv_dtype", "kv_heads", "kv_layout", "log_like_vllm", "make_known",
+    "max_model_len", "micro_batches", "model_files", "model_text", "outer_transfer", "rank_of", "rest_while", "sampling",
+    "show_cached", "show_own_cached", "sizes", "version",
 ]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import inspect
 import json
 import logging
 from importlib.metadata import entry_points
@@ -49,6 +51,32 @@ def check_version() -> None:
         ConfigError: names the version found and the one that works.
     """
     module()
+
+
+def outer_transfer() -> Any | None:
+    """The transfer configuration of the MultiConnector that is making the caller's connector; None: there is none.
+
+    vLLM makes a connector inside of one with a copy of the configuration, which has the connector's own settings in place
+    of the outer ones; the scheduler goes by the outer ones, of which the connector is told nothing. Who makes it is on the
+    stack.
+    """
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector  # noqa: PLC0415 (of a version)
+
+    frame = inspect.currentframe()
+    while frame is not None:
+        holder = frame.f_locals.get("self")
+        if isinstance(holder, MultiConnector):
+            return holder._vllm_config.kv_transfer_config
+        frame = frame.f_back
+    return None
+
+
+def make_known(name: str, module: str) -> None:
+    """Give a connector a name in vLLM: MultiConnector finds the statistics of those that it holds by their names alone."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: PLC0415 (of a version)
+
+    with contextlib.suppress(ValueError):  # it is known already
+        KVConnectorFactory.register_connector(name, module, name)
 
 
 def log_like_vllm(name: str) -> None:

@@ -18,6 +18,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 
 from xpyd_sidecar import __version__
 from xpyd_sidecar.router.fleet.roster import FleetMember
+from xpyd_sidecar.router.observing.audit_metrics import AuditMetrics
 from xpyd_sidecar.router.observing.batch import MAX_PAIRS, OTHER, Batch, Flow, Pair, count_pair
 from xpyd_sidecar.router.observing.summary import failed
 from xpyd_sidecar.router.observing.tally import TallyCounts, TallyTimes, WhenAsked, buckets_of, filled
@@ -82,6 +83,7 @@ class RouterMetrics:
         self._pairs: dict[Pair, Flow] = {}
         for ask in (self._ask_processes, self._ask_poison, self._ask_pairs, self._ask_instances):
             registry.register(WhenAsked(ask))
+        self.audits = AuditMetrics(registry, members)
 
     def passed(self, path: str, outcome: str) -> None:
         """A request whose answer passes through ended so. ``path``: of the router's table."""

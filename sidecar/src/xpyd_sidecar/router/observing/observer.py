@@ -140,6 +140,10 @@ class RouterObserver:
         """A request whose answer passes through ended so."""
         self.metrics.passed(path, outcome)
 
+    def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
+        """An audit of a pair ended so, or was left out. ``difference``: of log probabilities; NaN: none was found."""
+        self.metrics.audits.add(prefill, decode, result, difference)
+
     def refused(self, api: str, request_id: str, outcome: str, status: int, detail: str) -> None:
         """A request that would have generated was not served."""
         self.settle()

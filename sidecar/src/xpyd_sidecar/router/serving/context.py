@@ -22,6 +22,7 @@ from xpyd_sidecar.router.fleet import roster as ro
 from xpyd_sidecar.router.fleet.member import EngineTarget
 from xpyd_sidecar.router.fleet.watch import FleetWatch
 from xpyd_sidecar.router.observing.observer import RouterObserver, Straight, tracing_of
+from xpyd_sidecar.router.serving.audits import Around, Audits
 from xpyd_sidecar.router.serving.in_flight import InFlight, InFlightRequest
 from xpyd_sidecar.router.serving.instructions import RequestLimits
 from xpyd_sidecar.router.serving.quarantine import Poison
@@ -70,6 +71,8 @@ class RequestContext:
         self.observer.on_straight = self._whole
         if self.picker.holdings is not None:
             self.observer.cached = self.picker.holdings.count
+        around = Around(self.loop, self.pool, self.farewells, self.roster, self._calm, self.observer.audited)
+        self.audits = Audits(around, router.audit) if router.audit else None
         self.watch = FleetWatch(self.roster, self.servings.lost, self.observer)
         self.watch.on_leaving = self.servings.leaving
         self.watch.on_verdict = self.poison.judged
@@ -112,8 +115,14 @@ class RequestContext:
     def closed(self, one: InFlightRequest) -> None:
         """A request is over."""
         self.servings.discard(one)
+        if self.audits is not None:
+            self.audits.over(one)
         if self.line.waits:
             self.line.moved()
+
+    def _calm(self) -> bool:
+        """Whether there is room for what nobody waits for."""
+        return not (self.draining or self.line.waits or self.poison.alert)
 
     # ---- legs
 
@@ -141,12 +150,16 @@ class RequestContext:
         self.line.moved()
         self.pool.sweep()
         self.poison.tick()
+        if self.audits is not None:
+            self.audits.tick()
         self.observer.turn()
         self.servings.sweep(now, awake)
 
     def abort(self, reason: str) -> None:
         """Cut off what still waits or runs."""
         self.line.end(reason)
+        if self.audits is not None:
+            self.audits.abort()
         self.servings.abort(reason)
 
     async def close(self) -> None:

@@ -90,6 +90,10 @@ class FastState(msgspec.Struct, eq=False):
             self.arrived_unix, self.opened_s, self.prefilled_s, self.begun_s, self.ended_s, tokens, prompt_tokens,
             self.prompt_size, self.sent)
 
+    def handed_over(self) -> tuple[bodies.GenerationRequest, Pair]:
+        """As ``InFlightRequest``'s: what ends here went the straight course."""
+        return self.request, self.pair
+
     def request_hash(self) -> RequestHash:
         """Equal for all requests that ask for the same work."""
         return hash_of(self.shape.api, self.request.fields)

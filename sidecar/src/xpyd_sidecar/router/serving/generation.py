@@ -55,6 +55,11 @@ class Generation(Asks):
         self.speaks = config.first_token == "prefill" and continuation.speaks_first(request, self.position)  # noqa: S105
 
     @property
+    def generates(self) -> bodies.GenerationRequest:
+        """What it asks."""
+        return self._request
+
+    @property
     def course(self) -> GoesOn | None:
         """What its exchange wants to know of a stream that may go on elsewhere; None where it cannot."""
         return None if self.position is None else self

@@ -62,6 +62,10 @@ class Reports:
         """A passed request ended."""
         self._add(self._report.passed, (path, outcome))
 
+    def audited(self, one: li.Audited) -> None:
+        """An audit ended, or was left out."""
+        self._add(self._report.audited, one)
+
     def _add(self, those: list[_T], one: _T) -> None:
         if self._link.backlog < MAX_UNSENT:
             those.append(one)
@@ -125,6 +129,11 @@ class WorkerObserver(RouterObserver):
         """A request whose answer passes through ended so."""
         super().passed(path, outcome)
         self.reports.passed(path, outcome)
+
+    def audited(self, prefill: InstanceName, decode: InstanceName, result: str, difference: float) -> None:
+        """An audit ended so, or was left out."""
+        super().audited(prefill, decode, result, difference)
+        self.reports.audited((prefill, decode, result, difference))
 
     def ended(self, records: Sequence[Record | StraightRecord]) -> None:
         """What is known of requests that ended."""

@@ -357,6 +357,8 @@ class OwnerRouter(RouterProcess):
             observer.refused(*refusal)
         for path, outcome in report.passed:
             observer.passed(path, outcome)
+        for audit in report.audited:
+            observer.audited(*audit)
         worker.levels = report.levels
         self._level()
 
