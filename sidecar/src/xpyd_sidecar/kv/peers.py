@@ -9,6 +9,8 @@ import msgspec
 from xpyd_sidecar.contract.fingerprint import FingerprintFields, difference
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.contract.membership import Parallel
+from xpyd_sidecar.contract.speculation import Speculation
+from xpyd_sidecar.kv import speculation
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.mapping import Geometry, Plan, Unmappable, plan
 from xpyd_sidecar.kv.messages import Hello
@@ -22,10 +24,12 @@ class Self(msgspec.Struct, frozen=True):
     fingerprint: FingerprintFields
     parallel: Parallel
     geometry: Geometry
+    speculation: Speculation = Speculation()
 
     def hello(self, expects: Incarnation) -> Hello:
         """The first message to the decode engine of incarnation ``expects``."""
-        return Hello(self.instance, self.incarnation, expects, self.fingerprint, self.parallel, self.geometry)
+        return Hello(self.instance, self.incarnation, expects, self.fingerprint, self.parallel, self.geometry,
+                     self.speculation)
 
 
 class Met(NamedTuple):
@@ -36,14 +40,25 @@ class Met(NamedTuple):
     ranks: int
     plan: Plan = ()
     """Which of its ranks each rank here takes from, and what."""
+    warning: str = ""
+    """What is lost although its KV is taken."""
+    drafts_stay: bool = False
+    """The KV of drafts is not taken, so neither side may count on arrays as the other one has them."""
 
 
 def meet(ours: Self, theirs: Hello) -> Met:
     """Whether KV of ``theirs`` is right for ``ours``, and how it is laid out."""
     refused = _refusal(ours, theirs)
     if refused is None:
+        drafts = speculation.judge(ours.speculation, theirs.speculation)
+        if drafts.refused:
+            return Met((Outcome.INCOMPATIBLE, drafts.refused), theirs.geometry.ranks)
+        # Whatever a peer calls a draft's: what is a layer of the model here is taken.
+        mine = {name for stage in ours.geometry.stages for name, _ in stage} - set(ours.speculation.layers)
+        left_out = drafts.left_out - mine
         try:
-            return Met(None, theirs.geometry.ranks, plan(theirs.geometry, ours.geometry))
+            made = plan(theirs.geometry, ours.geometry, left_out)
+            return Met(None, theirs.geometry.ranks, made, drafts.warning, bool(left_out))
         except Unmappable as error:
             refused = Outcome.INCOMPATIBLE, str(error)
     return Met(refused, theirs.geometry.ranks)
