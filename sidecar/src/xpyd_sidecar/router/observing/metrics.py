@@ -242,6 +242,10 @@ class _Poisons(Collector):
             *(GaugeMetricFamily(name, words, value) for name, words, value in gauges)]
 
 
+_DRAFTS = {"drafted": "Tokens that an engine which speculates has drafted since its start, by the latest beat",
+           "accepted": "Those of them that it accepted", "generated": "All tokens that such an engine gave out"}
+
+
 class _Instances(Collector):
     """Instances by state, and open legs and load per instance, read when asked."""
 
@@ -253,12 +257,17 @@ class _Instances(Collector):
         legs = GaugeMetricFamily("xpyd_router_legs_open", "Open legs of this router", labels=["instance", "role"])
         usage = GaugeMetricFamily("xpyd_router_kv_usage", "Share of KV blocks in use, by the latest beat",
                                   labels=["instance", "role"])
+        drafts = {field: CounterMetricFamily(f"xpyd_router_engine_{field}_tokens", words, labels=["instance", "role"])
+                  for field, words in _DRAFTS.items()}
         counts: dict[tuple[str, str], int] = {}
         for member in self._members():
+            if member.load.drafts is not None:
+                for field, family in drafts.items():
+                    family.add_metric([member.name, member.role.value], getattr(member.load.drafts, field))
             key = (member.role.value, "suspended" if member.suspended else member.state.value)
             counts[key] = counts.get(key, 0) + 1
             legs.add_metric([member.name, member.role.value], member.in_flight)
             usage.add_metric([member.name, member.role.value], member.load.kv_usage)
         for key, number in sorted(counts.items()):
             states.add_metric(list(key), number)
-        return [states, legs, usage]
+        return [states, legs, usage, *drafts.values()]
