@@ -78,7 +78,7 @@ class Gather:
         )
 
     def _tokens_per_step(self, latest: Iterable[FleetInstance]) -> float:
-        """A step of a request gives one token, and those of its drafts that are accepted; as before, where none was made."""
+        """A step of a request gives one token, and what is accepted of its drafts; as before, where there was none."""
         now = {(each.instance, each.incarnation): each.load.drafts for each in latest if each.role is Role.DECODE}
         before, self._drafts = self._drafts, {key: drafts for key, drafts in now.items() if drafts is not None}
         both = [(before[key], drafts) for key, drafts in self._drafts.items() if key in before]
