@@ -13,7 +13,7 @@ from xpyd_operator.api import vllm as warned
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat
-from xpyd_sidecar.engine.compat import common
+from xpyd_sidecar.engine.compat import common, drafting
 
 pytest.importorskip("vllm")
 FULL = {option.replace("|", "") for option in warned._TABLE}
@@ -99,7 +99,7 @@ def test_methods_of_speculation_are_those_of_vllm() -> None:
 
     mtp, all_of_them = flat(MTPModelTypes), flat(SpeculativeMethod)
     assert all(name == "mtp" or name.endswith("_mtp") for name in mtp)
-    tokens, models = set(common.DRAFTED_BY_TOKENS), set(common.DRAFTED_BY_MODELS)
+    tokens, models = set(drafting.BY_TOKENS), set(drafting.BY_MODELS)
     assert all_of_them == tokens | models | mtp | speculation.OTHERS
     assert models == speculation.MODELS
     assert not (tokens | models) & speculation.OTHERS

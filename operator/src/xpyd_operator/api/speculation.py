@@ -25,7 +25,7 @@ _NUMBER: Final = "num_speculative_tokens"
 FIELDS: Final[Mapping[str, str]] = {"--spec-method": "method", "--spec-model": "model", "--spec-tokens": _NUMBER}
 _NOTHING: Final = ("", "None")
 _HEADS: Final = {
-    "--specu": "--speculative-config", "--spec-me": "--spec-method", "--spec-mo": "--spec-model", "--spec-t": "--spec-tokens",
+    "--specu": WHOLE[0], "--spec-me": "--spec-method", "--spec-mo": "--spec-model", "--spec-t": "--spec-tokens",
 }
 """What is enough for vLLM to know an option."""
 MODELS: Final = frozenset({"draft_model", "eagle", "eagle3", "mtp"})
