@@ -7,7 +7,13 @@ from typing import Any
 import torch
 
 from xpyd_sidecar.engine import compat, settings
-from xpyd_sidecar.engine.compat import CacheHitSource, KVConnectorBase_V1, KVConnectorRole, KVConnectorTransferResults
+from xpyd_sidecar.engine.compat import (
+    CacheHitSource,
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    drafting,
+)
 from xpyd_sidecar.engine.reports import Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.stats import PromMetrics, Stats
@@ -38,7 +44,8 @@ class XpydConnector(KVConnectorBase_V1):
         if role == KVConnectorRole.SCHEDULER:
             recompute = transfer.kv_load_failure_policy == "recompute"
             self._scheduler = scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute,
-                                                        blocks=kv_cache_config.num_blocks)
+                                                        blocks=kv_cache_config.num_blocks,
+                                                        speculation=drafting.told(vllm_config, kv_cache_config))
             compat.rest_while(scheduler.rests)
 
     @property

@@ -51,10 +51,9 @@ def meet(ours: Self, theirs: Hello) -> Met:
     refused = _refusal(ours, theirs)
     if refused is None:
         drafts = speculation.judge(ours.speculation, theirs.speculation)
-        if drafts.refused:
-            return Met((Outcome.INCOMPATIBLE, drafts.refused), theirs.geometry.ranks)
         # Whatever a peer calls a draft's: what is a layer of the model here is taken.
-        mine = {name for stage in ours.geometry.stages for name, _ in stage} - set(ours.speculation.layers)
+        layers = {name.partition("#")[0] for stage in ours.geometry.stages for name, _ in stage}
+        mine = layers - set(ours.speculation.layers)
         left_out = drafts.left_out - mine
         try:
             made = plan(theirs.geometry, ours.geometry, left_out)
@@ -67,6 +66,8 @@ def meet(ours: Self, theirs: Hello) -> Met:
 def _refusal(ours: Self, theirs: Hello) -> tuple[Outcome, str] | None:
     if theirs.expects != ours.incarnation:
         return Outcome.INCARNATION, f"incarnation {theirs.expects} is gone, {ours.incarnation} is here"
+    if drafts := speculation.judge(ours.speculation, theirs.speculation).refused:
+        return Outcome.INCOMPATIBLE, drafts
     if text := difference(ours.fingerprint, theirs.fingerprint):
         return Outcome.INCOMPATIBLE, f"fingerprint: {text}"
     return None
