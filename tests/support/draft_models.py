@@ -54,6 +54,12 @@ def speculating(tokens: int = 3) -> tuple[str, str]:
     return "--speculative-config", json.dumps(given)
 
 
+def by_a_model(tokens: int = 3) -> tuple[str, str]:
+    """Arguments of an engine that drafts with the model itself as a model of its own."""
+    given = {"method": "draft_model", "model": str(ensure(TARGET)), "num_speculative_tokens": tokens}
+    return "--speculative-config", json.dumps(given)
+
+
 def by_tokens(tokens: int = 3) -> tuple[str, str]:
     """Arguments of an engine that drafts by n-grams."""
     return "--speculative-config", json.dumps({"method": "ngram", "prompt_lookup_max": 3, "num_speculative_tokens": tokens})
