@@ -2,7 +2,7 @@
 
     make campaign-speculation          into bench/results/campaign_speculation.json
 
-Cases: how prefill drafts, how decode drafts. Models are those of ``draft_models``, whose drafts are good only with right KV.
+Cases: how prefill drafts, how decode drafts. Models are those of ``draft_models``: their drafts are good only with right KV.
 What a decode engine does alone is the measure; each text is compared with that of an engine that does not speculate.
 """
 
