@@ -2,8 +2,8 @@
 
     make campaign-speculation          into bench/results/campaign_speculation.json
 
-Cases: how prefill drafts, how decode drafts. Models are those of ``draft_models``: their drafts are good only with right KV.
-What a decode engine does alone is the measure; each text is compared with that of an engine that does not speculate.
+Cases: how prefill drafts, how decode drafts. Models are those of ``draft_models``: drafts are good only with right KV. What
+a decode engine does alone is the measure; each text is compared with that of an engine that does not speculate.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from engine_pair import tokens
 
 pytestmark = pytest.mark.timeout(1200)
 RESULTS = Path(__file__).parents[2] / "bench/results/campaign_speculation.json"
-LENGTHS = (1, 2, 3, 5, 8, 17, 33, 64, 100, 126, 127, 128, 129, 130, 200, 254, 255, 256, 257, 258, 300, 382, 383, 384, 385, 386,
-           450, 510, 511, 512, 513, 514, 600, 639, 640, 641, 700, 767, 768, 769, 900, 1000, 1023, 1024, 1025, 1279, 1280, 1281,
-           1500)
+LENGTHS = (1, 2, 3, 5, 8, 17, 33, 64, 100, 126, 127, 128, 129, 130, 200, 254, 255, 256, 257, 258, 300, 382, 383, 384, 385,
+           386, 450, 510, 511, 512, 513, 514, 600, 639, 640, 641, 700, 767, 768, 769, 900, 1000, 1023, 1024, 1025, 1279,
+           1280, 1281, 1500)
 OUTPUT = 24
 
 

@@ -125,6 +125,18 @@ def test_what_prefill_cannot_keep_goes_into_the_buffer_only_where_both_draft_ali
     assert moved(p, d) == len(FROM) * (LAYERS + alike)
 
 
+@pytest.mark.parametrize(("skipped", "said"), [(True, 1), (False, 0)])
+def test_a_draft_that_does_not_run_before_the_copies_leave_is_told_of_once(
+        make: Callable[..., Engine], caplog: pytest.LogCaptureFixture, skipped: bool, said: int) -> None:
+    """As where a vLLM skips drafts that a request with one token cannot use."""
+    p, d = make("p", speculation=EAGLE), make("d", speculation=EAGLE)
+    if skipped:
+        save = p.workers[0].save_layer
+        p.workers[0].save_layer = lambda layer: None if layer == LAYER else save(layer)  # type: ignore[method-assign]
+    hand_over(p, d)
+    assert caplog.text.count("the draft has written no KV in a step of prefill") == said
+
+
 def test_states_and_another_number_of_drafts_are_refused_with_the_field(make: Callable[..., Engine],
                                                                         caplog: pytest.LogCaptureFixture) -> None:
     mtp = msgspec.structs.replace(EAGLE, method="mtp", states=True)

@@ -1,7 +1,7 @@
 """Speculation on three real engines: the same draft on both roles, drafts on decode alone, n-grams on decode.
 
-The draft computes what the model does, from its own KV: nearly all of its tokens are accepted if that KV is right, and next to
-none if it is missing (``draft_models``).
+The draft computes what the model does, from its own KV: nearly all of its tokens are accepted if that KV is right, and next
+to none if it is missing (``draft_models``).
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ class Engine:
         """Copies are complete later than the step that makes them."""
         self.runner = runner or ("v1" if clock is None else "v2")
         self.devices = [Cpu() if clock is None else Gpu(clock) for _ in range(tensor)]
-        self.workers = [WorkerSide(settings, rank, caches, blocks, by_layer=by_layer, view=device.memory)
+        self.workers = [WorkerSide(settings, rank, caches, blocks, by_layer=by_layer, view=device.memory,
+                                   drafts=frozenset(drafts.layers))
                         for rank, (caches, device) in enumerate(zip(self.caches, self.devices, strict=True))]
         self.scheduler = SchedulerSide(vllm_config(tensor, layout=layout, **(model or {})), settings,
                                        recompute=recompute, blocks=blocks, speculation=speculation)

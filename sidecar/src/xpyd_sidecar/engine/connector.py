@@ -70,7 +70,8 @@ class XpydConnector(KVConnectorBase_V1):
         heads = compat.kv_heads(config, self._kv_cache_config)
         self._worker = worker = WorkerSide(self._settings, compat.rank_of(config), kv_caches,
                                            self._kv_cache_config.num_blocks, heads,
-                                           by_layer=not compat.micro_batches(config))
+                                           by_layer=not compat.micro_batches(config),
+                                           drafts=drafting.layers(config, self._kv_cache_config))
         compat.rest_while(worker.rests)
 
     def get_handshake_metadata(self) -> RankAddress:
