@@ -19,6 +19,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.kv_cache_interface import FullAttentionSpec, MambaSpec
 
 from xpyd_operator.api import speculation
+from xpyd_sidecar.agent.engine import ACCEPTED, DRAFTED
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.contract.speculation import ALIKE, Speculation, difference
@@ -131,6 +132,24 @@ def test_a_module_for_each_draft_is_refused_with_what_works() -> None:
         drafting.check(other)
     other.num_prefill_lookahead_tokens = 1
     drafting.check(other)
+
+
+def test_what_the_agent_reads_is_what_an_engine_that_speculates_exports(drafts: VllmConfig) -> None:
+    from prometheus_client import REGISTRY
+    from vllm.v1.spec_decode.metrics import SpecDecodingProm, SpecDecodingStats
+
+    def value(name: str) -> float | None:
+        return REGISTRY.get_sample_value(name, {"model_name": "m", "engine": "0"})
+
+    def found(config: VllmConfig) -> SpecDecodingProm:
+        return SpecDecodingProm(config.speculative_config, ["model_name", "engine"], {0: ["m", "0"]})
+
+    found(config(None))
+    assert value(DRAFTED) is None, "an engine that does not speculate has no such series"
+    stats = SpecDecodingStats.new(3)
+    stats.observe_draft(num_draft_tokens=3, num_accepted_tokens=2)
+    found(drafts).observe(stats)
+    assert (value(DRAFTED), value(ACCEPTED)) == (3, 2)
 
 
 def test_what_is_told_fits_into_a_hello(drafts: VllmConfig) -> None:

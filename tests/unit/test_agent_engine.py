@@ -38,7 +38,7 @@ def test_series_of_several_engines_are_added_and_usage_is_averaged() -> None:
 
 
 def test_an_engine_that_speculates_says_what_it_drafted_of_how_much() -> None:
-    """As vLLM names it (``test_engine_compat``)."""
+    """As vLLM names it (``test_engine_drafting``)."""
     series = (b'vllm:spec_decode_num_draft_tokens_total{engine="0"} 2274.0\n'
               b'vllm:spec_decode_num_draft_tokens_created{engine="0"} 1.7e9\n'
               b'vllm:spec_decode_num_accepted_tokens_total{engine="0"} 400.0\n'
