@@ -47,10 +47,25 @@ class Drafting:
         """``how``: arguments by name; None: two with an EAGLE model (e, f) and one with n-grams (n)."""
         key, model, options = folder / "key", ensure(TARGET), KvOptions(transport="tcp")
         keys.write(key, keys.mint())
-        self.engines = [
-            Engine(name, folder, key_file=key, model=model, options=options, args=(*ARGS, *more), on_load_failure="fail")
-            for name, more in (how or {"e": speculating(), "f": speculating(), "n": by_tokens()}).items()]
-        self.e, self.f, self.n = self.engines
+        given = how if how is not None else {"e": speculating(), "f": speculating(), "n": by_tokens()}
+        self.by_name = {name: Engine(name.replace(" ", "-"), folder, key_file=key, model=model, options=options,
+                                     args=(*ARGS, *more), on_load_failure="fail") for name, more in given.items()}
+        self.engines = list(self.by_name.values())
+
+    @property
+    def e(self) -> Engine:
+        """One that drafts with the EAGLE model."""
+        return self.by_name["e"]
+
+    @property
+    def f(self) -> Engine:
+        """Another one."""
+        return self.by_name["f"]
+
+    @property
+    def n(self) -> Engine:
+        """One that drafts with n-grams."""
+        return self.by_name["n"]
 
     def __enter__(self) -> Self:
         for engine in self.engines:
