@@ -51,8 +51,8 @@ def test_a_decode_engine_that_drafts_alone_gives_the_same_text_and_accepts_few(d
 
 
 def test_n_grams_on_decode_give_the_same_text(drafting: Drafting) -> None:
-    """Prefill's draft stays where it is."""
-    ours = [*prompts("by tokens"), [7, 8, 9] * 100]
-    found = drafting.run(drafting.e, drafting.n, ours, OUTPUT)
-    assert found.tokens == drafting.run(drafting.e, drafting.e, ours, OUTPUT).tokens
+    """Prefill's draft stays where it is. Few requests: vLLM takes long to look for n-grams on CPUs."""
+    ours = [*prompts("by tokens")[::4], [7, 8, 9] * 100]
+    found = drafting.run(drafting.e, drafting.n, ours, 12)
+    assert found.tokens == drafting.run(drafting.e, drafting.e, ours, 12).tokens
     assert found.drafted > 0
