@@ -100,7 +100,8 @@ def test_methods_of_speculation_are_those_of_vllm() -> None:
     mtp, all_of_them = flat(MTPModelTypes), flat(SpeculativeMethod)
     assert all(name == "mtp" or name.endswith("_mtp") for name in mtp)
     tokens, models = set(drafting.BY_TOKENS), set(drafting.BY_MODELS)
-    assert all_of_them == tokens | models | mtp | speculation.OTHERS
+    assert all_of_them - tokens - models - mtp <= speculation.OTHERS
+    assert tokens | models <= all_of_them
     assert models == speculation.MODELS
     assert not (tokens | models) & speculation.OTHERS
 
