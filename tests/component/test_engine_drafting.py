@@ -57,7 +57,7 @@ def cache(*names: str, state: bool = False, **of: Any) -> Any:
         mamba = MambaSpec(block_size=16, shapes=((4, 4),), dtypes=(torch.float32,))
         groups.append(SimpleNamespace(layer_names=["model.layers.0.mixer"], kv_cache_spec=mamba))
     groups += [SimpleNamespace(layer_names=[name], kv_cache_spec=spec) for name, spec in of.items()]
-    return SimpleNamespace(kv_cache_groups=groups)
+    return SimpleNamespace(kv_cache_groups=groups, transfer_groups=groups, transfer_group_ids=list(range(len(groups))))
 
 
 def test_an_engine_that_does_not_speculate_says_so() -> None:

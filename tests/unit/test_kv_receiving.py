@@ -352,7 +352,7 @@ def test_a_source_that_nothing_is_wanted_of_is_asked_and_told_all_the_same() -> 
 
 
 def test_a_source_some_of_whose_arrays_stay_is_asked_for_the_others_by_name_of_their_place() -> None:
-    (ask,) = machine().load(Order("r", key(), 2, (40, 41, 42), (From(P1, INC, WHOLE, whole=False),)), 0.0)
+    (ask,) = machine().load(order()._replace(sources=(From(P1, INC, WHOLE, whole=False),)), 0.0)
     assert isinstance(ask, Ask)
     assert ask.ready.cuts == tuple(part.cut for part in WHOLE)
     assert not ask.plain
