@@ -258,7 +258,7 @@ mutants: $(STAMP) ## Break the code on purpose, tests/mutants one by one, and sa
 	@$(BIN)/python scripts/mutants.py $(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: campaign-speculation
-campaign-speculation: $(STAMP) ## Roles that draft alike, otherwise or alone, on real engines, into bench/results (12 minutes; ONLY=ngram for some)
+campaign-speculation: $(STAMP) ## Roles that draft alike, otherwise or alone, on real engines, into bench/results (5 minutes; ONLY=ngram for some)
 	@$(BIN)/pytest -s tests/campaigns/test_speculation.py $(if $(ONLY),-k '$(ONLY)') --timeout 1200
 
 .PHONY: campaign-queue

@@ -95,7 +95,7 @@ ROWS: Final = (
     Row("mutants", 10, 60),
     Row("campaign-fuzz", 15, 40),
     Row("campaign-fleet", 10, 40, AT + "campaign_fleet.json", FLEET, root=True),
-    Row("campaign-speculation", 12, 60, AT + "campaign_speculation.json", DRAFTS),
+    Row("campaign-speculation", 5, 25, AT + "campaign_speculation.json", DRAFTS),
     Row("campaign-sampled", 4, 20, AT + "campaign_sampled.json", SAMPLED),
     Row("campaign-parallel", 10, 40),
     Row("campaign-unequal", 20, 75, AT + "campaign_parallel.json", UNEQUAL),
