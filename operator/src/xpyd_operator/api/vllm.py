@@ -18,6 +18,7 @@ from xpyd_operator.errors import Fault
 VERSION: Final = "vLLM 0.32"
 """What the warnings hold for."""
 
+_SLEEPS = "ends at its start: blocks would lose their memory while peers may still write into them; leave it out"
 _POOLS = "serves no completions, so there is nothing to hand from prefill to decode; leave it out"
 
 
@@ -37,6 +38,7 @@ _TABLE: Final[Mapping[str, tuple[Callable[[str], bool], str]]] = {
     "--tokens|-only": (_any, "has no tokenizer, so no chat or completion with text is answered; write --enable-scale-out"),
     "--ru|nner": (_pools, _POOLS),
     "--conv|ert": (_converts, _POOLS),
+    "--enable-sl|eep-mode": (_any, _SLEEPS),
     "--enable-r|eturn-routed-experts": (_any, "gives none of the rows that prefill computed; leave it out"),
 }
 """By option: for which values, and why. What stands before the bar is enough for vLLM to know the option."""
