@@ -126,17 +126,6 @@ def test_context_parallelism_is_refused(plain: VllmConfig, name: str, monkeypatc
         check(plain, attention())
 
 
-@pytest.mark.parametrize(("drafts", "reason"), [
-    ({"method": "ngram", "prompt_lookup_max": 3}, "have not been seen to work"),
-    ({"method": "draft_model"}, "KV of its own"),
-], ids=["from the tokens", "by a model"])
-def test_speculative_decoding_is_refused(drafts: dict[str, Any], reason: str) -> None:
-    if drafts["method"] == "draft_model":
-        drafts = {**drafts, "model": str(ensure_model())}
-    with pytest.raises(ConfigError, match=rf"speculative decoding \({drafts['method']}\) is not supported: .*{reason}"):
-        check(config(speculative_config={**drafts, "num_speculative_tokens": 3}), attention())
-
-
 @pytest.mark.parametrize(("given", "is_called"), [("auto", "float32"), ("fp8_e5m2", "fp8_e5m2")])
 def test_the_type_of_the_cache_is_in_the_fingerprint(given: Any, is_called: str) -> None:
     """So that a pair of engines with different ones refuse each other (``test_kv_peers``)."""

@@ -58,7 +58,9 @@ WARNED: dict[str, dict[str, Any]] = {
     "shortened": {"decode": {"args": ["--tokens_on"]}},
     "pooling": {"engine": {"args": ["--runner", "pooling"]}},
     "convert": {"prefill": {"args": ["--convert=embed"]}},
-    "drafts": {"engine": {"args": ["--speculative-config.method=ngram", "-sc", "{}"]}},
+    "drafts": {"decode": {"args": ["--speculative-config.method=eagle", "--spec-model", "a/b"]}},
+    "drafts of another model": {"engine": {"args": ["-sc", '{"method": "mtp", "num_speculative_tokens": 1}']},
+                                "prefill": {"args": ["--spec-method=dflash", "-sc=x"]}},
     "experts": {"decode": {"args": ["--enforce-eager", "--enable-return-routed-experts"]}},
     "second model": {"engine": {"args": ["Qwen/Qwen3-8B"]}},
     "block size": {"prefill": {"args": ["--block-size", "32"]}, "decode": {"args": ["--block-size=64"]}},
@@ -74,6 +76,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "eager": {"engine": {"args": ["--enforce-eager", "--max-model-len", "4096"]}},
     "same dtype": {"prefill": {"args": ["--dtype", "half"]}, "decode": {"args": ["--dtype=float16"]}},
     "drain": {"drain": {"timeout": "90s"}},
+    "drafts on both": {"engine": {"args": ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}']}},
     "waits": {"router": {"queue": {"size": 9}}},
     "offload": {"kv": {"offload": {"memory": "64Gi", "store": {"connector": "LMCacheMPConnector"}}, "audit": 0.01}},
 }

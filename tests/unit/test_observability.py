@@ -21,6 +21,7 @@ from scripts import load
 from xpyd_operator.kube.metrics import Metrics as OperatorMetrics
 from xpyd_sidecar.contract import metrics as kv
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.membership import Drafts
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.router.observing.batch import of_records
 from xpyd_sidecar.router.observing.metrics import RouterMetrics
@@ -58,7 +59,7 @@ def shown(families: list[Metric]) -> Labels:
 
 def router() -> Labels:
     """One request, with every label in use."""
-    metrics = RouterMetrics(lambda: [member("p1", role=Role.PREFILL), member("d1")])
+    metrics = RouterMetrics(lambda: [member("p1", role=Role.PREFILL), member("d1", drafts=Drafts(1, 1, 1))])
     metrics.queued = lambda: 0
     metrics.retries_left = lambda: 30
     of = record(P1, D1, retries=1, continued=1, skips="short")

@@ -15,6 +15,7 @@ from records import D1, P1, leg, pair, record
 from router_fleet import fleet
 
 from xpyd_sidecar.contract.ids import Role
+from xpyd_sidecar.contract.membership import Drafts, Load
 from xpyd_sidecar.router.api.faults import HttpFault
 from xpyd_sidecar.router.observing import metrics as me
 from xpyd_sidecar.router.observing.batch import MAX_PAIRS, of_records
@@ -47,6 +48,16 @@ def test_requests_are_counted_by_outcome_and_failures_apart() -> None:
     metrics.in_flight = 3
     assert value(metrics, "xpyd_router_in_flight") == 3
     assert value(metrics, "xpyd_router_request_seconds_sum") == 8 * 2.5
+
+
+def test_drafts_are_counted_by_instance_and_role_of_engines_that_speculate() -> None:
+    here = [member("p1", Role.PREFILL, drafts=Drafts(6, 0, 2)), member("d1", drafts=Drafts(200, 75, 400)), member("d2")]
+    metrics = RouterMetrics(lambda: here)
+    assert value(metrics, "xpyd_router_engine_drafted_tokens_total", instance="d1", role="decode") == 200
+    assert value(metrics, "xpyd_router_engine_accepted_tokens_total", role="decode") == 75
+    assert value(metrics, "xpyd_router_engine_generated_tokens_total", role="decode") == 400
+    assert value(metrics, "xpyd_router_engine_accepted_tokens_total", role="prefill") == 0
+    assert 'tokens_total{instance="d2"' not in metrics.text().decode()
 
 
 def test_what_a_request_took_is_in_its_histogram() -> None:
@@ -219,6 +230,7 @@ async def test_the_documentation_names_every_metric_with_its_labels() -> None:
         metrics.changed("joined")
         metrics.audits.add(P1.instance, D1.instance, "equal", 0.0)
         f.router.server.refused(HttpFault(408, "too slow", code="request_timeout"))
+        f.context.roster.members()[0].load = Load(drafts=Drafts(1, 1, 1))
         found: dict[str, tuple[str, ...]] = {}
         for family in metrics.registry.collect():
             name = family.name + ("_total" if family.type == "counter" else "")

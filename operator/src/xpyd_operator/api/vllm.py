@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
+from xpyd_operator.api import speculation
 from xpyd_operator.api.arguments import Given, ends_with_option, given, surplus
 from xpyd_operator.api.model import EnvVar
 from xpyd_operator.api.service import DisaggService
@@ -17,7 +18,6 @@ from xpyd_operator.errors import Fault
 VERSION: Final = "vLLM 0.32"
 """What the warnings hold for."""
 
-_DRAFTS = "ends at its start: xpyd's connector does not hand over what drafts need; leave it out"
 _SLEEPS = "ends at its start: blocks would lose their memory while peers may still write into them; leave it out"
 _POOLS = "serves no completions, so there is nothing to hand from prefill to decode; leave it out"
 
@@ -38,9 +38,6 @@ _TABLE: Final[Mapping[str, tuple[Callable[[str], bool], str]]] = {
     "--tokens|-only": (_any, "has no tokenizer, so no chat or completion with text is answered; write --enable-scale-out"),
     "--ru|nner": (_pools, _POOLS),
     "--conv|ert": (_converts, _POOLS),
-    "--spec-|": (_any, _DRAFTS),
-    "--specu|lative-config": (_any, _DRAFTS),
-    "-sc": (_any, _DRAFTS),
     "--enable-sl|eep-mode": (_any, _SLEEPS),
     "--enable-r|eturn-routed-experts": (_any, "gives none of the rows that prefill computed; leave it out"),
 }
@@ -61,7 +58,7 @@ _EQUAL: Final[Mapping[str, Mapping[str, str]]] = {
 def warnings(service: DisaggService) -> list[Fault]:
     """What the engines of a service would refuse or not do, each with the version that this holds for."""
     found = [*_options(service), *_models(service), *_tools(service), *_allocator(service), *_unequal(service),
-             *_uncached(service)]
+             *_uncached(service), *speculation.warnings(service)]
     return [Fault(path, f"{message} ({VERSION})") for path, message in found]
 
 

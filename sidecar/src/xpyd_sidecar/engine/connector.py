@@ -8,7 +8,13 @@ import torch
 
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.engine import compat, settings
-from xpyd_sidecar.engine.compat import CacheHitSource, KVConnectorBase_V1, KVConnectorRole, KVConnectorTransferResults
+from xpyd_sidecar.engine.compat import (
+    CacheHitSource,
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    drafting,
+)
 from xpyd_sidecar.engine.reports import Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.stats import PromMetrics, Stats
@@ -41,7 +47,8 @@ class XpydConnector(KVConnectorBase_V1):
             outer = compat.outer_transfer()
             recompute = (outer or transfer).kv_load_failure_policy == "recompute"
             self._scheduler = scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute,
-                                                        blocks=kv_cache_config.num_blocks, beside=outer is not None)
+                                                        blocks=kv_cache_config.num_blocks, beside=outer is not None,
+                                                        speculation=drafting.told(vllm_config, kv_cache_config))
             compat.rest_while(scheduler.rests)
 
     @property
@@ -66,7 +73,8 @@ class XpydConnector(KVConnectorBase_V1):
         heads = compat.kv_heads(config, self._kv_cache_config)
         self._worker = worker = WorkerSide(self._settings, compat.rank_of(config), kv_caches,
                                            self._kv_cache_config.num_blocks, heads,
-                                           by_layer=not compat.micro_batches(config))
+                                           by_layer=not compat.micro_batches(config),
+                                           drafts=drafting.layers(config, self._kv_cache_config))
         compat.rest_while(worker.rests)
 
     @classmethod

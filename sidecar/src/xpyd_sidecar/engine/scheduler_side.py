@@ -21,6 +21,7 @@ from xpyd_sidecar.contract import legs, metrics, record
 from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.contract.legs import Leg
 from xpyd_sidecar.contract.membership import Parallel
+from xpyd_sidecar.contract.speculation import Speculation
 from xpyd_sidecar.engine import compat, fingerprint
 from xpyd_sidecar.engine.control_handler import ControlHandler
 from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, StepReport
@@ -52,7 +53,7 @@ class SchedulerSide:
     """One engine (one DP rank of it)."""
 
     def __init__(self, config: Any, settings: ConnectorSettings, *, recompute: bool, blocks: int = 0,
-                 beside: bool = False) -> None:
+                 beside: bool = False, speculation: Speculation | None = None) -> None:
         """Bind the control socket. ``blocks`` of each rank's cache, of which loads may hold half; 0: they are not counted.
         ``beside``: other connectors are told the same as this one.
 
@@ -61,6 +62,7 @@ class SchedulerSide:
         """
         self._config = config
         self._settings = settings
+        self._speculation = speculation or Speculation()
         self._incarnation = Incarnation(compat.common_id(config) or secrets.token_hex(16))
         self._block_size = int(config.cache_config.block_size)
         tensor, pipeline, data = compat.sizes(config)
@@ -113,7 +115,8 @@ class SchedulerSide:
             geometry = mapping.geometry(self._parallel.tensor, [one.arrays for one in ranks])
         except mapping.Unmappable as error:
             raise ConfigError(f"kv connector: {error}") from None
-        self._hearing.ours = peers.Self(self._settings.instance, self._incarnation, fields, self._parallel, geometry)
+        self._hearing.ours = peers.Self(self._settings.instance, self._incarnation, fields, self._parallel, geometry,
+                                        self._speculation)
         self._carrying.crew = WorkerRpc([one.place for one in ranks], host=self._settings.host, key=self._settings.key,
                                         run_dir=self._settings.run_dir, give_back=self._not_called)
         self._control.start()
@@ -121,7 +124,7 @@ class SchedulerSide:
             record.write(self._settings.run_dir, record.EngineRecord(
                 record.VERSION, compat.dp_rank(self._config), self._incarnation, self._control.address, fields,
                 self._parallel, compat.max_model_len(self._config), os.getpid(), time.time(),
-                compat.sampling(self._config), versions.SPOKEN))
+                compat.sampling(self._config), versions.SPOKEN, self._speculation))
         logger.info("xpyd: control %s, data %s, incarnation %s, fingerprint %s", self._control.address,
                     ", ".join(one.address for one in self._carrying.data), self._incarnation, fingerprints.digest(fields))
 
@@ -259,10 +262,12 @@ class SchedulerSide:
     def _expect(self) -> None:
         """Whose request has no blocks yet, although they were asked for, may have to be kept in the buffer.
 
-        Rank goes to rank: prefill offers nothing where the sizes of the two differ.
+        Rank goes to rank: prefill offers nothing where the sizes of the two differ. Nor is it asked where KV of drafts
+        stays behind: it would count the arrays here as if they were its own.
         """
-        for source in self._pairing.without_blocks():
-            if source.key not in self._invited and len(source.data) == self._ranks:
+        for peer, source in self._pairing.without_blocks():
+            met = self._carrying.greeted.get(peer)
+            if source.key not in self._invited and len(source.data) == self._ranks and met and not met.drafts_stay:
                 self._invited.put(source.key, None)
                 self._carrying.orders.expects.append(ExpectOrder(source, -(-source.tokens // self._block_size)))
 

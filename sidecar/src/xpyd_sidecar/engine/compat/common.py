@@ -8,7 +8,7 @@ import inspect
 import json
 import logging
 from importlib.metadata import entry_points
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 import vllm
@@ -95,18 +95,6 @@ def rotates_wrongly(config: Any) -> bool:
     on = ("all" in ops or "+rotary_embedding" in ops) and "-rotary_embedding" not in ops
     rope = getattr(config.model_config.hf_text_config, "rope_parameters", None) or {}
     return bool(on and config.device_config.device_type == "cpu" and rope.get("rope_type", "default") == "default")
-
-
-def refuse_speculative(method: str) -> NoReturn:
-    """Say why speculative decoding is not supported.
-
-    Raises:
-        ConfigError: always.
-    """
-    reason = "drafts taken from the tokens have not been seen to work" if method == "ngram" else (
-        "a model that drafts has KV of its own, which prefill does not compute")
-    raise ConfigError(f"kv connector: speculative decoding ({method}) is not supported: {reason}; "
-                      "leave speculative_config out")
 
 
 def refuse_sleep(config: Any) -> None:

@@ -8,7 +8,7 @@ requests is counted when they are over.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
@@ -29,6 +29,8 @@ TPOT = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075
 SECONDS = (0.01, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 WAITS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+_DRAFTS = {"drafted": "Tokens that an engine which speculates has drafted since its start, by the latest beat",
+           "accepted": "Those of them that it accepted", "generated": "All tokens that such an engine gave out"}
 
 
 class RouterMetrics:
@@ -189,4 +191,11 @@ class RouterMetrics:
         return [filled(Gauges("xpyd_router_instances", "Known instances", labels=("role", "state")),
                        dict(sorted(states.items()))),
                 filled(legs, {(m.name, m.role.value): m.in_flight for m in members}),
-                filled(usage, {(m.name, m.role.value): m.load.kv_usage for m in members})]
+                filled(usage, {(m.name, m.role.value): m.load.kv_usage for m in members}), *self._ask_drafts(members)]
+
+    def _ask_drafts(self, members: Iterable[FleetMember]) -> Iterator[Metric]:
+        """Of engines that speculate, since their start."""
+        drafts = {(m.name, m.role.value): m.load.drafts for m in members if m.load.drafts is not None}
+        for field, words in _DRAFTS.items():
+            family = Counters(f"xpyd_router_engine_{field}_tokens", words, labels=("instance", "role"))
+            yield filled(family, {labels: getattr(each, field) for labels, each in drafts.items()})

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from xpyd_sidecar.contract.ids import Incarnation, InstanceName
 from xpyd_sidecar.router.api.bodies import GenerationRequest
-from xpyd_sidecar.router.fleet.target import Pair
+from xpyd_sidecar.router.fleet.member import Pair
 from xpyd_sidecar.router.stream.failures import FailureReason
 
 STALL_S = 10.0
