@@ -63,6 +63,8 @@ QUEUE = (*zero("wrong"), Goal("messages", ">=", 1_000_000), Goal("killed", ">=",
 BUDDY = (*zero("overlaps", "not_merged_back"), Goal("operations", ">=", 1_000_000))
 PAIRS = (Goal("*/kib_per_peer", "shown"), Goal("*/descriptors_per_peer", "shown"))
 LONG = (*zero("wrong"), Goal("prefill_s", ">=", 300), Goal("loaded", "=", 1))
+FILES = (*zero("soft/other", "soft/refused", "hard/other", "hard/other_beside_a_death"), Goal("*/streams", "=", 700),
+         Goal("hard/whole", "shown"), Goal("hard/whole_beside_a_death", "shown"))
 UNEQUAL = (Goal("*/outcome", "=", "equal"),)
 SCENARIOS = (*zero(*(f"summary/{kind}/{what}" for kind in ("scripted", "real") for what in EACH[1:])),
              Goal("summary/scripted/scenarios", ">=", 1000), Goal("summary/real/scenarios", ">=", 1000),
@@ -84,6 +86,7 @@ ROWS: Final = (
     Row("campaign-modes", 4, 20),
     Row("campaign-failures", 5, 20),
     Row("campaign-arm64", 10, 40, AT + "campaign_arm64.json", ARM64, root=True),
+    Row("campaign-files", 6, 20, AT + "campaign_files.json", FILES),
     Row("campaign-long", 7, 25, AT + "campaign_long.json", LONG),
     Row("campaign-ipv6", 10, 40, AT + "campaign_ipv6.json", IPV6, root=True),
     Row("campaign-service", 15, 60),
