@@ -18,7 +18,7 @@ import msgspec
 
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.render.engine import MODULE, dp_env, engine_args, shutdown_args
-from xpyd_sidecar.contract.group import ENV_MEMBER, LEADER_HERE, LIFE_HERE, PORT_HERE
+from xpyd_sidecar.contract.group import LEADER_HERE, LIFE_HERE, PORT_HERE
 from xpyd_sidecar.contract.ids import InstanceName, Role
 
 FOLLOWING: Final = "xpyd_sidecar.engine.compat.follower"
@@ -76,7 +76,7 @@ def layout(
             devices=parallel.devices // pods,
             module=MODULE if index == 0 or parallel.data > 1 else FOLLOWING,
             args=(*args, *(_ranks(index, parallel.data // pods) if parallel.data > 1 else _node(index, pods))),
-            env=env | {ENV_MEMBER: f"{index}/{pods}"},
+            env=env,
             size=pods,
             serves=index == 0 or parallel.data > 1,
             ranks=_share(index, parallel.data // pods) if parallel.data > 1 else (),

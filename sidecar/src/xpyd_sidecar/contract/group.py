@@ -38,8 +38,8 @@ LEADER_HERE: Final = "{xpyd:leader}"
 PORT_HERE: Final = "{xpyd:port}"
 """and for the port at which engines of the group meet there."""
 
-ENV_MEMBER: Final = "XPYD_MEMBER"
-"""``<index>/<size>`` in the environment of an engine that is one of several."""
+ENV_LIFE: Final = "XPYD_LIFE"
+"""The life, in the environment of a member's engine."""
 
 FileT = TypeVar("FileT", bound=msgspec.Struct)
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST_MEMBERS)]

@@ -156,7 +156,8 @@ class WorkerSide:
         self.calm = orders.calm
         if orders.crew and self._hand is None:
             self._hand = WorkerRpcServer(orders.crew, self._rank, host=self._settings.host, key=self._settings.key,
-                                         let_go=self._sender.release, duty=self.duty)
+                                         let_go=self._sender.release, duty=self.duty,
+                                         abandon=watched.end_process if self._settings.life else None)
         if orders.worked:
             self._sender.progressed(orders.worked)
         for release in orders.releases:
