@@ -4,13 +4,14 @@ run folder (docs/protocols/group.md).
     POST /member of the leader's agent   MemberHello → MemberAnswer, a signed call, once a second from each follower
     <run dir>/round.json                 GroupRound: the agent tells its launcher which life to run
     <run dir>/member.json                MemberState: the launcher says what it runs
-    <run dir>/pulse-<rank>.json          Pulse: a worker of the engine says that it lives, and how many steps it has ended
+    <run dir>/pulse-<pid>.json           Pulse: a worker of the engine says that it lives, and how many steps it has ended
 
 A *life* is one run of all engines of the group, 32 hex digits: members begin it together and end it together.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
@@ -26,7 +27,8 @@ PATH: Final = "/member"
 """Of the leader's agent."""
 MOST_BYTES: Final = 1 << 20
 """Of a hello: the records of a member's ranks are in it."""
-MOST_MEMBERS: Final = 64
+MOST_MEMBERS: Final = 16
+"""Each says hello once a second, and an agent takes 4,096 signed calls in two minutes."""
 
 ROUND: Final = "round.json"
 STATE: Final = "member.json"
@@ -81,6 +83,7 @@ class MemberState(msgspec.Struct, frozen=True):
 class Pulse(msgspec.Struct, frozen=True):
     """Of one worker."""
 
+    pid: int
     life: Token
     beat: int
     """Grows once a second, by a thread of its own."""
@@ -137,9 +140,19 @@ class MemberAnswer(msgspec.Struct, frozen=True):
     """Why the group does not serve; empty where it does."""
 
 
-def pulse_path(run_dir: Path, rank: int) -> Path:
-    """Where the pulse of a worker is."""
-    return run_dir / f"pulse-{rank}.json"
+def pulse_path(run_dir: Path, pid: int) -> Path:
+    """Where the pulse of a worker's process is."""
+    return run_dir / f"pulse-{pid}.json"
+
+
+def pulses(run_dir: Path) -> list[Pulse]:
+    """Of all workers, in no order; what cannot be read is left out, and so counts as silent."""
+    found = []
+    for path in run_dir.glob("pulse-*.json"):
+        with contextlib.suppress(ValueError, OSError):
+            one = read(path, Pulse)
+            found += [one] if one is not None else []
+    return found
 
 
 def write(path: Path, value: msgspec.Struct) -> None:

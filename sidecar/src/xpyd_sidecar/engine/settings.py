@@ -62,7 +62,7 @@ def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> C
         raise ConfigError(f"{launch.ENV_RUN_DIR}: {run_dir} is no folder")
     return ConnectorSettings(options, ServiceName(environ.get(launch.ENV_SERVICE, "")),
                              InstanceName(environ.get(launch.ENV_INSTANCE, "")), host, key,
-                             Path(run_dir) if run_dir else None)
+                             Path(run_dir) if run_dir else None, environ.get(ENV_LIFE, ""))
 
 
 def _check(options: KvOptions, field: str) -> None:
