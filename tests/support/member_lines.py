@@ -31,9 +31,9 @@ def sizes(pods: int) -> list[tuple[int, int, int]]:
 
 def lines(model: str, *, tensor: int, pipeline: int, data: int, pods: int) -> list[tuple[Member, list[str]]]:
     """The members, each with its arguments as its launcher fills them in."""
-    one = service(None, decode={"parallelism": {"tensor": tensor, "pipeline": pipeline, "data": data}})
+    one = service(None, decode={"parallelism": {"tensor": tensor, "pipeline": pipeline, "data": data, "pods": pods}})
     told = GroupRound(1, LIFE, "127.0.0.1", 31007)
-    members = layout(one, Role.DECODE, InstanceName("s-e0"), model, pods=pods)
+    members = layout(one, Role.DECODE, InstanceName("s-e0"), model)
     return [(member, filled(member.args, told)) for member in members]
 
 

@@ -53,8 +53,8 @@ def test_members_share_devices_and_ranks_equally_and_the_leader_serves(pods: int
 
 
 def check_share(tensor: int, pipeline: int, data: int, pods: int) -> None:
-    one = service(None, decode={"parallelism": {"tensor": tensor, "pipeline": pipeline, "data": data}})
-    members = layout(one, Role.DECODE, NAME, "m", pods=pods)
+    one = service(None, decode={"parallelism": {"tensor": tensor, "pipeline": pipeline, "data": data, "pods": pods}})
+    members = layout(one, Role.DECODE, NAME, "m")
     assert [member.name for member in members] == [f"qwen-e3-{index}" for index in range(pods)]
     assert sum(member.devices for member in members) == tensor * pipeline * data
     assert len({member.devices for member in members}) == 1
@@ -76,8 +76,8 @@ def check_share(tensor: int, pipeline: int, data: int, pods: int) -> None:
 
 
 def test_members_of_one_engine_differ_in_nothing_but_their_place() -> None:
-    one = service(None, decode={"parallelism": {"tensor": 4}})
-    leader, second, third, _ = layout(one, Role.DECODE, NAME, "m", pods=4)
+    one = service(None, decode={"parallelism": {"tensor": 4, "pods": 4}})
+    leader, second, third, _ = layout(one, Role.DECODE, NAME, "m")
     assert [*leader.args[:leader.args.index("--node-rank")]] == [*second.args[:second.args.index("--node-rank")]]
     assert third.args == tuple("2" if second.args[at - 1] == "--node-rank" else argument
                                for at, argument in enumerate(second.args))

@@ -127,7 +127,8 @@ def engine_revision(service: DisaggService, role: Role, model: str) -> Revision:
     """
     older = renamed(Engine)["dpStepSync"]
     env = engine_env(service) | {name: first(word, older) for name, word in dp_env(service, role).items()}
-    return revision_of({"args": engine_args(service, role, model), "env": env})
+    pods = service.spec.role(role).parallelism.pods
+    return revision_of({"args": engine_args(service, role, model), "env": env} | ({"pods": pods} if pods > 1 else {}))
 
 
 def dp_env(service: DisaggService, role: Role) -> dict[str, str]:

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from xpyd_operator.api.service import DisaggService
+from xpyd_operator.plan.desired import revision_of
 from xpyd_operator.render.engine import MODULE, dp_env, engine_args, shutdown_args
 from xpyd_sidecar.contract.group import LEADER_HERE, LIFE_HERE, PORT_HERE
 from xpyd_sidecar.contract.ids import InstanceName, Role
@@ -50,7 +51,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 def layout(
-    service: DisaggService, role: Role, instance: InstanceName, model: str, shared: str = "", *, pods: int = 1
+    service: DisaggService, role: Role, instance: InstanceName, model: str, shared: str = ""
 ) -> tuple[Member, ...]:
     """The members of an instance, the leader first.
 
@@ -60,9 +61,9 @@ def layout(
         instance: its name.
         model: a hub id, or a path as the engine sees it.
         shared: a folder that all engines of a host share; empty where there is none.
-        pods: how many members; they divide the devices, and the ranks where there are several.
     """
     parallel = service.spec.role(role).parallelism
+    pods = parallel.pods
     life = "" if pods == 1 else LIFE_HERE
     args = (*engine_args(service, role, model, shared, life), *shutdown_args(service))
     env = dp_env(service, role)
@@ -83,6 +84,11 @@ def layout(
         )
         for index in range(pods)
     )
+
+
+def digest(members: tuple[Member, ...]) -> str:
+    """Stands for all that they are made of: members of two layouts never run together."""
+    return revision_of({"members": msgspec.to_builtins(members)})
 
 
 def _share(index: int, each: int) -> tuple[int, ...]:

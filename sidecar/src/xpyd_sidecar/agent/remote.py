@@ -29,8 +29,9 @@ SHUTDOWN_S = 1.0
 class Remote:
     """The server. ``start`` it, ``close`` it."""
 
-    def __init__(self, listen: HostPort, key: ServiceKey, speaker: Speaker, instance: str, *, plain: bool = False) -> None:
-        """``instance``: who this is; ``plain``: see ``SidecarConfig.plain_bearer``."""
+    def __init__(self, listen: HostPort, key: ServiceKey, speaker: Speaker, instance: str, *, plain: bool = False,
+                 members: bool = False) -> None:
+        """``instance``: who this is; ``plain``: see ``SidecarConfig.plain_bearer``; ``members``: others of a group come here."""
         self._listen = listen
         self._wanted = f"Bearer {keys.agent_token(key)}".encode()
         self._calls = signing.CallVerifier(keys.derive(key, "agent call"), instance)
@@ -39,7 +40,8 @@ class Remote:
         self.rounds: Rounds | None = None
         """Who hears the hellos of other members; None: nobody, there are none."""
         self._acceptor: Acceptor | None = None
-        app = web.Application(middlewares=[answer_errors, self._check], client_max_size=group.MOST_BYTES)
+        app = web.Application(middlewares=[answer_errors, self._check],
+                              client_max_size=group.MOST_BYTES if members else assignment.MOST_BYTES)
         app.add_routes([web.post(assignment.PATH, self._role), web.post(group.PATH, self._member)])
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
 

@@ -121,8 +121,8 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The key that the service had before, for routers that still have it; an empty file or None: none."""
     key_mark: str = ""
     """Stands for the service's key in the fingerprint that routers hear, so that they pair within one key."""
-    group: GroupConfig | None = None
-    """None: the engine is all of the instance."""
+    group: GroupConfig | msgspec.UnsetType = msgspec.UNSET
+    """Left out: the engine is all of the instance."""
     heartbeat_s: float = 3.0
     resolve_s: float = 5.0
     drain_timeout_s: float = 600.0
