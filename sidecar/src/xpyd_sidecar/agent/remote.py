@@ -16,7 +16,7 @@ from aiohttp import web
 
 from xpyd_sidecar.accepting import Acceptor, bind, of_this_host
 from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_role
-from xpyd_sidecar.agent.rounds import Refused, Rounds
+from xpyd_sidecar.agent.rounds import HelloRefused, Rounds
 from xpyd_sidecar.contract import assignment, group, keys, signing
 from xpyd_sidecar.contract.group import MemberHello
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
@@ -31,7 +31,9 @@ class Remote:
 
     def __init__(self, listen: HostPort, key: ServiceKey, speaker: Speaker, instance: str, *, plain: bool = False,
                  members: bool = False) -> None:
-        """``instance``: who this is; ``plain``: see ``SidecarConfig.plain_bearer``; ``members``: others of a group come here."""
+        """``instance``: who this is; ``plain``: see ``SidecarConfig.plain_bearer``; ``members``:
+        others of a group come here.
+        """
         self._listen = listen
         self._wanted = f"Bearer {keys.agent_token(key)}".encode()
         self._calls = signing.CallVerifier(keys.derive(key, "agent call"), instance)
@@ -92,6 +94,6 @@ class Remote:
             answer = self.rounds.hear(msgspec.json.decode(await request.read(), type=MemberHello))
         except msgspec.DecodeError as error:
             raise web.HTTPBadRequest(text=f"no hello of a member: {error}") from None
-        except Refused as error:
+        except HelloRefused as error:
             raise web.HTTPConflict(text=str(error)) from None
         return web.Response(body=msgspec.json.encode(answer), content_type="application/json")

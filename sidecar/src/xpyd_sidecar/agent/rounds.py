@@ -50,7 +50,7 @@ Standing = Callable[[], tuple[Assignment, bool, bool]]
 """Role, draining, drained, as the leader's agent has them."""
 
 
-class Refused(Exception):
+class HelloRefused(Exception):
     """A hello that is not heard; the message says why."""
 
 
@@ -102,17 +102,17 @@ class Rounds:
         """A follower says hello.
 
         Raises:
-            Refused: this is not the leader, or the follower is not of this group.
+            HelloRefused: this is not the leader, or the follower is not of this group.
         """
         if self._lead is None:
-            raise Refused(f"this is member {self._mine.index}, not the leader")
+            raise HelloRefused(f"this is member {self._mine.index}, not the leader")
         mine = self._mine
         if hello.v != WIRE_VERSION:
-            raise Refused(f"hello of version {hello.v}; this agent speaks {WIRE_VERSION}")
+            raise HelloRefused(f"hello of version {hello.v}; this agent speaks {WIRE_VERSION}")
         if hello.instance != self._config.instance or not 0 < hello.index < mine.size:
-            raise Refused(f"no member {hello.index} of {hello.instance}: this is {self._config.instance}, of {mine.size}")
+            raise HelloRefused(f"no member {hello.index} of {hello.instance}: this is {self._config.instance}, of {mine.size}")
         if hello.layout != mine.layout:
-            raise Refused(f"member {hello.index} is of another layout ({hello.layout}) than the leader ({mine.layout})")
+            raise HelloRefused(f"member {hello.index} is of another layout ({hello.layout}) than the leader ({mine.layout})")
         return self._count(hello)
 
     async def run(self) -> None:
