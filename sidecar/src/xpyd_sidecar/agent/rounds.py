@@ -106,13 +106,13 @@ class Rounds:
         """
         if self._lead is None:
             raise HelloRefused(f"this is member {self._mine.index}, not the leader")
-        mine = self._mine
+        mine, name = self._mine, f"member {hello.index}"
         if hello.v != WIRE_VERSION:
             raise HelloRefused(f"hello of version {hello.v}; this agent speaks {WIRE_VERSION}")
         if hello.instance != self._config.instance or not 0 < hello.index < mine.size:
-            raise HelloRefused(f"no member {hello.index} of {hello.instance}: this is {self._config.instance}, of {mine.size}")
+            raise HelloRefused(f"no {name} of {hello.instance}: this is {self._config.instance}, of {mine.size}")
         if hello.layout != mine.layout:
-            raise HelloRefused(f"member {hello.index} is of another layout ({hello.layout}) than the leader ({mine.layout})")
+            raise HelloRefused(f"{name} is of another layout ({hello.layout}) than the leader ({mine.layout})")
         return self._count(hello)
 
     async def run(self) -> None:
