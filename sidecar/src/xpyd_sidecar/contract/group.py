@@ -18,15 +18,13 @@ from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
-from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role
-from xpyd_sidecar.contract.membership import Load
-from xpyd_sidecar.contract.record import EngineRecord
+from xpyd_sidecar.contract.ids import InstanceName, Role
 
 WIRE_VERSION: Final = 1
 PATH: Final = "/member"
 """Of the leader's agent."""
-MOST_BYTES: Final = 1 << 20
-"""Of a hello: the records of a member's ranks are in it."""
+MOST_BYTES: Final = 16 << 10
+"""Of a hello."""
 MOST_MEMBERS: Final = 16
 """Each says hello once a second, and an agent takes 4,096 signed calls in two minutes."""
 
@@ -111,15 +109,7 @@ class MemberHello(msgspec.Struct, frozen=True):
     beat: Token = ""
     """Of the engine, or of the launcher while the engine starts. Another one than before: it lives."""
     why: Words = ""
-    http: HostPort = HostPort("")
-    """Where the member's engine has a server; empty: nowhere."""
-    records: tuple[EngineRecord, ...] = ()
-    """Of the DP ranks that run there."""
-    load: Load | None = None
-    problem: Words = ""
-    """Why its engine does not serve yet; empty where it does, or where it has no server."""
-    drain: bool = False
-    """Somebody wants this member away: the instance is to drain."""
+    """How the engine has ended."""
 
 
 class MemberAnswer(msgspec.Struct, frozen=True):
