@@ -1,4 +1,4 @@
-"""`xpyd up` with an instance of two members and real engines: TP2 over two process sets as prefill, one process as decode."""
+"""`xpyd up` with an instance of two members and real engines: TP2 over two process sets as prefill, one as decode."""
 
 from __future__ import annotations
 

@@ -111,11 +111,11 @@ class Blueprint:
         service = self.service()
         role = service.spec.role(action.role)
         devices = gpus.assign(role, gpus.count(), [record.all_devices for record in others])
-        taken, host, pods = [port for record in others for port in record.ports], self.settings.host, role.parallelism.pods
-        each, members = len(devices) // pods, []
-        for index in range(pods):
+        taken, host = [port for record in others for port in record.ports], self.settings.host
+        members = []
+        for index, share in enumerate(gpus.shares(devices, role.parallelism.pods)):
             taken.append(ports.choose(host, taken, random))
-            binding = EngineBinding(action.instance, action.role, devices[index * each:(index + 1) * each], index)
+            binding = EngineBinding(action.instance, action.role, share, index)
             process = engine_process(service, self._place(action.instance, index), binding)
             members.append(FollowerRecord(process, taken[-1], binding.devices))
         leader, *followers = members
