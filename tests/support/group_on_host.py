@@ -47,7 +47,7 @@ class MemberOnHost:
         self.folder = folder / str(index)
         self.folder.mkdir(exist_ok=True)
         self.log = self.folder / "engine.log"
-        mine = GroupConfig(index, size, layout, leader if index else HostPort(""), OVER_S)
+        mine = GroupConfig(index, size, layout, leader if index else HostPort(""), over_s=OVER_S)
         agent = AgentConfig(Role.DECODE, HostPort("127.0.0.1:1"), (), advertise_host="127.0.0.1", advertise_port=1,
                             listen=leader if index == 0 else None, group=mine)
         self.config = SidecarConfig(ServiceName("s"), NAME, "", str(self.folder), agent=agent)

@@ -114,6 +114,7 @@ def test_members_of_an_instance_have_ports_devices_folders_and_agents_of_their_o
     assert (other.listen, other.routers, other.group.leader) == (None, (), leader.listen)
     assert (leader.group.layout, leader.group.size) == (other.group.layout, 2)
     assert [config.run_dir.rpartition("/")[2] for config in blueprint.agents([record])[name]] == ["e0", "e0-1"]
+    assert (leader.group.host, record.process.env["VLLM_HOST_IP"]) == ("127.0.0.1", "127.0.0.1")
     assert follower.process.env["XPYD_RUN_DIR"].endswith("/e0-1")
 
 

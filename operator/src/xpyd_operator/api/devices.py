@@ -121,8 +121,8 @@ def notes(service: DisaggService) -> list[Fault]:
     for which in Role:
         role = service.spec.role(which)
         keys = devices(role).keys
-        if (parallel := role.parallelism).pods > 1:
-            words = f"each instance is {parallel.pods} members of {parallel.devices_of_pod} devices that begin and end together"
+        if (size := role.parallelism).pods > 1:
+            words = f"each instance is {size.pods} members of {size.devices_of_pod} devices that begin and end together"
             found.append(Fault(f"spec.{which}.parallelism.pods", words))
         if unstated(role):
             number = role.parallelism.devices_of_pod

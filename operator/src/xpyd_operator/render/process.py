@@ -98,7 +98,14 @@ def engine_process(service: DisaggService, place: Place, binding: EngineBinding)
     env |= connector_env(service.name, place, binding.instance)
     env |= executor_env(service, binding.role, place.run_dir)
     env |= member.env
+    if member.size > 1:
+        env["VLLM_HOST_IP"] = _loopback(place.host)
     return Process(argv, env)
+
+
+def _loopback(host: str) -> str:
+    """For what engines of several members say to each other: vLLM does not ask who comes, and all of them are here."""
+    return "::1" if ":" in host else "127.0.0.1"
 
 
 def port_args(process: Process, port: int) -> tuple[str, ...]:
@@ -131,7 +138,7 @@ def agent_config(
     if binding.meeting:
         members = layout(service, binding.role, binding.instance, model_of(service), SHARED)
         leader = binding.meeting if led else HostPort("")
-        group = GroupConfig(binding.index, len(members), digest(members), leader)
+        group = GroupConfig(binding.index, len(members), digest(members), leader, _loopback(place.host))
         agent = msgspec.structs.replace(agent, group=group, listen=None if led else binding.meeting)
     return SidecarConfig(
         service=ServiceName(service.name),

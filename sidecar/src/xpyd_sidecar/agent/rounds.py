@@ -62,7 +62,7 @@ class Rounds:
         """Take up what the run folder says. ``told``: what the leader answers a follower."""
         assert config.agent is not None
         self._config, self._mine = config, mine
-        self._host = config.agent.advertise_host
+        self._host = mine.host or config.agent.advertise_host
         self._key = keys.derive(key, "agent call")
         self._run_dir = Path(config.run_dir)
         self._standing, self._told = standing, told

@@ -88,6 +88,8 @@ class GroupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Hash of what all members are made of."""
     leader: HostPort = HostPort("")
     """Where the leader's agent listens; empty for the leader."""
+    host: str = ""
+    """Where engines of the group meet, on the leader; empty: ``advertise_host``. Nobody else need reach it."""
     over_s: float = 15.0
     """Silence of a member after which all of them end their engines and begin again."""
 
