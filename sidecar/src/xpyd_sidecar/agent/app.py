@@ -11,6 +11,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,7 @@ class Agent:
             logger.info("agent started", extra={"engine": self._config.engine, "role": self._machine.role.value,
                                                 "epoch": self._machine.epoch})
             tasks = [asyncio.ensure_future(work) for work in
-                     (self._look_loop(), self._beat_loop(), self._role_loop(), self._beats.keep_resolving(), stop.wait(),
-                      *((self._rounds.run(),) if self._rounds is not None else ()))]
+                     (*self._loops(), self._role_loop(), self._beats.keep_resolving(), stop.wait())]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -125,6 +125,12 @@ class Agent:
                 await self._remote.close()
             await self._probe.close()
             logger.info("agent ended")
+
+    def _loops(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """A member that is led has no server to look at and no router to tell of it."""
+        if self._rounds is None:
+            return (self._look_loop(), self._beat_loop())
+        return (self._rounds.run(), *((self._look_loop(), self._beat_loop()) if self._rounds.leads else ()))
 
     def status(self) -> dict[str, Any]:
         """What GET /status answers."""

@@ -80,6 +80,11 @@ class Rounds:
         self._turn = self._seat.turn
 
     @property
+    def leads(self) -> bool:
+        """Whether this is the leader's agent."""
+        return self._lead is not None
+
+    @property
     def problem(self) -> str:
         """Why the group does not serve; empty where it does."""
         return self._lead.problem(self._loop.time()) if self._lead is not None else self._answer
