@@ -2,6 +2,7 @@
 
     common   what every version known here has alike
     v032     0.32: its classes, and what hangs on its internals
+    v033     0.33: what is not as in 0.32
 
 The module of the installed version is chosen here, before anything of vLLM is imported but its version: a version that no
 module knows is refused by name, and never met by an import that fails. Modules of versions have the same names.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from xpyd_sidecar.engine.compat import common
 from xpyd_sidecar.engine.compat.common import (
+    NO_SLEEP,
     cached_tokens,
     check_version,
     common_id,
@@ -48,9 +50,27 @@ if common.module() == "v032":
         kv_heads,
         rest_while,
     )
+else:
+    from xpyd_sidecar.engine.compat.v033 import (
+        KV_ABI,
+        CacheHitSource,
+        KVConnectorBase_V1,
+        KVConnectorHandshakeMetadata,
+        KVConnectorMetadata,
+        KVConnectorPromMetrics,
+        KVConnectorRole,
+        KVConnectorStats,
+        KVConnectorTransferResults,
+        KVConnectorWorkerMetadata,
+        check_model,
+        create_metric_per_engine,
+        instruction_set,
+        kv_heads,
+        rest_while,
+    )
 
 __all__ = [
-    "KV_ABI", "CacheHitSource", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata",
+    "KV_ABI", "NO_SLEEP", "CacheHitSource", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata",
     "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
     "KVConnectorWorkerMetadata", "cached_tokens", "check_model", "check_version", "common_id", "create_metric_per_engine",
     "dp_rank", "instruction_set", "kv_abi", "kv_dtype", "kv_heads", "kv_layout", "log_like_vllm", "max_model_len",

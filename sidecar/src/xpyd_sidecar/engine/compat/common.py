@@ -14,8 +14,10 @@ import vllm
 from xpyd_sidecar.contract.membership import Sampling
 from xpyd_sidecar.errors import ConfigError
 
-KNOWN: Final = {"0.32.": "v032"}
+KNOWN: Final = {"0.32.": "v032", "0.33.": "v033"}
 """The module that knows a version, by how the version begins."""
+NO_SLEEP: Final = ("kv connector: sleep mode is not supported: blocks would lose their memory while peers may still write "
+                   "into them; leave --enable-sleep-mode out")
 _FAST_TOKENIZERS = frozenset({"auto", "hf"})
 """Modes whose tokenizers give the text of a prompt that ends inside a character again, whole; others lose the character."""
 _PLAIN_TYPES: Final = frozenset({"float16", "bfloat16", "float32"})
@@ -77,6 +79,16 @@ def refuse_speculative(method: str) -> NoReturn:
         "a model that drafts has KV of its own, which prefill does not compute")
     raise ConfigError(f"kv connector: speculative decoding ({method}) is not supported: {reason}; "
                       "leave speculative_config out")
+
+
+def refuse_sleep(config: Any) -> None:
+    """Refuse sleep mode. vLLM 0.33 asks ``supports_sleep_mode`` before; 0.32 asks nobody.
+
+    Raises:
+        ConfigError: it is on.
+    """
+    if getattr(config.model_config, "enable_sleep_mode", False):
+        raise ConfigError(NO_SLEEP)
 
 
 def cached_tokens(request: Any) -> int:
