@@ -101,7 +101,7 @@ def test_members_of_an_instance_have_ports_devices_folders_and_agents_of_their_o
     assert (record.devices, follower.devices, record.all_devices) == ((0, 1), (2, 3), (0, 1, 2, 3))
     assert len(set(record.ports)) == 3
     assert record.process.argv[1:4] == follower.process.argv[1:4] == ("-m", "xpyd_sidecar.member", "--grace-s")
-    assert record.process.argv[5:9] == ("--", record.process.argv[0], "-m", "vllm.entrypoints.openai.api_server")
+    assert record.process.argv[5:9] == ("--", record.process.argv[0], "-m", "vllm.entrypoints.launchers.api_server.entry")
     assert "--host" in record.process.argv
     assert "--host" not in follower.process.argv
     assert follower.process.env["CUDA_VISIBLE_DEVICES"] == "2,3"
