@@ -29,7 +29,8 @@ def address(service: Service, role: str) -> str:
 
 
 def test_a_group_of_two_prefills_and_comes_back_by_itself_after_a_death(service: Service) -> None:
-    decode = address(service, "decode")
+    decode, prefill = address(service, "decode"), address(service, "prefill")
+    assert len(complete(prefill, PROMPT[:200], 2)["token_ids"]) == 2, "what torch compiles is there"
     assert metric(decode, "vllm:prompt_tokens_by_source_total", source="local_compute") == 0
     given = complete(service.url, PROMPT, 16)["token_ids"]
     assert metric(decode, "vllm:prompt_tokens_by_source_total", source="local_compute") <= 1, "decode computes no prompt"
@@ -42,6 +43,7 @@ def test_a_group_of_two_prefills_and_comes_back_by_itself_after_a_death(service:
     wait(lambda: not service.ready(), 30, "seen as not ready")
     wait(lambda: service.ready() == "1P1D", 240, "back")
     after = service.processes()
+    assert len(complete(prefill, PROMPT[:200], 2)["token_ids"]) == 2
     assert {one: pid for one, pid in after.items() if "/core" not in one} == {
         one: pid for one, pid in before.items() if "/core" not in one}, "launchers and agents stayed"
     assert complete(service.url, PROMPT[7:], 16)["token_ids"] == complete(decode, PROMPT[7:], 16)["token_ids"]

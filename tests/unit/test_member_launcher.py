@@ -97,6 +97,18 @@ def test_a_life_that_is_over_ends_all_that_the_engine_has_started(launched: Laun
     assert state.why == "", "it was asked to end"
 
 
+def test_what_an_engine_compiles_is_of_its_life_alone(launched: Launched, tmp_path: Path,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    code = "import os, time; print(os.environ['TORCHINDUCTOR_CACHE_DIR'], flush=True); time.sleep(60)"
+    (tmp_path / "compiled-before").mkdir()
+    process = launched.start(code)
+    launched.tell("a")
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == str(tmp_path / "compiled-a")
+    assert not (tmp_path / "compiled-before").exists()
+
+
 def test_a_signal_ends_the_engine_and_then_the_launcher(launched: Launched) -> None:
     process = launched.start(STAYS)
     launched.tell("a")

@@ -16,6 +16,7 @@ import ctypes
 import logging
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,8 @@ END_S: Final = 5.0
 """From SIGTERM to SIGKILL, where a round is over."""
 KILL_S: Final = 20.0
 """From SIGKILL until the kernel has taken all processes down."""
+_COMPILED: Final = "compiled-"
+_COMPILED_VAR: Final = "TORCHINDUCTOR_CACHE_DIR"
 _SUBREAPER: Final = 36
 """PR_SET_CHILD_SUBREAPER, prctl(2): what the engine leaves behind becomes a child of this process."""
 
@@ -108,12 +111,20 @@ class Launcher:
         self._say(turn=told.turn, life=told.life, running=True, why="")  # before anything runs: it counts as running
         logger.info("life %s: the engine begins, its leader is %s", told.life, told.leader)
         try:
-            self._child = subprocess.Popen(filled(self._command, told), env={**os.environ, ENV_LIFE: told.life},
+            self._child = subprocess.Popen(filled(self._command, told), env=self._environment(told.life),
                                            stdin=subprocess.DEVNULL, process_group=0)
         except OSError as error:
             logger.error("cannot start %s: %s", self._command[0], error)  # noqa: TRY400  # its words say all
             self._failures.append(time.monotonic())
             self._say(running=False, why=str(error))
+
+    def _environment(self, life: str) -> dict[str, str]:
+        """The engine's. What torch compiles at first use goes to a folder of this life, unless one is given: an engine
+        that is killed while it compiles leaves half a library, at which the next one would end.
+        """
+        for stale in self._run_dir.glob(f"{_COMPILED}*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        return {_COMPILED_VAR: str(self._run_dir / f"{_COMPILED}{life}"), **os.environ, ENV_LIFE: life}
 
     def _ended(self, code: int) -> bool:
         """The engine has ended by itself; whether this process goes on."""
