@@ -20,9 +20,9 @@ def test_before_there_are_workers_the_launcher_alone_counts() -> None:
 
 def test_one_worker_that_is_stopped_stops_the_word() -> None:
     pulses, _ = looked(Pulses(), 0.0, Pulse(7, "a", 1), Pulse(8, "a", 1))
-    pulses, goes_on = looked(pulses, 3.0, Pulse(7, "a", 4), Pulse(8, "a", 1))
+    pulses, goes_on = looked(pulses, 1.5, Pulse(7, "a", 4), Pulse(8, "a", 1))
     assert goes_on
-    pulses, goes_on = looked(pulses, 3.1, Pulse(7, "a", 4), Pulse(8, "a", 1))
+    pulses, goes_on = looked(pulses, 1.6, Pulse(7, "a", 4), Pulse(8, "a", 1))
     assert not goes_on
     pulses, goes_on = looked(pulses, 9.0, Pulse(7, "a", 10))
     assert not goes_on, "its file is gone, and it was there in this life"

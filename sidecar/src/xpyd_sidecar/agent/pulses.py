@@ -11,8 +11,8 @@ from typing import Final, NamedTuple
 
 from xpyd_sidecar.contract.group import MemberState, Pulse
 
-STALE_S: Final = 3.0
-"""Three pulses."""
+STALE_S: Final = 1.5
+"""A pulse and a half; what that misses now and then delays the word, and ends nothing."""
 STUCK_S: Final = 120.0
 
 
