@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from render_service import service
 
-from xpyd_operator.render.unsupported import local_refusals
+from xpyd_operator.api.rule import Target
+from xpyd_operator.render.unsupported import kube_refusals, local_refusals
 
 SECRET = {"name": "s", "key": "k"}
 CASES: list[tuple[dict[str, Any], str]] = [
@@ -17,6 +18,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"prefill": {"parallelism": {"data": 2}}}, "spec.prefill.parallelism.data"),
     ({"prefill": {"parallelism": {"executor": "ray"}}}, "spec.prefill.parallelism.executor"),
     ({"prefill": {"parallelism": {"pipeline": 2}, "args": ["--enforce-eager"]}}, "spec.prefill.parallelism.pipeline"),
+    ({"kv": {"offload": {"memory": "1Gi"}}}, "spec.kv.offload.memory"),
     ({"router": {"apiKeySecret": SECRET}}, "spec.router.apiKeySecret"),
     ({"router": {"tls": {"secret": "cert"}}}, "spec.router.tls.secret"),
     ({"router": {"compat": "p2p", "ports": {"members": 65535}}}, "spec.router.ports.members"),
@@ -37,6 +39,7 @@ def test_refused_with_its_field(spec: dict[str, Any], path: str) -> None:
         {"prefill": {"parallelism": {"tensor": 2}}, "decode": {"parallelism": {"pipeline": 2}}},
         {"kv": {"transport": "tcp"}},
         {"kv": {"transport": "shm"}},
+        {"kv": {"offload": {"store": {"connector": "Mine", "module": "mine.store"}}}},
         {"kv": {"transport": "auto", "sharedMemory": {"hostPath": "/dev/shm"}}},
         {"router": {"policy": "least_loaded", "placement": "deployment", "policyOptions": {"choices": 3}}},
         {"router": {"policy": "prefix_aware", "queue": {"size": 9}, "skipPrefill": {"belowTokens": 5, "cachedShare": 0.7}}},
@@ -65,6 +68,12 @@ def test_variables_of_ray_are_refused_only_with_ray() -> None:
     assert list(local_refusals(service(engine={"env": env}), gpus=2)) == []
 
 
+def test_memory_is_offloaded_to_where_there_are_gpus_and_disk_never() -> None:
+    assert list(local_refusals(service(kv={"offload": {"memory": "1Gi"}}), gpus=2)) == []
+    ((path, reason),) = local_refusals(service(kv={"offload": {"disk": "1Gi"}}), gpus=2)
+    assert (path, "write memory" in reason) == ("spec.kv.offload.disk", True)
+
+
 def test_every_refusal_is_found_not_only_the_first() -> None:
     one = service(kv={"transport": "nccl"}, prefill={"parallelism": {"executor": "ray"}})
     assert {path for path, _ in local_refusals(one, 0)} == {"spec.kv.transport", "spec.prefill.parallelism.executor"}
@@ -79,3 +88,17 @@ def test_older_engines_need_the_port_after_that_of_membership() -> None:
     assert list(local_refusals(service(router={"compat": "p2p"}), 0)) == []
     ((path, reason),) = local_refusals(service(router={"compat": "p2p", "ports": {"members": 10000}}), 0)
     assert (path, "older engines come to 10001" in reason) == ("spec.router.ports.members", True)
+
+
+def test_what_an_instance_of_several_members_cannot_do_is_refused_by_name() -> None:
+    wide = {"parallelism": {"tensor": 4, "pods": 2}}
+    assert list(local_refusals(service(decode=wide, prefill=wide), 8)) == []
+    assert [path for path, _ in local_refusals(service(decode={"parallelism": {"data": 4, "pods": 2}}), 8)] == [
+        "spec.decode.parallelism.data"]
+    assert [path for path, _ in local_refusals(service(decode=wide, kv={"transport": "shm"}), 8)] == ["spec.kv.transport"]
+
+
+def test_in_a_cluster_there_are_no_instances_of_several_members_yet() -> None:
+    found = list(kube_refusals(service(Target.KUBERNETES, decode={"parallelism": {"tensor": 4, "pods": 2}})))
+    assert found == [("spec.decode.parallelism.pods",
+                      "instances of several pods are made by `xpyd up` alone for now; write 1")]

@@ -6,8 +6,15 @@ from typing import Any
 
 import torch
 
+from xpyd_sidecar.contract import launch
 from xpyd_sidecar.engine import compat, settings
-from xpyd_sidecar.engine.compat import CacheHitSource, KVConnectorBase_V1, KVConnectorRole, KVConnectorTransferResults
+from xpyd_sidecar.engine.compat import (
+    CacheHitSource,
+    KVConnectorBase_V1,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    drafting,
+)
 from xpyd_sidecar.engine.reports import Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.stats import PromMetrics, Stats
@@ -37,9 +44,11 @@ class XpydConnector(KVConnectorBase_V1):
         self._worker: WorkerSide | None = None
         self._introduced = False
         if role == KVConnectorRole.SCHEDULER:
-            recompute = transfer.kv_load_failure_policy == "recompute"
+            outer = compat.outer_transfer()
+            recompute = (outer or transfer).kv_load_failure_policy == "recompute"
             self._scheduler = scheduler = SchedulerSide(vllm_config, self._settings, recompute=recompute,
-                                                        blocks=kv_cache_config.num_blocks)
+                                                        blocks=kv_cache_config.num_blocks, beside=outer is not None,
+                                                        speculation=drafting.told(vllm_config, kv_cache_config))
             compat.rest_while(scheduler.rests)
 
     @property
@@ -64,7 +73,8 @@ class XpydConnector(KVConnectorBase_V1):
         heads = compat.kv_heads(config, self._kv_cache_config)
         self._worker = worker = WorkerSide(self._settings, compat.rank_of(config), kv_caches,
                                            self._kv_cache_config.num_blocks, heads,
-                                           by_layer=not compat.micro_batches(config))
+                                           by_layer=not compat.micro_batches(config),
+                                           drafts=drafting.layers(config, self._kv_cache_config))
         compat.rest_while(worker.rests)
 
     @classmethod
@@ -109,9 +119,10 @@ class XpydConnector(KVConnectorBase_V1):
         self.worker.finish_saves()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        """Loads that are over, and those of them that failed."""
+        """Loads that are over, those of them that failed, and, beside other connectors, requests whose blocks may go."""
         over, failed = self.worker.poll()
-        return KVConnectorTransferResults(finished_recving=over, failed_recving=failed)
+        return KVConnectorTransferResults(finished_sending=self.worker.take_copied(), finished_recving=over,
+                                          failed_recving=failed)
 
     def build_connector_worker_meta(self) -> StepReport | None:
         """What has ended, on its way to the scheduler side."""
@@ -190,3 +201,6 @@ class XpydConnector(KVConnectorBase_V1):
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:  # noqa: ARG003 (vLLM's signature)
         """No, whatever the role is now: layers that a whole graph ran without their hooks leave at the end of the step."""
         return False
+
+
+compat.make_known(launch.CONNECTOR_CLASS, launch.CONNECTOR_MODULE)

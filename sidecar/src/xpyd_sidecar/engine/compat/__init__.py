@@ -1,8 +1,9 @@
 """Everything of vLLM that xpyd uses, in one place: these are internals, and another version may move them.
 
-    common   what every version known here has alike
-    v032     0.32: its classes, and what hangs on its internals
-    v033     0.33: what is not as in 0.32
+    common    what every version known here has alike
+    drafting  speculative decoding, of every version known here
+    v032      0.32: its classes, and what hangs on its internals
+    v033      0.33: what is not as in 0.32
 
 The module of the installed version is chosen here, before anything of vLLM is imported but its version: a version that no
 module knows is refused by name, and never met by an import that fails. Modules of versions have the same names.
@@ -20,10 +21,12 @@ from xpyd_sidecar.engine.compat.common import (
     kv_dtype,
     kv_layout,
     log_like_vllm,
+    make_known,
     max_model_len,
     micro_batches,
     model_files,
     model_text,
+    outer_transfer,
     rank_of,
     sampling,
     show_cached,
@@ -73,9 +76,9 @@ __all__ = [
     "KV_ABI", "NO_SLEEP", "CacheHitSource", "KVConnectorBase_V1", "KVConnectorHandshakeMetadata", "KVConnectorMetadata",
     "KVConnectorPromMetrics", "KVConnectorRole", "KVConnectorStats", "KVConnectorTransferResults",
     "KVConnectorWorkerMetadata", "cached_tokens", "check_model", "check_version", "common_id", "create_metric_per_engine",
-    "dp_rank", "instruction_set", "kv_abi", "kv_dtype", "kv_heads", "kv_layout", "log_like_vllm", "max_model_len",
-    "micro_batches", "model_files", "model_text", "rank_of", "rest_while", "sampling", "show_cached", "show_own_cached",
-    "sizes", "version",
+    "dp_rank", "instruction_set", "kv_abi", "kv_dtype", "kv_heads", "kv_layout", "log_like_vllm", "make_known",
+    "max_model_len", "micro_batches", "model_files", "model_text", "outer_transfer", "rank_of", "rest_while", "sampling",
+    "show_cached", "show_own_cached", "sizes", "version",
 ]
 
 
