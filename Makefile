@@ -322,6 +322,10 @@ DP_KILLS ?= 15
 campaign-dp: $(STAMP) ## Step sync: larger models, 10,000 requests per variant, 15 kills, into bench/results (an hour; REQUESTS=, DP_KILLS=)
 	@REQUESTS=$(REQUESTS) KILLS=$(DP_KILLS) $(BIN)/pytest -s tests/campaigns/test_dp.py --timeout 7200
 
+.PHONY: campaign-groups
+campaign-groups: $(STAMP) ## Members of a group: all sizes through vLLM's parser, larger models of their rounds (half an hour; MINUTES= of random ways)
+	@$(BIN)/pytest -s tests/campaigns/test_groups.py --timeout 3600
+
 .PHONY: campaign-scale
 STEPS ?= 60
 SWITCHES ?= 100

@@ -179,6 +179,26 @@ MALFORMED: dict[str, Bad] = {
         "write mp or ray",
         {"spec.decode.parallelism": {"tensor": 2, "executor": "uni"}},
     ),
+    "pods that do not divide the devices": bad(
+        "spec.decode.parallelism.pods",
+        "3 does not divide tensor 4 x pipeline 2; write 1 or 2 or 4 or 8",
+        {"spec.decode.parallelism": {"tensor": 4, "pipeline": 2, "pods": 3}},
+    ),
+    "pods that do not divide the ranks": bad(
+        "spec.decode.parallelism.pods",
+        "2 does not divide data 3: each pod has whole ranks; write 1 or 3",
+        {"spec.decode.parallelism": {"tensor": 2, "data": 3, "pods": 2}},
+    ),
+    "ray over pods": bad(
+        "spec.decode.parallelism.executor",
+        "ray does not run over several pods; write mp or leave it out",
+        {"spec.decode.parallelism": {"tensor": 2, "pods": 2, "executor": "ray"}},
+    ),
+    "devices of all pods where those of one belong": bad(
+        'spec.decode.resources.limits["nvidia.com/gpu"]',
+        "must be 8, not 16: tensor 16 x pipeline 1 x data 1 over 2 pods",
+        {"spec.decode.parallelism": {"tensor": 16, "pods": 2}, "spec.decode.resources": {"limits": {"nvidia.com/gpu": 16}}},
+    ),
     "fewer GPUs than devices": bad(
         'spec.decode.resources.limits["nvidia.com/gpu"]',
         "must be 4, not 2",

@@ -100,6 +100,11 @@ def held(base_url: str) -> dict[str, float]:
     return {name: value for name in IDLE_SERIES if (value := sum(samples(text, name, {})))}
 
 
+def metric(base_url: str, name: str, **labels: str) -> float:
+    """Sum of an engine's samples called ``name`` with ``labels``; 0 where there is none yet."""
+    return sum(samples(get(f"{base_url}/metrics"), name, labels))
+
+
 def complete(base_url: str, prompt: Sequence[int] | str, max_tokens: int = 16, model: str = MODEL_NAME,
              timeout_s: float = HTTP_TIMEOUT_S, **fields: Any) -> dict[str, Any]:
     """A greedy completion of exactly ``max_tokens`` tokens; ``choices[0]``, with ``token_ids``."""
@@ -177,7 +182,7 @@ class Engine:
 
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the samples called ``name`` with ``labels``; 0 where there is none yet."""
-        return sum(samples(get(f"{self.url}/metrics"), name, labels))
+        return metric(self.url, name, **labels)
 
     def complete(self, prompt: Sequence[int] | str, max_tokens: int = 16, **fields: Any) -> dict[str, Any]:
         """Ask this engine directly: without kv_transfer_params its answer is that of a plain engine."""

@@ -56,7 +56,7 @@ def local(service: DisaggService) -> str:
             agent = agent_config(service, PLACE, binding, 8100, (HostPort("127.0.0.1:30001"),))
             found.append({
                 "revision": engine_revision(service, role, model_of(service)),
-                "engine": {"argv": [*process.argv, *port_args(8100)], "env": process.env},
+                "engine": {"argv": [*process.argv, *port_args(process, 8100)], "env": process.env},
                 "agent": agent,
             })
     router = router_config(service, PLACE, "127.0.0.1")

@@ -98,3 +98,10 @@ def test_a_device_that_is_added_and_an_image_for_others_are_worth_a_note() -> No
     assert notes(service(Target.KUBERNETES)) == notes(service(Target.KUBERNETES, decode={"resources": {}})) == []
     other = service(Target.KUBERNETES, engine={"image": "rocm:1"}, decode={"resources": {"limits": {"amd.com/gpu": 1}}})
     assert notes(other) == []
+
+
+def test_members_of_an_instance_are_noted_with_their_share_of_the_devices() -> None:
+    wide = service(Target.LOCAL, decode={"parallelism": {"tensor": 16, "pods": 2}})
+    assert [(note.path, note.message) for note in notes(wide)] == [
+        ("spec.decode.parallelism.pods", "each instance is 2 members of 8 devices that begin and end together")]
+    assert limits(wide.spec.decode) == {"nvidia.com/gpu": 8}

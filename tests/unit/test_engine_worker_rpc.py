@@ -1,8 +1,12 @@
 """The scheduler side's calls to its workers, over the real queue; workers are threads of this process."""
 
 import logging
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +41,20 @@ def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
 class Team:
     """A crew of two workers; ``far``: the second one is on another host."""
 
-    def __init__(self, folder: Path, *, far: bool = False) -> None:
+    def __init__(self, folder: Path, *, far: bool = False, members: bool = False) -> None:
+        self.abandoned: list[str] = []
+        self.members = members
         self.back: list[Release] = []
         places = [place(), "elsewhere" if far else place()]
-        self.crew = WorkerRpc(places, host="127.0.0.1", key=SERVICE_KEY, run_dir=folder, give_back=self.back.extend)
+        self.crew = WorkerRpc(places, host="127.0.0.1", key=SERVICE_KEY, run_dir=folder, give_back=self.back.extend,
+                              abandon=self.ends("crew"))
         self.gone: list[list[Release]] = [[], []]
         self.roles: list[list[Role]] = [[], []]
         self.held = [{"kept": 0}, {"kept": 0}]
         self.hands: list[WorkerRpcServer] = []
+
+    def ends(self, who: str) -> Callable[[], None] | None:
+        return partial(self.abandoned.append, who) if self.members else None
 
     def join(self) -> None:
         handle = self.crew.handle()
@@ -57,7 +67,8 @@ class Team:
                 self.roles[rank].append(role)
                 return self.held[rank]
 
-            self.hands.append(WorkerRpcServer(handle, rank, host="127.0.0.1", key=SERVICE_KEY, let_go=let_go, duty=told))
+            self.hands.append(WorkerRpcServer(handle, rank, host="127.0.0.1", key=SERVICE_KEY, let_go=let_go, duty=told,
+                                              abandon=self.ends(f"rank {rank}")))
         first = release(0)
         wait_for(lambda: self.crew.let_go(first))
         wait_for(lambda: all(first in gone for gone in self.gone))
@@ -224,3 +235,78 @@ def test_workers_are_called_again_after_a_call_that_failed(team: Team, tmp_path:
     duty.write(tmp_path, Duty(Role.DECODE, 2))
     wait_for(lambda: Role.DECODE in team.roles[1] or not team.crew._ready)
     assert Role.DECODE in team.roles[1]
+
+
+@pytest.fixture
+def members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Team]:
+    monkeypatch.setattr(crew_module, "LOOK_S", 0.02)
+    monkeypatch.setattr(crew_module, "MEMBER_GONE_S", 0.05)
+    monkeypatch.setattr(watched, "ABANDON_S", 0.05)
+    made = Team(tmp_path, far=True, members=True)
+    made.join()
+    yield made
+    made.stop()
+
+
+def test_between_members_a_lost_worker_ends_an_engine_that_makes_no_step(members: Team) -> None:
+    members.hands[1].stop()
+    wait_for(lambda: "crew" in members.abandoned)
+    assert "worker rank 1: " in members.crew.thread.words
+
+
+def test_between_members_the_end_of_the_engine_ends_the_workers(members: Team) -> None:
+    members.crew.stop()
+    wait_for(lambda: sorted(members.abandoned) == ["rank 0", "rank 1"])
+    assert all("scheduler side: it has ended" in hand.thread.words for hand in members.hands)
+
+
+def test_a_member_that_is_told_to_end_is_not_ended_by_force(members: Team) -> None:
+    for hand in members.hands:
+        hand._stop.set()
+    members.crew.stop()
+    members.stop()
+    time.sleep(0.2)
+    assert members.abandoned == []
+
+
+LEADER = """
+import sys, time
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.engine.worker_rpc import WorkerRpc
+from xpyd_sidecar.threads import watched
+rpc = WorkerRpc(["elsewhere"], host="127.0.0.1", key=keys.ServiceKey(bytes(range(32))), run_dir=None, give_back=print,
+                abandon=watched.end_process)
+print(rpc.handle().hex(), flush=True)
+while not rpc._ready:
+    time.sleep(0.01)
+print("ready", flush=True)
+time.sleep(60)
+"""
+WORKER = """
+import sys, time
+from xpyd_sidecar.contract import keys
+from xpyd_sidecar.engine.worker_rpc import WorkerRpcServer
+from xpyd_sidecar.threads import watched
+WorkerRpcServer(bytes.fromhex(sys.argv[1]), 0, host="127.0.0.1", key=keys.ServiceKey(bytes(range(32))),
+                let_go=print, duty=lambda role: {}, abandon=watched.end_process)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("killed", ["leader", "worker"])
+def test_a_process_whose_other_member_was_killed_ends_by_itself(killed: str) -> None:
+    python = (sys.executable, "-c")
+    with subprocess.Popen([*python, LEADER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as leader:
+        assert leader.stdout is not None
+        handle = leader.stdout.readline().strip()
+        with subprocess.Popen([*python, WORKER, handle], stderr=subprocess.DEVNULL) as worker:
+            try:
+                assert leader.stdout.readline().strip() == "ready"
+                gone, left = (leader, worker) if killed == "leader" else (worker, leader)
+                gone.send_signal(signal.SIGKILL)
+                began = time.monotonic()
+                assert left.wait(20) == 1
+                assert time.monotonic() - began < 15
+            finally:
+                leader.kill()
+                worker.kill()

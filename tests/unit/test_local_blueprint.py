@@ -16,6 +16,7 @@ from xpyd_operator.local.paths import ServiceFolder
 from xpyd_operator.local.store import PlannedCounts, StopRequest
 from xpyd_operator.plan.actions import Create
 from xpyd_sidecar.contract.ids import InstanceName, Role
+from xpyd_sidecar.contract.launch import GroupConfig
 
 
 @pytest.fixture
@@ -77,12 +78,44 @@ def test_new_instances_have_ports_of_their_own_and_agents_that_know_them(bluepri
     assert len({record.port for record in records}) == 3
     agents = blueprint.agents(records)
     for record in records:
-        agent = agents[record.name].agent
+        (config,) = agents[record.name]
+        agent = config.agent
         assert agent is not None
         assert agent.engine == f"127.0.0.1:{record.port}"
         assert agent.routers == ("127.0.0.1:30001",)
-        assert agents[record.name].run_dir.endswith(f"/e{record.ordinal}")
+        assert config.run_dir.endswith(f"/e{record.ordinal}")
         assert "--port" not in record.process.argv
+        assert (record.followers, record.meeting) == ((), 0)
+
+
+def test_members_of_an_instance_have_ports_devices_folders_and_agents_of_their_own(
+        blueprint: Blueprint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xpyd_operator.local.gpus.count", lambda: 4)
+    before = blueprint.desired().decode.revision
+    parallelism = {"tensor": 4, "pods": 2}
+    write(blueprint.folder, 2, decode={"parallelism": parallelism})
+    assert blueprint.desired().decode.revision != before
+    name = InstanceName("qwen-e0")
+    record = blueprint.instance(Create(name, 0, Role.DECODE, blueprint.desired().decode.revision), [], Random(0))
+    (follower,) = record.followers
+    assert (record.devices, follower.devices, record.all_devices) == ((0, 1), (2, 3), (0, 1, 2, 3))
+    assert len(set(record.ports)) == 3
+    assert record.process.argv[1:4] == follower.process.argv[1:4] == ("-m", "xpyd_sidecar.member", "--grace-s")
+    assert record.process.argv[5:9] == ("--", record.process.argv[0], "-m", "vllm.entrypoints.launchers.api_server.entry")
+    assert "--host" in record.process.argv
+    assert "--host" not in follower.process.argv
+    assert follower.process.env["CUDA_VISIBLE_DEVICES"] == "2,3"
+    leader, other = (config.agent for config in blueprint.agents([record])[name])
+    assert leader is not None
+    assert other is not None
+    assert isinstance(leader.group, GroupConfig)
+    assert isinstance(other.group, GroupConfig)
+    assert (leader.listen, leader.routers) == (f"127.0.0.1:{record.meeting}", ("127.0.0.1:30001",))
+    assert (other.listen, other.routers, other.group.leader) == (None, (), leader.listen)
+    assert (leader.group.layout, leader.group.size) == (other.group.layout, 2)
+    assert [config.run_dir.rpartition("/")[2] for config in blueprint.agents([record])[name]] == ["e0", "e0-1"]
+    assert (leader.group.host, record.process.env["VLLM_HOST_IP"]) == ("127.0.0.1", "127.0.0.1")
+    assert follower.process.env["XPYD_RUN_DIR"].endswith("/e0-1")
 
 
 def test_agents_of_an_old_revision_keep_their_settings(blueprint: Blueprint) -> None:

@@ -21,6 +21,13 @@ def test_least_used_first_and_shared_when_there_are_too_few() -> None:
     assert gpus.assign(RoleSpec(parallelism=Parallelism(tensor=2)), 4, [(0,), (2,)]) == (1, 3)
 
 
+def test_members_have_equal_shares_or_all_of_what_is_too_little() -> None:
+    assert gpus.shares((0, 1, 2, 3), 2) == [(0, 1), (2, 3)]
+    assert gpus.shares((0, 1), 1) == [(0, 1)]
+    assert gpus.shares((), 2) == [(), ()]
+    assert gpus.shares((0,), 2) == [(0,), (0,)]
+
+
 def test_none_where_there_are_none_or_none_is_asked_for() -> None:
     assert gpus.assign(RoleSpec(), 0, []) == ()
     assert gpus.assign(RoleSpec(resources=Resources()), 2, []) == ()

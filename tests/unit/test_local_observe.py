@@ -45,7 +45,7 @@ class Host:
         self.settings = msgspec.structs.replace(self.settings, run_dir=str(folder / "r"))
         self.instance = LocalInstance(self.service, self.settings, NAME)
         self.instance.run_dir.mkdir(parents=True)
-        self.instance.write(RECORD, AGENT)
+        self.instance.write(RECORD, [AGENT])
         self.router = LocalRouter(self.service, self.settings)
         self.observer = Observer(self.settings, store.service_key(self.service), self.router)
         self.says: dict[str, object] = {"state": "starting", "role": "decode"}
@@ -105,7 +105,7 @@ class Host:
         self.runs("router")
 
     async def look(self, now: float, work: dict[str, Work] | None = None, wanted: SidecarConfig = AGENT) -> Picture:
-        return await self.observer.look({NAME: self.instance}, work or {}, {NAME: wanted}, now)
+        return await self.observer.look({NAME: self.instance}, work or {}, {NAME: (wanted,)}, now)
 
     async def see(self, now: float, work: dict[str, Work] | None = None) -> Instance:
         return (await self.look(now, work)).observed.instances[0]
@@ -224,7 +224,7 @@ async def test_drains_are_asked_for_and_taken_back(host: Host) -> None:
 async def test_a_switch_lasts_until_agent_and_router_know_and_whoever_looks_sees_it(host: Host) -> None:
     """All that a supervisor needs to go on in the middle stands in the record and comes from agent and router."""
     record = msgspec.structs.replace(RECORD, role=Role.PREFILL, epoch=2, assigned=50.0)
-    host.instance.write(record, AGENT)
+    host.instance.write(record, [AGENT])
     host.runs("engine", "agent")
     host.route()
     known: dict[str, object] = {
@@ -249,8 +249,8 @@ async def test_a_switch_lasts_until_agent_and_router_know_and_whoever_looks_sees
 async def test_an_instance_that_is_made_anew_forgets_the_role_of_the_former_one(host: Host) -> None:
     kept = host.instance.run_dir / assignment.KEPT
     assignment.keep(host.instance.run_dir, Assignment(Role.PREFILL, 5))
-    host.instance.write(RECORD, AGENT)
+    host.instance.write(RECORD, [AGENT])
     assert kept.exists(), "it is the same one"
     (host.instance.folder / "instance.json").unlink()
-    host.instance.write(RECORD, AGENT)
+    host.instance.write(RECORD, [AGENT])
     assert not kept.exists()

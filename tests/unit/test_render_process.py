@@ -16,11 +16,24 @@ PLACE = Place("/usr/bin/python", "/state/key", "/tmp/run/e0", "127.0.0.1")
 BINDING = EngineBinding(InstanceName("qwen-e0"), Role.DECODE)
 
 
+def test_what_members_say_to_each_other_stays_on_the_host_wherever_they_are_reached() -> None:
+    wide = service(decode={"parallelism": {"tensor": 2, "pods": 2}})
+    place = Place("/usr/bin/python", "/state/key", "/tmp/run/e0", "10.0.0.7")
+    for index in (0, 1):
+        binding = EngineBinding(InstanceName("qwen-e0"), Role.DECODE, index=index, meeting=HostPort("10.0.0.7:20009"))
+        process = processes.engine_process(wide, place, binding)
+        assert (process.env["VLLM_HOST_IP"], process.env[launch.ENV_HOST]) == ("127.0.0.1", "10.0.0.7")
+        agent = processes.agent_config(wide, place, binding, 20001, (HostPort("10.0.0.7:30001"),)).agent
+        assert agent is not None
+        assert isinstance(agent.group, launch.GroupConfig)
+        assert agent.group.host == "127.0.0.1"
+
+
 def test_an_engine_listens_where_it_is_told_and_reads_the_connectors_environment() -> None:
     process = processes.engine_process(service(), PLACE, BINDING)
     assert process.argv[:3] == ("/usr/bin/python", "-m", "vllm.entrypoints.launchers.api_server.entry")
     assert process.argv[-2:] == ("--host", "127.0.0.1")
-    assert processes.port_args(8000) == ("--port", "8000")
+    assert processes.port_args(process, 8000) == ("--port", "8000")
     assert process.env[launch.ENV_RUN_DIR] == process.env["TMPDIR"] == process.env["VLLM_RPC_BASE_PATH"] == "/tmp/run/e0"
     assert process.env[launch.ENV_KEY_FILE] == "/state/key"
     assert process.env[launch.ENV_SERVICE] == "qwen"

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from render_service import service
 
-from xpyd_operator.render.unsupported import local_refusals
+from xpyd_operator.api.rule import Target
+from xpyd_operator.render.unsupported import kube_refusals, local_refusals
 
 SECRET = {"name": "s", "key": "k"}
 CASES: list[tuple[dict[str, Any], str]] = [
@@ -87,3 +88,17 @@ def test_older_engines_need_the_port_after_that_of_membership() -> None:
     assert list(local_refusals(service(router={"compat": "p2p"}), 0)) == []
     ((path, reason),) = local_refusals(service(router={"compat": "p2p", "ports": {"members": 10000}}), 0)
     assert (path, "older engines come to 10001" in reason) == ("spec.router.ports.members", True)
+
+
+def test_what_an_instance_of_several_members_cannot_do_is_refused_by_name() -> None:
+    wide = {"parallelism": {"tensor": 4, "pods": 2}}
+    assert list(local_refusals(service(decode=wide, prefill=wide), 8)) == []
+    assert [path for path, _ in local_refusals(service(decode={"parallelism": {"data": 4, "pods": 2}}), 8)] == [
+        "spec.decode.parallelism.data"]
+    assert [path for path, _ in local_refusals(service(decode=wide, kv={"transport": "shm"}), 8)] == ["spec.kv.transport"]
+
+
+def test_in_a_cluster_there_are_no_instances_of_several_members_yet() -> None:
+    found = list(kube_refusals(service(Target.KUBERNETES, decode={"parallelism": {"tensor": 4, "pods": 2}})))
+    assert found == [("spec.decode.parallelism.pods",
+                      "instances of several pods are made by `xpyd up` alone for now; write 1")]

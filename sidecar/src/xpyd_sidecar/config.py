@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from xpyd_sidecar.contract.group import MOST_MEMBERS
 from xpyd_sidecar.contract.ids import NAME, NAME_MAX, split_host_port
-from xpyd_sidecar.contract.launch import AgentConfig, RouterConfig, SidecarConfig
+from xpyd_sidecar.contract.launch import AgentConfig, GroupConfig, RouterConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
 
 HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -62,6 +63,23 @@ def faults(config: SidecarConfig) -> Iterator[str]:
         yield from _router_faults(config.router)
 
 
+def _group(agent: AgentConfig, group: GroupConfig) -> Iterator[str]:
+    """A member among others: its place, and where it finds their leader."""
+    if not 1 < group.size <= MOST_MEMBERS:
+        yield f"from 2 to {MOST_MEMBERS}, not {group.size} - at `$.agent.group.size`"
+    if not 0 <= group.index < group.size:
+        yield f"from 0 to {group.size - 1}, not {group.index} - at `$.agent.group.index`"
+    if not group.over_s > 0:
+        yield f"must be above 0, not {group.over_s:g} - at `$.agent.group.over_s`"
+    if group.index == 0 and agent.listen is None:
+        yield "the leader must listen, for the other members - at `$.agent.listen`"
+    if group.index > 0:
+        try:
+            split_host_port(group.leader)
+        except ValueError as error:
+            yield f"{error} - at `$.agent.group.leader`"
+
+
 def _agent_faults(agent: AgentConfig) -> Iterator[str]:
     addresses = [("engine", agent.engine)]
     if agent.advertise_host:
@@ -78,7 +96,11 @@ def _agent_faults(agent: AgentConfig) -> Iterator[str]:
             split_host_port(address)
         except ValueError as error:
             yield f"{error} - at `$.agent.{field}`"
-    if not agent.routers:
+    led = False
+    if isinstance(agent.group, GroupConfig):
+        yield from _group(agent, agent.group)
+        led = agent.group.index > 0
+    if not agent.routers and not led:
         yield "at least one router address is required - at `$.agent.routers`"
     if agent.epoch < 0:
         yield f"must not be negative, not {agent.epoch} - at `$.agent.epoch`"

@@ -6,8 +6,8 @@
     resources or template name some        those: a key with a domain, or a claim
     otherwise                              ``nvidia.com/gpu``, added
 
-What is added is as many as ``parallelism`` has devices. A limit of memory takes no GPU away. What ``template`` says of the
-container ``main`` counts like ``resources``. Keys of networks have a domain, too, and are no devices.
+What is added is as many as ``parallelism`` has devices for a pod. A limit of memory takes no GPU away. What ``template``
+says of the container ``main`` counts like ``resources``. Keys of networks have a domain, too, and are no devices.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def limits(role: RoleSpec) -> dict[str, int | str]:
     made: dict[str, int | str] = {} if role.resources is None else dict(role.resources.limits)
     for one in found.named:  # the template's come last, and its limits after its requests
         made[one.key] = one.value
-    return made | ({found.added: role.parallelism.devices} if found.added else {})
+    return made | ({found.added: role.parallelism.devices_of_pod} if found.added else {})
 
 
 def counted(role: RoleSpec) -> Iterator[Named]:
@@ -121,8 +121,12 @@ def notes(service: DisaggService) -> list[Fault]:
     for which in Role:
         role = service.spec.role(which)
         keys = devices(role).keys
+        if (size := role.parallelism).pods > 1:
+            words = f"each instance is {size.pods} members of {size.devices_of_pod} devices that begin and end together"
+            found.append(Fault(f"spec.{which}.parallelism.pods", words))
         if unstated(role):
-            words = f"{GPU}: {role.parallelism.devices} is added; on CPUs write spec.{which}.parallelism.device: none"
+            number = role.parallelism.devices_of_pod
+            words = f"{GPU}: {number} is added; on CPUs write spec.{which}.parallelism.device: none"
             found.append(Fault(f"spec.{which}.resources", f"names no device, so {words}"))
         if keys and service.spec.engine.image == Engine().image and not any(key.startswith(_NVIDIA) for key in keys):
             words = f"the default is made for CUDA; write an image with vLLM for {keys[0]} ({which})"

@@ -36,6 +36,9 @@ class Parallelism(Part, frozen=True):
     """Pipeline-parallel size."""
     data: ParallelSize = 1
     """Data-parallel size: ranks of one instance, each with its own KV cache."""
+    pods: Annotated[int, Meta(ge=1, le=16)] = 1
+    """Pods of one instance, each with an equal share of its devices, and of its ranks where there are several; with `xpyd
+    up` as many process sets on the host. They begin and end together. `resources` are those of one pod."""
     executor: Annotated[Literal["uni", "mp", "ray"], Meta(extra={"why_not": NO_EXECUTOR})] | None = None
     """How vLLM runs its workers: in one process (`uni`, one device only), in processes of one host (`mp`), or with Ray.
     Default: `uni` for one device, otherwise `mp`."""
@@ -53,6 +56,11 @@ class Parallelism(Part, frozen=True):
     def executor_or_default(self) -> Literal["uni", "mp", "ray"]:
         """The executor that is used."""
         return self.executor or ("uni" if self.tensor * self.pipeline == 1 else "mp")
+
+    @property
+    def devices_of_pod(self) -> int:
+        """How many of them one pod has."""
+        return self.devices // self.pods
 
 
 class ResourceClaim(Part, frozen=True):

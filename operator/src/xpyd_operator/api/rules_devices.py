@@ -10,7 +10,7 @@ from xpyd_operator.api.rule import Finding, Rule
 from xpyd_operator.api.service import ServiceSpec
 
 _ROLES = ("spec.prefill", "spec.decode")
-_SIZES = ("parallelism.tensor", "parallelism.pipeline", "parallelism.data", "parallelism.executor")
+_SIZES = ("parallelism.tensor", "parallelism.pipeline", "parallelism.data", "parallelism.pods", "parallelism.executor")
 _STATED = ("parallelism", "parallelism.device", "resources", "resources.limits", "resources.requests", "resources.claims")
 _UNSEEN = "CEL does not see what a template names, and costs too much where it looks into keys"
 
@@ -28,11 +28,13 @@ def _counts(role: RoleSpec) -> Iterator[tuple[devices.Named, Finding]]:
     if parallel.executor == "ray":
         return
     sizes = f"tensor {parallel.tensor} x pipeline {parallel.pipeline} x data {parallel.data}"
+    if parallel.pods > 1:
+        sizes = f"{sizes} over {parallel.pods} pods"
     for one in devices.counted(role):
-        if str(one.value) != str(parallel.devices):
+        if str(one.value) != str(parallel.devices_of_pod):
             known = one.key == GPU or parallel.device is not None
             other = "" if known else "; if the engine runs on something else, write parallelism.device"
-            yield one, (one.path, f"must be {parallel.devices}, not {one.value}: {sizes}{other}")
+            yield one, (one.path, f"must be {parallel.devices_of_pod}, not {one.value}: {sizes}{other}")
 
 
 def _seen(role: RoleSpec, one: devices.Named) -> bool:
@@ -93,7 +95,7 @@ def _count_cel(part: str) -> str:
     return f"""self.resources.{part}.all(k, !(has(self.parallelism.device) ? k == self.parallelism.device :
             '{GPU}' in self.resources.limits || '{GPU}' in self.resources.requests ? k == '{GPU}' : {_VENDORS}) ||
             string(self.resources.{part}[k]) ==
-            string(self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data))"""
+            string(self.parallelism.tensor * self.parallelism.pipeline * self.parallelism.data / self.parallelism.pods))"""
 
 
 def _nccl_cel(role: str) -> str:
@@ -111,7 +113,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         at=_ROLES,
         reads=(*_SIZES, *_STATED),
-        says="resources: the number of devices must be tensor x pipeline x data",
+        says="resources: the number of devices must be tensor x pipeline x data, over pods",
         cel=f"""!has(self.resources) || (has(self.parallelism.executor) && self.parallelism.executor == 'ray') ||
             ({_count_cel("limits")} && {_count_cel("requests")})""",
         wrong=_count,

@@ -11,6 +11,7 @@ from xpyd_operator.api.rule import Finding, Rule, Target, when
 from xpyd_operator.api.source import Beside, Claim, Hub
 
 _ROLES = ("spec.prefill", "spec.decode")
+_PODS = tuple(f"parallelism.{name}" for name in ("pods", "tensor", "pipeline", "data", "executor"))
 _ARGUMENTS = ("spec.engine", *_ROLES)
 
 
@@ -91,6 +92,20 @@ def _executor(role: RoleSpec) -> list[Finding]:
         "parallelism.executor",
         f"uni runs on one device, but tensor {parallel.tensor} x pipeline {parallel.pipeline} is {world}; write mp or ray",
     )
+
+
+def _pods(role: RoleSpec) -> Iterator[Finding]:
+    parallel = role.parallelism
+    if parallel.pods == 1:
+        return
+    shared, words = parallel.data, f"data {parallel.data}: each pod has whole ranks"
+    if parallel.data == 1:
+        shared, words = parallel.tensor * parallel.pipeline, f"tensor {parallel.tensor} x pipeline {parallel.pipeline}"
+    if shared % parallel.pods:
+        right = " or ".join(str(pods) for pods in range(1, 17) if shared % pods == 0)
+        yield "parallelism.pods", f"{parallel.pods} does not divide {words}; write {right}"
+    if parallel.executor not in (None, "mp"):
+        yield "parallelism.executor", f"{parallel.executor} does not run over several pods; write mp or leave it out"
 
 
 def _main_container(role: RoleSpec) -> Iterator[Finding]:
@@ -197,6 +212,15 @@ RULES: tuple[Rule, ...] = (
         cel="""!has(self.parallelism.executor) || self.parallelism.executor != 'uni' ||
             self.parallelism.tensor * self.parallelism.pipeline == 1""",
         wrong=_executor,
+    ),
+    Rule(
+        at=_ROLES,
+        reads=_PODS,
+        says="parallelism.pods must divide data, or, where that is 1, tensor x pipeline; only executor mp runs over pods",
+        cel="""self.parallelism.pods == 1 || ((self.parallelism.data > 1 ? self.parallelism.data :
+            self.parallelism.tensor * self.parallelism.pipeline) % self.parallelism.pods == 0 &&
+            (!has(self.parallelism.executor) || self.parallelism.executor == 'mp'))""",
+        wrong=_pods,
     ),
     Rule(
         at=_ROLES,

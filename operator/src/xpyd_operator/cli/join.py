@@ -151,7 +151,7 @@ def _write(
     port = ports.choose(place.host, (), SystemRandom())
     process = engine_process(service, place, binding)
     record = InstanceRecord(instance.name, 0, role, Revision(""), process, port, binding.devices)
-    instance.write(record, agent_config(service, place, binding, port, routers))
+    instance.write(record, [agent_config(service, place, binding, port, routers)])
 
 
 async def _serve(instance: LocalInstance, service: DisaggService) -> None:

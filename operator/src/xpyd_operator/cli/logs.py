@@ -74,7 +74,8 @@ def sources(folder: ServiceFolder, instance: str | None) -> dict[str, Path]:
     every = {"supervisor": folder.log, "router": folder.router / "router.log"}
     for parent in (folder.path / "previous", folder.instances):
         for entry in sorted(parent.glob("*")):
-            for part in ("engine", "agent"):
+            others = sorted(path.stem for kind in ("engine", "agent") for path in entry.glob(f"{kind}-*.log"))
+            for part in ("engine", "agent", *others):
                 every[f"{entry.name}/{part}"] = entry / f"{part}.log"
     if instance is None:
         return {label: path for label, path in every.items() if path.is_file() and path.parent.parent.name != "previous"}

@@ -267,10 +267,8 @@ class LocalBackend:
     async def _start(self, instance: LocalInstance, *units: Unit) -> None:
         for unit in units:
             try:
-                if unit is instance.engine:
-                    await instance.start_engine([record.port for record in self._records()], self._random)
-                else:
-                    await instance.start_agent()
+                taken = [port for record in self._records() for port in record.ports]
+                await instance.start(unit, taken, self._random)
             except (LocalError, OSError) as error:
                 unit.note_failed_start(time.time(), str(error))
                 raise

@@ -11,8 +11,8 @@ from xpyd_operator.api.durations import seconds
 from xpyd_operator.api.service import DisaggService
 from xpyd_operator.errors import LocalError
 from xpyd_operator.local import gpus, ports, store
-from xpyd_operator.local.paths import ServiceFolder, run_folder
-from xpyd_operator.local.store import InstanceRecord, PlannedCounts, Settings, StopRequest
+from xpyd_operator.local.paths import ServiceFolder, member_folder, run_folder
+from xpyd_operator.local.store import FollowerRecord, InstanceRecord, PlannedCounts, Settings, StopRequest
 from xpyd_operator.plan.actions import Create
 from xpyd_operator.plan.counts import counts, target
 from xpyd_operator.plan.desired import Desired
@@ -27,7 +27,7 @@ from xpyd_operator.render.process import (
     sidecar_revision,
 )
 from xpyd_operator.render.switch import NEVER, local_difference
-from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName, join_host_port
+from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, join_host_port
 from xpyd_sidecar.contract.launch import SidecarConfig
 
 
@@ -109,22 +109,35 @@ class Blueprint:
             LocalError: no port is free.
         """
         service = self.service()
-        devices = gpus.assign(service.spec.role(action.role), gpus.count(), [record.devices for record in others])
-        port = ports.choose(self.settings.host, [record.port for record in others], random)
-        binding = EngineBinding(action.instance, action.role, devices)
-        process = engine_process(service, self._place(action.instance), binding)
-        return InstanceRecord(action.instance, action.ordinal, action.role, action.revision, process, port, devices)
+        role = service.spec.role(action.role)
+        devices = gpus.assign(role, gpus.count(), [record.all_devices for record in others])
+        taken, host = [port for record in others for port in record.ports], self.settings.host
+        members = []
+        for index, share in enumerate(gpus.shares(devices, role.parallelism.pods)):
+            taken.append(ports.choose(host, taken, random))
+            binding = EngineBinding(action.instance, action.role, share, index)
+            process = engine_process(service, self._place(action.instance, index), binding)
+            members.append(FollowerRecord(process, taken[-1], binding.devices))
+        leader, *followers = members
+        return InstanceRecord(
+            action.instance, action.ordinal, action.role, action.revision, leader.process, leader.port, leader.devices,
+            followers=tuple(followers), meeting=ports.choose(host, taken, random) if followers else 0,
+        )
 
-    def agent(self, record: InstanceRecord) -> SidecarConfig:
-        """Settings of the agent beside an instance."""
-        service = self.service()
-        binding = EngineBinding(record.name, record.role, record.devices)
-        members = join_host_port(self.settings.host, service.spec.router.ports.members)
-        config = agent_config(service, self._place(record.name), binding, record.port, (members,))
-        assert config.agent is not None
-        return msgspec.structs.replace(config, agent=msgspec.structs.replace(config.agent, epoch=record.epoch))
+    def agent(self, record: InstanceRecord) -> tuple[SidecarConfig, ...]:
+        """Settings of the agents beside an instance, the leader's first."""
+        service, host = self.service(), self.settings.host
+        routers = (join_host_port(host, service.spec.router.ports.members),)
+        meeting = join_host_port(host, record.meeting) if record.meeting else HostPort("")
+        found = []
+        for index, port in enumerate((record.port, *(one.port for one in record.followers))):
+            binding = EngineBinding(record.name, record.role, index=index, meeting=meeting)
+            config = agent_config(service, self._place(record.name, index), binding, port, routers)
+            assert config.agent is not None
+            found.append(msgspec.structs.replace(config, agent=msgspec.structs.replace(config.agent, epoch=record.epoch)))
+        return tuple(found)
 
-    def agents(self, records: Sequence[InstanceRecord]) -> dict[InstanceName, SidecarConfig]:
+    def agents(self, records: Sequence[InstanceRecord]) -> dict[InstanceName, tuple[SidecarConfig, ...]]:
         """Settings of the agents of instances that are of the wanted revision; the others keep theirs until they go."""
         service = self._service
         if service is None:
@@ -137,7 +150,7 @@ class Blueprint:
         """Settings of the router."""
         return router_config(self.service(), self._place("router"), self.settings.listen)
 
-    def _place(self, name: str) -> Place:
+    def _place(self, name: str, index: int = 0) -> Place:
         settings = self.settings
-        run_dir = run_folder(settings.run_dir, self.folder.service, name)
+        run_dir = member_folder(run_folder(settings.run_dir, self.folder.service, name), index)
         return Place(settings.python, str(self.folder.key), str(run_dir), settings.host)

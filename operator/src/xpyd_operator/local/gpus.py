@@ -33,3 +33,11 @@ def assign(spec: RoleSpec, gpus: int, taken: Iterable[tuple[int, ...]]) -> tuple
     used = Counter(index for devices in taken for index in devices)
     order = sorted(range(gpus), key=lambda index: (used[index], index))
     return tuple(sorted(order[: spec.parallelism.devices]))
+
+
+def shares(found: tuple[int, ...], members: int) -> list[tuple[int, ...]]:
+    """Equal shares for the members of an instance. Where there are too few each gets all, and vLLM says what it lacks."""
+    each = len(found) // members
+    if not each or len(found) % members:
+        return [found] * members
+    return [found[index * each : (index + 1) * each] for index in range(members)]

@@ -63,7 +63,7 @@ class Observer:
         self,
         instances: Mapping[InstanceName, LocalInstance],
         work: Mapping[str, Work],
-        agents_wanted: Mapping[InstanceName, SidecarConfig],
+        agents_wanted: Mapping[InstanceName, tuple[SidecarConfig, ...]],
         now: float,
     ) -> Picture:
         """Look at everything; takes at most the agents' timeout."""
@@ -108,13 +108,18 @@ class Observer:
         *,
         status: AgentStatus | None,
         work: Work | None,
-        wanted: SidecarConfig | None,
+        wanted: tuple[SidecarConfig, ...] | None,
     ) -> Instance:
-        engine, agent = instance.engine.seen(now), instance.agent.seen(now)
+        units, engines = [], []
         leader = instance.engine.leader()
-        if wanted is not None and agent.alive and instance.agent_config() != wanted:
-            agent = msgspec.structs.replace(agent, outdated=True)
-        phase = _phase(engine, status, work)
+        for member in instance.members:
+            engine, agent = member.engine.seen(now), member.agent.seen(now)
+            config = wanted[member.index] if wanted is not None and member.index < len(wanted) else None
+            if config is not None and agent.alive and member.agent_config() != config:
+                agent = msgspec.structs.replace(agent, outdated=True)
+            engines.append(engine)
+            units += [engine, agent]
+        phase = _phase(next((engine for engine in engines if not engine.alive), engines[0]), status, work)
         if phase is Phase.READY and leader is not None:
             self._served[instance.name] = leader
         since = self._since(instance.name, phase, leader.unix if leader is not None else now, now)
@@ -128,7 +133,7 @@ class Observer:
             since=since,
             load=load.running + load.waiting + load.transfers if load is not None else 0,
             was_ready=leader is not None and self._served.get(instance.name) == leader,
-            units=() if work is not None else (engine, agent),
+            units=() if work is not None else tuple(units),
         )
 
     def _since(self, name: str, phase: Phase, started: float, now: float) -> float:

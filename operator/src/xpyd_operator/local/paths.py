@@ -36,7 +36,7 @@ SOCKET_PATH_MAX = 107
 UUID_LENGTH = 36
 """vLLM names its sockets by a UUID."""
 RUN_NAME_MAX = 10
-"""``e123456789``, or eight hexadecimal digits."""
+"""``e123456789``, ``e123456-15`` or eight hexadecimal digits."""
 
 
 def home() -> Path:
@@ -114,6 +114,11 @@ def run_folder(base: str, service: str, name: str) -> Path:
     ordinal = names.ordinal_of(ServiceName(service), name)
     short = f"e{ordinal}" if ordinal is not None else hashlib.sha256(name.encode()).hexdigest()[:8]
     return Path(base) / short
+
+
+def member_folder(leaders: Path, index: int) -> Path:
+    """The run folder of a member, beside that of its leader."""
+    return leaders.with_name(f"{leaders.name}-{index}") if index else leaders
 
 
 def make_private(path: Path) -> None:

@@ -40,6 +40,14 @@ class Settings(msgspec.Struct, frozen=True):
     """Interpreter of engines and sidecars."""
 
 
+class FollowerRecord(msgspec.Struct, frozen=True):
+    """Another member of the same instance."""
+
+    process: Process
+    port: int
+    devices: tuple[int, ...] = ()
+
+
 class InstanceRecord(msgspec.Struct, frozen=True):
     """What an instance was made from."""
 
@@ -54,6 +62,20 @@ class InstanceRecord(msgspec.Struct, frozen=True):
     """Of the role; grows by one with each change."""
     assigned: float = 0.0
     """When the role was changed last, unix seconds."""
+    followers: tuple[FollowerRecord, ...] = ()
+    """Its members but for the leader, which is what stands above."""
+    meeting: int = 0
+    """Port of the leader's agent, where the others come to; 0: there are none."""
+
+    @property
+    def ports(self) -> tuple[int, ...]:
+        """All that it has."""
+        return (self.port, *(one.port for one in self.followers), *((self.meeting,) if self.meeting else ()))
+
+    @property
+    def all_devices(self) -> tuple[int, ...]:
+        """Of all members."""
+        return (*self.devices, *(index for one in self.followers for index in one.devices))
 
 
 class PlannedCounts(msgspec.Struct, frozen=True):

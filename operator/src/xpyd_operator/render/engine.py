@@ -59,9 +59,10 @@ RAY_FOLDER_MAX = 107 - len("/ray/session_2026-01-31_23-59-59_123456_4194304/sock
 """A Unix socket's path has at most 107 bytes."""
 
 
-def engine_args(service: DisaggService, role: Role, model: str, shared: str = "") -> tuple[str, ...]:
+def engine_args(service: DisaggService, role: Role, model: str, shared: str = "", life: str = "") -> tuple[str, ...]:
     """Arguments of the server but for host and port. ``model`` is a hub id, or a path as the engine sees it; ``shared``: a
-    folder that all engines of a host share.
+    folder that all engines of a host share; ``life``: the name of the engine that all its ranks have, where vLLM is not to
+    give each process another one.
 
     xpyd's own come first and the user's last; the user's are known not to touch them (``api.owned``).
     """
@@ -78,6 +79,8 @@ def engine_args(service: DisaggService, role: Role, model: str, shared: str = ""
     if parallel.executor is not None:
         args += ["--distributed-executor-backend", parallel.executor]
     config = kv_transfer_config(kv_options(service, shared), spec.kv.on_load_failure, offload.beside(service, role))
+    if life:
+        config["engine_id"] = life
     args += ["--kv-transfer-config", msgspec.json.encode(config).decode()]
     args += ["--disable-access-log-for-endpoints", PROBED]
     return (*args, *spec.engine.args, *spec.role(role).args)
@@ -127,7 +130,8 @@ def engine_revision(service: DisaggService, role: Role, model: str) -> Revision:
     """
     older = renamed(Engine)["dpStepSync"]
     env = engine_env(service) | {name: first(word, older) for name, word in dp_env(service, role).items()}
-    return revision_of({"args": engine_args(service, role, model), "env": env})
+    pods = service.spec.role(role).parallelism.pods
+    return revision_of({"args": engine_args(service, role, model), "env": env} | ({"pods": pods} if pods > 1 else {}))
 
 
 def dp_env(service: DisaggService, role: Role) -> dict[str, str]:

@@ -48,7 +48,7 @@ def engine_pod(
     """
     shared = at.KV_SHARED if service.spec.kv.shared_memory is not None else ""
     key = key or keys.unknown(service.name)
-    (member,) = layout(service, role, name, model_path(service), shared)
+    member = layout(service, role, name, model_path(service), shared)[0]
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",

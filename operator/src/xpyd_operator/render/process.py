@@ -5,6 +5,7 @@ Pure: paths and ports come as arguments.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import msgspec
@@ -14,11 +15,14 @@ from xpyd_operator.api.source import Beside, Claim, Folder, Hub
 from xpyd_operator.errors import Unsupported
 from xpyd_operator.plan.desired import Revision, revision_of
 from xpyd_operator.render.engine import CPU_ENV, engine_env, executor_env
-from xpyd_operator.render.layout import layout
+from xpyd_operator.render.layout import digest, layout
 from xpyd_operator.render.sections import agent_section, router_section
 from xpyd_sidecar.contract import launch
 from xpyd_sidecar.contract.ids import HostPort, InstanceName, Role, ServiceName, join_host_port
-from xpyd_sidecar.contract.launch import SidecarConfig
+from xpyd_sidecar.contract.launch import GroupConfig, SidecarConfig
+
+LAUNCHER: Final = "xpyd_sidecar.member"
+"""The process of a member, where there are several."""
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -46,6 +50,10 @@ class EngineBinding(msgspec.Struct, frozen=True):
     role: Role
     devices: tuple[int, ...] = ()
     """GPUs by index; empty: none, the engine runs on CPUs."""
+    index: int = 0
+    """Of the member, where the instance has several."""
+    meeting: HostPort = HostPort("")
+    """Where the leader's agent listens for the others; empty where there is one member."""
 
 
 def model_of(service: DisaggService) -> str:
@@ -68,13 +76,17 @@ SHARED: Final = "/dev/shm"  # noqa: S108  # memory of this host; what lies there
 
 
 def engine_process(service: DisaggService, place: Place, binding: EngineBinding) -> Process:
-    """The vLLM server of one instance, without its port: that is chosen when it is started (``port_args``).
+    """The vLLM server of one member, without its port: that is chosen when it is started (``port_args``). Where there are
+    several, the process is the member's launcher, which starts it.
 
     Raises:
         Unsupported: as ``model_of`` and ``executor_env``.
     """
-    (member,) = layout(service, binding.role, binding.instance, model_of(service), SHARED)
-    argv = (place.python, "-m", member.module, *member.args, "--host", place.host)
+    member = layout(service, binding.role, binding.instance, model_of(service), SHARED)[binding.index]
+    argv = (place.python, "-m", member.module, *member.args, *(("--host", place.host) if member.serves else ()))
+    if member.size > 1:
+        grace = str(math.ceil(service.spec.drain.timeout_s))
+        argv = (place.python, "-m", LAUNCHER, "--grace-s", grace, "--", *argv)
     env = {"VLLM_NO_USAGE_STATS": "1", launch.ENV_API_KEY: ""}  # one of whoever calls xpyd would be asked of the router
     if not isinstance(service.spec.model.origin, Hub):
         env["HF_HUB_OFFLINE"] = "1"
@@ -86,12 +98,19 @@ def engine_process(service: DisaggService, place: Place, binding: EngineBinding)
     env |= connector_env(service.name, place, binding.instance)
     env |= executor_env(service, binding.role, place.run_dir)
     env |= member.env
+    if member.size > 1:
+        env["VLLM_HOST_IP"] = _loopback(place.host)
     return Process(argv, env)
 
 
-def port_args(port: int) -> tuple[str, ...]:
-    """Where the server listens."""
-    return ("--port", str(port))
+def _loopback(host: str) -> str:
+    """For what engines of several members say to each other: vLLM does not ask who comes, and all of them are here."""
+    return "::1" if ":" in host else "127.0.0.1"
+
+
+def port_args(process: Process, port: int) -> tuple[str, ...]:
+    """Where its server listens; nothing where it has none."""
+    return ("--port", str(port)) if "--host" in process.argv else ()
 
 
 def connector_env(service: str, place: Place, instance: InstanceName) -> dict[str, str]:
@@ -111,14 +130,22 @@ def connector_env(service: str, place: Place, instance: InstanceName) -> dict[st
 def agent_config(
     service: DisaggService, place: Place, binding: EngineBinding, port: int, routers: tuple[HostPort, ...]
 ) -> SidecarConfig:
-    """The agent beside the engine that listens on ``port``; ``routers`` are membership addresses."""
-    engine = join_host_port(place.host, port)
+    """The agent beside the engine that listens on ``port``; ``routers`` are membership addresses, which only the leader of
+    several members speaks to.
+    """
+    engine, led = join_host_port(place.host, port), binding.index > 0
+    agent = agent_section(service, binding.role, engine, (place.host, port), () if led else routers)
+    if binding.meeting:
+        members = layout(service, binding.role, binding.instance, model_of(service), SHARED)
+        leader = binding.meeting if led else HostPort("")
+        group = GroupConfig(binding.index, len(members), digest(members), leader, _loopback(place.host))
+        agent = msgspec.structs.replace(agent, group=group, listen=None if led else binding.meeting)
     return SidecarConfig(
         service=ServiceName(service.name),
         instance=binding.instance,
         key_file=place.key_file,
         run_dir=place.run_dir,
-        agent=agent_section(service, binding.role, engine, (place.host, port), routers),
+        agent=agent,
     )
 
 

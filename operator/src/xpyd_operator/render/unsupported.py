@@ -32,6 +32,9 @@ DEVICE_KEEP_BYTES = 512 << 20
 def kube_refusals(service: DisaggService) -> Iterator[tuple[str, str]]:
     """Every field that is refused, and why."""
     for role in Role:
+        if service.spec.role(role).parallelism.pods > 1:
+            reason = "instances of several pods are made by `xpyd up` alone for now; write 1"
+            yield f"spec.{role}.parallelism.pods", reason
         yield from _role(service, role)
         yield from _executor(service, role, devices=bool(devices(service.spec.role(role))))
         yield from _pipeline(service, role, devices=bool(devices(service.spec.role(role))))
@@ -118,6 +121,19 @@ def _role(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
     """One role."""
     if which is Role.PREFILL and service.spec.prefill.parallelism.data > 1:
         yield "spec.prefill.parallelism.data", "data-parallel prefill is not built yet; write 1 and more replicas"
+    if service.spec.role(which).parallelism.pods > 1:
+        yield from _members(service, which)
+
+
+def _members(service: DisaggService, which: Role) -> Iterator[tuple[str, str]]:
+    """What an instance of several members cannot do yet, or never."""
+    if service.spec.role(which).parallelism.data > 1:
+        reason = "data-parallel ranks of one instance over several pods are not built yet; write 1 and more replicas"
+        yield f"spec.{which}.parallelism.data", reason
+    if service.spec.kv.transport == "shm":
+        yield "spec.kv.transport", f"shm does not reach the other pods of {which}'s instances; write auto or tcp"
+    if service.spec.kv.offload is not None:
+        yield "spec.kv.offload", f"has not run beside instances of several pods ({which}); leave it out, or write pods: 1"
 
 
 def _pipeline(service: DisaggService, which: Role, *, devices: bool) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,9 @@
     control.py  unix socket: status, drain, undrain, role            I/O
     remote.py   the same for a role over the network, with a token   I/O
     role.py     files that tell the role                             I/O
+    group.py    rounds of an instance of several members             pure
+    pulses.py   whether the workers of a member go on                pure
+    rounds.py   a member among the others: launcher, hellos          I/O
     ask.py      its client, for preStop hooks                        I/O
     app.py      puts them together
 

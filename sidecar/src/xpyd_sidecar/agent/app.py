@@ -11,6 +11,7 @@ import contextlib
 import logging
 import secrets
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ from xpyd_sidecar.agent.control import Control, TooOld
 from xpyd_sidecar.agent.engine import Probe
 from xpyd_sidecar.agent.remote import Remote
 from xpyd_sidecar.agent.role import Told
+from xpyd_sidecar.agent.rounds import Rounds
 from xpyd_sidecar.beside import Draining
 from xpyd_sidecar.contract import assignment, duty, keys
 from xpyd_sidecar.contract.assignment import Assignment
 from xpyd_sidecar.contract.duty import Duty
+from xpyd_sidecar.contract.group import MemberAnswer
 from xpyd_sidecar.contract.ids import AgentId, State
 from xpyd_sidecar.contract.keys import ServiceKey
-from xpyd_sidecar.contract.launch import AgentConfig, SidecarConfig
+from xpyd_sidecar.contract.launch import AgentConfig, GroupConfig, SidecarConfig
 from xpyd_sidecar.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -71,7 +74,13 @@ class Agent:
         self._control = Control(self._run_dir, self)
         self._remote: Remote | None = None
         if config.agent.listen is not None:
-            self._remote = Remote(config.agent.listen, key, self, config.instance, plain=config.plain_bearer)
+            self._remote = Remote(config.agent.listen, key, self, config.instance, plain=config.plain_bearer,
+                                  members=isinstance(config.agent.group, GroupConfig))
+        self._rounds: Rounds | None = None
+        if isinstance(config.agent.group, GroupConfig):
+            self._rounds = Rounds(config, config.agent.group, key, self._standing, self._led)
+            if self._remote is not None:
+                self._remote.rounds = self._rounds
         self._told = Told(self._run_dir, config.agent.assignment_file)
         self._look_now = asyncio.Event()
         self._beat_now = asyncio.Event()
@@ -100,7 +109,7 @@ class Agent:
             logger.info("agent started", extra={"engine": self._config.engine, "role": self._machine.role.value,
                                                 "epoch": self._machine.epoch})
             tasks = [asyncio.ensure_future(work) for work in
-                     (self._look_loop(), self._beat_loop(), self._role_loop(), self._beats.keep_resolving(), stop.wait())]
+                     (*self._loops(), self._role_loop(), self._beats.keep_resolving(), stop.wait())]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -116,6 +125,12 @@ class Agent:
                 await self._remote.close()
             await self._probe.close()
             logger.info("agent ended")
+
+    def _loops(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """A member that is led has no server to look at and no router to tell of it."""
+        if self._rounds is None:
+            return (self._look_loop(), self._beat_loop())
+        return (self._rounds.run(), *((self._look_loop(), self._beat_loop()) if self._rounds.leads else ()))
 
     def status(self) -> dict[str, Any]:
         """What GET /status answers."""
@@ -133,6 +148,7 @@ class Agent:
             "load": msgspec.to_builtins(machine.load),
             "problem": machine.problem,
             "uptime_s": round(now - self._started, 3),
+            **({"group": self._rounds.status()} if self._rounds is not None else {}),
             "routers": [{
                 "address": router.address,
                 "name": router.name,
@@ -186,6 +202,18 @@ class Agent:
             assignment.keep(self._run_dir, told)
             self._apply(RoleTold(told))
 
+    def _standing(self) -> tuple[Assignment, bool, bool]:
+        """For the other members of the group."""
+        machine = self._machine
+        return Assignment(machine.role, max(machine.epoch, 1)), machine.state is State.DRAINING, machine.drained
+
+    def _led(self, answer: MemberAnswer) -> None:
+        """A follower is what its leader says: its engine's ranks are told by the same file."""
+        if answer.epoch > self._machine.epoch:
+            self._apply(RoleTold(Assignment(answer.role, answer.epoch)))
+        if answer.draining != (self._machine.state is State.DRAINING):
+            self.drain() if answer.draining else self.undrain()
+
     def _look_at_role(self) -> None:
         for told in self._told.look():
             self._apply(RoleTold(told))
@@ -233,6 +261,8 @@ class Agent:
             look = await self._probe.look(scrape=scrape)
             if look.health == "unmade":
                 self._complaint.add(resources.Lack(look.problem))
+            if self._rounds is not None:
+                look = self._rounds.judged(look)
             self._apply(Looked(look, self._beats.routers()))
             self._looked.set()
             self._say_late()

@@ -1,4 +1,5 @@
-"""The agent's endpoint on the network: ``POST /role`` alone, by a signed call (``contract.signing``).
+"""The agent's endpoint on the network, by signed calls (``contract.signing``): ``POST /role``, and ``POST /member`` where
+the engine is one of several members (``rounds``).
 
 So a role changes at once where the operator is on another host; what it says also reaches the agent by the pod's volume,
 later. The agents' token (``contract.keys``) opens it from this host alone, or where the operator may be one that knows no
@@ -10,11 +11,14 @@ from __future__ import annotations
 
 import hmac
 
+import msgspec
 from aiohttp import web
 
 from xpyd_sidecar.accepting import Acceptor, bind, of_this_host
 from xpyd_sidecar.agent.control import BACKLOG, Handler, Speaker, acceptor_of, answer_errors, take_role
-from xpyd_sidecar.contract import assignment, keys, signing
+from xpyd_sidecar.agent.rounds import HelloRefused, Rounds
+from xpyd_sidecar.contract import assignment, group, keys, signing
+from xpyd_sidecar.contract.group import MemberHello
 from xpyd_sidecar.contract.ids import HostPort, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.errors import ConfigError
@@ -25,16 +29,22 @@ SHUTDOWN_S = 1.0
 class Remote:
     """The server. ``start`` it, ``close`` it."""
 
-    def __init__(self, listen: HostPort, key: ServiceKey, speaker: Speaker, instance: str, *, plain: bool = False) -> None:
-        """``instance``: who this is; ``plain``: see ``SidecarConfig.plain_bearer``."""
+    def __init__(self, listen: HostPort, key: ServiceKey, speaker: Speaker, instance: str, *, plain: bool = False,
+                 members: bool = False) -> None:
+        """``instance``: who this is; ``plain``: see ``SidecarConfig.plain_bearer``; ``members``:
+        others of a group come here.
+        """
         self._listen = listen
         self._wanted = f"Bearer {keys.agent_token(key)}".encode()
         self._calls = signing.CallVerifier(keys.derive(key, "agent call"), instance)
         self._plain = plain
         self._speaker = speaker
+        self.rounds: Rounds | None = None
+        """Who hears the hellos of other members; None: nobody, there are none."""
         self._acceptor: Acceptor | None = None
-        app = web.Application(middlewares=[answer_errors, self._check], client_max_size=assignment.MOST_BYTES)
-        app.add_routes([web.post(assignment.PATH, self._role)])
+        app = web.Application(middlewares=[answer_errors, self._check],
+                              client_max_size=group.MOST_BYTES if members else assignment.MOST_BYTES)
+        app.add_routes([web.post(assignment.PATH, self._role), web.post(group.PATH, self._member)])
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
 
     async def start(self) -> None:
@@ -76,3 +86,14 @@ class Remote:
 
     async def _role(self, request: web.Request) -> web.Response:
         return await take_role(request, self._speaker)
+
+    async def _member(self, request: web.Request) -> web.Response:
+        if self.rounds is None:
+            raise web.HTTPConflict(text="this engine is all of its instance")
+        try:
+            answer = self.rounds.hear(msgspec.json.decode(await request.read(), type=MemberHello))
+        except msgspec.DecodeError as error:
+            raise web.HTTPBadRequest(text=f"no hello of a member: {error}") from None
+        except HelloRefused as error:
+            raise web.HTTPConflict(text=str(error)) from None
+        return web.Response(body=msgspec.json.encode(answer), content_type="application/json")

@@ -79,6 +79,22 @@ class KvOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Address announced for data when peers must take another way (address translation); counts up like ``data_port``."""
 
 
+class GroupConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The agent's member is one of several that make up an instance (``contract.group``)."""
+
+    index: int
+    """From 0, the leader."""
+    size: int
+    layout: str
+    """Hash of what all members are made of."""
+    leader: HostPort = HostPort("")
+    """Where the leader's agent listens; empty for the leader."""
+    host: str = ""
+    """Where engines of the group meet, on the leader; empty: ``advertise_host``. Nobody else need reach it."""
+    over_s: float = 15.0
+    """Silence of a member after which all of them end their engines and begin again."""
+
+
 class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The agent half of a sidecar: speaks for one engine."""
 
@@ -108,6 +124,8 @@ class AgentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The key that the service had before, for routers that still have it; an empty file or None: none."""
     key_mark: str = ""
     """Stands for the service's key in the fingerprint that routers hear, so that they pair within one key."""
+    group: GroupConfig | msgspec.UnsetType = msgspec.UNSET
+    """Left out: the engine is all of the instance."""
     heartbeat_s: float = 3.0
     resolve_s: float = 5.0
     drain_timeout_s: float = 600.0

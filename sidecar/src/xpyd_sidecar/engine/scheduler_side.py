@@ -118,7 +118,8 @@ class SchedulerSide:
         self._hearing.ours = peers.Self(self._settings.instance, self._incarnation, fields, self._parallel, geometry,
                                         self._speculation)
         self._carrying.crew = WorkerRpc([one.place for one in ranks], host=self._settings.host, key=self._settings.key,
-                                        run_dir=self._settings.run_dir, give_back=self._not_called)
+                                        run_dir=self._settings.run_dir, give_back=self._not_called,
+                                        abandon=watched.end_process if self._settings.life else None)
         self._control.start()
         if self._settings.run_dir is not None:
             record.write(self._settings.run_dir, record.EngineRecord(

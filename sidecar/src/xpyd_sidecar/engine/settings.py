@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from xpyd_sidecar.contract import keys, launch
+from xpyd_sidecar.contract.group import ENV_LIFE
 from xpyd_sidecar.contract.ids import InstanceName, ServiceName, split_host_port
 from xpyd_sidecar.contract.keys import ServiceKey
 from xpyd_sidecar.contract.launch import KvOptions
@@ -28,6 +29,8 @@ class ConnectorSettings(NamedTuple):
     """An IP address: where peers reach this engine."""
     key: ServiceKey
     run_dir: Path | None
+    life: str = ""
+    """Of a group's engines (``contract.group``); empty where it is no member of one."""
 
 
 def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> ConnectorSettings:
@@ -59,7 +62,7 @@ def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> C
         raise ConfigError(f"{launch.ENV_RUN_DIR}: {run_dir} is no folder")
     return ConnectorSettings(options, ServiceName(environ.get(launch.ENV_SERVICE, "")),
                              InstanceName(environ.get(launch.ENV_INSTANCE, "")), host, key,
-                             Path(run_dir) if run_dir else None)
+                             Path(run_dir) if run_dir else None, environ.get(ENV_LIFE, ""))
 
 
 def _check(options: KvOptions, field: str) -> None:

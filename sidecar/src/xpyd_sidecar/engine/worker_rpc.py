@@ -13,6 +13,9 @@ have not joined yet or do not take it, goes with orders instead.
 A call that fails on a worker (it raises there, is not taken or not answered in time) is named and ends nothing: ``let_go``
 then goes with the orders, ``duty`` is asked again at the next look. A worker that is gone, or has never joined, ends the
 thread, and so the engine (``watched``): what it holds is gone with it, and no drain may wait for that.
+
+Of an engine that is one of several members nobody else watches the workers elsewhere, nor they it: there a lost worker also
+ends an engine that has nothing to do, and the end of the scheduler side ends a worker, each a moment later (``abandon``).
 """
 
 from __future__ import annotations
@@ -51,6 +54,8 @@ LOOK_S: Final = 0.5
 END_S: Final = 1.0
 GONE_S: Final = 10.0
 """Between the end of a worker and that of the engine, where it is meant."""
+MEMBER_GONE_S: Final = 2.0
+"""The same between members, where no more is meant than that all of them end."""
 THREAD_S: Final = 5.0
 
 
@@ -63,7 +68,7 @@ class WorkerRpc:
     """The scheduler side's end."""
 
     def __init__(self, places: Sequence[str], *, host: str, key: ServiceKey, run_dir: Path | None,
-                 give_back: Callable[[list[Release]], None]) -> None:
+                 give_back: Callable[[list[Release]], None], abandon: Callable[[], None] | None = None) -> None:
         """Make the queue.
 
         Args:
@@ -72,6 +77,7 @@ class WorkerRpc:
             key: the service's.
             run_dir: where the agent says what this engine is for.
             give_back: takes what was to be said and could not be; called on the crew's thread.
+            abandon: ends this process; None where vLLM watches all workers, and ends the engine with them.
         """
         names = [name_of(rank) for rank in range(len(places))]
         far = [name for name, one in zip(names, places, strict=True) if one != place()]
@@ -85,7 +91,8 @@ class WorkerRpc:
         self._held: dict[str, Any] = {}
         self._problems: dict[str, str] = {}
         """By call: how it has last failed, so that what fails again and again is said once."""
-        self.thread = Watched("xpyd-crew", self._run)
+        self._gone_s = GONE_S if abandon is None else MEMBER_GONE_S
+        self.thread = Watched("xpyd-crew", self._run, abandon)
 
     def handle(self) -> bytes:
         """For the orders of the first step: what workers join with; empty ever after."""
@@ -130,7 +137,7 @@ class WorkerRpc:
         except PeerGone as error:
             self._ready = False
             logger.error("xpyd: %s", error)  # noqa: TRY400  # its words say all
-            if not self._stop.wait(GONE_S):  # an engine that is told to end ends its workers first
+            if not self._stop.wait(self._gone_s):  # an engine that is told to end ends its workers first
                 raise
         finally:
             self._ready = False
@@ -221,12 +228,13 @@ class WorkerRpcServer:
 
     def __init__(self, handle: bytes, rank: int, *, host: str, key: ServiceKey,
                  let_go: Callable[[Key, Outcome, str], None],
-                 duty: Callable[[Role], dict[str, int]]) -> None:
-        """Join on a thread. ``duty`` answers with bytes that are held, by what."""
+                 duty: Callable[[Role], dict[str, int]], abandon: Callable[[], None] | None = None) -> None:
+        """Join on a thread. ``duty`` answers with bytes that are held, by what; ``abandon``: as for ``WorkerRpc``."""
         self._let_go, self._duty = let_go, duty
         self._arguments = handle, name_of(rank), host, key
         self._stop = threading.Event()
-        self.thread = Watched("xpyd-hand", self._run)
+        self._alone = abandon is None
+        self.thread = Watched("xpyd-hand", self._run, abandon)
         self.thread.start()
 
     def stop(self) -> None:
@@ -247,6 +255,8 @@ class WorkerRpcServer:
                     continue
         except Closed:
             logger.debug("xpyd: %s is called no more", name)
+            if not self._alone and not self._stop.wait(MEMBER_GONE_S):
+                raise PeerGone("scheduler side", "it has ended, and its workers with it") from None
         except (PeerError, OSError):
             if not self._stop.is_set():  # else the scheduler side has ended before
                 raise

@@ -27,6 +27,7 @@ from xpyd_sidecar.engine.draft_hooks import DraftHooks
 from xpyd_sidecar.engine.kv_cache import KvCache
 from xpyd_sidecar.engine.loading import Loading
 from xpyd_sidecar.engine.nccl_setup import choose
+from xpyd_sidecar.engine.pulse import PulseThread
 from xpyd_sidecar.engine.put_mode import PutMode
 from xpyd_sidecar.engine.reports import CopiedReport, Orders, RankAddress, SendReport, StepReport
 from xpyd_sidecar.engine.saving import Saving
@@ -144,6 +145,9 @@ class WorkerSide:
         self._loading = Loading(rank, self._memory, self._receiver, loads, staging=staging, forwards=self._forwards,
                                 completions=self._completions)
         self._first_notes: list[tuple[Key, bytes]] = []
+        self._pulse: PulseThread | None = None
+        if settings.life and settings.run_dir is not None:
+            self._pulse = PulseThread(settings.run_dir, settings.life)
 
     def rests(self, looked_s: float) -> bool:
         """Whether the next step, which was looked for so long, is waited for now."""
@@ -156,12 +160,15 @@ class WorkerSide:
 
     def begin(self, orders: Orders) -> None:
         """A step begins."""
+        if self._pulse is not None:
+            self._pulse.begins()
         self._forwards.begin()
         self._orders = orders
         self.calm = orders.calm
         if orders.crew and self._hand is None:
             self._hand = WorkerRpcServer(orders.crew, self._rank, host=self._settings.host, key=self._settings.key,
-                                         let_go=self._sender.release, duty=self.duty)
+                                         let_go=self._sender.release, duty=self.duty,
+                                         abandon=watched.end_process if self._settings.life else None)
         if orders.worked:
             self._sender.progressed(orders.worked)
         for release in orders.releases:
@@ -234,6 +241,8 @@ class WorkerSide:
 
     def report(self) -> StepReport | None:
         """What has ended since the last report."""
+        if self._pulse is not None:
+            self._pulse.ends()
         sends = [SendReport(self._rank, *one) for one in self._sender.take_reports()]
         for send in sends:
             self._saving.forget(send.key)
@@ -274,6 +283,8 @@ class WorkerSide:
 
     def stop(self) -> None:
         """End the threads."""
+        if self._pulse is not None:
+            self._pulse.stop()
         if self._hand is not None:
             self._hand.stop()
         self._completions.stop()

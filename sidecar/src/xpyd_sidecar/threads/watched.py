@@ -12,11 +12,13 @@ Laws
    then the thread dies, since it would only seem to live.
 
 An engine without requests and without anything open makes no steps, so it hears of a death in the step of its next request.
+Where that is too late, the thread has ``abandon``: it is called ``ABANDON_S`` after the death, whatever the engine does.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -28,6 +30,8 @@ from xpyd_sidecar.threads import termination_log
 logger = logging.getLogger(__name__)
 
 FAULTS_MAX: Final = 10
+ABANDON_S: Final = 3.0
+"""For the engine to end by itself."""
 PAUSE_S: Final = 0.01
 """After a fault, so that a thread which meets one at once again does not take a whole processor."""
 
@@ -39,9 +43,10 @@ class ThreadEnded(OurFault):
 class Watched(threading.Thread):
     """A thread that leaves its words when it dies."""
 
-    def __init__(self, name: str, body: Callable[[], None]) -> None:
-        """``body`` returns when the thread has been told to end."""
+    def __init__(self, name: str, body: Callable[[], None], abandon: Callable[[], None] | None = None) -> None:
+        """``body`` returns when the thread has been told to end; ``abandon`` ends a process that does not end by itself."""
         super().__init__(name=name, daemon=True)
+        self._abandon = abandon
         self.words = ""
         """Of its death; empty while it lives, and where it has ended as it should."""
         self._body = body
@@ -54,6 +59,9 @@ class Watched(threading.Thread):
             self.words = f"thread {self.name} ended: {termination_log.innermost(error)}"
             logger.critical("xpyd: %s; the engine ends with its next step", self.words, exc_info=error)
             termination_log.leave(termination_log.TERMINATION_LOG, self.words)
+            if self._abandon is not None:
+                time.sleep(ABANDON_S)
+                self._abandon()
 
     def end(self, seconds: float) -> bool:
         """Wait until it has ended, which it has been told to. Whether it has."""
@@ -63,6 +71,13 @@ class Watched(threading.Thread):
             logger.error("thread %s did not end within %s s", self.name, seconds)
             return False
         return True
+
+
+def end_process() -> None:
+    """End this process at once: nothing of it is of use any more, and it may be stuck."""
+    logger.critical("xpyd: process %d ends", os.getpid())
+    logging.shutdown()
+    os._exit(1)
 
 
 def check(*threads: Watched | None) -> None:

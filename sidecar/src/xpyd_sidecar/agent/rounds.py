@@ -1,0 +1,239 @@
+"""A member's agent among the others of its group: looks at its launcher, says hello to the leader, or counts the hellos.
+
+    launcher ──member.json, pulses──▶ Seat ── hello, once a second and at changes ──▶ Lead (the leader's agent)
+             ◀──────round.json─────        ◀── call, life, role, drain ─────────────
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import msgspec
+
+from xpyd_sidecar.agent.beat import Look
+from xpyd_sidecar.agent.group import SILENT_S, Lead, Seat
+from xpyd_sidecar.agent.pulses import Pulses
+from xpyd_sidecar.contract import group, keys, signing
+from xpyd_sidecar.contract.assignment import Assignment
+from xpyd_sidecar.contract.group import (
+    ROUND,
+    STATE,
+    WIRE_VERSION,
+    FileT,
+    GroupRound,
+    MemberAnswer,
+    MemberHello,
+    MemberState,
+)
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.launch import GroupConfig, SidecarConfig
+from xpyd_sidecar.listening import bound
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.25
+HELLO_S: Final = 1.0
+ANSWER_S: Final = 2.0
+ANSWER_MAX: Final = 64 << 10
+PORTS: Final = range(31000, 32000)
+"""Where engines of a group meet: below those that the kernel gives out, above those of engines of one host."""
+
+Standing = Callable[[], tuple[Assignment, bool, bool]]
+"""Role, draining, drained, as the leader's agent has them."""
+
+
+class HelloRefused(Exception):
+    """A hello that is not heard; the message says why."""
+
+
+class Rounds:
+    """One member's side. ``run`` it; the leader's also ``hear``s."""
+
+    def __init__(self, config: SidecarConfig, mine: GroupConfig, key: ServiceKey, standing: Standing,
+                 told: Callable[[MemberAnswer], None]) -> None:
+        """Take up what the run folder says. ``told``: what the leader answers a follower."""
+        assert config.agent is not None
+        self._config, self._mine = config, mine
+        self._host = mine.host or config.agent.advertise_host
+        self._key = keys.derive(key, "agent call")
+        self._run_dir = Path(config.run_dir)
+        self._standing, self._told = standing, told
+        self._boot = secrets.token_hex(12)
+        self._seq = 0
+        self._loop = asyncio.get_running_loop()
+        self._problems: dict[str, str] = {}
+        now, kept = self._loop.time(), self._read(ROUND, GroupRound)
+        self._seat = Seat.again(now, kept, mine.over_s)
+        self._pulses = Pulses()
+        self._launcher: tuple[MemberState | None, float] = (None, now)
+        self._port = kept.port if kept is not None else 0
+        self._lead = Lead.again(self._boot, mine.size, now, kept, mine.over_s) if mine.index == 0 else None
+        self._answer = ""
+        self._turn = self._seat.turn
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the leader's agent."""
+        return self._lead is not None
+
+    @property
+    def problem(self) -> str:
+        """Why the group does not serve; empty where it does."""
+        return self._lead.problem(self._loop.time()) if self._lead is not None else self._answer
+
+    def judged(self, look: Look) -> Look:
+        """A look at the leader's own engine, which serves only while all members do."""
+        problem = self.problem
+        if not problem:
+            return look
+        health = look.health if look.health in ("up", "unmade") else "down"
+        return msgspec.structs.replace(look, health=health, problem=problem)
+
+    def status(self) -> dict[str, Any]:
+        """For people."""
+        call, life = self._lead.answer() if self._lead is not None else (self._seat.promised, self._seat.life)
+        return {"index": self._mine.index, "size": self._mine.size, "held": self._seat.held, "call": call, "life": life,
+                "problem": self.problem, "ended": self._lead.ended if self._lead is not None else ""}
+
+    def hear(self, hello: MemberHello) -> MemberAnswer:
+        """A follower says hello.
+
+        Raises:
+            HelloRefused: this is not the leader, or the follower is not of this group.
+        """
+        if self._lead is None:
+            raise HelloRefused(f"this is member {self._mine.index}, not the leader")
+        mine, name = self._mine, f"member {hello.index}"
+        if hello.v != WIRE_VERSION:
+            raise HelloRefused(f"hello of version {hello.v}; this agent speaks {WIRE_VERSION}")
+        if hello.instance != self._config.instance or not 0 < hello.index < mine.size:
+            raise HelloRefused(f"no {name} of {hello.instance}: this is {self._config.instance}, of {mine.size}")
+        if hello.layout != mine.layout:
+            raise HelloRefused(f"{name} is of another layout ({hello.layout}) than the leader ({mine.layout})")
+        return self._count(hello)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        async with aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=1)) as session:
+            said, at = "", float("-inf")
+            while True:
+                self._look()
+                now = self._loop.time()
+                if self._lead is not None:
+                    self._lead = self._lead.tick(now)
+                    self._take(self._count(self._hello()))
+                elif self._seat.held != said or now - at >= HELLO_S:
+                    said, at = self._seat.held, now
+                    await self._say(session)
+                    self._seat = self._seat.tick(self._loop.time())
+                    self._write()
+                await asyncio.sleep(LOOK_S)
+
+    def _look(self) -> None:
+        """At the launcher, and at what its engine's workers say."""
+        now, found = self._loop.time(), self._read(STATE, MemberState)
+        before, changed = self._launcher
+        if found is not None and (before is None or (found.boot, found.beat) != (before.boot, before.beat)):
+            changed = now
+        self._launcher = (found, changed)
+        alive = found if found is not None and now - changed <= SILENT_S else None
+        self._seat = self._seat.watch(alive)
+        if alive is not None and alive.running:
+            self._pulses = self._pulses.look(alive, group.pulses(self._run_dir), now)
+
+    def _hello(self) -> MemberHello:
+        self._seq += 1
+        seat, launcher = self._seat, self._launcher[0]
+        held = seat.held
+        return MemberHello(WIRE_VERSION, self._config.instance, self._mine.index, self._mine.layout, self._boot, self._seq,
+                           held, seat.promised, self._pulses.word if held == "running" else "",
+                           launcher.why if launcher is not None else "")
+
+    def _count(self, hello: MemberHello) -> MemberAnswer:
+        assert self._lead is not None
+        before, self._lead = self._lead, self._lead.hear(hello, self._loop.time())
+        if self._lead.life and not before.life:
+            self._port = _free_port(self._host)
+            logger.info("a round begins", extra={"life": self._lead.life, "members": self._mine.size})
+        if before.life and not self._lead.life:
+            logger.warning("the round is over: %s", self._lead.ended)
+        call, life = self._lead.answer()
+        if hello.index and (self._seat.life != life or self._seat.turn != self._turn):
+            life = ""  # nobody hears of a life that is not written down yet
+        role, draining, drained = self._standing()
+        return MemberAnswer(WIRE_VERSION, call, life, self._host, self._port, role.role, role.epoch, draining, drained,
+                            self.problem)
+
+    def _take(self, answer: MemberAnswer) -> None:
+        self._seat = self._seat.hear(answer, self._loop.time())
+        self._write()
+
+    def _write(self) -> None:
+        """What the launcher is told; before that nobody is told that it is so."""
+        if self._seat.turn == self._turn:
+            return
+        try:
+            group.write(self._run_dir / ROUND, self._seat.round)
+        except OSError as error:
+            self._complain("write", f"the launcher cannot be told: {error}")
+            return
+        self._turn = self._seat.turn
+
+    async def _say(self, session: aiohttp.ClientSession) -> None:
+        body = msgspec.json.encode(self._hello())
+        call = signing.SignedCall("POST", group.PATH, self._config.instance, body)
+        try:
+            async with session.post(f"http://{self._mine.leader}{group.PATH}", data=body, allow_redirects=False,
+                                    headers={signing.HEADER: signing.sign(self._key, call)}) as answer:
+                raw = await answer.content.read(ANSWER_MAX)
+                if answer.status != 200:
+                    self._not_heard(f"status {answer.status}: {raw[:300].decode(errors='replace')}")
+                    return
+                told = msgspec.json.decode(raw, type=MemberAnswer)
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.DecodeError) as error:
+            self._not_heard(str(error) or type(error).__name__)
+            return
+        self._problems.pop("hello", None)
+        self._answer = told.problem
+        self._take(told)
+        self._told(told)
+
+    def _not_heard(self, why: str) -> None:
+        self._answer = f"the leader at {self._mine.leader} does not answer: {why}"
+        self._complain("hello", self._answer)
+
+    def _complain(self, what: str, problem: str) -> None:
+        if self._problems.get(what) != problem:
+            logger.warning("%s", problem)
+        self._problems[what] = problem
+
+    def _read(self, name: str, kind: type[FileT]) -> FileT | None:
+        try:
+            found = group.read(self._run_dir / name, kind)
+        except (ValueError, OSError) as error:
+            self._complain(name, str(error))
+            return None
+        self._problems.pop(name, None)
+        return found
+
+
+def _free_port(host: str) -> int:
+    """A port at which the engines can meet. Should somebody take it meanwhile, the round fails and the next has another."""
+    for port in random.sample(PORTS, 64):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            try:
+                probe.bind((bound(host), port))
+            except OSError:
+                continue
+            return port
+    return PORTS[0]

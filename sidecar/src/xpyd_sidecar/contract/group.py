@@ -1,0 +1,171 @@
+"""An instance of several members: what its agents say to each other, and what agent and launcher of a member leave in its
+run folder (docs/protocols/group.md).
+
+    POST /member of the leader's agent   MemberHello → MemberAnswer, a signed call, once a second from each follower
+    <run dir>/round.json                 GroupRound: the agent tells its launcher which life to run
+    <run dir>/member.json                MemberState: the launcher says what it runs
+    <run dir>/pulse-<pid>.json           Pulse: a worker of the engine says that it lives, and how many steps it has ended
+
+A *life* is one run of all engines of the group, 32 hex digits: members begin it together and end it together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+
+from xpyd_sidecar.contract.ids import InstanceName, Role
+
+WIRE_VERSION: Final = 1
+PATH: Final = "/member"
+"""Of the leader's agent."""
+MOST_BYTES: Final = 16 << 10
+"""Of a hello."""
+MOST_MEMBERS: Final = 16
+"""Each says hello once a second, and an agent takes 4,096 signed calls in two minutes."""
+
+ROUND: Final = "round.json"
+STATE: Final = "member.json"
+
+LIFE_HERE: Final = "{xpyd:life}"
+"""Stands in the arguments of a member's engine for the life of its round,"""
+LEADER_HERE: Final = "{xpyd:leader}"
+"""for the leader's host,"""
+PORT_HERE: Final = "{xpyd:port}"
+"""and for the port at which engines of the group meet there."""
+
+ENV_LIFE: Final = "XPYD_LIFE"
+"""The life, in the environment of a member's engine."""
+
+FileT = TypeVar("FileT", bound=msgspec.Struct)
+Index = Annotated[int, msgspec.Meta(ge=0, lt=MOST_MEMBERS)]
+Token = Annotated[str, msgspec.Meta(max_length=64)]
+Words = Annotated[str, msgspec.Meta(max_length=1024)]
+MemberHeld = Literal["absent", "free", "busy", "running", "over"]
+"""What a member has: no launcher that answers; a launcher that runs nothing and has promised to run only the life that was
+called last; one that is about to begin or to end an engine; an engine of the life; one that has ended in this life."""
+
+
+class GroupRound(msgspec.Struct, frozen=True):
+    """What the launcher is to run."""
+
+    turn: int
+    """Grows with each change; the launcher says which it has seen."""
+    life: Token = ""
+    """Empty: nothing."""
+    leader: str = ""
+    """Host of the leader, without brackets."""
+    port: int = 0
+
+
+class MemberState(msgspec.Struct, frozen=True):
+    """What a launcher does."""
+
+    boot: Token
+    """Of the launcher's process."""
+    beat: int
+    """Grows with each look at what it is to run."""
+    turn: int = 0
+    """Of the round that it has seen last, and acted on."""
+    life: Token = ""
+    """That it runs, or has run last: it begins none twice."""
+    running: bool = False
+    why: Words = ""
+    """How the engine has ended, where nobody had asked for it."""
+
+
+class Pulse(msgspec.Struct, frozen=True):
+    """Of one worker."""
+
+    pid: int
+    life: Token
+    beat: int
+    """Grows once a second, by a thread of its own."""
+    steps: int = 0
+    """That it has ended."""
+    inside: bool = False
+    """It is in a step."""
+
+
+class MemberHello(msgspec.Struct, frozen=True):
+    """From a follower's agent to the leader's. Fields that are not known are ignored."""
+
+    v: int
+    instance: InstanceName
+    index: Index
+    layout: Token
+    """Hash of what the whole group is made of: members of two layouts never run together."""
+    boot: Token
+    """Of the agent's process, and"""
+    seq: Annotated[int, msgspec.Meta(ge=0)]
+    """its count of hellos: an older one that comes late is not heard."""
+    held: MemberHeld
+    call: Token = ""
+    """The call that the member answers to: it has promised to run this life and no other."""
+    beat: Token = ""
+    """Of the engine, or of the launcher while the engine starts. Another one than before: it lives."""
+    why: Words = ""
+    """How the engine has ended."""
+
+
+class MemberAnswer(msgspec.Struct, frozen=True):
+    """From the leader's agent."""
+
+    v: int
+    call: Token
+    """What is to be promised."""
+    life: Token = ""
+    """What is to run; empty: nothing, whatever runs is to end."""
+    leader: str = ""
+    port: int = 0
+    role: Role = Role.PREFILL
+    epoch: int = 1
+    draining: bool = False
+    drained: bool = False
+    problem: Words = ""
+    """Why the group does not serve; empty where it does."""
+
+
+def pulse_path(run_dir: Path, pid: int) -> Path:
+    """Where the pulse of a worker's process is."""
+    return run_dir / f"pulse-{pid}.json"
+
+
+def pulses(run_dir: Path) -> list[Pulse]:
+    """Of all workers, in no order; what cannot be read is left out, and so counts as silent."""
+    found = []
+    for path in run_dir.glob("pulse-*.json"):
+        with contextlib.suppress(ValueError, OSError):
+            one = read(path, Pulse)
+            found += [one] if one is not None else []
+    return found
+
+
+def write(path: Path, value: msgspec.Struct) -> None:
+    """Write one of these files, so that it is there whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = path.with_suffix(f".tmp{os.getpid()}")
+    temporary.write_bytes(msgspec.json.encode(value))
+    os.replace(temporary, path)
+
+
+def read(path: Path, kind: type[FileT]) -> FileT | None:
+    """One of these files; None where there is none.
+
+    Raises:
+        ValueError: what stands there is none; the message names the file.
+        OSError: it cannot be read.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}: {error}") from None

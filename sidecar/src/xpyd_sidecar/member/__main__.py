@@ -1,0 +1,207 @@
+"""The engine of a member, one life after the other: ``python -m xpyd_sidecar.member [--grace-s S] -- COMMAND …``.
+
+    round.json (agent) ──▶ life? ── begin ──▶ COMMAND, marks filled in ──▶ ended by itself: said in member.json, and counted
+                            └─ another one, or none ──▶ SIGTERM, 5 s, SIGKILL
+
+Stays between two lives, so that containers, caches and devices do. From the third end in 10 minutes that nobody asked for
+it ends with the engine's exit code, for whoever counts and paces restarts. SIGTERM is handed to the engine. Needs the
+contract alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from xpyd_sidecar.contract import group
+from xpyd_sidecar.contract.group import ENV_LIFE, ROUND, STATE, GroupRound, MemberState
+from xpyd_sidecar.contract.launch import ENV_RUN_DIR
+from xpyd_sidecar.member.wanted import filled, given_up, wanted
+
+logger = logging.getLogger("xpyd_sidecar.member")
+
+LOOK_S: Final = 0.2
+SAY_S: Final = 1.0
+END_S: Final = 5.0
+"""From SIGTERM to SIGKILL, where a round is over."""
+KILL_S: Final = 20.0
+"""From SIGKILL until the kernel has taken all processes down."""
+_COMPILED: Final = "compiled-"
+_COMPILED_VAR: Final = "TORCHINDUCTOR_CACHE_DIR"
+_SUBREAPER: Final = 36
+"""PR_SET_CHILD_SUBREAPER, prctl(2): what the engine leaves behind becomes a child of this process."""
+
+
+class Launcher:
+    """See the module. ``run`` it; ``stop`` from a signal's handler."""
+
+    def __init__(self, run_dir: Path, command: Sequence[str], grace_s: float) -> None:
+        self._run_dir = run_dir
+        self._command = command
+        self._grace_s = grace_s
+        self._child: subprocess.Popen[bytes] | None = None
+        self._failures: list[float] = []
+        self._stopped = False
+        self._state = MemberState(secrets.token_hex(8), 0, life=self._life_before())
+        self._said_at = float("-inf")
+
+    def stop(self) -> None:
+        """The engine is to end, and this process with it."""
+        self._stopped = True
+
+    def run(self) -> int:
+        """The exit code of this process."""
+        while not self._stopped:
+            code = self._child.poll() if self._child is not None else None
+            if code is not None and not self._ended(code):
+                return code if code > 0 else 1
+            told = self._told()
+            match wanted(self._state, told):
+                case "begin":
+                    assert told is not None
+                    self._begin(told)
+                case "end":
+                    self._end(END_S)
+                    self._say(running=False)
+                case _:
+                    pass
+            if told is not None and told.turn != self._state.turn:
+                self._say(turn=told.turn)
+            elif time.monotonic() - self._said_at >= SAY_S:
+                self._say()
+            time.sleep(LOOK_S)
+        self._end(self._grace_s)
+        self._say(running=False)
+        return 0
+
+    def _life_before(self) -> str:
+        """What a launcher before this one has run in this folder: it is over."""
+        try:
+            before = group.read(self._run_dir / STATE, MemberState)
+        except (ValueError, OSError) as error:
+            logger.warning("%s", error)
+            return ""
+        return before.life if before is not None else ""
+
+    def _told(self) -> GroupRound | None:
+        """What is to run; what cannot be read changes nothing."""
+        try:
+            return group.read(self._run_dir / ROUND, GroupRound)
+        except (ValueError, OSError) as error:
+            logger.warning("%s; what runs goes on", error)
+            return GroupRound(self._state.turn, self._state.life if self._state.running else "")
+
+    def _begin(self, told: GroupRound) -> None:
+        for stale in (*self._run_dir.glob("engine-*.json"), *self._run_dir.glob("pulse-*.json")):
+            stale.unlink(missing_ok=True)
+        self._say(turn=told.turn, life=told.life, running=True, why="")  # before anything runs: it counts as running
+        logger.info("life %s: the engine begins, its leader is %s", told.life, told.leader)
+        try:
+            self._child = subprocess.Popen(filled(self._command, told), env=self._environment(told.life),
+                                           stdin=subprocess.DEVNULL, process_group=0)
+        except OSError as error:
+            logger.error("cannot start %s: %s", self._command[0], error)  # noqa: TRY400  # its words say all
+            self._failures.append(time.monotonic())
+            self._say(running=False, why=str(error))
+
+    def _environment(self, life: str) -> dict[str, str]:
+        """The engine's. What torch compiles at first use goes to a folder of this life, unless one is given: an engine
+        that is killed while it compiles leaves half a library, at which the next one would end.
+        """
+        for stale in self._run_dir.glob(f"{_COMPILED}*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        return {_COMPILED_VAR: str(self._run_dir / f"{_COMPILED}{life}"), **os.environ, ENV_LIFE: life}
+
+    def _ended(self, code: int) -> bool:
+        """The engine has ended by itself; whether this process goes on."""
+        words = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        logger.error("life %s: the engine ended: %s", self._state.life, words)
+        self._end(0.0)
+        self._failures.append(time.monotonic())
+        self._say(running=False, why=words)
+        if given_up(self._failures, time.monotonic()):
+            logger.error("that was the third time in 10 minutes: the launcher ends")
+            return False
+        return True
+
+    def _end(self, grace_s: float) -> None:
+        """End the engine with all that it has started."""
+        child, self._child = self._child, None
+        if child is None:
+            return
+        if grace_s > 0:
+            child.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(grace_s)
+        end = time.monotonic() + KILL_S
+        while time.monotonic() < end:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            if child.poll() is not None and not _others_left(child.pid):
+                return
+            time.sleep(0.02)
+        logger.error("processes of the engine do not end within %g s of SIGKILL", KILL_S)
+
+    def _say(self, *, turn: int | None = None, life: str | None = None, running: bool | None = None,
+             why: str | None = None) -> None:
+        before = self._state
+        self._state = msgspec.structs.replace(
+            before, beat=before.beat + 1, turn=before.turn if turn is None else turn,
+            life=before.life if life is None else life, running=before.running if running is None else running,
+            why=before.why if why is None else why[:1024])
+        self._said_at = time.monotonic()
+        try:
+            group.write(self._run_dir / STATE, self._state)
+        except OSError as error:  # its agent sees a launcher that is gone
+            logger.warning("cannot write %s: %s", self._run_dir / STATE, error)
+
+
+def _others_left(process_group: int) -> bool:
+    """Whether there are processes of a group, once those that have ended are taken off the list."""
+    while True:
+        try:
+            pid, _ = os.waitpid(-process_group, os.WNOHANG)
+        except ChildProcessError:
+            break
+        if pid == 0:
+            return True
+    try:
+        os.killpg(process_group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run as a program."""
+    parser = argparse.ArgumentParser(prog="python -m xpyd_sidecar.member", description="Runs the engine of a member.")
+    parser.add_argument("--run-dir", type=Path, default=os.environ.get(ENV_RUN_DIR), help=f"default: ${ENV_RUN_DIR}")
+    parser.add_argument("--grace-s", type=float, default=600.0, help="for the engine to end after SIGTERM")
+    parser.add_argument("command", nargs="+", help="of the engine")
+    given = parser.parse_args(argv)
+    if given.run_dir is None:
+        parser.error(f"--run-dir, or {ENV_RUN_DIR} in the environment")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    launcher = Launcher(Path(given.run_dir), given.command, given.grace_s)
+    signal.signal(signal.SIGTERM, lambda *_: launcher.stop())
+    signal.signal(signal.SIGINT, lambda *_: launcher.stop())
+    return launcher.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Members of a group find each other, begin together and end together: real sockets, files and launchers, no engines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from group_on_host import GroupOnHost, MemberOnHost, wait_for
+
+from xpyd_sidecar.agent import group as rules
+from xpyd_sidecar.agent import rounds as rounds_module
+from xpyd_sidecar.agent.beat import Look
+from xpyd_sidecar.contract.ids import HostPort
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module, "LOOK_S", 0.03)
+    monkeypatch.setattr(rounds_module, "HELLO_S", 0.1)
+
+
+def test_members_begin_one_life_together_and_after_a_death_another_one(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with GroupOnHost(tmp_path, 2) as group:
+            life = await group.wait_serves()
+            assert re.fullmatch(r"[0-9a-f]{32}", life)
+            (leader,), (follower,) = (member.engines() for member in group.members)
+            assert leader[1:] == follower[1:] == [life, "127.0.0.1", leader[3]]
+            assert group.members[1].answers[-1].epoch == 3
+            os.kill(group.members[1].pid(), signal.SIGKILL)
+            second = await group.wait_serves(after=life)
+            assert [len(member.engines()) for member in group.members] == [2, 2]
+            os.kill(group.members[0].pid(), signal.SIGKILL)
+            await group.wait_serves(after=second)
+            assert group.members[0].state().why == ""
+            assert group.members[0].rounds is not None
+            assert "member 0 ended: killed by SIGKILL" in group.members[0].rounds.status()["ended"]
+    asyncio.run(body())
+
+
+def test_a_member_whose_launcher_or_worker_is_stopped_ends_the_round_and_nothing_begins_without_it(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds_module, "SILENT_S", 2.0)
+
+    async def body() -> None:
+        async with GroupOnHost(tmp_path, 2) as group:
+            life, stopped = await group.wait_serves(), group.members[1]
+            assert stopped.launcher is not None
+            stopped.launcher.send_signal(signal.SIGSTOP)
+            await wait_for(lambda: group.members[0].runs() == "")
+            assert stopped.runs() == life, "who should end it is stopped"
+            await asyncio.sleep(0.5)
+            assert group.members[0].runs() == "", "no engine without all"
+            stopped.launcher.send_signal(signal.SIGCONT)
+            second = await group.wait_serves(after=life)
+            for beat in range(20):
+                stopped.pulse(beat)
+                await asyncio.sleep(0.1)
+            assert stopped.runs() == second
+            monkeypatch.setattr("xpyd_sidecar.agent.pulses.STALE_S", 0.3)
+            await group.wait_serves(after=second)
+    asyncio.run(body())
+
+
+def test_a_leaders_agent_that_is_started_again_goes_on_with_the_life(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with GroupOnHost(tmp_path, 3) as group:
+            life = await group.wait_serves()
+            await group.members[0].stop_agent()
+            await asyncio.sleep(0.5)
+            await group.members[0].start_agent()
+            assert await group.wait_serves() == life
+            await group.members[2].start_agent()
+            await asyncio.sleep(0.5)
+            assert await group.wait_serves() == life
+            assert [len(member.engines()) for member in group.members] == [1, 1, 1]
+    asyncio.run(body())
+
+
+def test_members_without_their_leader_end_their_engines(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with GroupOnHost(tmp_path, 2) as group:
+            await group.wait_serves()
+            await group.members[0].stop_agent()
+            await wait_for(lambda: group.members[1].runs() == "")
+            assert group.members[1].rounds is not None
+            assert "does not answer: " in group.members[1].rounds.problem
+    asyncio.run(body())
+
+
+def test_a_member_of_another_layout_is_refused_by_name(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with GroupOnHost(tmp_path, 2) as group:
+            await group.members[1].stop_agent()
+            assert group.members[0].config.agent is not None
+            leader = group.members[0].config.agent.listen
+            other = MemberOnHost(tmp_path, 1, 2, leader or HostPort(""), layout="y")
+            await other.start_agent()
+            assert other.rounds is not None
+            rounds = other.rounds
+            await wait_for(lambda: "member 1 is of another layout (y) than the leader (x)" in rounds.problem)
+            await other.close()
+    asyncio.run(body())
+
+
+def test_the_leaders_look_at_its_engine_says_what_the_group_lacks(tmp_path: Path) -> None:
+    async def body() -> None:
+        group = GroupOnHost(tmp_path, 2)
+        await group.members[0].start_agent()
+        rounds = group.members[0].rounds
+        assert rounds is not None
+        assert rounds.judged(Look("up")) == Look("up", "waits for members 0, 1 of 2")
+        assert rounds.judged(Look("slow", "x")) == Look("down", "waits for members 0, 1 of 2")
+        assert rules.SILENT_S == 5.0
+        await group.members[0].close()
+    asyncio.run(body())
