@@ -19,7 +19,7 @@ setup: $(STAMP) ## Check the machine and install everything, pinned
 
 $(STAMP): requirements/uv.txt requirements/cpu.txt operator/pyproject.toml sidecar/pyproject.toml \
 		sidecar/hatch_build.py $(wildcard sidecar/src/xpyd_sidecar/router/relay/_*.[ch]) \
-		sidecar/src/xpyd_sidecar/engine/links/_moves.c scripts/preflight.py
+		sidecar/src/xpyd_sidecar/transport/_moves.c scripts/preflight.py
 	@$(PYTHON) scripts/preflight.py $(VENV)
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements/uv.txt

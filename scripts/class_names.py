@@ -17,12 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("operator/src", "sidecar/src")
 KNOWN = frozenset({
-    "Arena", "Asked", "Blueprint", "Busy", "Cache", "Cut", "Drain", "Ended", "Entry", "Geometry", "Gone", "Group",
-    "Heartbeat", "Hello", "Hub", "Instance", "Kind", "Leg", "Limits", "Link", "Load", "Look", "Lost", "Mark",
-    "Member", "Memory", "Offer", "Offered", "Outcome", "Part", "Peer", "Place", "Put", "Rank",
-    "Reader", "Refuse", "Report", "Router", "Settings", "Shared", "Side", "Source", "State", "Store", "Taken",
-    "Taker", "Target", "Told", "Unit", "Usage", "Verdict", "Wait", "Waiting", "Watch", "Welcome", "XpydError",
-    "_List",
+    "Blueprint", "Busy", "Cache", "Cut", "Drain", "Ended", "Entry", "Geometry", "Gone", "Group", "Heartbeat",
+    "Hello", "Instance", "Kind", "Leg", "Link", "Load", "Look", "Lost", "Offer", "Outcome", "Part", "Place", "Rank",
+    "Refuse", "Router", "Settings", "Side", "State", "Store", "Taken", "Target", "Told", "Unit", "Verdict", "Wait",
+    "Watch", "Welcome", "XpydError", "_List",
 })
 """What stands for several things today."""
 

@@ -17,29 +17,31 @@ from typing import Any, Final
 import numpy as np
 from peer import PARTS
 
-import xpyd_sidecar.engine.receiver as receiver_module
+import xpyd_sidecar.session.receiver as receiver_module
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
-from xpyd_sidecar.engine import nap
-from xpyd_sidecar.engine.arrivals import Arrived, Broken
-from xpyd_sidecar.engine.bounds import Chunk, Staging
-from xpyd_sidecar.engine.gates import Cache
-from xpyd_sidecar.engine.links import mapped, near, nixl_driver
-from xpyd_sidecar.engine.links.base import Sums
-from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.nixl import PIECE_BYTES, NixlReading
-from xpyd_sidecar.engine.links.nixl_thread import NixlThread
-from xpyd_sidecar.engine.links.process_vm import ProcessReader
-from xpyd_sidecar.engine.links.read_session import ReadLimits
-from xpyd_sidecar.engine.receiver import Receiver
-from xpyd_sidecar.engine.sender import Kept, Sender
-from xpyd_sidecar.engine.session import Me
-from xpyd_sidecar.engine.store import Store
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.frames import FRAME_BYTES
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Cut, Part
 from xpyd_sidecar.kv.receiving import Finished, From, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
+from xpyd_sidecar.memory.staging import Chunk, Staging
+from xpyd_sidecar.memory.store import CopyStore
+from xpyd_sidecar.session import link_choice
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.session.local_rank import LocalRank
+from xpyd_sidecar.session.receiver import Receiver
+from xpyd_sidecar.session.receiver_events import Arrived, Broken
+from xpyd_sidecar.session.sender import Kept, Sender
+from xpyd_sidecar.threads import idle_polling
+from xpyd_sidecar.transport.gates import CacheArray
+from xpyd_sidecar.transport.link import Sums
+from xpyd_sidecar.transport.nixl import driver as nixl_driver
+from xpyd_sidecar.transport.nixl.prefill import PIECE_BYTES, NixlReading
+from xpyd_sidecar.transport.nixl.session import ReadLimits
+from xpyd_sidecar.transport.nixl.thread import NixlThread
+from xpyd_sidecar.transport.shm import mapped
+from xpyd_sidecar.transport.shm.process_vm import ProcessReader
 
 WAIT_S: Final = 60.0
 PREFILL_STEP_S: Final = 0.002
@@ -62,14 +64,14 @@ def reading_of(name: str, memory: memoryview) -> NixlReading | None:
     return reading
 
 
-def ways_of(name: str, reading: NixlReading | None = None) -> Ways:
+def ways_of(name: str, reading: NixlReading | None = None) -> LinkOptions:
     if reading is not None:
-        return Ways("rdma", nixl=reading.ours())
+        return LinkOptions("rdma", nixl=reading.ours())
     if name == "ours_tcp":
-        return Ways("tcp")
+        return LinkOptions("tcp")
     if name == "ours_arena":
         ProcessReader.probe = lambda _: "not wanted here"  # type: ignore[method-assign]
-    return Ways("shm", Path("/dev/shm"))  # noqa: S108  # what arenas are made in
+    return LinkOptions("shm", Path("/dev/shm"))  # noqa: S108  # what arenas are made in
 
 
 def layout(size: int, block: int) -> tuple[int, int]:
@@ -82,7 +84,7 @@ def _nothing(_: Sums) -> None:
     """Sums are made when the blocks are sent, as where they are asked for before they are computed."""
 
 
-class Inbox(nap.Inbox[Arrived | Broken]):
+class Inbox(idle_polling.Inbox[Arrived | Broken]):
     """Tells when all blocks are there, so that looking for them costs the link nothing. An engine looks once in a step."""
 
     def __init__(self) -> None:
@@ -114,7 +116,7 @@ class Prefill:
         reading = reading_of(name, self._memory)
         self._ways = ways_of(name, reading)
         self._senders: dict[tuple[int, bool], Sender] = {}
-        self._store = Store(lambda size: Chunk(None, self._memory[:size]), len(self._memory), unit=1)
+        self._store = CopyStore(lambda size: Chunk(None, self._memory[:size]), len(self._memory), unit=1)
         self._life = Incarnation(secrets.token_hex(16))
         self._count = 0
         for block in (16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20):
@@ -122,7 +124,7 @@ class Prefill:
                 arrays, _ = layout(len(memory), block)
                 machine = Sending[Kept](keep_s=600, send_s=600, regions=arrays, block_bytes=arrays * block, cover=cover)
                 self._senders[block, cover] = Sender(
-                    Me(InstanceName("p"), self._life, 0, KEY), machine, host="127.0.0.1", port=0, ways=self._ways,
+                    LocalRank(InstanceName("p"), self._life, 0, KEY), machine, host="127.0.0.1", port=0, ways=self._ways,
                     store=self._store, peer_timeout_s=30, largest_frame=max(block, FRAME_BYTES), reading=reading)
 
     def hello(self) -> dict[str, Any]:
@@ -166,7 +168,7 @@ class Decode:
         self._count = 0
 
     def hello(self) -> dict[str, Any]:
-        return {"host": near.host()}
+        return {"host": link_choice.host()}
 
     def meet(self, other: dict[str, Any]) -> None:
         self._peer = other
@@ -176,10 +178,10 @@ class Decode:
         if (block, bool(cover)) not in self._made:
             view, base = memoryview(self._memory), self._memory.ctypes.data
             each = blocks * block
-            caches = [Cache(view[n * each:(n + 1) * each], base + n * each, block) for n in range(arrays)]
+            caches = [CacheArray(view[n * each:(n + 1) * each], base + n * each, block) for n in range(arrays)]
             largest = max(block, FRAME_BYTES)
             receiver = Receiver(
-                Me(InstanceName("d"), Incarnation(secrets.token_hex(16)), 0, KEY),
+                LocalRank(InstanceName("d"), Incarnation(secrets.token_hex(16)), 0, KEY),
                 Staging(lambda: Chunk(None, memoryview(bytearray(largest))), 64), block_bytes=[block] * arrays,
                 largest_frame=largest, cover=bool(cover), peer_timeout_s=30, ways=self._ways, caches=caches,
                 reading=self._reading)

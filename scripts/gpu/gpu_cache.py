@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from gpu_seen import NotHeldError
 
-from xpyd_sidecar.engine.bounds import Chunk, Mark
-from xpyd_sidecar.engine.memory import Memory, Move, chunk
+from xpyd_sidecar.engine.kv_cache import KvCache, Move, chunk
+from xpyd_sidecar.memory.marks import CopyMark
+from xpyd_sidecar.memory.staging import Chunk
 
 BLOCKS, HEADS, TOKENS, SIZE = 128, 4, 16, 64
 BLOCK_BYTES = HEADS * TOKENS * SIZE * 4
@@ -26,7 +27,7 @@ class Cache:
         self.device = device
         shape = (BLOCKS, HEADS, TOKENS, SIZE)
         self.layers = [torch.zeros(shape, dtype=torch.int32, device=device) for _ in range(layers)]
-        self.memory = Memory({f"layer{at}": layer for at, layer in enumerate(self.layers)}, BLOCKS)
+        self.memory = KvCache({f"layer{at}": layer for at, layer in enumerate(self.layers)}, BLOCKS)
         self.memory.prepare(SLAB_BYTES)
 
     def fill(self, salt: int) -> None:
@@ -53,7 +54,7 @@ def packed(layer: int, salt: int, ids: Sequence[int]) -> bytes:
     return data
 
 
-def gather(cache: Cache, moves: Sequence[tuple[Sequence[int], Chunk]], layers: int = LAYERS) -> Mark:
+def gather(cache: Cache, moves: Sequence[tuple[Sequence[int], Chunk]], layers: int = LAYERS) -> CopyMark:
     """Blocks of every layer out, into one chunk for each request: a layer's behind the layer's before."""
     return cache.memory.gather([
         Move(0, np.array(ids, np.int64), chunk.tensor, [layer * len(ids) * BLOCK_BYTES for layer in range(layers)])
@@ -107,7 +108,7 @@ def settle(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def wait_done(mark: Mark) -> float:
+def wait_done(mark: CopyMark) -> float:
     """Seconds until a mark is done, asked for without waiting.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Copies out of a paged cache and into it by ``xpyd_sidecar.engine.memory``, while kernels keep the compute stream busy.
+"""Copies out of a paged cache and into it by ``xpyd_sidecar.engine.kv_cache``, while kernels keep the compute stream busy.
 
 On a CPU every copy is made at once and its mark has passed: that shows the checks themselves, and the bytes.
 """
@@ -13,7 +13,7 @@ import torch
 from gpu_cache import BLOCK_BYTES, BLOCKS, HEADS, LAYERS, Busy, Cache, gather, host, packed, settle, wait_done
 from gpu_seen import Figures, held
 
-from xpyd_sidecar.engine.memory import Move
+from xpyd_sidecar.engine.kv_cache import Move
 
 IDS = (5, 0, 127, 64, 63, 62, 90, 17)
 BUSY_MS = 20.0

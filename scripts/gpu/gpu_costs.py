@@ -15,8 +15,9 @@ import torch
 from gpu_cache import settle, wait_done
 from gpu_seen import Figures, held
 
-from xpyd_sidecar.engine.bounds import Chunk, Mark
-from xpyd_sidecar.engine.memory import Memory, Move, chunk
+from xpyd_sidecar.engine.kv_cache import KvCache, Move, chunk
+from xpyd_sidecar.memory.marks import CopyMark
+from xpyd_sidecar.memory.staging import Chunk
 
 LAUNCHES = 8
 """Of kernels and copies for all layers and requests of a step, at most."""
@@ -46,7 +47,7 @@ class Model:
         self.size = MODEL if device.type == "cuda" else TINY
         shape = (self.size.blocks, self.size.heads, 16, 256)
         caches = {f"layer{at}": torch.zeros(shape, dtype=torch.float16, device=device) for at in range(self.size.layers)}
-        self.memory = Memory(caches, self.size.blocks)
+        self.memory = KvCache(caches, self.size.blocks)
         self.memory.prepare(self.size.slab_bytes)
         self.each = self.memory.block_bytes[0]
         self.bytes = self.size.step_blocks * self.memory.total_block_bytes
@@ -101,7 +102,7 @@ def costs(device: torch.device) -> Figures:
 REPEATS = 4
 
 
-def _timed(model: Model, order: Callable[[], Mark]) -> Figures:
+def _timed(model: Model, order: Callable[[], CopyMark]) -> Figures:
     wait_done(order())
     hosts, wholes = [], []
     for _ in range(REPEATS - 1):
@@ -184,7 +185,7 @@ def strided(device: torch.device) -> Figures:
     ids = np.array([5, 0, 63, 17], np.int64)
     for name, make in shapes.items():
         cache = make()
-        memory = Memory({"layer": cache}, 64)
+        memory = KvCache({"layer": cache}, 64)
         memory.prepare(1 << 20)
         packed: Chunk = chunk(len(ids) * memory.block_bytes[0], pinned=device.type == "cuda")
         moves = [Move(0, ids, packed.tensor)]

@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from xpyd_sidecar.engine.links.nccl_driver import Driver, Piece, load
-from xpyd_sidecar.engine.links.nccl_thread import FLIGHT, Hub, Limits
 from xpyd_sidecar.kv.groups import Way
+from xpyd_sidecar.transport.nccl.driver import Driver, Piece, load
+from xpyd_sidecar.transport.nccl.thread import FLIGHT, NcclLimits, NcclThread
 
 PIECE = 1 << 20
 SLOTS = 8
 GROUPS = 16
-LIMITS = Limits(groups=GROUPS, open_s=20.0, move_s=20.0, idle_s=600.0, hold_s=20.0)
+LIMITS = NcclLimits(groups=GROUPS, open_s=20.0, move_s=20.0, idle_s=600.0, hold_s=20.0)
 """Longer than the checks wait: what they wait for in vain is not ended by a deadline first."""
 Order = dict[str, Any]
 Answer = dict[str, Any]
@@ -96,7 +96,7 @@ class End:
         driver.device.settle()
         self._waiting: deque[tuple[Half, bool]] = deque()
         self._made = 0
-        self.hub = Hub(driver, LIMITS)
+        self.hub = NcclThread(driver, LIMITS)
 
     def heard(self, order: Order) -> None:
         """The other one says something."""

@@ -17,10 +17,10 @@ import torch
 from gpu_cache import wait_done
 from gpu_seen import Figures, LeftOutError
 
-from xpyd_sidecar.engine import memory
-from xpyd_sidecar.engine.device import CudaMark
-from xpyd_sidecar.engine.links import mapped
-from xpyd_sidecar.engine.links.plain import address_of
+from xpyd_sidecar.engine import kv_cache
+from xpyd_sidecar.memory.device import CudaMark
+from xpyd_sidecar.transport.moves_plain import address_of
+from xpyd_sidecar.transport.shm import mapped
 
 SIZE = 8 << 20
 READ = """
@@ -40,10 +40,10 @@ print(os.strerror(ctypes.get_errno()) if got < 0 else "right" if into.raw == b"\
 
 def pinned_memory(device: torch.device) -> Figures:
     """What a process beside this one reads of a pinned chunk, and of one of ordinary memory."""
-    found = {"plain_read": _read(memory.chunk(SIZE, pinned=False).view)}
+    found = {"plain_read": _read(kv_cache.chunk(SIZE, pinned=False).view)}
     if device.type != "cuda":
         return found
-    return found | {"pinned_read": _read(memory.chunk(SIZE, pinned=True).view)}
+    return found | {"pinned_read": _read(kv_cache.chunk(SIZE, pinned=True).view)}
 
 
 def registered_memory(device: torch.device) -> Figures:

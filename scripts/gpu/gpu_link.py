@@ -22,21 +22,22 @@ from gpu_seen import NotHeldError
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine import memory
-from xpyd_sidecar.engine.arrivals import Arrived
-from xpyd_sidecar.engine.bounds import Chunk, Mark, Staging
-from xpyd_sidecar.engine.completions import Completions
-from xpyd_sidecar.engine.memory import Memory, Move
-from xpyd_sidecar.engine.receiver import Receiver
-from xpyd_sidecar.engine.sender import Kept, Sender
-from xpyd_sidecar.engine.session import Me
-from xpyd_sidecar.engine.store import Store
-from xpyd_sidecar.engine.ways import choose
+from xpyd_sidecar.engine import kv_cache
+from xpyd_sidecar.engine.kv_cache import KvCache, Move
+from xpyd_sidecar.engine.nccl_setup import choose
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.mapping import Cut, Part
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
+from xpyd_sidecar.memory.completions import Completions
+from xpyd_sidecar.memory.marks import CopyMark
+from xpyd_sidecar.memory.staging import Chunk, Staging
+from xpyd_sidecar.memory.store import CopyStore
+from xpyd_sidecar.session.local_rank import LocalRank
+from xpyd_sidecar.session.receiver import Receiver
+from xpyd_sidecar.session.receiver_events import Arrived
+from xpyd_sidecar.session.sender import Kept, Sender
 
 LAYERS, BLOCKS, COUNT = 8, 128, 64
 TIMEOUT_S = 5.0
@@ -61,9 +62,9 @@ class Rank:
         shape = (BLOCKS, block // 4)
         self.device = device
         self.caches = {f"layer{n}": torch.zeros(shape, dtype=torch.int32, device=device) for n in range(LAYERS)}
-        self.memory = Memory(self.caches, BLOCKS)
+        self.memory = KvCache(self.caches, BLOCKS)
         self.ways, self.grouping = choose(OPTIONS, device, self.memory.largest_frame)
-        self.me = Me(InstanceName("check"), Incarnation(secrets.token_hex(16)), 0, KEY)
+        self.me = LocalRank(InstanceName("check"), Incarnation(secrets.token_hex(16)), 0, KEY)
 
 
 class Prefill(Rank):
@@ -73,7 +74,7 @@ class Prefill(Rank):
         super().__init__(device, block)
         machine = Sending[Kept](keep_s=60, send_s=60, regions=LAYERS, block_bytes=LAYERS * block, cover=True)
         pinned = device.type == "cuda"
-        self.store = Store(lambda size: memory.chunk(size, pinned=pinned), 2 * LAYERS * COUNT * block)
+        self.store = CopyStore(lambda size: kv_cache.chunk(size, pinned=pinned), 2 * LAYERS * COUNT * block)
         self.memory.prepare(COUNT * block)
         self.completions = Completions()
         self.sender = Sender(self.me, machine, host="127.0.0.1", port=0, ways=self.ways, store=self.store,
@@ -106,7 +107,7 @@ class Decode(Rank):
     def __init__(self, device: torch.device, block: int) -> None:
         super().__init__(device, block)
         make = self.memory.largest_frame
-        self.staging = Staging(lambda: memory.chunk(make, pinned=device.type == "cuda"), 16)
+        self.staging = Staging(lambda: kv_cache.chunk(make, pinned=device.type == "cuda"), 16)
         self.receiver = Receiver(self.me, self.staging, block_bytes=self.memory.block_bytes, largest_frame=make, cover=True,
                                  peer_timeout_s=TIMEOUT_S, ways=self.ways, caches=self.memory.caches(),
                                  grouping=self.grouping)
@@ -114,7 +115,7 @@ class Decode(Rank):
         self.block = block
         self.finished: list[Finished] = []
         self.moved: dict[str, int] = {}
-        self.placing: list[tuple[Mark, Chunk]] = []
+        self.placing: list[tuple[CopyMark, Chunk]] = []
 
     def load(self, turn: int, address: HostPort, life: Incarnation, limit_s: float = 60.0) -> dict[str, Any]:
         """One transfer into the last blocks, in reverse order; what became of it."""

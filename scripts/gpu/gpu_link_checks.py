@@ -13,10 +13,10 @@ import torch
 from gpu_link import OPTIONS, TIMEOUT_S, Process
 from gpu_seen import Figures, NotHeldError, held
 
-from xpyd_sidecar.engine.links.nccl_driver import load
-from xpyd_sidecar.engine.ways import most_bytes
+from xpyd_sidecar.engine.nccl_setup import most_bytes
 from xpyd_sidecar.kv.groups import group_bytes
 from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.transport.nccl.driver import load
 
 TURNS = (1, 2, 3)
 MIB = 2**20

@@ -47,7 +47,7 @@ _, ARM64 = PLATFORMS
 RESULT = ROOT / "bench" / "results" / "campaign_arm64.json"
 PUBLISHED = ("operator", "sidecar")
 TESTS = ("test_relay_fast.py", "test_relay_whole.py", "test_stream_answers.py", "test_relay_loop.py",
-         "test_engine_moves.py")
+         "test_transport_moves.py")
 """Of tests/unit: those of what is written in C."""
 LEFT_OUT = {
     "test_a_process_is_read_while_its_ticket_holds": "qemu 7.2 has no process_vm_readv",
@@ -61,7 +61,7 @@ COMPILED = ("numpy", "hypothesis")
 """The same, compiled; an engine's environment has it."""
 TAKEN = """
 import json, platform, sys
-from xpyd_sidecar.engine.links import moves
+from xpyd_sidecar.transport import moves
 from xpyd_sidecar.router.relay import fast, loop, whole
 print(json.dumps({"machine": platform.machine(), "python": platform.python_version(), "taken": {
     "_fast": fast.COMPILED, "_loop": loop.COMPILED, "_moves": moves.COMPILED,

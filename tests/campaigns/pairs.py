@@ -33,11 +33,11 @@ from xpyd_sidecar.contract.fingerprint import FingerprintFields  # noqa: E402
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId  # noqa: E402
 from xpyd_sidecar.contract.legs import Peer  # noqa: E402
 from xpyd_sidecar.contract.membership import Parallel  # noqa: E402
-from xpyd_sidecar.engine.control import ControlThread  # noqa: E402
 from xpyd_sidecar.kv import messages  # noqa: E402
 from xpyd_sidecar.kv.keys import Key, Outcome  # noqa: E402
 from xpyd_sidecar.kv.mapping import Array, Kind, geometry  # noqa: E402
 from xpyd_sidecar.kv.messages import Announce, Control, Hello, Ping, Pong, Prefix, Rank, Welcome  # noqa: E402
+from xpyd_sidecar.session.control import ControlThread  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "campaign_pairs.json"
 SERVICE = keys.ServiceKey(bytes(range(32)))

@@ -19,11 +19,11 @@ from vllm.v1.kv_cache_interface import (
     group_kernel_blocks,
 )
 
-from xpyd_sidecar.engine import memory
-from xpyd_sidecar.engine.bounds import Mark
-from xpyd_sidecar.engine.memory import Memory, Move
+from xpyd_sidecar.engine import kv_cache
+from xpyd_sidecar.engine.kv_cache import KvCache, Move
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.mapping import UNKNOWN, Kind
+from xpyd_sidecar.memory.marks import CopyMark
 
 BLOCKS = 16
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -34,7 +34,7 @@ def cache(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> torch
     return torch.arange(count, device=device).reshape(shape).to(dtype)
 
 
-def settled(mark: Mark) -> None:
+def settled(mark: CopyMark) -> None:
     end = time.monotonic() + 10
     while not mark.done():
         assert time.monotonic() < end
@@ -44,17 +44,17 @@ def numbers(ids: Sequence[int]) -> NDArray[np.int64]:
     return np.array(ids, np.int64)
 
 
-def copied_out(source: Memory, region: int, ids: Sequence[int]) -> memoryview:
+def copied_out(source: KvCache, region: int, ids: Sequence[int]) -> memoryview:
     """Blocks of one region, packed; it is waited for."""
     source.prepare(1 << 20)
-    out = memory.chunk(len(ids) * source.block_bytes[region], pinned=source.device.type == "cuda")
+    out = kv_cache.chunk(len(ids) * source.block_bytes[region], pinned=source.device.type == "cuda")
     settled(source.gather([Move(region, numbers(ids), out.tensor)]))
     return out.view
 
 
-def place(target: Memory, region: int, ids: Sequence[int], data: memoryview, *, head: int = 0, heads: int = 0) -> None:
+def place(target: KvCache, region: int, ids: Sequence[int], data: memoryview, *, head: int = 0, heads: int = 0) -> None:
     """Packed blocks into one region; it is waited for."""
-    chunk = memory.chunk(target.largest_frame, pinned=target.device.type == "cuda")
+    chunk = kv_cache.chunk(target.largest_frame, pinned=target.device.type == "cuda")
     chunk.view[:len(data)] = data
     settled(target.scatter([Move(region, numbers(ids), chunk.tensor, head=head, heads=heads)]))
 
@@ -63,8 +63,8 @@ def place(target: Memory, region: int, ids: Sequence[int], data: memoryview, *, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8])
 @pytest.mark.parametrize("ids", [(3,), (2, 3, 4), (9, 0, 5)], ids=str)
 def test_blocks_come_out_packed_and_go_in_where_they_belong(device: str, dtype: torch.dtype, ids: tuple[int, ...]) -> None:
-    source = Memory({"l0": cache(device, BLOCKS, 2, 8, 4, dtype=dtype)}, BLOCKS)
-    target = Memory({"l0": torch.zeros(BLOCKS, 2, 8, 4, dtype=dtype, device=device)}, BLOCKS)
+    source = KvCache({"l0": cache(device, BLOCKS, 2, 8, 4, dtype=dtype)}, BLOCKS)
+    target = KvCache({"l0": torch.zeros(BLOCKS, 2, 8, 4, dtype=dtype, device=device)}, BLOCKS)
     into = tuple(BLOCKS - 1 - block for block in ids)
     place(target, 0, into, copied_out(source, 0, ids))
     for block in range(BLOCKS):
@@ -74,10 +74,10 @@ def test_blocks_come_out_packed_and_go_in_where_they_belong(device: str, dtype: 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_was_copied_out_is_not_changed_by_later_writes(device: str) -> None:
-    source = Memory({"l0": cache(device, BLOCKS, 64, 1024)}, BLOCKS)
-    expected = bytes(memory._bytes(source.regions[0][4:8].cpu().clone()))
+    source = KvCache({"l0": cache(device, BLOCKS, 64, 1024)}, BLOCKS)
+    expected = bytes(kv_cache._bytes(source.regions[0][4:8].cpu().clone()))
     source.prepare(1 << 20)
-    out = memory.chunk(len(expected), pinned=device == "cuda")
+    out = kv_cache.chunk(len(expected), pinned=device == "cuda")
     mark = source.gather([Move(0, numbers((4, 5, 6, 7)), out.tensor)])
     source.fence()
     source.regions[0].fill_(-1)  # on the compute stream, as the next step's kernels would
@@ -87,7 +87,7 @@ def test_what_was_copied_out_is_not_changed_by_later_writes(device: str) -> None
 
 def test_caches_of_keys_and_values_apart_are_two_regions_and_shared_caches_one() -> None:
     split = cache("cpu", 2, BLOCKS, 8, 4)
-    found = Memory({"l0": split, "l1": cache("cpu", BLOCKS, 8), "l2": split}, BLOCKS)
+    found = KvCache({"l0": split, "l1": cache("cpu", BLOCKS, 8), "l2": split}, BLOCKS)
     assert found.of_layer == {"l0": (0, 1), "l1": (2,), "l2": (0, 1)}
     assert found.block_bytes == (128, 128, 32)
     assert found.total_block_bytes == 288
@@ -95,8 +95,8 @@ def test_caches_of_keys_and_values_apart_are_two_regions_and_shared_caches_one()
 
 
 def test_arrays_are_told_with_what_they_may_be_cut_by() -> None:
-    found = Memory({"l0": cache("cpu", BLOCKS, 2, 8, 4), "l1": cache("cpu", BLOCKS, 8, 4, dtype=torch.uint8),
-                    "l2": cache("cpu", BLOCKS, 8)}, BLOCKS)
+    found = KvCache({"l0": cache("cpu", BLOCKS, 2, 8, 4), "l1": cache("cpu", BLOCKS, 8, 4, dtype=torch.uint8),
+                     "l2": cache("cpu", BLOCKS, 8)}, BLOCKS)
     assert [one.kind for one in found.arrays({"l0": 4, "l1": 0})] == [
         Kind("float32", 2, (8, 4), 128, 4), Kind("uint8", 1, (8, 4), 32, 0), Kind("float32", 1, (8,), 32, UNKNOWN)]
     assert [one.kind.block_bytes for one in found.arrays({})] == list(found.block_bytes)
@@ -105,9 +105,9 @@ def test_arrays_are_told_with_what_they_may_be_cut_by() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ids", [(3,), (2, 3, 4), (9, 0, 5)], ids=str)
 def test_heads_go_into_their_places_in_each_block_and_nowhere_else(device: str, ids: tuple[int, ...]) -> None:
-    target = Memory({"l0": torch.zeros(BLOCKS, 4, 8, 2, device=device)}, BLOCKS)
+    target = KvCache({"l0": torch.zeros(BLOCKS, 4, 8, 2, device=device)}, BLOCKS)
     part = torch.arange(1, len(ids) * 2 * 8 * 2 + 1, dtype=torch.float32).reshape(len(ids), 2, 8, 2)
-    place(target, 0, ids, memory._bytes(part), head=1, heads=2)
+    place(target, 0, ids, kv_cache._bytes(part), head=1, heads=2)
     expected = torch.zeros(BLOCKS, 4, 8, 2)
     for at, block in enumerate(ids):
         expected[block, 1:3] = part[at]
@@ -115,7 +115,7 @@ def test_heads_go_into_their_places_in_each_block_and_nowhere_else(device: str, 
 
 
 def test_a_cache_that_is_not_contiguous_keeps_its_logical_order() -> None:
-    source = Memory({"l0": cache("cpu", BLOCKS, 4, 8).transpose(1, 2)}, BLOCKS)
+    source = KvCache({"l0": cache("cpu", BLOCKS, 4, 8).transpose(1, 2)}, BLOCKS)
     out = copied_out(source, 0, (1,))
     assert torch.equal(torch.frombuffer(out, dtype=torch.float32).reshape(8, 4), source.regions[0][1])
 
@@ -123,21 +123,21 @@ def test_a_cache_that_is_not_contiguous_keeps_its_logical_order() -> None:
 @pytest.mark.parametrize("shape", [(7, 8), (2, 7, 8), (8,)])
 def test_a_cache_without_blocks_where_expected_is_refused_with_its_layer(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"layer l7 has a KV cache of shape .*16 blocks"):
-        Memory({"l7": torch.zeros(shape)}, BLOCKS)
+        KvCache({"l7": torch.zeros(shape)}, BLOCKS)
 
 
 def test_a_model_without_caches_is_refused() -> None:
     with pytest.raises(ConfigError, match="no KV cache"):
-        Memory({}, BLOCKS)
+        KvCache({}, BLOCKS)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_arrays_and_requests_go_together_each_to_its_place(device: str) -> None:
     caches = {"l0": cache(device, BLOCKS, 2, 8, 4), "l1": -cache(device, BLOCKS, 2, 8, 4), "l2": cache(device, BLOCKS, 6)}
-    source = Memory(caches, BLOCKS)
-    target = Memory({name: torch.zeros_like(one) for name, one in caches.items()}, BLOCKS)
+    source = KvCache(caches, BLOCKS)
+    target = KvCache({name: torch.zeros_like(one) for name, one in caches.items()}, BLOCKS)
     source.prepare(1 << 20)
-    packed = [memory.chunk(4096, pinned=device == "cuda") for _ in range(2)]
+    packed = [kv_cache.chunk(4096, pinned=device == "cuda") for _ in range(2)]
     requests = [numbers((3, 9)), numbers((0,))]
     moves = [Move(0, ids, one.tensor, (0, 1024, 2048)) for ids, one in zip(requests, packed, strict=True)]
     settled(source.gather(moves))
@@ -170,7 +170,7 @@ def raw(heads: int = 2, values: int = 64, *, empty: bool = False) -> torch.Tenso
 @pytest.mark.parametrize("kernel", [128, 64, 16])
 def test_blocks_come_out_whole_whatever_the_backend_makes_of_them(kernel: int, layout: KVCacheLayout) -> None:
     here, there = raw(), raw(empty=True)
-    source, target = (Memory({"l0": views(one, layout, kernel)}, BLOCKS) for one in (here, there))
+    source, target = (KvCache({"l0": views(one, layout, kernel)}, BLOCKS) for one in (here, there))
     page = len(here) // BLOCKS
     assert source.block_bytes == (page,)
     if kernel < 128:
@@ -182,7 +182,7 @@ def test_blocks_come_out_whole_whatever_the_backend_makes_of_them(kernel: int, l
     assert not placed[[0, *range(4, BLOCKS)]].any()
 
 
-def moved(source: Memory, ids: tuple[int, ...], target: Memory, into: tuple[int, ...]) -> None:
+def moved(source: KvCache, ids: tuple[int, ...], target: KvCache, into: tuple[int, ...]) -> None:
     place(target, 0, into, copied_out(source, 0, ids))
 
 
@@ -193,7 +193,7 @@ def test_what_each_token_has_stays_its_own_whatever_the_layout_and_the_blocks_of
     """Prefill's cache has the layout, decode's has its heads first; both are seen as vLLM's own kernels see them."""
     other = KVCacheLayout.LBHNC
     seen, found = views(raw(), layout, p).clone(memory_format=torch.preserve_format), views(raw(empty=True), other, d)
-    moved(Memory({"l0": seen}, BLOCKS), (3, 7), Memory({"l0": found}, BLOCKS), (8, 2))
+    moved(KvCache({"l0": seen}, BLOCKS), (3, 7), KvCache({"l0": found}, BLOCKS), (8, 2))
     for block, into in ((3, 8), (7, 2)):
         for token in range(128):
             there = found[into * (128 // d) + token // d, :, token % d].view(torch.int16)
@@ -204,18 +204,18 @@ def test_what_each_token_has_stays_its_own_whatever_the_layout_and_the_blocks_of
 def test_a_head_of_blocks_that_a_backend_splits_is_one_run_of_bytes(layout: KVCacheLayout) -> None:
     """So a prefill rank of two heads can give each of two decode ranks one, as it does with blocks in one piece."""
     seen = views(raw(), layout, 64)
-    source = Memory({"l0": seen}, BLOCKS)
+    source = KvCache({"l0": seen}, BLOCKS)
     (one,) = source.arrays({"l0": 2})
     assert (one.kind.heads, one.kind.head_bytes, one.kind.total) == (2, source.block_bytes[0] // 2, 2)
     whole = copied_out(source, 0, (5,))
     for head in (0, 1):
         found = views(raw(1, empty=True), layout, 64, heads=1)
-        target = Memory({"l0": found}, BLOCKS)
+        target = KvCache({"l0": found}, BLOCKS)
         part = whole[head * one.kind.head_bytes:(head + 1) * one.kind.head_bytes]
         place(target, 0, (6,), part)
         assert torch.equal(found[12:14, 0].view(torch.int16), seen[10:12, head].view(torch.int16))
         joined = views(raw(empty=True), layout, 64)
-        place(Memory({"l0": joined}, BLOCKS), 0, (6,), part, head=head, heads=1)
+        place(KvCache({"l0": joined}, BLOCKS), 0, (6,), part, head=head, heads=1)
         assert torch.equal(joined[12:14, head].view(torch.int16), seen[10:12, head].view(torch.int16))
         assert not joined[:, 1 - head].view(torch.int16).any()
 
@@ -227,11 +227,11 @@ def test_blocks_that_a_backend_splits_are_like_others_only_where_nothing_is_pack
     made = [views(raw(heads, empty=True), KVCacheLayout.LBHNC, kernel, heads=heads) for kernel in (128, 64)]
     if shape == "a latent without the dimension of heads":
         made = [one.squeeze(1) for one in made]
-    whole, split = (Memory({"l0": one}, BLOCKS).arrays({"l0": total}) for one in made)
+    whole, split = (KvCache({"l0": one}, BLOCKS).arrays({"l0": total}) for one in made)
     assert whole != split, "a CPU packs keys across the tokens of a block"
     assert split[0].kind.dims[-3:] == (2, 64, 64)
-    monkeypatch.setattr(memory, "logical", lambda region: region.dtype is torch.bfloat16)
-    whole, split = (Memory({"l0": one}, BLOCKS).arrays({"l0": total}) for one in made)
+    monkeypatch.setattr(kv_cache, "logical", lambda region: region.dtype is torch.bfloat16)
+    whole, split = (KvCache({"l0": one}, BLOCKS).arrays({"l0": total}) for one in made)
     assert whole == split
 
 
@@ -242,4 +242,4 @@ def test_only_nvidias_devices_and_types_of_one_value_are_in_logical_order(
         monkeypatch: pytest.MonkeyPatch, device: str, dtype: torch.dtype, hip: str | None, expected: bool) -> None:
     monkeypatch.setattr(torch.version, "hip", hip)
     region: Any = SimpleNamespace(is_cuda=device == "cuda", dtype=dtype)
-    assert memory.logical(region) == expected
+    assert kv_cache.logical(region) == expected

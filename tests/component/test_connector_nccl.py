@@ -19,19 +19,20 @@ from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key
 from nccl_fake import FakeNccl, HostDevice, World
 
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine.bounds import Mark
-from xpyd_sidecar.engine.links import nccl, nccl_driver
-from xpyd_sidecar.engine.links.nccl_driver import Driver, fixed_bytes, load, padded, weigh, weights
-from xpyd_sidecar.engine.links.nccl_taker import NcclGrouping
-from xpyd_sidecar.engine.links.nccl_thread import DEPTH, FLIGHT, Hub, Limits
-from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.ways import choose, most_bytes
+from xpyd_sidecar.engine.nccl_setup import choose, most_bytes
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.messages import Gpu
+from xpyd_sidecar.memory.marks import CopyMark
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.transport.nccl import driver as nccl_driver
+from xpyd_sidecar.transport.nccl import prefill as nccl_prefill
+from xpyd_sidecar.transport.nccl.decode import NcclGrouping
+from xpyd_sidecar.transport.nccl.driver import Driver, fixed_bytes, load, padded, weigh, weights
+from xpyd_sidecar.transport.nccl.thread import DEPTH, FLIGHT, NcclLimits, NcclThread
 
 PIECE = 4096
-LIMITS = Limits(groups=4, open_s=5, move_s=5, idle_s=60)
+LIMITS = NcclLimits(groups=4, open_s=5, move_s=5, idle_s=60)
 
 
 @dataclass
@@ -40,22 +41,22 @@ class Process:
 
     world: World
     name: str
-    limits: Limits = LIMITS
+    limits: NcclLimits = LIMITS
     transport: str = "nccl"
     receives: int = 4
-    marks: Callable[[], Mark] = at_once
-    hub: Hub = field(init=False)
+    marks: Callable[[], CopyMark] = at_once
+    hub: NcclThread = field(init=False)
     grouping: NcclGrouping = field(init=False)
 
     def __post_init__(self) -> None:
         driver = Driver(FakeNccl(self.world), HostDevice(self.name, self.marks), ctas=4, piece=PIECE,
                         groups=self.limits.groups, flight=FLIGHT)
-        self.hub = Hub(driver, self.limits)
+        self.hub = NcclThread(driver, self.limits)
         self.grouping = NcclGrouping(self.hub, self.receives)
 
     @property
-    def ways(self) -> Ways:
-        return Ways(self.transport, gpu=Gpu(self.name, "2.29.7", PIECE))
+    def ways(self) -> LinkOptions:
+        return LinkOptions(self.transport, gpu=Gpu(self.name, "2.29.7", PIECE))
 
 
 @dataclass
@@ -64,10 +65,10 @@ class Stage:
 
     world: World
     stack: ExitStack
-    marks: Callable[[], Mark] = at_once
+    marks: Callable[[], CopyMark] = at_once
     processes: list[Process] = field(default_factory=list)
 
-    def process(self, name: str, limits: Limits = LIMITS, **more: object) -> Process:
+    def process(self, name: str, limits: NcclLimits = LIMITS, **more: object) -> Process:
         self.processes.append(Process(self.world, name, limits, **{"marks": self.marks, **more}))  # type: ignore[arg-type]
         return self.processes[-1]
 
@@ -140,7 +141,7 @@ class Overlapped:
         def done(self) -> bool:
             return self is not next(iter(self.made[1:]), None) or len(self.made) > 2
 
-    def __call__(self) -> Mark:
+    def __call__(self) -> CopyMark:
         return self.Mark(self.made)
 
 
@@ -188,7 +189,7 @@ def test_a_group_that_is_never_made_costs_its_deadline_and_then_tcp(stage: Stage
 
 
 def test_a_new_group_is_tried_after_a_while(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "RETRY_S", 0.0)
+    monkeypatch.setattr(nccl_prefill, "RETRY_S", 0.0)
     stage.world.never_open = True
     p, d = stage.prefill(stage.process("p", LIMITS._replace(open_s=0.2))), stage.decode()
     push(p)

@@ -17,12 +17,14 @@ from kv_ranks import BLOCK, REGIONS, DecodeRank, PrefillRank, content, key, push
 from nixl_fake import World
 from nixl_ranks import LIMITS, NixlProcess
 
-from xpyd_sidecar.engine.links import near, nixl_taker, process_vm
-from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.nixl import NixlLink
 from xpyd_sidecar.kv import messages
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.messages import NixlMemory, Offer
+from xpyd_sidecar.session import link_choice
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.transport.nixl import decode as nixl_decode
+from xpyd_sidecar.transport.nixl.prefill import NixlLink
+from xpyd_sidecar.transport.shm import process_vm
 
 PIECE = 4096
 
@@ -268,7 +270,7 @@ def test_who_does_not_insist_takes_what_there_is_between_hosts_and_says_why(
         stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, broken: str, way: str, why: str
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(near, "apart", lambda *_: "not on one host")
+    monkeypatch.setattr(link_choice, "apart", lambda *_: "not on one host")
     p, d = stage.prefill(stage.process(transport="auto")), stage.decode(stage.process(transport="auto"))
     stage.world.broken = broken
     push(p)
@@ -333,19 +335,19 @@ def test_more_sessions_than_are_allowed_are_refused_by_name(stage: Stage) -> Non
 def test_a_transfer_of_many_pieces_lets_other_connections_have_their_turn(
         stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     placed: list[int] = []
-    pump = nixl_taker.NixlTaker._pump
+    pump = nixl_decode.NixlTaker._pump
 
-    def counted(taker: nixl_taker.NixlTaker) -> None:
+    def counted(taker: nixl_decode.NixlTaker) -> None:
         before = len(taker._offers)
         pump(taker)
         placed.append(before - len(taker._offers))
 
-    monkeypatch.setattr(nixl_taker.NixlTaker, "_pump", counted)
+    monkeypatch.setattr(nixl_decode.NixlTaker, "_pump", counted)
     p, d = stage.prefill(), stage.decode(direct=True)
     push(p, count=90)
     d.load("a", key(), p, first=0, count=90)
     assert d.wait_outcomes() == [Outcome.OK]
-    assert max(placed) <= nixl_taker.PLACED_AT_ONCE
+    assert max(placed) <= nixl_decode.PLACED_AT_ONCE
 
 
 @pytest.mark.parametrize(("shift", "size", "why"), [
@@ -366,7 +368,7 @@ def test_an_offer_outside_of_the_memory_or_too_large_is_a_protocol_error(
 
 
 def test_a_side_without_nixl_is_named(stage: Stage) -> None:
-    without = Ways("rdma", no_nixl="the package nixl cannot be loaded")
+    without = LinkOptions("rdma", no_nixl="the package nixl cannot be loaded")
     p, d = stage.prefill(ways=without, reading=None), stage.decode()
     push(p)
     d.load("a", key(), p, first=0, count=4)

@@ -44,8 +44,8 @@ from xpyd_sidecar.contract.ids import InstanceName, Role, ServiceName
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine import compat
 from xpyd_sidecar.engine.connector import XpydConnector
-from xpyd_sidecar.engine.reports import Report
-from xpyd_sidecar.engine.settings import Settings
+from xpyd_sidecar.engine.reports import StepReport
+from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.stats import Stats
 from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.errors import ConfigError
@@ -368,7 +368,7 @@ def test_the_ranks_of_an_engine_take_ports_in_a_row(make: Callable[..., Engine])
     ({"data_port": 65535}, "data_port: cannot listen on 127.0.0.1 port 65536"),
     ({"advertise_data": "10.0.0.9:65535"}, "advertise_data: 10.0.0.9:65535 leaves no port for rank 1")])
 def test_a_port_row_beyond_the_last_port_is_refused(tmp_path: Path, options: dict[str, Any], refused: str) -> None:
-    settings = Settings(KvOptions(**options), ServiceName("s"), InstanceName("p"), "127.0.0.1", KEY, tmp_path)
+    settings = ConnectorSettings(KvOptions(**options), ServiceName("s"), InstanceName("p"), "127.0.0.1", KEY, tmp_path)
     with pytest.raises(ConfigError, match=refused):
         WorkerSide(settings, 1, {"layer0": torch.zeros(BLOCKS, 2, BLOCK, 4)}, BLOCKS)
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("xpyd")]
@@ -417,7 +417,7 @@ def test_an_engine_steps_on_until_its_workers_say_that_nothing_is_held(make: Cal
     side = make("p").scheduler
 
     def said(held: int) -> bool:
-        report = Report(levels={0: {metrics.KEPT_BYTES: held, metrics.NCCL_GROUPS: 1}})
+        report = StepReport(levels={0: {metrics.KEPT_BYTES: held, metrics.NCCL_GROUPS: 1}})
         side.heard(SimpleNamespace(kv_connector_worker_meta=report, finished_recving=None, finished_sending=None))
         side.take_stats()
         return side.pending()

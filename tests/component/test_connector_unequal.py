@@ -25,9 +25,9 @@ from copies import LAYER_S, Clock, Cpu, Gpu
 from xpyd_sidecar.contract import legs, record
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, ServiceName, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine import memory
+from xpyd_sidecar.engine import kv_cache
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
-from xpyd_sidecar.engine.settings import Settings
+from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.worker_side import WorkerSide
 from xpyd_sidecar.kv.keys import Outcome
 
@@ -66,7 +66,7 @@ class Engine:
         self.folder, self.model, self.tensor, self.pipeline = folder / name, model, tensor, pipeline
         self.split = split
         given = KvOptions(**{"peer_timeout_s": 20.0, "load_timeout_s": PATIENCE_S, **options})
-        settings = Settings(given, ServiceName("s"), InstanceName(name), "127.0.0.1", KEY, self.folder)
+        settings = ConnectorSettings(given, ServiceName("s"), InstanceName(name), "127.0.0.1", KEY, self.folder)
         layers = len(model.heads)
         self.stages = [range(s * layers // pipeline, (s + 1) * layers // pipeline) for s in range(pipeline)]
         self.caches = [{f"layer{n}": self._cache(n) for n in stage} for stage in self.stages for _ in range(tensor)]
@@ -269,7 +269,7 @@ def test_blocks_that_kernels_split_are_cut_like_others(
         make: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, sizes: tuple[Model, tuple[int, int], tuple[int, int]],
         split: tuple[int, int]) -> None:
     model, p, d = sizes
-    monkeypatch.setattr(memory, "logical", lambda _: True)  # as a device is
+    monkeypatch.setattr(kv_cache, "logical", lambda _: True)  # as a device is
     prefill, decode = make("p", model, *p, split=split[0]), make("d", model, *d, split=split[1])
     hand_over(prefill, decode)
     assert (prefill.counts["send/ok"], decode.counts["receive/ok"]) == (1, 1)

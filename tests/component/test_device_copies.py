@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from xpyd_sidecar.engine import device
-from xpyd_sidecar.engine.device import BlockRows, PackedRows, RowShape, spans, tables, view_of
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.memory import device
+from xpyd_sidecar.memory.device import BlockRows, PackedRows, RowShape, spans, tables, view_of
 
 BLOCKS = 16
 CACHES = {
@@ -29,7 +29,7 @@ CACHES = {
 SCRIPT = """
 import json, sys
 import numpy as np, torch
-from xpyd_sidecar.engine import device, device_kernel
+from xpyd_sidecar.memory import device, device_kernel
 cache = eval(sys.argv[1])
 view, ids = device.view_of(cache), np.array(json.loads(sys.argv[2]), np.int64)
 packed = torch.zeros(len(ids) * view.size + 8, dtype=torch.uint8)[int(sys.argv[3]):]

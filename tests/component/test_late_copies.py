@@ -37,18 +37,19 @@ from nccl_fake import FakeNccl, HostDevice, World
 from xpyd_sidecar.broadcast.rpc import Group
 from xpyd_sidecar.broadcast.worker import Worker
 from xpyd_sidecar.contract import metrics
-from xpyd_sidecar.engine import compat, crew, last_words, worker_side
+from xpyd_sidecar.engine import compat, worker_rpc, worker_side
 from xpyd_sidecar.engine.connector import XpydConnector
-from xpyd_sidecar.engine.links.nccl_driver import Driver
-from xpyd_sidecar.engine.links.nccl_taker import NcclGrouping
-from xpyd_sidecar.engine.links.nccl_thread import FLIGHT, Hub, Limits
-from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.plain import address_of
-from xpyd_sidecar.engine.memory import Move
-from xpyd_sidecar.engine.sender import Kept
-from xpyd_sidecar.engine.watched import ThreadEnded
+from xpyd_sidecar.engine.kv_cache import Move
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.session.sender import Kept
+from xpyd_sidecar.threads import termination_log
+from xpyd_sidecar.threads.watched import ThreadEnded
+from xpyd_sidecar.transport.moves_plain import address_of
+from xpyd_sidecar.transport.nccl.decode import NcclGrouping
+from xpyd_sidecar.transport.nccl.driver import Driver
+from xpyd_sidecar.transport.nccl.thread import FLIGHT, NcclLimits, NcclThread
 
 pytestmark = pytest.mark.timeout(60)
 LAYER_BLOCK = 2 * BLOCK * 4 * 4
@@ -281,9 +282,9 @@ def test_copies_are_where_they_are_counted(make: Callable[..., Engine]) -> None:
 
 def one_engine_over_nccl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
     """With a communicator thread, and a scripted NCCL."""
-    def choose(*_: object) -> tuple[Ways, NcclGrouping]:
+    def choose(*_: object) -> tuple[LinkOptions, NcclGrouping]:
         driver = Driver(FakeNccl(World()), HostDevice("gpu"), ctas=4, piece=1 << 20, groups=1, flight=FLIGHT)
-        return Ways("tcp"), NcclGrouping(Hub(driver, Limits(1)), 1)
+        return LinkOptions("tcp"), NcclGrouping(NcclThread(driver, NcclLimits(1)), 1)
 
     monkeypatch.setattr(worker_side, "choose", choose)
     return Engine("p", tmp_path)
@@ -336,7 +337,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         until(lambda: fault.after and engine.scheduler._carrying.crew._ready, Clock())
         return engine, fault
 
-    monkeypatch.setattr(crew, "LOOK_S", 0.02)
+    monkeypatch.setattr(worker_rpc, "LOOK_S", 0.02)
     with making(partial(one_engine_over_nccl, monkeypatch, tmp_path)) as made:
         yield build
 
@@ -365,7 +366,7 @@ def test_a_thread_that_dies_ends_the_engine_with_its_words_in_the_next_step(
         monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "termination-log"
     log.touch()
-    monkeypatch.setattr(last_words, "TERMINATION_LOG", log)
+    monkeypatch.setattr(termination_log, "TERMINATION_LOG", log)
     engine, fault = faulty(thread)
     fault.left = 1000
     until(lambda: dead(thread), Clock())
@@ -374,7 +375,7 @@ def test_a_thread_that_dies_ends_the_engine_with_its_words_in_the_next_step(
     for _ in range(2):
         with pytest.raises(ThreadEnded) as raised:
             engine.step()
-        assert last_words.innermost(raised.value).endswith(words)
+        assert termination_log.innermost(raised.value).endswith(words)
 
 
 @late

@@ -18,13 +18,13 @@ import pytest
 from kv_ranks import REGIONS, DecodeRank, PrefillRank, content, key
 from nccl_fake import FakeNccl, HostDevice, World
 
-from xpyd_sidecar.engine.links.nccl_driver import Driver
-from xpyd_sidecar.engine.links.nccl_taker import NcclGrouping
-from xpyd_sidecar.engine.links.nccl_thread import FLIGHT, Hub, Limits
-from xpyd_sidecar.engine.links.near import Ways
 from xpyd_sidecar.kv.groups import Begin, Groups, State, Way
 from xpyd_sidecar.kv.keys import Outcome
 from xpyd_sidecar.kv.messages import Gpu
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.transport.nccl.decode import NcclGrouping
+from xpyd_sidecar.transport.nccl.driver import Driver
+from xpyd_sidecar.transport.nccl.thread import FLIGHT, NcclLimits, NcclThread
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts/gpu"))
 import gpu_group_checks
@@ -138,9 +138,9 @@ def test_groups_end_in_the_middle_while_another_one_carries_pieces(ends: tuple[L
 
 def test_what_does_not_come_back_and_too_few_aborts_are_told(ends: tuple[Local, Local],
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    give_back = Hub._give_back
+    give_back = NcclThread._give_back
     lost = iter([True])
-    monkeypatch.setattr(Hub, "_give_back", lambda hub, way, piece: give_back(hub, way, piece)
+    monkeypatch.setattr(NcclThread, "_give_back", lambda hub, way, piece: give_back(hub, way, piece)
                         if way is Way.RECEIVE or piece.nth == 1 or not next(lost, False) else None)
     with pytest.raises(NotHeldError, match="6 aborts in 0 s, fewer than 60; kits did not come back"):
         gpu_group_checks.abort_many(*ends, most=6, fewest=60)
@@ -166,11 +166,11 @@ def test_engines_that_load_from_each_other_and_close_their_groups_go_on(world: W
     with ExitStack() as stack:
         sides = []
         for name in "ab":
-            hub = Hub(Driver(FakeNccl(world), HostDevice(name), ctas=4, piece=PIECE, groups=4, flight=FLIGHT),
-                      Limits(groups=4, open_s=5, move_s=5, idle_s=60))
+            hub = NcclThread(Driver(FakeNccl(world), HostDevice(name), ctas=4, piece=PIECE, groups=4, flight=FLIGHT),
+                             NcclLimits(groups=4, open_s=5, move_s=5, idle_s=60))
             grouping = NcclGrouping(hub, 4)
             stack.callback(grouping.stop)
-            ways = Ways("nccl", gpu=Gpu(name, "2.28.9", PIECE))
+            ways = LinkOptions("nccl", gpu=Gpu(name, "2.28.9", PIECE))
             sides.append((stack.enter_context(PrefillRank(ways=ways, grouping=grouping, timeout_s=5.0)),
                           stack.enter_context(DecodeRank(ways=ways, grouping=grouping, timeout_s=5.0)), hub))
         for turn in range(20):

@@ -13,15 +13,16 @@ from nccl_fake import FakeNccl, HostDevice, World
 from nccl_streams import StreamDevice
 
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine.links import nccl_driver, nccl_thread
-from xpyd_sidecar.engine.links.nccl_driver import Driver, Piece, load
-from xpyd_sidecar.engine.links.nccl_thread import Hub, Limits
-from xpyd_sidecar.engine.ways import choose
+from xpyd_sidecar.engine.nccl_setup import choose
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv.groups import Way
+from xpyd_sidecar.transport.nccl import driver as nccl_driver
+from xpyd_sidecar.transport.nccl import thread as nccl_thread
+from xpyd_sidecar.transport.nccl.driver import Driver, Piece, load
+from xpyd_sidecar.transport.nccl.thread import NcclLimits, NcclThread
 
 SIZE = 1000
-LIMITS = Limits(groups=4, open_s=5, move_s=5, idle_s=60)
+LIMITS = NcclLimits(groups=4, open_s=5, move_s=5, idle_s=60)
 
 
 def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
@@ -34,7 +35,7 @@ def until(condition: Callable[[], object], deadline_s: float = 10.0) -> None:
 class Side:
     """One side of a group; what it is told, on the communicator thread itself."""
 
-    def __init__(self, hub: Hub, way: Way, uid: bytes | None = None) -> None:
+    def __init__(self, hub: NcclThread, way: Way, uid: bytes | None = None) -> None:
         self.uid, self.open, self.reason = uid, False, ""
         self.done: list[Piece] = []
         self.back: list[Piece] = []
@@ -71,7 +72,7 @@ class Pair:
     def __init__(self) -> None:
         self.world = World()
         self.gpu = StreamDevice("d", self.world)
-        self.hubs = [Hub(Driver(FakeNccl(self.world), device, ctas=4, piece=4096, groups=4, flight=2), LIMITS)
+        self.hubs = [NcclThread(Driver(FakeNccl(self.world), device, ctas=4, piece=4096, groups=4, flight=2), LIMITS)
                      for device in (HostDevice("p"), self.gpu)]
 
     def group(self, *, spins: bool = False) -> tuple[Side, Side]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from scripts import load
 
-from xpyd_sidecar.engine.links import moves
 from xpyd_sidecar.router.relay import fast, loop, whole
+from xpyd_sidecar.transport import moves
 
 ROOT = Path(__file__).resolve().parents[2]
 TAKEN: dict[str, Callable[[], bool]] = {

@@ -37,7 +37,7 @@ from xpyd_sidecar.contract import keys, legs, metrics, record
 from xpyd_sidecar.contract.ids import Attempt, InstanceName, Role, ServiceName, TransferId
 from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
-from xpyd_sidecar.engine.settings import Settings
+from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.worker_side import WorkerSide
 
 KEY = keys.ServiceKey(bytes(range(32)))
@@ -111,8 +111,8 @@ class Engine:
         """
         (folder / name).mkdir()
         self.folder = folder / name
-        settings = Settings(KvOptions(**{"peer_timeout_s": 1.0, "load_timeout_s": 5.0, **options}), ServiceName("s"),
-                            InstanceName(name), "127.0.0.1", KEY, self.folder)
+        kv = KvOptions(**{"peer_timeout_s": 1.0, "load_timeout_s": 5.0, **options})
+        settings = ConnectorSettings(kv, ServiceName("s"), InstanceName(name), "127.0.0.1", KEY, self.folder)
         self.caches = [{f"layer{n}": cache(layout, blocks) for n in range(LAYERS)} for _ in range(tensor)]
         self.clock = clock or Clock()
         self.clocked = clock is not None

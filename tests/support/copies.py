@@ -6,7 +6,7 @@
     gpu.memory(caches, blocks).gather(…)        a mark that passes later
     clock.step()                                a moment passes
 
-A GPU has two streams, as ``engine.memory`` uses them on CUDA. Who enqueues does not wait, so the host runs ahead:
+A GPU has two streams, as ``engine.kv_cache`` uses them on CUDA. Who enqueues does not wait, so the host runs ahead:
 
     host      forward n │ forward n+1 │ …
     compute   ──[layer 0]──[layer 1]──[layer 2]──[layer 0]──
@@ -30,9 +30,9 @@ from typing import Any, Final, Protocol
 
 import torch
 
-from xpyd_sidecar.engine.bounds import NOW, Mark
-from xpyd_sidecar.engine.gates import Cache
-from xpyd_sidecar.engine.memory import Memory, Move
+from xpyd_sidecar.engine.kv_cache import KvCache, Move
+from xpyd_sidecar.memory.marks import NOW, CopyMark
+from xpyd_sidecar.transport.gates import CacheArray
 
 MOMENT_S: Final = 0.002
 """Between two steps of an engine."""
@@ -127,7 +127,7 @@ class Device(Protocol):
     def wait(self) -> None:
         """The host waits for all kernels."""
 
-    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> Memory:
+    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> KvCache:
         """The connector's view of the caches."""
 
 
@@ -144,9 +144,9 @@ class Cpu:
     def wait(self) -> None:
         """Nothing is under way."""
 
-    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> Memory:
+    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> KvCache:
         """As it is."""
-        return Memory(caches, num_blocks)
+        return KvCache(caches, num_blocks)
 
 
 class Gpu:
@@ -168,7 +168,7 @@ class Gpu:
     def wait(self) -> None:
         self.clock.advance(max(0.0, self._compute - self.clock.now))
 
-    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> Memory:
+    def memory(self, caches: dict[str, torch.Tensor], num_blocks: int) -> KvCache:
         return LateMemory(self, caches, num_blocks)
 
     def side(self, seconds: float, call: Callable[[], None]) -> Event:
@@ -192,7 +192,7 @@ class Gpu:
             self.capturing = False
 
 
-class LateMemory(Memory):
+class LateMemory(KvCache):
     """The connector's memory on a scripted GPU: what it does there with CUDA's streams and events."""
 
     def __init__(self, gpu: Gpu, caches: dict[str, torch.Tensor], num_blocks: int) -> None:
@@ -212,11 +212,11 @@ class LateMemory(Memory):
         """Of device memory that copies out pass through."""
         return SLAB_BYTES
 
-    def caches(self) -> list[Cache | None]:
+    def caches(self) -> list[CacheArray | None]:
         """Other threads may write into none."""
         return [None for _ in self.regions]
 
-    def gather(self, moves: Sequence[Move]) -> Mark:
+    def gather(self, moves: Sequence[Move]) -> CopyMark:
         """Enqueue it."""
         self.gathers += 1
         for move in moves:
@@ -231,7 +231,7 @@ class LateMemory(Memory):
             self._gpu.fence(self._out)
             self._out = None
 
-    def scatter(self, moves: Sequence[Move]) -> Mark:
+    def scatter(self, moves: Sequence[Move]) -> CopyMark:
         """Enqueue it: packed memory is read then."""
         self.scatters += 1
         host = super().scatter
@@ -263,12 +263,12 @@ def clock_of(copies: str) -> dict[str, Any]:
     return {"clock": Clock(), "runner": "v1" if copies == "late v1" else "v2"}
 
 
-def at_once() -> Mark:
+def at_once() -> CopyMark:
     """A mark of a CPU."""
     return NOW
 
 
-def after_looks() -> Mark:
+def after_looks() -> CopyMark:
     """A mark of a GPU that is asked three times."""
     return Looks(3)
 

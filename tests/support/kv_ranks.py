@@ -15,31 +15,32 @@ from types import TracebackType
 from typing import Self
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
-from xpyd_sidecar.engine.ahead import Expecting
-from xpyd_sidecar.engine.arrivals import Arrived
-from xpyd_sidecar.engine.bounds import NOW, Chunk, Mark, Staging
-from xpyd_sidecar.engine.completions import Completions
-from xpyd_sidecar.engine.gates import Cache
-from xpyd_sidecar.engine.links import mapped
-from xpyd_sidecar.engine.links.grouping import Grouping
-from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.plain import address_of
-from xpyd_sidecar.engine.links.reading import Reading
-from xpyd_sidecar.engine.receiver import Receiver
-from xpyd_sidecar.engine.sender import Kept, Report, Sender
-from xpyd_sidecar.engine.session import Me
-from xpyd_sidecar.engine.store import Store
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.mapping import Cut, Part
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
 from xpyd_sidecar.kv.sending import Sending
+from xpyd_sidecar.memory.completions import Completions
+from xpyd_sidecar.memory.marks import NOW, CopyMark
+from xpyd_sidecar.memory.staging import Chunk, Staging
+from xpyd_sidecar.memory.store import CopyStore
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.session.local_rank import LocalRank
+from xpyd_sidecar.session.lookup_buffer import Expecting
+from xpyd_sidecar.session.receiver import Receiver
+from xpyd_sidecar.session.receiver_events import Arrived
+from xpyd_sidecar.session.sender import Kept, Sender, SenderReport
+from xpyd_sidecar.transport.gates import CacheArray
+from xpyd_sidecar.transport.moves_plain import address_of
+from xpyd_sidecar.transport.nccl.interface import Grouping
+from xpyd_sidecar.transport.nixl.interface import Reading
+from xpyd_sidecar.transport.shm import mapped
 
 DATA_KEY = bytes(range(32))
 BLOCK = 1000
 REGIONS = 2
 TIMEOUT_S = 1.5
-TCP = Ways("tcp")
+TCP = LinkOptions("tcp")
 P_LIFE, D_LIFE = Incarnation("1" * 32), Incarnation("2" * 32)
 
 
@@ -71,21 +72,22 @@ class PrefillRank:
     """A sender and what it has reported."""
 
     def __init__(self, *, data_key: bytes = DATA_KEY, keep_bytes: int = 1 << 20, keep_s: float = 5.0, cover: bool = True,
-                 block: int = BLOCK, ways: Ways = TCP, timeout_s: float = TIMEOUT_S,
-                 grouping: Grouping | None = None, marks: Callable[[], Mark] = lambda: NOW,
-                 reading: Reading | None = None, store: Store | None = None) -> None:
+                 block: int = BLOCK, ways: LinkOptions = TCP, timeout_s: float = TIMEOUT_S,
+                 grouping: Grouping | None = None, marks: Callable[[], CopyMark] = lambda: NOW,
+                 reading: Reading | None = None, store: CopyStore | None = None) -> None:
         """``marks``: when a copy is complete; ``store``: where copies lie, if not in memory of this rank alone."""
         self.block = block
         self.marks = marks
-        self.store = store or Store(lambda size: Chunk(None, memory(size)), keep_bytes, unit=1)
+        self.store = store or CopyStore(lambda size: Chunk(None, memory(size)), keep_bytes, unit=1)
         self.completions = Completions()
         machine = Sending[Kept](keep_s=keep_s, send_s=5, regions=REGIONS, block_bytes=REGIONS * block, cover=cover)
-        self.sender = Sender(Me(InstanceName("p"), P_LIFE, 0, data_key), machine, host="127.0.0.1", port=0, ways=ways,
-                             store=self.store, peer_timeout_s=timeout_s, largest_frame=max(block, 1 << 20),
-                             grouping=grouping, reading=reading)
+        me = LocalRank(InstanceName("p"), P_LIFE, 0, data_key)
+        self.sender = Sender(me, machine, host="127.0.0.1", port=0, ways=ways, store=self.store,
+                             peer_timeout_s=timeout_s, largest_frame=max(block, 1 << 20), grouping=grouping,
+                             reading=reading)
         self.address = self.sender.address
         self.incarnation = P_LIFE
-        self.reports: list[Report] = []
+        self.reports: list[SenderReport] = []
 
     def copy(self, which: Key, region: int, first: int, blocks: Sequence[bytes], *, holder: str = "",
              gone: Callable[[], None] | None = None) -> None:
@@ -96,7 +98,7 @@ class PrefillRank:
         copies = [Copy(region, first, len(blocks), Kept(lease.chunk.view, lease, gone))]
         self.completions.add(self.marks(), lambda: self.sender.push(which, copies))
 
-    def wait_reports(self, count: int = 1, deadline_s: float = 15.0) -> list[Report]:
+    def wait_reports(self, count: int = 1, deadline_s: float = 15.0) -> list[SenderReport]:
         end = time.monotonic() + deadline_s
         while len(self.reports) < count:
             self.reports += self.sender.take_reports()
@@ -116,18 +118,19 @@ class DecodeRank:
     """A receiver, its machine, and a cache of bytes by (region, block id)."""
 
     def __init__(self, *, data_key: bytes = DATA_KEY, chunks: int = 8, cover: bool = True, load_s: float = 5.0,
-                 grace_s: float = 0.1, block: int = BLOCK, ways: Ways = TCP, direct: bool = False,
+                 grace_s: float = 0.1, block: int = BLOCK, ways: LinkOptions = TCP, direct: bool = False,
                  buffer_bytes: int = 0, pool_bytes: int = 0, claim_s: float = 5.0, window: int = 0,
                  timeout_s: float = TIMEOUT_S, grouping: Grouping | None = None, reading: Reading | None = None) -> None:
         """``direct``: blocks are received right into ``memory`` (by region, 256 blocks each)."""
         self.block = block
         self.memory = [bytearray(256 * block) for _ in range(REGIONS)] if direct else []
-        caches = [Cache(view, address_of(view), block) for view in map(memoryview, self.memory)]
+        caches = [CacheArray(view, address_of(view), block) for view in map(memoryview, self.memory)]
         self.moved: Counter[str] = Counter()
         most = max(block, 1 << 20)
         self.staging = Staging(lambda: Chunk(None, memoryview(bytearray(most))), chunks)
-        self.receiver = Receiver(Me(InstanceName("d"), D_LIFE, 0, data_key), self.staging, block_bytes=[block] * REGIONS,
-                                 largest_frame=most, cover=cover, peer_timeout_s=timeout_s, ways=ways, caches=caches,
+        me = LocalRank(InstanceName("d"), D_LIFE, 0, data_key)
+        self.receiver = Receiver(me, self.staging, block_bytes=[block] * REGIONS, largest_frame=most,
+                                 cover=cover, peer_timeout_s=timeout_s, ways=ways, caches=caches,
                                  make=lambda size: Chunk(None, memoryview(bytearray(size))), buffer_bytes=buffer_bytes,
                                  pool_bytes=pool_bytes, claim_s=claim_s, grouping=grouping, reading=reading)
         self.machine = Receiving(load_s=load_s, grace_s=grace_s, regions=REGIONS, cover=cover, window=window)

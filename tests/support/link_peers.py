@@ -18,9 +18,9 @@ import kv_ranks
 from kv_ranks import REGIONS, DecodeRank, PrefillRank, key
 
 from xpyd_sidecar.contract.ids import HostPort
-from xpyd_sidecar.engine.arrivals import Arrived
-from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.process_vm import ProcessReader
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.session.receiver_events import Arrived
+from xpyd_sidecar.transport.shm.process_vm import ProcessReader
 
 
 class PrefillProcess:
@@ -65,7 +65,7 @@ class DecodeProcess:
 def prefill(transport: str, folder: str, block: int, count: int) -> None:
     if transport == "mapped":
         transport, kv_ranks.memory = "shm", kv_ranks.mapped_memory
-    ways = Ways(transport, Path(folder) if folder else None)
+    ways = LinkOptions(transport, Path(folder) if folder else None)
     with PrefillRank(keep_bytes=1 << 30, keep_s=60, block=block, ways=ways) as p:
         for region in range(REGIONS):
             p.copy(key(), region, 0, [bytes([region]) * block] * count)
@@ -76,7 +76,7 @@ def prefill(transport: str, folder: str, block: int, count: int) -> None:
 def decode(link: str, folder: str, block: int, count: int, address: HostPort) -> None:
     if link == "arena":
         ProcessReader.probe = lambda _: "not wanted here"  # type: ignore[method-assign]
-    ways = Ways("tcp" if link == "tcp" else "shm", Path(folder))
+    ways = LinkOptions("tcp" if link == "tcp" else "shm", Path(folder))
     with DecodeRank(block=block, chunks=2, ways=ways, timeout_s=30) as d:
         d.load("r", key(), address, first=0, count=count)
         while not d.receiver.inbox:  # two chunks hold the rest up

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from copies import at_once
 
-from xpyd_sidecar.engine.bounds import Mark
+from xpyd_sidecar.memory.marks import CopyMark
 
 
 class Misuse(AssertionError):
@@ -260,7 +260,7 @@ class FakeNccl:
 class HostDevice:
     """Host memory in the place of a GPU's. ``marks``: when what its one stream does is done."""
 
-    def __init__(self, name: str, marks: Callable[[], Mark] = at_once) -> None:
+    def __init__(self, name: str, marks: Callable[[], CopyMark] = at_once) -> None:
         self.name = name
         self._marks = marks
 
@@ -276,7 +276,7 @@ class HostDevice:
     def handle(self, stream: Any) -> int:
         return 0
 
-    def mark(self, stream: Any) -> Mark:
+    def mark(self, stream: Any) -> CopyMark:
         return self._marks()
 
     def settle(self) -> None:

@@ -21,7 +21,7 @@ import torch
 from nccl_fake import HostDevice, World
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from xpyd_sidecar.engine.bounds import Mark
+from xpyd_sidecar.memory.marks import CopyMark
 
 
 class Stream:
@@ -92,7 +92,7 @@ class StreamDevice(HostDevice):
     def handle(self, stream: Stream) -> int:
         return stream.number
 
-    def mark(self, stream: Stream) -> Mark:
+    def mark(self, stream: Stream) -> CopyMark:
         return Empty(self, stream)
 
     def host(self, size: int) -> torch.Tensor:

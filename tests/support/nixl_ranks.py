@@ -11,12 +11,12 @@ from typing import Any
 
 from kv_ranks import TIMEOUT_S, DecodeRank, PrefillRank
 
-from xpyd_sidecar.engine.bounds import Chunk
-from xpyd_sidecar.engine.links.near import Ways
-from xpyd_sidecar.engine.links.nixl import NixlReading
-from xpyd_sidecar.engine.links.nixl_thread import NixlThread
-from xpyd_sidecar.engine.links.read_session import ReadLimits
-from xpyd_sidecar.engine.store import Store
+from xpyd_sidecar.memory.staging import Chunk
+from xpyd_sidecar.memory.store import CopyStore
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.transport.nixl.prefill import NixlReading
+from xpyd_sidecar.transport.nixl.session import ReadLimits
+from xpyd_sidecar.transport.nixl.thread import NixlThread
 
 LIMITS = ReadLimits(sessions=4, open_s=TIMEOUT_S / 2, silence_s=TIMEOUT_S, linger_s=1.0)
 
@@ -30,8 +30,8 @@ class NixlProcess:
         self.reading = NixlReading(self.hub, piece, timeout_s=limits.silence_s)
         self.memory = memoryview(mmap.mmap(-1, keep))
         self.reading.register(self.memory)
-        self.store = Store(lambda size: Chunk(None, self.memory[:size]), keep, unit=1)
-        self.ways = Ways(transport, nixl=self.reading.ours())
+        self.store = CopyStore(lambda size: Chunk(None, self.memory[:size]), keep, unit=1)
+        self.ways = LinkOptions(transport, nixl=self.reading.ours())
 
     def prefill(self, **more: Any) -> PrefillRank:
         given = {"ways": self.ways, "reading": self.reading, "store": self.store}

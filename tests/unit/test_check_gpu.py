@@ -82,8 +82,8 @@ def test_a_wrong_copy_is_seen(one_thread: None, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_payload_in_the_wrong_block_is_seen(one_thread: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    scatter = gpu_cache.Memory.scatter
-    monkeypatch.setattr(gpu_cache.Memory, "scatter", lambda self, moves: scatter(
+    scatter = gpu_cache.KvCache.scatter
+    monkeypatch.setattr(gpu_cache.KvCache, "scatter", lambda self, moves: scatter(
         self, [move._replace(ids=(move.ids + 1) % gpu_cache.BLOCKS) for move in moves]))
     with pytest.raises(NotHeldError, match="the cache has other bytes"):
         gpu_copies.copies_in(CPU, 1)

@@ -17,13 +17,13 @@ import pytest
 
 from xpyd_sidecar.contract.ids import Attempt, HostPort, Incarnation, InstanceName, TransferId
 from xpyd_sidecar.contract.legs import Peer
-from xpyd_sidecar.engine.bounds import Chunk
 from xpyd_sidecar.engine.saving import ROUNDS, Saving
-from xpyd_sidecar.engine.store import Store
 from xpyd_sidecar.engine.worker_side import DEVICE_KEEP_BYTES, SLAB_BYTES
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Offers, Push
+from xpyd_sidecar.memory.staging import Chunk
+from xpyd_sidecar.memory.store import CopyStore
 
 LAYERS, BLOCK = 36, 64 << 10
 """Of an 8B model: 16 tokens, keys and values of 8 heads of 128 in 16 bits."""
@@ -71,7 +71,7 @@ class Device:
 class Link:
     """The sender: copies leave one after the other, while their decode instance takes them."""
 
-    def __init__(self, clock: Clock, store: Store) -> None:
+    def __init__(self, clock: Clock, store: CopyStore) -> None:
         self.clock, self.store = clock, store
         self.queues: dict[str, deque[Any]] = {}
         self.stopped: set[str] = set()
@@ -110,7 +110,7 @@ class Prefill:
         self.clock = Clock()
         monkeypatch.setattr("xpyd_sidecar.engine.saving.time", SimpleNamespace(monotonic=lambda: self.clock.now))
         self.device = Device(self.clock)
-        self.store = Store(lambda size: Chunk(None, memoryview(mmap.mmap(-1, size))), keep)
+        self.store = CopyStore(lambda size: Chunk(None, memoryview(mmap.mmap(-1, size))), keep)
         self.link = Link(self.clock, self.store)
         completions: Any = SimpleNamespace(add=self.clock.at)
         device: Any = self.device

@@ -21,7 +21,7 @@ def test_tests_that_import_an_extension_over_any_number_of_modules_are_found(tmp
     test("direct", "from xpyd_sidecar.router.relay import _fast")
     test("through_a_module", "import xpyd_sidecar.router.app as a")
     test("through_support", "from router_fleet import fleet")
-    test("inside", "def test_a():\n    from xpyd_sidecar.engine.links.moves import sums")
+    test("inside", "def test_a():\n    from xpyd_sidecar.transport.moves import sums")
     test("other", "import json\nfrom xpyd_sidecar.contract import keys\nfrom . import nothing")
     (tmp_path / "helper.py").write_text("from xpyd_sidecar.router.relay import _fast", encoding="utf-8")
     assert [path.stem for path in sanitized.tests_of_c(tmp_path)] == [
@@ -31,7 +31,7 @@ def test_tests_that_import_an_extension_over_any_number_of_modules_are_found(tmp
 def test_of_this_repository_those_of_each_extension_are_among_them() -> None:
     found = {path.stem for path in sanitized.tests_of_c()}
     assert found >= {"test_relay_fast", "test_relay_whole", "test_http_incoming", "test_relay_loop",
-                     "test_engine_moves", "test_engine_mapped", "test_engine_receiver", "test_engine_links"}
+                     "test_transport_moves", "test_transport_mapped", "test_session_receiver", "test_session_links"}
 
 
 @with_gcc

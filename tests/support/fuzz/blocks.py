@@ -17,10 +17,10 @@ from array import array
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from xpyd_sidecar.engine.links import _moves
 from xpyd_sidecar.kv import frames
+from xpyd_sidecar.transport import _moves
 
-MODULES = ("xpyd_sidecar.engine.links._moves",)
+MODULES = ("xpyd_sidecar.transport._moves",)
 TOKENS = tuple(bytes([one, other]) for one in (0, 1, 2, 3, 7, 255) for other in (0, 1, 3, 64, 255))
 SIZES = (1, 63, 64, 100, 255, 256, 257, 1024, 1088, 4095, 4096, 4160, 65_535, 65_536, 65_537, 65_600, 70_000, 131_072,
          131_136, 200_000)

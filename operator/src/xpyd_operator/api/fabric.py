@@ -1,7 +1,8 @@
 """What engines that move KV by RDMA need of their pods: what is worth saying where a document seems not to give it.
 
 How a pod gets an RDMA device differs from cluster to cluster: a key of a device plugin, a claim, a network that a template
-names. So nothing is refused here. An engine without one says so when it starts, and ends (``xpyd_sidecar.engine.rdma``).
+names. So nothing is refused here. An engine without one says so when it starts, and ends
+(``xpyd_sidecar.engine.nixl_setup``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What an engine is for at present, as the agent beside it tells: ``<run dir>/duty.json``.
 
-Written whole by the agent whenever it changes, read by the connector's scheduler side (``engine.crew``). An engine serves
-both kinds of legs whatever stands there; it tells which memory is of use.
+Written whole by the agent whenever it changes, read by the connector's scheduler side (``engine.worker_rpc``). An engine
+serves both kinds of legs whatever stands there; it tells which memory is of use.
 """
 
 from __future__ import annotations

@@ -1,12 +1,17 @@
 """The connector: xpyd inside vLLM.
 
-Belongs here: what needs vLLM's hooks, torch tensors, or the threads and sockets of an engine process. Does not belong here:
-rules of a transfer (``kv``) or of steps (``dp``), what other parts read (``contract``). ``compat`` and ``dp_plugin.compat``
-alone import vLLM.
+    engine ─▶ session ─▶ transport ─▶ memory ─▶ threads ─▶ kv ─▶ contract
 
-    connector       what vLLM loads; hands every hook to one of the two sides
-    scheduler_side  pairing and offers; its thread is ``control``
-    crew            the scheduler side's calls to all workers beside a step's orders
-    worker_side     copies out and in; its threads are ``sender`` and ``receiver``, which move bytes over ``links``
-    dp_plugin       keeps data-parallel ranks in step; ``step_stats`` takes what it counts to the connector's statistics
+Each of these packages knows those behind it in this order, and none before it (docs/decisions/0013).
+
+    connector        what vLLM loads; hands every hook to one of the two sides
+    scheduler_side   pairing and offers: ``scheduler_actions`` carries out what they decide, ``control_handler`` tells
+                     them what peers say, ``worker_rpc`` calls all workers beside a step's orders
+    worker_side      the cache of a rank: ``saving`` copies out for the sender, ``loading`` places what the receiver got
+    reports          what the two sides hand each other through vLLM
+    compat           the version of vLLM; with ``dp_plugin.compat`` alone it imports vLLM
+    dp_plugin        keeps data-parallel ranks in step; ``step_stats`` takes what it counts to the connector's statistics
+
+Belongs here: what needs vLLM's hooks or its tensors. Does not belong here: what goes on with a peer (``session``), how
+bytes travel (``transport``), rules of a transfer (``kv``) or of steps (``dp``), what other parts read (``contract``).
 """

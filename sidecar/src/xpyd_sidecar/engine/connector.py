@@ -8,7 +8,7 @@ import torch
 
 from xpyd_sidecar.engine import compat, settings
 from xpyd_sidecar.engine.compat import CacheHitSource, KVConnectorBase_V1, KVConnectorRole, KVConnectorTransferResults
-from xpyd_sidecar.engine.reports import Orders, RankAddress, Report
+from xpyd_sidecar.engine.reports import Orders, RankAddress, StepReport
 from xpyd_sidecar.engine.scheduler_side import SchedulerSide
 from xpyd_sidecar.engine.stats import PromMetrics, Stats
 from xpyd_sidecar.engine.step_stats import AllMetrics, AllStats, with_steps
@@ -96,7 +96,7 @@ class XpydConnector(KVConnectorBase_V1):
         over, failed = self.worker.poll()
         return KVConnectorTransferResults(finished_recving=over, failed_recving=failed)
 
-    def build_connector_worker_meta(self) -> Report | None:
+    def build_connector_worker_meta(self) -> StepReport | None:
         """What has ended, on its way to the scheduler side."""
         return self.worker.report()
 

@@ -14,25 +14,26 @@ from functools import partial
 import numpy as np
 
 from xpyd_sidecar.contract.ids import HostPort, Incarnation
-from xpyd_sidecar.engine.ahead import Expecting
-from xpyd_sidecar.engine.arrivals import Arrived
-from xpyd_sidecar.engine.bounds import Chunk, Mark, Staging
-from xpyd_sidecar.engine.completions import Completions
-from xpyd_sidecar.engine.memory import Memory, Move
-from xpyd_sidecar.engine.nap import NAP_S
-from xpyd_sidecar.engine.notes import Forwards, Noting, packed
-from xpyd_sidecar.engine.receiver import Receiver
+from xpyd_sidecar.engine.kv_cache import KvCache, Move
 from xpyd_sidecar.engine.reports import LoadReport, Orders
 from xpyd_sidecar.kv import receiving
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.messages import Rank
 from xpyd_sidecar.kv.receiving import Finished, From, Instruction, Order, Receiving
+from xpyd_sidecar.memory.completions import Completions
+from xpyd_sidecar.memory.marks import CopyMark
+from xpyd_sidecar.memory.staging import Chunk, Staging
+from xpyd_sidecar.session.lookup_buffer import Expecting
+from xpyd_sidecar.session.receiver import Receiver
+from xpyd_sidecar.session.receiver_events import Arrived
+from xpyd_sidecar.session.transfer_trace import Forwards, TransferTrace, packed
+from xpyd_sidecar.threads.idle_polling import NAP_S
 
 
 class Loading:
     """Of one rank."""
 
-    def __init__(self, rank: int, memory: Memory, receiver: Receiver, loads: Receiving, *, staging: Staging,
+    def __init__(self, rank: int, memory: KvCache, receiver: Receiver, loads: Receiving, *, staging: Staging,
                  forwards: Forwards, completions: Completions) -> None:
         self.reports: list[LoadReport] = []
         self.moved: dict[str, int] = {}
@@ -45,11 +46,11 @@ class Loading:
         self._receiver = receiver
         self._loads = loads
         self._forwards = forwards
-        self._noting = Noting()
+        self._noting = TransferTrace()
         self._completions = completions
         self._moves: list[tuple[str, Chunk, Move]] = []
         """Of this poll: the request, what its blocks are in, and where they go."""
-        self._marks: dict[str, Mark] = {}
+        self._marks: dict[str, CopyMark] = {}
         self._done: list[Finished] = []
 
     def start(self, orders: Orders) -> None:

@@ -60,7 +60,7 @@ class Orders(KVConnectorMetadata):
     worked: list[Key] = field(default_factory=list)
     """Sends for which this engine's own work has grown."""
     crew: bytes = b""
-    """What workers join the scheduler side's calls with (``crew``); with the first orders alone."""
+    """What workers join the scheduler side's calls with (``worker_rpc``); with the first orders alone."""
     tokens: int = 0
     """Of the step's forward; 0: there is none."""
     firsts: list[Key] = field(default_factory=list)
@@ -105,7 +105,7 @@ class LoadReport(NamedTuple):
 
 
 @dataclass
-class Report(KVConnectorWorkerMetadata):
+class StepReport(KVConnectorWorkerMetadata):
     """Workers to scheduler side, with steps in which something ended."""
 
     sends: list[SendReport] = field(default_factory=list)
@@ -125,12 +125,12 @@ class Report(KVConnectorWorkerMetadata):
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Both reports in one."""
-        assert isinstance(other, Report)
+        assert isinstance(other, StepReport)
         moved = {link: self.moved.get(link, 0) + other.moved.get(link, 0) for link in self.moved | other.moved}
         counts = {name: self.counts.get(name, 0) + other.counts.get(name, 0) for name in self.counts | other.counts}
-        return Report(self.sends + other.sends, self.loads + other.loads, moved, counts, self.levels | other.levels,
-                      self.sent_notes + other.sent_notes, self.load_notes + other.load_notes,
-                      self.first_notes + other.first_notes, self.copied + other.copied)
+        return StepReport(self.sends + other.sends, self.loads + other.loads, moved, counts, self.levels | other.levels,
+                          self.sent_notes + other.sent_notes, self.load_notes + other.load_notes,
+                          self.first_notes + other.first_notes, self.copied + other.copied)
 
 
 @dataclass

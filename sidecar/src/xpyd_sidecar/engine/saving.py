@@ -22,14 +22,14 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from xpyd_sidecar.engine.completions import Completions
-from xpyd_sidecar.engine.memory import Memory, Move
-from xpyd_sidecar.engine.put import Put
-from xpyd_sidecar.engine.sender import Kept, Sender
-from xpyd_sidecar.engine.store import Store, StoreLease, offsets
+from xpyd_sidecar.engine.kv_cache import KvCache, Move
+from xpyd_sidecar.engine.put_mode import PutMode
 from xpyd_sidecar.kv.copies import Copy
 from xpyd_sidecar.kv.keys import Key, Outcome
 from xpyd_sidecar.kv.offers import Push
+from xpyd_sidecar.memory.completions import Completions
+from xpyd_sidecar.memory.store import CopyStore, StoreLease, offsets
+from xpyd_sidecar.session.sender import Kept, Sender
 
 ROUNDS: Final = 2
 """Times that a step may fill the device memory which copies pass through."""
@@ -60,8 +60,8 @@ class SavedPart(NamedTuple):
 class Saving:
     """Of one rank."""
 
-    def __init__(self, memory: Memory, store: Store, sender: Sender, completions: Completions, *, wait_s: float,
-                 put: Put | None) -> None:
+    def __init__(self, memory: KvCache, store: CopyStore, sender: Sender, completions: Completions, *, wait_s: float,
+                 put: PutMode | None) -> None:
         self.copied: deque[tuple[Key, int]] = deque()
         """Transfers, and up to which block they are copied out; for the engine's thread to take."""
         self._memory = memory

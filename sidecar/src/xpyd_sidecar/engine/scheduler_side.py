@@ -1,7 +1,8 @@
 """The connector's half beside the scheduler: pairing (decode), offers (prefill), and what they tell peers and workers.
 
-Hooks run on the engine's thread, what peers say on the control thread (``hearing``). One lock guards the machines and what
-carries out their instructions (``carrying``); it is held for short computations only, never over I/O.
+Hooks run on the engine's thread, what peers say on the control thread (``control_handler``). One lock guards the
+machines and what carries out their instructions (``scheduler_actions``); it is held for short computations only, never over
+I/O.
 """
 
 from __future__ import annotations
@@ -20,15 +21,13 @@ from xpyd_sidecar.contract import legs, metrics, record
 from xpyd_sidecar.contract.ids import Incarnation, Role
 from xpyd_sidecar.contract.legs import Leg
 from xpyd_sidecar.contract.membership import Parallel
-from xpyd_sidecar.engine import compat, fingerprint, watched
-from xpyd_sidecar.engine.carrying import Carrying
-from xpyd_sidecar.engine.control import ControlThread
-from xpyd_sidecar.engine.crew import Crew
-from xpyd_sidecar.engine.hearing import Hearing
-from xpyd_sidecar.engine.nap import LOOK_S, Nap
-from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, Report
-from xpyd_sidecar.engine.settings import Settings
+from xpyd_sidecar.engine import compat, fingerprint
+from xpyd_sidecar.engine.control_handler import ControlHandler
+from xpyd_sidecar.engine.reports import ExpectOrder, LoadOrder, LoadReport, Orders, RankAddress, StepReport
+from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
+from xpyd_sidecar.engine.settings import ConnectorSettings
 from xpyd_sidecar.engine.stats import Stats
+from xpyd_sidecar.engine.worker_rpc import WorkerRpc
 from xpyd_sidecar.errors import ConfigError
 from xpyd_sidecar.kv import identity, mapping, offers, pairing, peers, versions
 from xpyd_sidecar.kv.keys import Key, Outcome, Recent
@@ -36,6 +35,9 @@ from xpyd_sidecar.kv.leases import Lease
 from xpyd_sidecar.kv.load_room import LoadRoom
 from xpyd_sidecar.kv.offers import Offers
 from xpyd_sidecar.kv.pairing import Pairing, Verdict
+from xpyd_sidecar.session.control import ControlThread
+from xpyd_sidecar.threads import watched
+from xpyd_sidecar.threads.idle_polling import LOOK_S, IdlePolling
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ REFUSED_PROMPT: Final = [0]
 class SchedulerSide:
     """One engine (one DP rank of it)."""
 
-    def __init__(self, config: Any, settings: Settings, *, recompute: bool, blocks: int = 0) -> None:
+    def __init__(self, config: Any, settings: ConnectorSettings, *, recompute: bool, blocks: int = 0) -> None:
         """Bind the control socket. ``blocks`` of each rank's cache, of which loads may hold half; 0: they are not counted.
 
         Raises:
@@ -79,14 +81,14 @@ class SchedulerSide:
         self._loading: dict[str, Any] = {}
         """vLLM's requests that wait for a load, by name."""
         port = options.control_port + compat.dp_rank(config) if options.control_port else 0
-        self._nap = Nap() if data == 1 else None
+        self._nap = IdlePolling() if data == 1 else None
         """Ranks that step together do not sleep alone."""
         self._calm = False
         """The engine takes naps."""
         self._pushing = False
         """The step that workers do now computes KV that leaves."""
-        self._carrying = Carrying(self._pairing, self._offers)
-        self._hearing = Hearing(self._lock, self._pairing, self._offers, self._carrying, self._nap)
+        self._carrying = SchedulerActions(self._pairing, self._offers)
+        self._hearing = ControlHandler(self._lock, self._pairing, self._offers, self._carrying, self._nap)
         self._control = ControlThread(self._hearing, settings.key, host=settings.host, port=port,
                                       peer_timeout_s=options.peer_timeout_s)
         self._carrying.control = self._control
@@ -108,8 +110,8 @@ class SchedulerSide:
         except mapping.Unmappable as error:
             raise ConfigError(f"kv connector: {error}") from None
         self._hearing.ours = peers.Self(self._settings.instance, self._incarnation, fields, self._parallel, geometry)
-        self._carrying.crew = Crew([one.place for one in ranks], host=self._settings.host, key=self._settings.key,
-                                   run_dir=self._settings.run_dir, give_back=self._not_called)
+        self._carrying.crew = WorkerRpc([one.place for one in ranks], host=self._settings.host, key=self._settings.key,
+                                        run_dir=self._settings.run_dir, give_back=self._not_called)
         self._control.start()
         if self._settings.run_dir is not None:
             record.write(self._settings.run_dir, record.EngineRecord(
@@ -264,7 +266,7 @@ class SchedulerSide:
         """Workers report. Ids that vLLM does not wait for are taken out: it would end over them."""
         report = output.kv_connector_worker_meta
         with self._lock:
-            if isinstance(report, Report):
+            if isinstance(report, StepReport):
                 for copied in report.copied:
                     self._offers.copied(*copied)
                 for send in report.sends:
@@ -284,7 +286,7 @@ class SchedulerSide:
             output.finished_recving = known or None
             output.finished_sending = self._offers.take_copied() or None
 
-    def _remember(self, report: Report) -> None:
+    def _remember(self, report: StepReport) -> None:
         for key, noted in report.sent_notes:
             self._carrying.ring.side(key, noted, sends=True)
         for key, noted in report.load_notes:

@@ -18,7 +18,7 @@ from xpyd_sidecar.contract.launch import KvOptions
 from xpyd_sidecar.errors import ConfigError
 
 
-class Settings(NamedTuple):
+class ConnectorSettings(NamedTuple):
     """Everything that can be set."""
 
     options: KvOptions
@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     run_dir: Path | None
 
 
-def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Settings:
+def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> ConnectorSettings:
     """Read and check all settings.
 
     Raises:
@@ -57,8 +57,9 @@ def read(extra: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> S
     run_dir = environ.get(launch.ENV_RUN_DIR)
     if run_dir and not Path(run_dir).is_dir():
         raise ConfigError(f"{launch.ENV_RUN_DIR}: {run_dir} is no folder")
-    return Settings(options, ServiceName(environ.get(launch.ENV_SERVICE, "")),
-                    InstanceName(environ.get(launch.ENV_INSTANCE, "")), host, key, Path(run_dir) if run_dir else None)
+    return ConnectorSettings(options, ServiceName(environ.get(launch.ENV_SERVICE, "")),
+                             InstanceName(environ.get(launch.ENV_INSTANCE, "")), host, key,
+                             Path(run_dir) if run_dir else None)
 
 
 def _check(options: KvOptions, field: str) -> None:

@@ -22,30 +22,31 @@ import torch
 from xpyd_sidecar.contract import keys, metrics
 from xpyd_sidecar.contract.ids import HostPort, Incarnation, Role, join_host_port, split_host_port
 from xpyd_sidecar.contract.launch import KvOptions
-from xpyd_sidecar.engine import memory, rdma, watched
-from xpyd_sidecar.engine.bounds import Chunk, Staging
-from xpyd_sidecar.engine.completions import Completions
-from xpyd_sidecar.engine.crew import Hand
+from xpyd_sidecar.engine import kv_cache, nixl_setup
+from xpyd_sidecar.engine.kv_cache import KvCache
 from xpyd_sidecar.engine.loading import Loading
-from xpyd_sidecar.engine.memory import Memory
-from xpyd_sidecar.engine.nap import LOOK_S
-from xpyd_sidecar.engine.notes import Forwards, packed, packed_first
-from xpyd_sidecar.engine.place import place
-from xpyd_sidecar.engine.put import Put
-from xpyd_sidecar.engine.receiver import Receiver
-from xpyd_sidecar.engine.reports import CopiedReport, Orders, RankAddress, Report, SendReport
+from xpyd_sidecar.engine.nccl_setup import choose
+from xpyd_sidecar.engine.put_mode import PutMode
+from xpyd_sidecar.engine.reports import CopiedReport, Orders, RankAddress, SendReport, StepReport
 from xpyd_sidecar.engine.saving import Saving
-from xpyd_sidecar.engine.sender import Kept, Sender
-from xpyd_sidecar.engine.session import Me
-from xpyd_sidecar.engine.settings import Settings
-from xpyd_sidecar.engine.store import UNIT, Arena, Store
-from xpyd_sidecar.engine.ways import choose
+from xpyd_sidecar.engine.settings import ConnectorSettings
+from xpyd_sidecar.engine.worker_rpc import WorkerRpcServer
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.host_identity import place
 from xpyd_sidecar.kv.extents import rounded
 from xpyd_sidecar.kv.keys import Key
 from xpyd_sidecar.kv.messages import Rank
 from xpyd_sidecar.kv.receiving import Receiving
 from xpyd_sidecar.kv.sending import Sending
+from xpyd_sidecar.memory.completions import Completions
+from xpyd_sidecar.memory.staging import Chunk, Staging
+from xpyd_sidecar.memory.store import UNIT, Allocation, CopyStore
+from xpyd_sidecar.session.local_rank import LocalRank
+from xpyd_sidecar.session.receiver import Receiver
+from xpyd_sidecar.session.sender import Kept, Sender
+from xpyd_sidecar.session.transfer_trace import Forwards, packed, packed_first
+from xpyd_sidecar.threads import watched
+from xpyd_sidecar.threads.idle_polling import LOOK_S
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +69,9 @@ RETRY_GRACE_S: Final = 1.0
 class WorkerSide:
     """One rank."""
 
-    def __init__(self, settings: Settings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int,
+    def __init__(self, settings: ConnectorSettings, rank: int, caches: dict[str, torch.Tensor], num_blocks: int,
                  heads: Mapping[str, int] = MappingProxyType({}), *, by_layer: bool = True,
-                 view: Callable[[dict[str, torch.Tensor], int], Memory] = Memory) -> None:
+                 view: Callable[[dict[str, torch.Tensor], int], KvCache] = KvCache) -> None:
         """Start sender and receiver. ``heads``: KV heads over all ranks by layer, 0 where all ranks have the same.
 
         ``by_layer``: a layer's hook says that all of the layer is written; else layers leave at the end of the step.
@@ -83,7 +84,7 @@ class WorkerSide:
         self._rank = rank
         self._advertised = _advertised(options.advertise_data, rank) if options.advertise_data else None
         self._memory = view(caches, num_blocks)
-        me = Me(settings.instance, Incarnation(secrets.token_hex(16)), rank, keys.derive(settings.key, "data"))
+        me = LocalRank(settings.instance, Incarnation(secrets.token_hex(16)), rank, keys.derive(settings.key, "data"))
         self._incarnation = me.incarnation
         self._arrays = self._memory.arrays(heads)
         regions, block_bytes = len(self._memory.regions), self._memory.total_block_bytes
@@ -97,11 +98,11 @@ class WorkerSide:
         keep = max(options.keep_bytes, DEVICE_KEEP_BYTES if pinned else 0) + options.host_pool_bytes \
             + (buffer if options.mode == "get" else 0)
         ways, self._groups = choose(options, self._memory.device, self._memory.largest_frame)
-        make = partial(memory.chunk, pinned=pinned)
+        make = partial(kv_cache.chunk, pinned=pinned)
         bound = max(keep, LEAST_BLOCKS * sum(rounded(size, UNIT) for size in self._memory.block_bytes))
-        ways, self._reading, copies = rdma.prepare(options, ways, self._memory.largest_frame, bound,
-                                                   memory.mapped_chunk if ways.host and not pinned else make)
-        self.store = Store(copies, bound)
+        ways, self._reading, copies = nixl_setup.prepare(options, ways, self._memory.largest_frame, bound,
+                                                   kv_cache.mapped_chunk if ways.host and not pinned else make)
+        self.store = CopyStore(copies, bound)
         """Copies of blocks, for decode to take."""
         if pinned:
             self.store.prepare()
@@ -110,7 +111,7 @@ class WorkerSide:
                               ways=ways, store=self.store, peer_timeout_s=options.peer_timeout_s,
                               largest_frame=self._memory.largest_frame, grouping=self._groups, reading=self._reading)
         frame = self._memory.largest_frame
-        arena = Arena(make, max(2, (DEVICE_STAGING_BYTES if pinned else STAGING_BYTES) // frame) * frame)
+        arena = Allocation(make, max(2, (DEVICE_STAGING_BYTES if pinned else STAGING_BYTES) // frame) * frame)
         if pinned:
             arena.prepare()
         staging = Staging(partial(_next_of, arena, itertools.count(), frame), arena.size // frame)
@@ -122,7 +123,7 @@ class WorkerSide:
         window = max(2, options.window_bytes // block_bytes) if options.mode == "get" else 0
         loads = Receiving(load_s=options.load_timeout_s, grace_s=min(RETRY_GRACE_S, options.peer_timeout_s),
                           regions=regions, cover=cover, window=window, limit_s=options.load_limit_s)
-        self._put = Put(options.put_wait_s, options.peer_timeout_s) if options.mode == "put" else None
+        self._put = PutMode(options.put_wait_s, options.peer_timeout_s) if options.mode == "put" else None
         self._completions = Completions()
         self._saving = Saving(self._memory, self.store, self._sender, self._completions,
                               wait_s=options.keep_ttl_s, put=self._put)
@@ -130,7 +131,7 @@ class WorkerSide:
         self._levels: dict[str, int] = {}
         self._settings = settings
         self._by_layer = by_layer
-        self._hand: Hand | None = None
+        self._hand: WorkerRpcServer | None = None
         self._orders = Orders()
         self.calm = False
         """The engine takes naps."""
@@ -154,8 +155,8 @@ class WorkerSide:
         self._orders = orders
         self.calm = orders.calm
         if orders.crew and self._hand is None:
-            self._hand = Hand(orders.crew, self._rank, host=self._settings.host, key=self._settings.key,
-                              let_go=self._sender.release, duty=self.duty)
+            self._hand = WorkerRpcServer(orders.crew, self._rank, host=self._settings.host, key=self._settings.key,
+                                         let_go=self._sender.release, duty=self.duty)
         if orders.worked:
             self._sender.progressed(orders.worked)
         for release in orders.releases:
@@ -217,7 +218,7 @@ class WorkerSide:
             out.append((noted.key, packed(self._rank, noted, self._forwards.pushed(noted.key))))
         return out
 
-    def report(self) -> Report | None:
+    def report(self) -> StepReport | None:
         """What has ended since the last report."""
         sends = [SendReport(self._rank, *one) for one in self._sender.take_reports()]
         for send in sends:
@@ -232,7 +233,7 @@ class WorkerSide:
         counts, levels = self._counted(), self._leveled()
         if not (sends or copied or loads or moved or counts or levels or sent or loaded or first):
             return None
-        return Report(sends, loads, moved, counts, {self._rank: levels} if levels else {}, sent, loaded, first, copied)
+        return StepReport(sends, loads, moved, counts, {self._rank: levels} if levels else {}, sent, loaded, first, copied)
 
     def _counted(self) -> dict[str, float]:
         counts, self._counts = self._counts, {}
@@ -270,7 +271,7 @@ class WorkerSide:
             self._reading.stop()
 
 
-def _next_of(arena: Arena, numbers: Iterator[int], size: int) -> Chunk:
+def _next_of(arena: Allocation, numbers: Iterator[int], size: int) -> Chunk:
     """The next chunk of an arena."""
     return arena.at(next(numbers) * size, size)
 

@@ -1,7 +1,7 @@
 """NCCL groups of one process: which exist, what runs in them, in which order, and when one is given up.
 
 A group joins two ranks, prefill's (NCCL rank 0, which sends) and decode's (rank 1, which receives), and belongs to their
-session. The machine serves one thread (``engine.links.nccl_thread``), which alone calls NCCL.
+session. The machine serves one thread (``transport.nccl.thread``), which alone calls NCCL.
 
 Laws
 1. A group is begun once and ended once; nothing is launched before it is open, and nothing after its end has begun.

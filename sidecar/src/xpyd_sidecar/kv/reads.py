@@ -1,6 +1,6 @@
 """Reads of a peer's memory by a library that cannot cancel them: which may be believed, and when what they fill is free.
 
-One machine for one session of decode's. It serves the thread that reads (``engine.links.nixl_thread``), and knows pieces by
+One machine for one session of decode's. It serves the thread that reads (``transport.nixl.thread``), and knows pieces by
 the order in which they were begun, and nothing else of them.
 
 Laws
@@ -9,7 +9,7 @@ Laws
 2. One read of the ticket at a time. It speaks for the pieces that were done before it was begun, and for no others.
 3. Pieces are handed over in the order in which they were begun.
 4. A read that was begun is never given up by itself: what it fills is free when it is done, or when the whole session has
-   ended and with it everything that could still write (``engine.links.nixl_driver``).
+   ended and with it everything that could still write (``transport.nixl.driver``).
 5. While something is under way, something must be done within ``silence_s``; then the session is lost.
 6. Nothing is handed over once the session is lost.
 

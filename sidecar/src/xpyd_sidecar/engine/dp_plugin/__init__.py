@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Have what ends an engine kept (``engine.last_words``); install the rules if ``XPYD_DP_SYNC`` asks for them.
+    """Have what ends an engine kept (``threads.termination_log``); install the rules if ``XPYD_DP_SYNC`` asks for them.
 
     With ``auto`` a vLLM that the rules were not written for keeps its own way, and the log says why. So it is for all ranks
     of an engine: they have one image.
@@ -31,9 +31,9 @@ def register() -> None:
     Raises:
         ConfigError: a setting is wrong, or ``rpc`` or ``shm`` is asked for and this vLLM is another one.
     """
-    from xpyd_sidecar.engine import last_words  # noqa: PLC0415 (vLLM calls this in every process)
+    from xpyd_sidecar.threads import termination_log  # noqa: PLC0415 (vLLM calls this in every process)
 
-    last_words.listen()
+    termination_log.listen()
     from xpyd_sidecar.engine.dp_plugin import settings  # noqa: PLC0415 (likewise)
 
     wanted = settings.read()

@@ -23,8 +23,8 @@ from xpyd_sidecar.engine.dp_plugin import compat, meeting
 from xpyd_sidecar.engine.dp_plugin.compat import DPEngineCoreProc, EngineCore, EngineCoreProc, EngineCoreRequestType
 from xpyd_sidecar.engine.dp_plugin.settings import Settings
 from xpyd_sidecar.engine.dp_plugin.steps import Steps
-from xpyd_sidecar.engine.place import place
 from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.host_identity import place
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,111 @@
+"""What peers say on the control thread (``session.control``), and what the machines beside the scheduler are told of it.
+
+The lock is held for short computations only, never over I/O.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from xpyd_sidecar.contract.legs import Peer
+from xpyd_sidecar.contract.timeline import Asked, Told
+from xpyd_sidecar.engine.scheduler_actions import SchedulerActions
+from xpyd_sidecar.kv import messages, peers
+from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.kv.messages import Announce, Control, Drop, Gone, Hello, Ping, Pong, Prefix, Reject, ToDecode, Welcome
+from xpyd_sidecar.kv.offers import Offers
+from xpyd_sidecar.kv.pairing import Pairing
+from xpyd_sidecar.session.transfer_trace import clock
+from xpyd_sidecar.threads.idle_polling import IdlePolling
+
+logger = logging.getLogger(__name__)
+
+
+class ControlHandler:
+    """One engine's ear."""
+
+    def __init__(self, lock: threading.RLock, pairing: Pairing, offers: Offers, carrying: SchedulerActions,
+                 nap: IdlePolling | None) -> None:
+        self.ours: peers.Self | None = None
+        """What this engine says of itself; set before the thread starts."""
+        self._lock = lock
+        self._pairing = pairing
+        self._offers = offers
+        self._carrying = carrying
+        self._nap = nap
+
+    @contextmanager
+    def _awake(self) -> Iterator[None]:
+        """The lock; the engine's thread looks at what has changed when it is given back."""
+        with self._lock:
+            yield
+        if self._nap is not None:
+            self._nap.wake()
+
+    def from_prefill(self, peer: bytes, message: Control) -> None:
+        """A prefill engine says something."""
+        ours = self.ours
+        assert ours is not None
+        with self._awake():
+            if isinstance(message, Hello):
+                met = peers.meet(ours, message)
+                self._carrying.greeted.put(peer, met)
+                if met.refused:
+                    logger.warning("xpyd: refused prefill engine %s: %s", message.instance, met.refused[1])
+                    self._carrying.post(peer, Reject(*met.refused))
+                else:
+                    self._carrying.post(peer, Welcome(ours.instance, ours.incarnation))
+            elif isinstance(message, Ping):
+                self._carrying.post(peer, Pong(message.seq, ours.incarnation))
+                self._carrying.pair(self._pairing.progressed(peer, message.work))
+            elif isinstance(message, Asked):
+                told = self._carrying.ring.told(message.transfers)
+                self._carrying.post(peer, Told(ours.instance, time.monotonic(), clock(), told))
+            elif (known := self._carrying.greeted.get(peer)) is None:
+                self._carrying.post(peer, Reject(Outcome.INCARNATION, "no HELLO on this connection"))
+            elif isinstance(message, Announce):
+                self._carrying.ring.mark(message.key, "announced", sends=False)
+                self._carrying.pair(self._pairing.announce(peer, message, time.monotonic(), ranks=known.ranks,
+                                                           refused=known.refused))
+            elif isinstance(message, Gone):
+                self._carrying.pair(self._pairing.gone(message))
+            else:
+                self._carrying.post(peer, Reject(Outcome.PROTOCOL, f"{type(message).__name__} is not for decode"))
+
+    def unreadable(self, peer: bytes, prefix: Prefix) -> None:
+        """A prefill engine of another wire version says something."""
+        reason = f"control wire version {messages.WIRE_VERSION} here, {prefix.version} there"
+        with self._awake():
+            self._carrying.pair(self._pairing.refuse(prefix.transfer, prefix.attempt, Outcome.INCOMPATIBLE, reason))
+        self._carrying.post(peer, Reject(Outcome.INCOMPATIBLE, reason))
+
+    def from_decode(self, peer: Peer, message: Control) -> None:
+        """A decode engine answers."""
+        if isinstance(message, Drop):
+            with self._awake():
+                self._carrying.offer(self._offers.drop(message.key, message.outcome, message.reason))
+
+    def decode_lost(self, peer: Peer, outcome: Outcome, reason: str) -> None:
+        """A decode engine refuses, does not answer, or lives another life."""
+        logger.warning("xpyd: decode engine %s (%s): %s", peer.instance, peer.control, reason)
+        with self._awake():
+            self._carrying.offer(self._offers.peer_lost(peer, outcome, reason))
+
+    def wanted(self) -> set[Peer]:
+        """Decode engines that have transfers open."""
+        with self._lock:
+            return self._offers.peers()
+
+    def greeting(self, peer: Peer) -> ToDecode:
+        """The first message to a decode engine."""
+        assert self.ours is not None
+        return self.ours.hello(peer.incarnation)
+
+    def tick(self, now: float) -> None:
+        """Time passes."""
+        with self._lock:
+            self._carrying.pair(self._pairing.tick(now))

@@ -1,0 +1,118 @@
+"""Carries out what the machines beside the scheduler say: messages to peers, orders to workers, counts and timelines.
+
+Belongs here: what an instruction means for the outside. Does not belong here: hooks (``scheduler_side``), what peers say
+(``control_handler``), decisions (``kv.pairing``, ``kv.offers``). The lock of the scheduler side is held in every call.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from xpyd_sidecar.contract import metrics
+from xpyd_sidecar.contract.legs import Peer
+from xpyd_sidecar.engine.recent_transfers import RecentTransfers
+from xpyd_sidecar.engine.reports import FailOrder, LoadOrder, LoadReport, Orders
+from xpyd_sidecar.engine.stats import Stats
+from xpyd_sidecar.engine.worker_rpc import WorkerRpc
+from xpyd_sidecar.kv import messages, offers, pairing, peers
+from xpyd_sidecar.kv.keys import Outcome, Recent
+from xpyd_sidecar.kv.messages import Announce, Control, Drop, Gone, Ping
+from xpyd_sidecar.kv.offers import Offers
+from xpyd_sidecar.kv.pairing import Pairing
+from xpyd_sidecar.session.control import ControlThread
+
+logger = logging.getLogger(__name__)
+
+
+class SchedulerActions:
+    """What is under way because of instructions, and what is to be told with the next step."""
+
+    def __init__(self, pairing: Pairing, offers: Offers) -> None:
+        self.orders = Orders()
+        """To the workers, with the next step."""
+        self.loading: dict[str, LoadOrder] = {}
+        self.expected: dict[str, list[LoadReport]] = {}
+        """By request: what workers have said of loads that vLLM waits for."""
+        self.stats = Stats()
+        self.ring = RecentTransfers()
+        self.greeted: Recent[bytes, peers.Met] = Recent()
+        """Prefill engines that have said HELLO, by connection."""
+        self.data: tuple[messages.Rank, ...] = ()
+        self.crew: WorkerRpc | None = None
+        self.control: ControlThread | None = None
+        """Set before the first instruction; so is ``data``."""
+        self._pairing = pairing
+        self._offers = offers
+
+    def post(self, to: Peer | bytes, message: Control) -> bool:
+        """Send a message to a peer; False where the queue is full."""
+        assert self.control is not None
+        return self.control.post(to, message)
+
+    def pair(self, steps: list[pairing.Instruction]) -> None:
+        """What decode's side of pairing says."""
+        for step in steps:
+            if isinstance(step, pairing.DropPeer):
+                self.post(step.peer, Drop(*step.key, step.outcome, step.reason))
+            elif isinstance(step, pairing.Load):
+                self._load(step)
+            elif isinstance(step, pairing.FailLoad):
+                leg = self._pairing.leg(step.request)
+                assert leg is not None
+                assert leg.failed is not None
+                self.orders.fails.append(FailOrder(step.request, leg.key(), *leg.failed))
+                self.expected.setdefault(step.request, [])
+            elif isinstance(step, pairing.LoadProgress):
+                self.orders.progress.append(step.key)
+            elif isinstance(step, pairing.Abandon):
+                self.orders.abandons.append(step.request)
+            else:
+                self._received(step)
+
+    def _load(self, step: pairing.Load) -> None:
+        leg = self._pairing.leg(step.request)
+        met = self.greeted.get(leg.peer) if leg is not None else None
+        if step.request in self.expected:
+            self.stats.add(metrics.RETRIES, 1)
+        self.expected.setdefault(step.request, [])
+        if met is None:  # thousands of peers have greeted since
+            reason = "its HELLO is forgotten"
+            self.orders.fails.append(FailOrder(step.request, step.source.key, Outcome.INCARNATION, reason))
+            return
+        order = self.loading[step.request] = self.loading[step.request]._replace(source=step.source, plan=met.plan)
+        self.orders.loads.append(order)
+
+    def _received(self, step: pairing.Ended) -> None:
+        self.stats.ended("receive", step.outcome)
+        self.ring.mark(step.key, "ended", sends=False, outcome=step.outcome)
+        level = logging.INFO if step.outcome is Outcome.OK else logging.WARNING
+        logger.log(level, "xpyd: load of %s for %s: %s %s", step.key, step.request, step.outcome, step.reason)
+
+    def offer(self, steps: list[offers.Instruction]) -> None:
+        """What prefill's offers say."""
+        for step in steps:
+            if isinstance(step, offers.Push):
+                self.orders.pushes.append(step)
+            elif isinstance(step, offers.Release):
+                if self.crew is None or not self.crew.let_go(step):
+                    self.orders.releases.append(step)
+            elif isinstance(step, offers.SendAnnounce):
+                self.ring.mark(step.key, "announced", sends=True)
+                if not self.post(step.peer, Announce(*step.key, step.identity, step.tokens, self.data, step.cached)):
+                    self.offer(self._offers.drop(step.key, Outcome.OVERFLOW, "the control queue is full"))
+            elif isinstance(step, offers.SendWork):
+                self.orders.worked += [one.key for one in step.work]
+                self.post(step.peer, Ping(0, step.work))
+            elif isinstance(step, offers.SendGone):
+                self.post(step.peer, Gone(*step.key, step.outcome, step.reason, step.retry))
+            else:
+                self._pushed(step)
+
+    def _pushed(self, step: offers.Ended) -> None:
+        self.stats.ended("send", step.outcome)
+        self.ring.mark(step.key, "ended", sends=True, outcome=step.outcome)
+        if step.outcome is Outcome.OK:
+            self.stats.add(metrics.PUSHED_BYTES, step.bytes)
+            self.stats.add(metrics.PUSHED_TOKENS, step.tokens)
+        level = logging.INFO if step.outcome is Outcome.OK else logging.WARNING
+        logger.log(level, "xpyd: push of %s to %s: %s %s", step.key, step.peer.instance, step.outcome, step.reason)

@@ -1,0 +1,312 @@
+"""Blocks of a paged cache to packed memory and back on a CUDA device: all arrays and requests of a step together.
+
+A block of one array is a row: it has an address in the cache, where it may be strided, and one in packed memory, where its
+words follow each other in logical order. The host makes a table of rows, and one kernel moves them all:
+
+    out     cache ─[kernel]─▶ slab on the device ─[copy engine]─▶ host        host memory is pinned
+    into    host ─[copy engine]─▶ slab ─[kernel]─▶ cache
+
+Blocks go through a slab since a kernel that reads or writes host memory holds up every other kernel of the device while
+the bus is full; a copy engine does not (docs/decisions/0039). What is on the device already is moved where it is. All of it
+runs on one side stream, after all work that the compute stream has when it is enqueued. Who enqueues waits for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.memory.marks import CopyMark
+
+PROGRAMS: Final = 64
+"""Of the kernel."""
+ROWS: Final = 1 << 17
+"""That one launch moves at most: 8 GiB of blocks of 64 KiB."""
+TILE_BYTES: Final = 16384
+"""That one program moves at once."""
+ALIGNED: Final = 16
+"""Bytes that a GPU moves by one instruction, where addresses are multiples of it."""
+OUTER: Final = 3
+"""Strided dimensions that a block may have, besides the words that lie together."""
+WIDTHS: Final = (8, 4, 2, 1)
+"""Bytes that a word may have."""
+
+
+class RowShape(NamedTuple):
+    """How the words of a row lie in the cache: outer dimensions by ``sizes`` and ``strides``, then ``together`` words."""
+
+    width: int
+    """Bytes of a word."""
+    sizes: tuple[int, int, int]
+    strides: tuple[int, int, int]
+    """In words."""
+    together: int
+
+    @property
+    def words(self) -> int:
+        """Of a row."""
+        return math.prod(self.sizes) * self.together
+
+
+class RowView(NamedTuple):
+    """Rows of an array: block i begins ``i * stride`` bytes behind the array, and takes ``size`` bytes when packed."""
+
+    stride: int
+    size: int
+    shape: RowShape
+
+
+class BlockRows(NamedTuple):
+    """Blocks ``ids`` of arrays that look alike, and where each array's are packed. Addresses in bytes."""
+
+    view: RowView
+    arrays: Sequence[int]
+    packed: Sequence[int]
+    """By array: of its first block, from the beginning of the packed memory on; the others follow."""
+    ids: NDArray[np.int64]
+
+
+class PackedRows(NamedTuple):
+    """Rows, and the packed memory that all of them are in: so many bytes from an address on."""
+
+    rows: Sequence[BlockRows]
+    memory: torch.Tensor
+    address: int
+    size: int
+
+    def at(self, address: int) -> PlacedRows:
+        """The same, packed elsewhere."""
+        return self.rows, address
+
+
+PlacedRows = tuple[Sequence[BlockRows], int]
+"""Rows, and where their packed memory begins."""
+
+
+class RowTable(NamedTuple):
+    """Rows of one shape."""
+
+    shape: RowShape
+    addresses: NDArray[np.int64]
+    """``[rows, 2]``: in the cache and packed."""
+    aligned: bool
+    """All of them are multiples of ``ALIGNED``."""
+
+
+def view_of(blocks: torch.Tensor) -> RowView:
+    """Of an array ``[blocks, …]``, strided as it may be.
+
+    Raises:
+        ConfigError: the words of a block lie in more than ``OUTER`` strided dimensions.
+    """
+    each = blocks.element_size()
+    dims = _merged(blocks.shape[1:], blocks.stride()[1:])
+    together = dims.pop()[0] if dims and dims[-1][1] == 1 else 1
+    if len(dims) > OUTER:
+        raise ConfigError(f"kv connector: a KV cache of shape {tuple(blocks.shape)} with strides {blocks.stride()} is "
+                          f"strided in more than {OUTER} dimensions of a block")
+    pitch = blocks.stride(0) * each
+    facts = [together * each, pitch, blocks.data_ptr(), *(stride * each for _, stride in dims)]
+    width = next(width for width in WIDTHS if not any(fact % width for fact in facts))
+    padded = [(1, 0)] * (OUTER - len(dims)) + [(size, stride * each // width) for size, stride in dims]
+    sizes, strides = zip(*padded, strict=True)
+    shape = RowShape(width, sizes, strides, together * each // width)
+    return RowView(pitch, shape.words * width, shape)
+
+
+def _merged(sizes: Sequence[int], strides: Sequence[int]) -> list[tuple[int, int]]:
+    """Dimensions (size, stride) without those of size 1, and with neighbours that lie together as one."""
+    out: list[tuple[int, int]] = []
+    for size, stride in zip(sizes, strides, strict=True):
+        if size == 1:
+            continue
+        if out and out[-1][1] == size * stride:
+            out[-1] = out[-1][0] * size, stride
+        else:
+            out.append((size, stride))
+    return out
+
+
+def tables(placed: Sequence[PlacedRows]) -> list[RowTable]:
+    """One for each view."""
+    alike: dict[RowView, list[tuple[BlockRows, int]]] = {}
+    for rows, address in placed:
+        for one in rows:
+            alike.setdefault(one.view, []).append((one, address))
+    return [_table(view, some) for view, some in alike.items()]
+
+
+def _table(view: RowView, rows: Sequence[tuple[BlockRows, int]]) -> RowTable:
+    arrays = np.array([at for one, _ in rows for at in one.arrays], np.int64)
+    packed = np.array([address + at for one, address in rows for at in one.packed], np.int64)
+    ids = np.concatenate([one.ids for one, _ in rows for _ in one.arrays])
+    counts = np.array([len(one.ids) for one, _ in rows for _ in one.arrays], np.int64)
+    nth = np.arange(len(ids), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
+    addresses = np.empty((len(ids), 2), np.int64)
+    np.add(np.repeat(arrays, counts), ids * view.stride, out=addresses[:, 0])
+    np.add(np.repeat(packed, counts), nth * view.size, out=addresses[:, 1])
+    aligned = not (view.stride | view.size) % ALIGNED and not ((arrays | packed) % ALIGNED).any()
+    return RowTable(view.shape, addresses, aligned)
+
+
+class CudaMark:
+    """A mark that a CUDA event stands for. Asked by any thread."""
+
+    def __init__(self, event: Any, device: torch.device) -> None:
+        self._event = event
+        self._device = device
+
+    def done(self) -> bool:
+        """Whether the event has passed; never waits."""
+        with torch.cuda.device(self._device):  # a thread begins with device 0, where asking would make a context
+            return bool(self._event.query())
+
+    def wait(self, seconds: float) -> bool:
+        """Until it has passed; the interpreter is free meanwhile."""
+        with torch.cuda.device(self._device):
+            self._event.synchronize()
+        return True
+
+
+class Mover:
+    """Moves rows of the caches of one device, on a stream of its own. Nothing waits for it but its marks."""
+
+    def __init__(self, device: torch.device) -> None:
+        """Make the stream.
+
+        Raises:
+            ConfigError: there is no Triton, which vLLM needs on a GPU too.
+        """
+        try:
+            self._kernel = importlib.import_module("xpyd_sidecar.memory.device_kernel")
+        except ImportError as error:
+            raise ConfigError(f"kv connector: copies on {device} need Triton: {error}") from None
+        self._device = device
+        self._side = torch.cuda.Stream(device)
+        self._slab = torch.empty(0, dtype=torch.uint8, device=device)
+        self._rows = torch.empty((ROWS, 2), dtype=torch.int64, device=device)
+        self._last: Any = None
+        self.launches = 0
+        """Of kernels and copies, so far."""
+
+    @property
+    def slab_bytes(self) -> int:
+        """Of device memory that blocks pass through."""
+        return len(self._slab)
+
+    def prepare(self, slab_bytes: int) -> None:
+        """Take device memory to copy through: more at once goes through it in rounds."""
+        self._slab = torch.empty(slab_bytes, dtype=torch.uint8, device=self._device)
+
+    def compile(self, shape: RowShape) -> None:
+        """Have the kernels for a shape made before they are needed: it takes seconds, once on a machine."""
+        for out in (True, False):
+            for aligned in (True, False):
+                self._kernel.launch(self._rows[:0], shape, out=out, programs=1, tile=TILE_BYTES // shape.width,
+                                    aligned=aligned)
+        torch.cuda.synchronize(self._device)
+
+    def out(self, moves: Sequence[PackedRows]) -> CopyMark:
+        """Copy rows out into host memory, in rounds where they are more than the slab holds. Each move has no more."""
+        with self._after_compute():
+            for some in self._rounds(moves):
+                self._launch(self._in_slab(some), out=True)
+                for span, part in self._spans(some):
+                    span.copy_(part, non_blocking=True)
+            self._last = self._event()
+        return CudaMark(self._last, self._device)
+
+    def into(self, moves: Sequence[PackedRows]) -> CopyMark:
+        """Copy rows into the cache, from host memory, in such rounds, or from where they are on the device."""
+        with self._after_compute():
+            here = [move.at(move.address) for move in moves if move.memory.is_cuda]
+            if here:
+                self._launch(here, out=False)
+            for some in self._rounds([move for move in moves if not move.memory.is_cuda]):
+                for span, part in self._spans(some):
+                    part.copy_(span, non_blocking=True)
+                self._launch(self._in_slab(some), out=False)
+            return CudaMark(self._event(), self._device)
+
+    def fence(self) -> None:
+        """Later work of the compute stream waits for the copies out that are under way; the host does not."""
+        if self._last is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._last)
+
+    def _rounds(self, moves: Sequence[PackedRows]) -> Iterator[Sequence[PackedRows]]:
+        """As many of them, by their addresses, as the slab holds."""
+        some: list[PackedRows] = []
+        free = len(self._slab)
+        for move in sorted(moves, key=lambda move: move.address):
+            if move.size > free:
+                yield some
+                some, free = [], len(self._slab)
+            some.append(move)
+            free -= move.size
+        if some:
+            yield some
+
+    def _in_slab(self, moves: Sequence[PackedRows]) -> list[PlacedRows]:
+        """The rows of a round, packed into the slab one behind the other."""
+        out: list[PlacedRows] = []
+        at = self._slab.data_ptr()
+        for move in moves:
+            out.append(move.at(at))
+            at += move.size
+        return out
+
+    def _spans(self, moves: Sequence[PackedRows]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Host memory of a round and its part of the slab; neighbours of one allocation are one."""
+        at = 0
+        for span in spans(moves):
+            self.launches += 1
+            yield span, self._slab[at:at + len(span)]
+            at += len(span)
+
+    def _launch(self, placed: Sequence[PlacedRows], *, out: bool) -> None:
+        for shape, addresses, aligned in tables(placed):
+            for start in range(0, len(addresses), ROWS):
+                some = torch.from_numpy(addresses[start:start + ROWS]).pin_memory()
+                there = self._rows[:len(some)]
+                there.copy_(some, non_blocking=True)
+                self._kernel.launch(there, shape, out=out, programs=PROGRAMS, tile=TILE_BYTES // shape.width,
+                                    aligned=aligned)
+                self.launches += 2
+
+    @contextlib.contextmanager
+    def _after_compute(self) -> Iterator[None]:
+        """Within it the side stream is the current one, and has waited for what the compute stream has now."""
+        compute = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._side):
+            self._side.wait_stream(compute)
+            yield
+
+    def _event(self) -> Any:
+        event = torch.cuda.Event(blocking=True)
+        event.record(self._side)
+        return event
+
+
+def spans(moves: Sequence[PackedRows]) -> list[torch.Tensor]:
+    """The packed memory of all, in order, with neighbours of one allocation as one."""
+    found: list[tuple[torch.Tensor, int, int, int]] = []
+    """The first tensor, what allocation it is of, its address, the bytes of all."""
+    for move in moves:
+        home = move.memory.untyped_storage().data_ptr()
+        if found:
+            first, of, address, size = found[-1]
+            if of == home and address + size == move.address:
+                found[-1] = first, of, address, size + move.size
+                continue
+        found.append((move.memory, home, move.address, move.size))
+    return [first if len(first) == size else
+            torch.empty(0, dtype=torch.uint8).set_(first.untyped_storage(), first.storage_offset(), (size,))
+            for first, _, _, size in found]

@@ -1,0 +1,162 @@
+"""The host memory of one rank for copies of KV: one allocation, one account of who has how much of it.
+
+    lease   ──▶ bytes, counted from before a copy is made …
+    give    ──▶ … until it has left or is dropped; any part of a lease may be given back by itself
+
+Fresh memory for every copy costs more than the copy: the kernel maps and clears each page (on CPU a copy of 0.1 to 4 MiB
+into fresh memory took three times as long as into memory used before), and CUDA pins it.
+
+No holder can take the whole (``kv.shares``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from xpyd_sidecar.kv.extents import Extents
+from xpyd_sidecar.kv.shares import most_more, within
+from xpyd_sidecar.memory.staging import Chunk
+
+UNIT: Final = 256
+"""What every lease begins at a multiple of, so that copies are aligned for whatever copies them."""
+
+
+class StoreLease(NamedTuple):
+    """Bytes of a store; the one who took them gives them back."""
+
+    chunk: Chunk
+    offset: int
+    holder: str = ""
+
+    def part(self, start: int, size: int) -> StoreLease:
+        """``size`` bytes of it from ``start`` on, a multiple of the store's unit; given back by itself."""
+        tensor = self.chunk.tensor[start:start + size] if self.chunk.tensor is not None else None
+        return StoreLease(Chunk(tensor, self.chunk.view[start:start + size]), self.offset + start, self.holder)
+
+
+class Allocation:
+    """One allocation, made when first needed. Safe across threads: it is made once."""
+
+    def __init__(self, make: Callable[[int], Chunk], size: int) -> None:
+        self.size = size
+        self._make = make
+        self._making = threading.Lock()
+        self._whole: Chunk | None = None
+
+    @property
+    def made(self) -> bool:
+        """Whether there is memory now."""
+        return self._whole is not None
+
+    def prepare(self) -> None:
+        """Make the memory now, where that would hold up whoever comes first."""
+        with self._making:
+            if self._whole is None:
+                self._whole = self._make(self.size)
+
+    def drop(self) -> None:
+        """Give the memory back; chunks of it that are still held keep it."""
+        with self._making:
+            self._whole = None
+
+    def at(self, offset: int, size: int) -> Chunk:
+        """``size`` bytes from ``offset`` on."""
+        whole = self._whole
+        if whole is None:
+            self.prepare()
+            whole = self._whole
+            assert whole is not None
+        tensor = whole.tensor[offset:offset + size] if whole.tensor is not None else None
+        return Chunk(tensor, whole.view[offset:offset + size])
+
+
+class CopyStore:
+    """The memory and what is free of it. Safe across threads."""
+
+    def __init__(self, make: Callable[[int], Chunk], size: int, *, unit: int = UNIT) -> None:
+        """``make``: memory of a size; ``unit``: what every lease is rounded up to, in bytes."""
+        self._extents = Extents(size, unit)
+        self._arena = Allocation(make, self._extents.size)
+        self._lock = threading.Lock()
+        self._of: dict[str, int] = {}
+        self._spare = False
+        self.bound = self._extents.size
+        """Bytes."""
+
+    @property
+    def used(self) -> int:
+        """Bytes that are leased, rounding included."""
+        return self._extents.used
+
+    @property
+    def made(self) -> bool:
+        """Whether there is memory now."""
+        return self._arena.made
+
+    def rounded(self, size: int) -> int:
+        """What ``size`` bytes take: parts of a lease begin at such sums."""
+        return self._extents.rounded(size)
+
+    def prepare(self) -> None:
+        """Make the memory now: pinning takes long."""
+        self._arena.prepare()
+
+    def spare(self, *, spare: bool) -> None:
+        """Whether nobody has a use for the memory: then it goes back once it is empty, and nothing new is leased."""
+        with self._lock:
+            self._spare = spare
+            self._drop_if_spare()
+
+    def _drop_if_spare(self) -> None:
+        if self._spare and not self._extents.used:
+            self._arena.drop()
+
+    def lease(self, size: int, holder: str = "") -> StoreLease | None:
+        """``size`` bytes in one part, if they are free and within the holder's share; the holder "" has no share."""
+        with self._lock:
+            want = self._extents.rounded(size)
+            left = self.bound - self._extents.used - want
+            mine = self._of.get(holder, 0) + want
+            if self._spare or left < 0 or (holder and not within(mine, left)):
+                return None
+            offset = self._extents.take(size)
+            if offset is None:
+                return None
+            if holder:
+                self._of[holder] = mine
+        try:
+            return StoreLease(self._arena.at(offset, size), offset, holder)
+        except BaseException:
+            self._give(offset, size, holder)
+            raise
+
+    def give(self, lease: StoreLease) -> None:
+        """Take back a lease, or a part of one."""
+        self._give(lease.offset, len(lease.chunk.view), lease.holder)
+
+    def _give(self, offset: int, size: int, holder: str) -> None:
+        with self._lock:
+            self._extents.give(offset, size)
+            if holder:
+                self._of[holder] -= self._extents.rounded(size)
+                if not self._of[holder]:
+                    del self._of[holder]
+            self._drop_if_spare()
+
+    def most_units(self, each: int, holder: str = "") -> int:
+        """How many times ``each`` bytes, one behind the other, could be leased now."""
+        with self._lock:
+            free = min(self.bound - self._extents.used, self._extents.largest)
+            if holder:
+                free = min(free, most_more(self._of.get(holder, 0), self.bound - self._extents.used))
+            return 0 if self._spare else max(0, free // each)
+
+
+def offsets(store: CopyStore, sizes: Sequence[int]) -> list[int]:
+    """Where parts of such sizes begin in one lease, one behind the other; the last number is what all of them take."""
+    out = [0]
+    for size in sizes:
+        out.append(out[-1] + store.rounded(size))
+    return out

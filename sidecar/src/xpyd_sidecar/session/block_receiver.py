@@ -1,0 +1,319 @@
+"""The blocks that one prefill rank sends: where each frame belongs, whether it is what was asked for, and that it has come.
+
+A frame goes right into its blocks where the try has a target, into a chunk of staging memory where it has none, into the
+buffer where no load has asked for it yet, and nowhere if it is no longer wanted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from xpyd_sidecar.errors import ChecksumError, Incompatible, ProtocolError
+from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv.blocks import overlap, runs
+from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.memory.staging import Chunk
+from xpyd_sidecar.session.link_choice import OTHERWISE, OfferReader
+from xpyd_sidecar.session.lookup_buffer import Slot
+from xpyd_sidecar.session.receiver_events import Arrived, AskedBlocks, ReceiverContext
+from xpyd_sidecar.transport.link import PieceTaker
+from xpyd_sidecar.transport.tcp.connection import Connection
+from xpyd_sidecar.transport.tcp.placement import NOWHERE, Expected, PayloadPlace, packed
+
+FOLLOW_BYTES: Final = 128 << 20
+"""Of frames that are expected after the one that is received, together."""
+
+
+class BlockReceiver:
+    """Of one connection. ``asked``: what its peer owes; ``reader``: how its peer's memory is read, if it is."""
+
+    def __init__(self, shared: ReceiverContext, peer: str) -> None:
+        self.asked: dict[Key, AskedBlocks] = {}
+        self.reader: OfferReader | None = None
+        self.taker: PieceTaker | None = None
+        """Where blocks come in NCCL groups."""
+        self._shared = shared
+        self._peer = peer
+        self.unread = ""
+        """Why ``reader`` cannot read, although it was agreed on; nothing more is tried with it."""
+        self._chunk: Chunk | None = None
+        self._slot: Slot | None = None
+
+    def use(self, reader: OfferReader | None) -> None:
+        """The link is agreed, anew where the one before could not read."""
+        if self.reader is not None and self.reader is not reader:
+            self.reader.close()
+        self.reader, self.unread = reader, ""
+
+    def close(self) -> None:
+        """The connection has ended: give back what it has taken for the next frame."""
+        if self._chunk is not None:
+            chunk, self._chunk = self._chunk, None
+            self._shared.staging.give(chunk)
+        if self._slot is not None:
+            slot, self._slot = self._slot, None
+            self._shared.staging.give(slot.chunk)
+        if self.reader is not None:
+            self.reader.close()
+        if self.taker is not None:
+            self.taker.close()
+
+    def room(self, header: Header) -> PayloadPlace | None:
+        """Where the payload of a DATA or an OFFER goes; None: wait until staging memory is free.
+
+        Raises:
+            ProtocolError: it is not what was asked for.
+            Incompatible: it comes over TCP where transport is shm.
+        """
+        offer = header.kind is Kind.OFFER
+        body = PayloadPlace.of(header.length) if offer else NOWHERE
+        if offer and self.taker is not None:
+            return body
+        asked = self.asked.get(header.key)
+        if asked is None:
+            return body if offer else self._beforehand(header)
+        if not offer and self.unread and self._shared.ways.transport == "shm":
+            reason = f"transport shm: prefill's memory cannot be read ({self.unread}), and it sends over tcp"
+            raise Incompatible(self._peer, f"{reason}; {OTHERWISE}")
+        size = self._expected(asked, header)
+        if not offer and header.length != size:
+            raise ProtocolError(self._peer, f"sent {header.length} bytes for {header.blocks} blocks, not {size}")
+        if not offer and self._shared.cover and not header.covered:
+            raise ProtocolError(self._peer, "sent DATA without the checksum that was asked for")
+        if offer and asked.target is not None and asked.target.direct(header.region):
+            return body
+        place = self._place(asked, header, size, cover=header.covered)
+        return body if offer and place is not None else place
+
+    def _place(self, asked: AskedBlocks, header: Header, size: int, *, cover: bool) -> PayloadPlace | None:
+        """Blocks of their own, or a chunk of staging memory, if there is one."""
+        if asked.target is not None:
+            direct = asked.target.scatter(header.region, header.first, header.blocks, cover=cover)
+            if direct is not None:
+                after = partial(self._after, asked, header) if header.kind is Kind.DATA else None
+                return PayloadPlace(direct, asked.target.gate, after=after)
+        if self._chunk is None:
+            self._chunk = self._shared.staging.take()
+        return None if self._chunk is None else PayloadPlace(packed(self._chunk.view[:size], header.blocks, cover=cover))
+
+    def _after(self, asked: AskedBlocks, header: Header, most: int) -> list[Expected]:
+        """The frames that come next if prefill has all that is asked for: array by array, in blocks' order."""
+        ready, target = asked.step.ready, asked.target
+        assert target is not None
+        out: list[Expected] = []
+        region, first, room = header.region, header.first + header.blocks, FOLLOW_BYTES
+        for _ in range(most):
+            if first == ready.first + ready.count:
+                region, first = region + 1, ready.first
+            unit = asked.step.units.get(region)
+            if unit is None:
+                break
+            _, count = next(runs(first, ready.first + ready.count - first, unit.size, frames.aim(ready.frame)))
+            nth = unit.nth * ready.count + first - ready.first
+            scatter = target.scatter(region, first, count, cover=header.covered)
+            room -= count * unit.size
+            if scatter is None or room < 0 or asked.have.find(1, nth, nth + count) >= 0:
+                break
+            header = header._replace(length=count * unit.size, region=region, first=first, blocks=count)
+            place = PayloadPlace(scatter, target.gate, after=partial(self._after, asked, header))
+            out.append(Expected(frames.known(header), header, place))
+            first += count
+        return out
+
+    def begin(self, key: Key) -> Callable[[int], list[Expected]] | None:
+        """What a try that was asked for begins with, if its blocks come in frames and to places of their own."""
+        asked = self.asked[key]
+        if asked.target is None or self.reader is not None or self.taker is not None or not asked.step.units:
+            return None
+        before = Header(Kind.DATA, self._shared.cover, 0, key, min(asked.step.units), asked.step.ready.first, 0, 0)
+        return partial(self._after, asked, before)
+
+    def _beforehand(self, header: Header) -> PayloadPlace:
+        """A place in the buffer for what no load has asked for, if it was granted."""
+        ahead = self._shared.ahead
+        self._slot = ahead.begin(header) if ahead is not None else None
+        if self._slot is None:
+            return NOWHERE
+        if self._shared.cover and not header.covered:
+            raise ProtocolError(self._peer, "sent DATA without the checksum that was asked for")
+        return PayloadPlace(packed(self._slot.chunk.view, header.blocks, cover=header.covered))
+
+    def _buffered(self, header: Header, slot: Slot, place: PayloadPlace) -> None:
+        """A frame for the buffer is complete; a load may have begun to ask for it meanwhile."""
+        if header.covered and place.total() != header.checksum:
+            self._shared.staging.give(slot.chunk)
+            raise ChecksumError(self._peer, "DATA frame with a wrong checksum")
+        assert self._shared.ahead is not None
+        asked = self.asked.get(header.key)
+        if asked is None:
+            self._shared.ahead.complete(header, slot)
+            return
+        ready = asked.step.ready
+        first, count = overlap(header.first, header.blocks, ready.first, ready.count)
+        if not count or not asked.step.plain:
+            self._shared.staging.give(slot.chunk)
+            return
+        each = header.length // header.blocks
+        skip, size = (first - header.first) * each, count * each
+        tensor = slot.chunk.tensor[skip:skip + size] if slot.chunk.tensor is not None else None
+        chunk = slot.chunk._replace(tensor=tensor, view=slot.chunk.view[skip:skip + size])
+        self._shared.inbox.append(Arrived(header.key, header.region, first, count, chunk, size, "buffer",
+                                            asked.step.source, time.monotonic()))
+
+    def _expected(self, asked: AskedBlocks, header: Header) -> int:
+        """Bytes of the blocks that a header speaks of, which must have been asked for and not have come."""
+        ready = asked.step.ready
+        end = header.first + header.blocks
+        unit = asked.step.units.get(header.region)
+        if unit is None or not ready.first <= header.first < end <= ready.first + ready.count:
+            raise ProtocolError(self._peer, f"sent blocks {header.first}..{end - 1} of array {header.region}, "
+                                                f"not among those asked for")
+        slot = unit.nth * ready.count + header.first - ready.first
+        if asked.have.find(1, slot, slot + header.blocks) >= 0:
+            raise ProtocolError(self._peer, f"sent blocks {header.first}..{end - 1} of array {header.region} twice")
+        size = header.blocks * unit.size
+        most = max(self._shared.largest_frame, ready.frame, self.taker.piece if self.taker is not None else 0)
+        if size > most:
+            raise ProtocolError(self._peer, f"sent {size} bytes in one frame, over {most}")
+        return size
+
+    def data(self, header: Header, place: PayloadPlace) -> None:
+        """A frame of DATA is complete.
+
+        Raises:
+            ChecksumError: it is not what was sent.
+        """
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._buffered(header, slot, place)
+            return
+        asked = self.asked.get(header.key)
+        if asked is None or place.scatter is None:
+            return  # a try that was cancelled; a chunk serves the next frame
+        self._check(header, place, header.checksum if header.covered else None)
+        self._came(asked, header, header.length, place.gate is None, "tcp")
+
+    def offered(self, connection: Connection, header: Header, offer: messages.Offer) -> bool:
+        """Read blocks from where prefill says they are; ``unread`` says why that is not done.
+
+        Raises:
+            ChecksumError, ProtocolError: they are not what was sent, or not what was asked for.
+        """
+        if self.reader is None:
+            raise ProtocolError(self._peer, "sent OFFER over a link of TCP alone")
+        wanted = self.wants(header, offer)
+        if wanted and not self.unread and not self._read(connection, self.asked[header.key], header, offer):
+            self.unread = self.reader.why
+        return not wanted or not self.unread
+
+    def wants(self, header: Header, offer: messages.Offer) -> bool:
+        """Whether an offer is still wanted.
+
+        Raises:
+            ProtocolError: it is not what was asked for.
+        """
+        asked = self.asked.get(header.key)
+        if asked is None:
+            return False
+        if self._shared.cover and offer.checksum is None:
+            raise ProtocolError(self._peer, "sent OFFER without the checksum that was asked for")
+        size = self._expected(asked, header)
+        if offer.size != size:
+            raise ProtocolError(self._peer, f"offered {offer.size} bytes for {header.blocks} blocks, not {size}")
+        return True
+
+    def received(self, header: Header, chunk: Chunk, size: int) -> None:
+        """Blocks have come in a group, into a slot of GPU memory.
+
+        Raises:
+            ProtocolError: they have come before.
+        """
+        asked = self.asked.get(header.key)
+        wanted = False
+        try:
+            wanted = asked is not None and self._expected(asked, header) == size
+        finally:
+            if not wanted:
+                self._shared.staging.give(chunk)
+        if asked is not None and wanted:
+            self._arrived(asked, header, size, chunk, "nccl")
+
+    def place(self, header: Header, offer: messages.Offer, address: int) -> bool:
+        """Put blocks that lie at an address of this process to their places. False: no staging memory is free for them.
+
+        Raises:
+            ChecksumError, ProtocolError: they are not what was sent, or have come before.
+        """
+        asked = self.asked.get(header.key)
+        if asked is None:
+            return True
+        size, cover = self._expected(asked, header), offer.checksum is not None
+        target = asked.target
+        scatter = target.scatter(header.region, header.first, header.blocks, cover=cover) if target is not None else None
+        gate = target.gate if target is not None and scatter is not None else None
+        chunk: Chunk | None = None
+        if scatter is None:  # not ``_chunk``: a frame of DATA may be coming into that
+            if (chunk := self._shared.staging.take()) is None:
+                return False
+            scatter = packed(chunk.view[:size], header.blocks, cover=cover)
+        elif gate is not None and not gate.enter():
+            return True
+        try:
+            scatter.copy(address)
+        finally:
+            if gate is not None:
+                gate.leave()
+        try:
+            self._check(header, PayloadPlace(scatter, gate), offer.checksum)
+        except ChecksumError:
+            if chunk is not None:
+                self._shared.staging.give(chunk)
+            raise
+        self._arrived(asked, header, size, chunk, "nixl")
+        return True
+
+    def _read(self, connection: Connection, asked: AskedBlocks, header: Header, offer: messages.Offer) -> bool:
+        assert self.reader is not None
+        place = self._place(asked, header, offer.size, cover=offer.checksum is not None)
+        assert place is not None  # ``room`` has taken a chunk where one is needed
+        assert place.scatter is not None
+        gate = place.gate
+        if gate is not None and not gate.enter():
+            return True
+        try:
+            read = self.reader.read(offer, place.scatter)
+        finally:
+            if gate is not None:
+                gate.leave()
+        if not read:
+            return False
+        connection.spend(offer.size)
+        self._check(header, place, offer.checksum)
+        self._came(asked, header, offer.size, gate is None, self.reader.way)
+        return True
+
+    def _check(self, header: Header, place: PayloadPlace, expected: int | None) -> None:
+        if expected is None or place.total() == expected:
+            return
+        if place.gate is None or place.gate.enter():  # else the blocks may be another's by now
+            if place.gate is not None:
+                place.gate.leave()
+            raise ChecksumError(self._peer, f"{header.kind.name} frame with a wrong checksum")
+
+    def _came(self, asked: AskedBlocks, header: Header, size: int, staged: bool, way: str) -> None:
+        chunk = None
+        if staged:
+            chunk, self._chunk = self._chunk, None
+            assert chunk is not None
+        self._arrived(asked, header, size, chunk, way)
+
+    def _arrived(self, asked: AskedBlocks, header: Header, size: int, chunk: Chunk | None, way: str) -> None:
+        unit = asked.step.units[header.region]
+        slot = unit.nth * asked.step.ready.count + header.first - asked.step.ready.first
+        asked.have[slot:slot + header.blocks] = b"\1" * header.blocks
+        self._shared.inbox.append(Arrived(header.key, header.region, header.first, header.blocks, chunk, size, way,
+                                            asked.step.source, time.monotonic()))

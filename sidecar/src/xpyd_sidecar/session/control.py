@@ -1,0 +1,312 @@
+"""The control thread beside the scheduler: one ROUTER for prefill engines that announce, one DEALER per decode engine that
+this engine announces to. It moves messages and watches over liveness; what they mean is the scheduler side's business.
+
+Nothing waits: sends go to bounded queues and are dropped when those are full, in which case the peer counts as lost. If the
+thread dies, the engine hears of it by ``thread`` (``watched``).
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from typing import Any, Final, NamedTuple, Protocol
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from xpyd_sidecar import curve
+from xpyd_sidecar.contract.ids import HostPort, join_host_port
+from xpyd_sidecar.contract.keys import ServiceKey
+from xpyd_sidecar.contract.legs import Peer
+from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.kv.messages import MESSAGE_MAX, Control, Pong, Prefix, Reject, ToDecode, ToPrefill, Welcome
+from xpyd_sidecar.threads.watched import Faults, Watched
+
+logger = logging.getLogger(__name__)
+
+QUEUE_MAX: Final = 8192
+POLL_MS: Final = 100
+IDLE_S: Final = 120.0
+JOIN_S: Final = 5.0
+_HANDSHAKE_FAILED: Final = (zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+                            | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+
+
+class ControlEvents(Protocol):
+    """What the scheduler side does with what the thread hears; called on the control thread."""
+
+    def from_prefill(self, peer: bytes, message: Control) -> None:
+        """A prefill engine says something; ``peer`` names its connection."""
+
+    def unreadable(self, peer: bytes, prefix: Prefix) -> None:
+        """A prefill engine of another wire version says something."""
+
+    def from_decode(self, peer: Peer, message: ToPrefill) -> None:
+        """A decode engine answers."""
+
+    def decode_lost(self, peer: Peer, outcome: Outcome, reason: str) -> None:
+        """A decode engine refuses, does not answer, or lives another life."""
+
+    def wanted(self) -> set[Peer]:
+        """Decode engines that have transfers open."""
+
+    def greeting(self, peer: Peer) -> ToDecode:
+        """The first message to a decode engine."""
+
+    def tick(self, now: float) -> None:
+        """Time passes."""
+
+
+class Post(NamedTuple):
+    """A message to send: to a decode engine, or (bytes) back over a prefill engine's connection."""
+
+    to: Peer | bytes
+    message: Control
+
+
+class Decode:
+    """One decode engine, as seen from here."""
+
+    def __init__(self, sock: zmq.Socket[Any], now: float) -> None:
+        self.sock = sock
+        self.heard = self.pinged = self.used = now
+        self.welcome = False
+        self.late = False
+        """Silent for too long at the last look; twice in a row is too often (between two looks the thread listens)."""
+        self.seq = 0
+
+
+class ControlThread:
+    """The thread and its sockets."""
+
+    def __init__(self, handler: ControlEvents, key: ServiceKey, *, host: str, port: int, peer_timeout_s: float) -> None:
+        """Bind; ``start`` runs the thread.
+
+        Raises:
+            ConfigError: the port cannot be bound.
+        """
+        self._handler = handler
+        self._key = key
+        self._timeout = peer_timeout_s
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MESSAGE_MAX), (zmq.SNDHWM, 1024), (zmq.RCVHWM, 1024),
+                              (zmq.ROUTER_MANDATORY, 1), (zmq.ROUTER_HANDOVER, 1), (zmq.IPV6, int(":" in host))):
+            self._router.setsockopt(option, value)
+        curve.serve(self._router, key, "control")
+        self._monitor = self._router.get_monitor_socket(_HANDSHAKE_FAILED)
+        try:
+            self._router.bind(f"tcp://{join_host_port(host, port) if port else _any_port(host)}")
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(f"control_port: cannot listen on {host} port {port}: {error}") from None
+        endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address: HostPort = join_host_port(host, int(endpoint.rpartition(":")[2]))
+        self._decodes: dict[Peer, Decode] = {}
+        self._posts: deque[Post] = deque()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._stop = threading.Event()
+        self._polls, self._ticks = Faults("to wait for its sockets"), Faults("its look at deadlines")
+        self.thread = Watched("xpyd-control", self._run)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self.thread.start()
+
+    def post(self, to: Peer | bytes, message: Control) -> bool:
+        """Send a message soon; False where the queue is full."""
+        if len(self._posts) >= QUEUE_MAX:
+            logger.error("xpyd: control queue full, dropped %s", type(message).__name__)
+            return False
+        self._posts.append(Post(to, message))
+        self._wake()
+        return True
+
+    def stop(self) -> None:
+        """End the thread and close every socket."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._wake()
+        if not self.thread.end(JOIN_S):
+            return
+        self._context.destroy(linger=0)
+        self._wake_in.close()
+        self._wake_out.close()
+
+    def _wake(self) -> None:
+        try:
+            self._wake_in.send(b"x")
+        except (BlockingIOError, OSError):
+            return  # the pipe is full, so the thread wakes anyway; or it has ended
+
+    def _run(self) -> None:
+        poller = zmq.Poller()
+        for sock in (self._router, self._monitor, self._wake_out):
+            poller.register(sock, zmq.POLLIN)
+        tick_at = 0.0
+        while not self._stop.is_set():
+            try:
+                ready = dict(poller.poll(POLL_MS))
+            except Exception as error:  # noqa: BLE001  # whatever it is
+                self._polls.met(error)
+                continue
+            self._polls.none()
+            try:
+                if self._wake_out.fileno() in ready:
+                    self._wake_out.recv(4096)
+                self._send_posts(poller)
+                if self._router in ready:
+                    self._hear_prefills()
+                if self._monitor in ready:
+                    self._hear_monitor()
+                for peer, decode in list(self._decodes.items()):
+                    if decode.sock in ready:
+                        self._hear_decode(peer, decode, poller)
+                self._send_posts(poller)
+            except Exception:  # one peer's fault must not end the thread that serves all others
+                logger.exception("xpyd: the control thread met an error")
+            now = time.monotonic()
+            if now >= tick_at:
+                tick_at = now + POLL_MS / 1000
+                self._tick(now, poller)
+
+    def _tick(self, now: float, poller: zmq.Poller) -> None:
+        try:
+            self._watch(now, poller)
+            self._handler.tick(now)
+            self._send_posts(poller)
+        except Exception as error:  # noqa: BLE001  # whatever it is
+            self._ticks.met(error)
+        else:
+            self._ticks.none()
+
+    def _send_posts(self, poller: zmq.Poller) -> None:
+        for _ in range(len(self._posts)):
+            to, message = self._posts.popleft()
+            parts = messages.pack(message)
+            if isinstance(to, bytes):
+                try:
+                    self._router.send_multipart([to, *parts], zmq.NOBLOCK)
+                except zmq.ZMQError as error:
+                    logger.info("xpyd: %s to a prefill engine not sent: %s", type(message).__name__, error)
+                continue
+            decode = self._decodes.get(to) or self._connect(to, poller)
+            if decode is not None:
+                decode.used = time.monotonic()
+                self._send(to, decode, parts, poller)
+
+    def _connect(self, peer: Peer, poller: zmq.Poller) -> Decode | None:
+        sock = self._context.socket(zmq.DEALER)
+        for option, value in ((zmq.LINGER, 0), (zmq.MAXMSGSIZE, MESSAGE_MAX), (zmq.SNDHWM, 4096), (zmq.RCVHWM, 4096),
+                              (zmq.IPV6, 1), (zmq.ROUTING_ID, secrets.token_bytes(16))):  # kept over a reconnect
+            sock.setsockopt(option, value)
+        curve.connect(sock, self._key, "control")
+        try:
+            sock.connect(f"tcp://{peer.control}")
+        except zmq.ZMQError as error:
+            sock.close(0)
+            self._handler.decode_lost(peer, Outcome.PROTOCOL, f"control address {peer.control!r}: {error}")
+            return None
+        poller.register(sock, zmq.POLLIN)
+        decode = self._decodes[peer] = Decode(sock, time.monotonic())
+        self._send(peer, decode, messages.pack(self._handler.greeting(peer)), poller)
+        return decode
+
+    def _send(self, peer: Peer, decode: Decode, parts: tuple[bytes, bytes], poller: zmq.Poller) -> None:
+        try:
+            decode.sock.send_multipart(parts, zmq.NOBLOCK)
+        except zmq.Again:
+            self._lose(peer, Outcome.PEER_LOST, "its queue is full", poller)
+
+    def _hear_prefills(self) -> None:
+        for _ in range(256):
+            try:
+                peer, *parts = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                prefix = messages.prefix(parts[0] if parts else b"")
+                if prefix.version != messages.WIRE_VERSION:
+                    self._handler.unreadable(peer, prefix)
+                else:
+                    self._handler.from_prefill(peer, messages.unpack(parts[1] if len(parts) == 2 else b""))
+            except messages.MessageError as error:
+                logger.warning("xpyd: refused a control message: %s", error)
+                self.post(peer, Reject(Outcome.PROTOCOL, str(error)))
+
+    def _hear_monitor(self) -> None:
+        event = recv_monitor_message(self._monitor)
+        logger.warning("xpyd: refused a control connection to %s: the peer does not hold the service key, or speaks "
+                       "something else", event["endpoint"].decode(errors="replace"))
+
+    def _hear_decode(self, peer: Peer, decode: Decode, poller: zmq.Poller) -> None:
+        for _ in range(256):
+            try:
+                parts = decode.sock.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            decode.heard = time.monotonic()
+            try:
+                prefix = messages.prefix(parts[0])
+                if prefix.version != messages.WIRE_VERSION:
+                    reason = f"control wire version {messages.WIRE_VERSION} here, {prefix.version} there"
+                    self._handler.decode_lost(peer, Outcome.INCOMPATIBLE, reason)
+                    continue
+                message = messages.unpack(parts[1] if len(parts) == 2 else b"")
+            except messages.MessageError as error:
+                self._handler.decode_lost(peer, Outcome.PROTOCOL, str(error))
+                continue
+            if isinstance(message, Welcome):
+                decode.welcome = True
+            elif isinstance(message, Reject):
+                # The next leg greets anew: decode then fails it fast, or takes it where it had only forgotten this peer.
+                self._lose(peer, message.outcome, message.reason, poller)
+                return
+            elif isinstance(message, Pong):
+                if message.incarnation != peer.incarnation:
+                    self._handler.decode_lost(peer, Outcome.INCARNATION, f"{message.incarnation} has its address now")
+            elif isinstance(message, messages.Drop):
+                self._handler.from_decode(peer, message)
+            else:
+                self._handler.decode_lost(peer, Outcome.PROTOCOL, f"sent {type(message).__name__} to a prefill engine")
+
+    def _watch(self, now: float, poller: zmq.Poller) -> None:
+        wanted = self._handler.wanted()
+        for peer, decode in list(self._decodes.items()):
+            if peer not in wanted:
+                if decode.welcome:
+                    decode.heard = now  # it was asked nothing; silence counts from the next announcement on
+                if now - decode.used > IDLE_S or (not decode.welcome and now - decode.used > self._timeout):
+                    self._forget(peer, poller)
+                continue
+            late, decode.late = decode.late, now - decode.heard > self._timeout
+            if late and decode.late:
+                why = "it is silent" if decode.welcome else "no answer (not reachable, or it does not hold the service key)"
+                self._lose(peer, Outcome.PEER_LOST, f"{why} for {self._timeout} s", poller)
+            elif now - decode.pinged > self._timeout / 4:
+                decode.pinged = now
+                decode.seq += 1
+                self._send(peer, decode, messages.pack(messages.Ping(decode.seq)), poller)
+
+    def _lose(self, peer: Peer, outcome: Outcome, reason: str, poller: zmq.Poller) -> None:
+        self._forget(peer, poller)
+        self._handler.decode_lost(peer, outcome, reason)
+
+    def _forget(self, peer: Peer, poller: zmq.Poller) -> None:
+        decode = self._decodes.pop(peer, None)
+        if decode is not None:
+            poller.unregister(decode.sock)
+            decode.sock.close(0)
+
+
+def _any_port(host: str) -> str:
+    return f"[{host}]:*" if ":" in host else f"{host}:*"

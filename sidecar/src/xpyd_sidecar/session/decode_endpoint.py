@@ -1,0 +1,260 @@
+"""Decode's connection to one prefill rank: what was asked for, what has come, and that the peer is still there."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+
+from xpyd_sidecar.contract.ids import HostPort, Incarnation, split_host_port
+from xpyd_sidecar.errors import AuthError, ChecksumError, Incompatible, PeerError, PeerGone, ProtocolError
+from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv.frames import NO_TRANSFER, Header, Kind
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.reads import unusable
+from xpyd_sidecar.kv.receiving import Ask
+from xpyd_sidecar.kv.stores import Busy
+from xpyd_sidecar.session.block_receiver import BlockReceiver
+from xpyd_sidecar.session.decode_handshake import DecodeHandshake
+from xpyd_sidecar.session.local_rank import IDLE_S
+from xpyd_sidecar.session.lookup_buffer import RETRY_S, LookupBuffer
+from xpyd_sidecar.session.receiver_events import AskedBlocks, ReceiverContext
+from xpyd_sidecar.threads.loop import Loop
+from xpyd_sidecar.transport.gates import LoadTarget
+from xpyd_sidecar.transport.link import LinkContext
+from xpyd_sidecar.transport.tcp.connection import Connection
+from xpyd_sidecar.transport.tcp.placement import NOWHERE, PayloadPlace
+
+logger = logging.getLogger(__name__)
+
+
+class DecodeEndpoint:
+    """One connection to a prefill rank."""
+
+    def __init__(self, shared: ReceiverContext, loop: Loop, address: HostPort, incarnation: Incarnation,
+                 ended: Callable[[DecodeEndpoint], None]) -> None:
+        """Begin to connect; ``ended`` is called once, when the connection has ended.
+
+        Raises:
+            OSError, ValueError: the address cannot be used.
+        """
+        self.place = (address, incarnation)
+        self.expected: set[Key] = set()
+        """Tries that may be pushed ahead, and have not been asked for."""
+        self._shared = shared
+        self._post = loop.post
+        self._ended = ended
+        self._joining = DecodeHandshake(shared, address, incarnation)
+        self._intake = BlockReceiver(shared, address)
+        self._later: list[tuple[Kind, Key, messages.Body | None]] = []
+        self._born = time.monotonic()
+        host, port = split_host_port(address)
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        code = sock.connect_ex((host, port))
+        if code not in {0, errno.EINPROGRESS}:
+            sock.close()
+            raise OSError(code, os.strerror(code))
+        self.link = Connection(loop, sock, address, self, connecting=True)
+
+    @property
+    def asked(self) -> dict[Key, AskedBlocks]:
+        """Tries that it owes."""
+        return self._intake.asked
+
+    def ask(self, step: Ask, target: LoadTarget | None) -> None:
+        """Ask for a transfer, once the link is agreed."""
+        if not self.asked and not self.expected:
+            self.link.last_in = time.monotonic()  # it owed nothing until now, so silence counts from here
+        self.asked[step.key] = AskedBlocks(step, target, bytearray(step.ready.regions * step.ready.count))
+        self.expected.discard(step.key)
+        self.tell(Kind.READY, step.key, step.ready)
+        self.link.start()
+        if self._joining.settled and len(self.asked) == 1 and (first := self._intake.begin(step.key)) is not None:
+            self.link.expect(first)
+
+    def expect(self, key: Key) -> None:
+        """A try may be pushed ahead."""
+        if not self.asked and not self.expected:
+            self.link.last_in = time.monotonic()
+        self.expected.add(key)
+
+    def tell(self, kind: Kind, key: Key, body: messages.Body | None = None) -> None:
+        """Send a frame of a transfer, once the link is agreed."""
+        if self._joining.settled:
+            self._say(kind, key, body)
+        else:
+            self._later.append((kind, key, body))
+
+    def _say(self, kind: Kind, key: Key, body: messages.Body | None = None) -> None:
+        payload = messages.body(body) if body is not None else b""
+        self.link.queue(frames.encode(kind, key, payload), payload)
+
+    def resume(self) -> None:
+        """Memory to receive into is free."""
+        self.link.resume()
+        if self._intake.taker is not None:
+            self._intake.taker.resume()
+
+    def room(self, connection: Connection, header: Header) -> PayloadPlace | None:
+        """Where a payload goes: blocks of their own or staging for what is wanted, nowhere for what no longer is."""
+        if header.kind is not Kind.DATA and header.kind is not Kind.OFFER:
+            return PayloadPlace.of(header.length) if header.length else NOWHERE
+        if not self._joining.settled:
+            raise ProtocolError(connection.peer, f"sent {header.kind.name} before the link was agreed")
+        return self._intake.room(header)
+
+    def frame(self, connection: Connection, header: Header, place: PayloadPlace) -> None:
+        """A frame is complete."""
+        if header.kind is Kind.DATA:
+            self._intake.data(header, place)
+            return
+        payload = place.body
+        if not frames.intact(header, payload):
+            raise ChecksumError(connection.peer, f"{header.kind.name} frame with a wrong checksum")
+        try:
+            if header.kind is Kind.OFFER and self._intake.taker is not None:
+                self._intake.taker.offered(header, messages.read_body(payload, messages.Offer))
+            elif header.kind is Kind.OFFER:
+                read = self._intake.offered(connection, header, messages.read_body(payload, messages.Offer))
+                taken = messages.Taken(read=True) if read else self._joining.cannot_read(self._intake.unread)
+                self._say(Kind.TAKEN, header.key, taken)
+            else:
+                self._said(header, payload)
+        except messages.MessageError as error:
+            raise ProtocolError(connection.peer, str(error)) from None
+
+    def _said(self, header: Header, payload: memoryview) -> None:
+        if header.kind is Kind.REJECT:
+            why = messages.read_body(payload, messages.Reason)
+            raise Rejected(self.link.peer, why)
+        if header.kind is Kind.STORE and self._joining.settled and self._shared.ahead is not None:
+            self._store(header, self._shared.ahead)
+        elif header.kind is Kind.GONE and self._joining.settled:
+            why = messages.read_body(payload, messages.Reason)
+            self._drop(header.key)
+            gone = self.asked.pop(header.key, None)
+            if gone is not None:
+                self._shared.broken(gone.step, why.outcome, f"{self.link.peer}: {why.reason}", not why.retry)
+        elif header.kind in {Kind.GROUP, Kind.UNGROUP} and (taker := self._intake.taker) is not None:
+            message = messages.read_body(payload, messages.Group)
+            if header.kind is Kind.GROUP:
+                taker.group(message)
+            else:
+                taker.ungrouped(message)
+        elif header.kind is not Kind.PING:
+            self._joined(header.kind, payload)
+
+    def _joined(self, kind: Kind, payload: memoryview) -> None:
+        """A word of the handshake: answer it, or reach prefill's memory first."""
+        answer = self._joining.said(kind, payload)
+        if answer is not None:
+            self._answer(*answer)
+            return
+        reading, memory = self._shared.reading, self._joining.memory
+        assert reading is not None
+        assert memory is not None
+        if reason := unusable(memory):
+            self._answer(*self._joining.reached(f"nixl: {reason}"))
+            return
+        context = LinkContext(self.link, self._post, self.link.close)
+        self._intake.taker = reading.taker(context, self._intake, memory, self._reached)
+
+    def _reached(self, reason: str, late: bool) -> None:
+        """How the attempt to reach prefill's memory has ended."""
+        if late and self._shared.ways.transport == "rdma":
+            raise PeerGone(self.link.peer, reason)
+        if reason and self._intake.taker is not None:
+            self._intake.taker.close()
+            self._intake.taker = None
+        self._answer(*self._joining.reached(reason))
+
+    def _answer(self, answer: Kind, body: messages.Body) -> None:
+        """Say a word of the handshake; once the link is agreed, ask for what was ordered meanwhile."""
+        self._say(answer, NO_TRANSFER, body)
+        if self._joining.refused:
+            self.link.flush()
+            raise Incompatible(self.link.peer, self._joining.refused)
+        if self._joining.settled:
+            self._intake.use(self._joining.reader)
+            self.link.beside |= self._joining.beside
+            if self._joining.grouped and self._shared.grouping is not None:
+                context = LinkContext(self.link, self._post, self.link.close)
+                self._intake.taker = self._shared.grouping.taker(context, self._intake)
+            later, self._later = self._later, []
+            for one in later:
+                self._say(*one)
+
+    def _store(self, header: Header, ahead: LookupBuffer) -> None:
+        try:
+            room = ahead.store(header)
+        except ValueError as error:
+            raise ProtocolError(self.link.peer, f"STORE: {error}") from None
+        kind, body = (Kind.ROOM, b"") if room else (Kind.BUSY, messages.body(Busy(RETRY_S)))
+        self.link.queue(frames.encode(kind, header.key, body, region=header.region, first=header.first,
+                                      blocks=header.blocks), body)
+
+    def _drop(self, key: Key) -> None:
+        """Nothing more of a try will come, and nobody wants what has."""
+        self.expected.discard(key)
+        if self._shared.ahead is not None:
+            self._shared.ahead.forget(key)
+
+    def closed(self, _: Connection, error: PeerError) -> None:
+        """The connection has ended: every try asked of it is broken."""
+        self._intake.close()
+        if self._shared.ahead is not None:
+            for key in self.expected:
+                self._shared.ahead.lost(key)
+        self._ended(self)
+        asked, self._intake.asked = self._intake.asked, {}
+        outcome = outcome_of(error)
+        final = outcome not in {Outcome.PEER_LOST, Outcome.INCARNATION}
+        if asked or not isinstance(error, PeerGone):
+            logger.warning("xpyd: data link to prefill ended: %s", error)
+        for one in asked.values():
+            self._shared.broken(one.step, outcome, str(error), final)
+
+    def tick(self, now: float, timeout: float) -> None:
+        """Time passes: a source that does not accept, or is silent although it owes something, is given up."""
+        link = self.link
+        if not self._joining.settled:
+            if now - self._born > timeout:
+                link.close(PeerGone(link.peer, f"no connection within {timeout} s"))
+            return
+        if link.paused:
+            link.last_in = now  # we do not read, so we cannot hear
+        if self.asked or self.expected:
+            if link.silent(now, timeout):
+                link.close(PeerGone(link.peer, f"silent for {timeout} s"))
+            elif now - link.last_out > timeout / 4:
+                self._say(Kind.PING, NO_TRANSFER)
+        elif now - max(link.last_in, link.last_out) > IDLE_S:
+            link.close(PeerGone(link.peer, "idle"))
+
+
+class Rejected(Incompatible):
+    """Prefill refuses this rank, with its reason."""
+
+    def __init__(self, peer: str, why: messages.Reason) -> None:
+        super().__init__(peer, why.reason)
+        self.outcome = why.outcome
+
+
+def outcome_of(error: PeerError) -> Outcome:
+    """The outcome that an ended connection means for what was asked of it."""
+    if isinstance(error, Rejected):
+        return error.outcome
+    if isinstance(error, ChecksumError):
+        return Outcome.CHECKSUM
+    if isinstance(error, AuthError):
+        return Outcome.AUTH
+    if isinstance(error, ProtocolError):
+        return Outcome.PROTOCOL
+    if isinstance(error, Incompatible):
+        return Outcome.INCOMPATIBLE
+    return Outcome.PEER_LOST

@@ -1,0 +1,162 @@
+"""Decode's half of what is pushed ahead: the lookup buffer with memory under it, on the receiver's I/O thread.
+
+    D: EXPECT ──▶ P: STORE (so many blocks) ──▶ D: ROOM ──▶ P: DATA …        or ──▶ D: BUSY, and P asks again later
+
+The engine's thread gives back what it has placed; nothing else here is called by another thread.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NamedTuple
+
+from xpyd_sidecar.contract import metrics
+from xpyd_sidecar.contract.ids import HostPort, Incarnation
+from xpyd_sidecar.kv.blocks import runs
+from xpyd_sidecar.kv.buddy import Buddy
+from xpyd_sidecar.kv.buffer import Buffer, Cut, Place
+from xpyd_sidecar.kv.frames import FRAME_BYTES, Header
+from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.kv.stores import Expect
+from xpyd_sidecar.memory.staging import Chunk
+from xpyd_sidecar.memory.store import Allocation
+
+RETRY_S: Final = 0.1
+
+
+class Expecting(NamedTuple):
+    """Tell a prefill rank that it may push ahead."""
+
+    address: HostPort
+    incarnation: Incarnation
+    key: Key
+    identity: bytes
+    blocks: int
+    """Of the whole prompt."""
+
+
+class Found(NamedTuple):
+    """Blocks of the buffer, for a load that has begun; the reader gives the chunk back."""
+
+    region: int
+    first: int
+    blocks: int
+    chunk: Chunk
+    size: int
+
+
+class Slot(NamedTuple):
+    """Where a frame that no load has asked for goes."""
+
+    place: Place
+    chunk: Chunk
+
+
+class LookupBuffer:
+    """The buffer of one rank."""
+
+    def __init__(self, make: Callable[[int], Chunk], *, buffer_bytes: int, pool_bytes: int, block_bytes: tuple[int, ...],
+                 cover: bool, ttl_s: float, post: Callable[[Callable[[], None]], None]) -> None:
+        """``make``: memory of a size; ``post``: have a call made on the I/O thread."""
+        self.counted: deque[tuple[str, int]] = deque()
+        """Metrics and what to add, for the engine's thread to take."""
+        self._arenas = (Allocation(make, buffer_bytes), Allocation(make, pool_bytes))
+        self._buffer = Buffer(Buddy(buffer_bytes), Buddy(pool_bytes), ttl_s=ttl_s)
+        self._block_bytes = block_bytes
+        self._cover = cover
+        self._post = post
+        self._bytes = buffer_bytes + pool_bytes
+        self._spare = False
+
+    @property
+    def used(self) -> tuple[int, int]:
+        """Bytes in use, of the buffer and of the host pool."""
+        return self._buffer.used
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._buffer
+
+    def spare(self, *, spare: bool) -> None:
+        """Whether nobody has a use for the buffer: nothing is pushed ahead then, and its memory goes back when empty."""
+        self._post(partial(self._set_spare, spare))
+
+    def _set_spare(self, spare: bool) -> None:
+        self._spare = spare
+        self._drop_if_spare()
+
+    def _drop_if_spare(self) -> None:
+        if self._spare and self.used == (0, 0):
+            for arena in self._arenas:
+                arena.drop()
+
+    @property
+    def made(self) -> bool:
+        """Whether there is memory now."""
+        return any(arena.made for arena in self._arenas)
+
+    def expect(self, step: Expecting, now: float) -> tuple[Expect | None, list[Key]]:
+        """A transfer may be pushed ahead: what to tell prefill (None: nothing new), and entries that had to give way."""
+        if not self._bytes or self._spare or step.key in self._buffer:
+            return None, []
+        regions = len(self._block_bytes)
+        gone = self._buffer.expect(step.key, step.identity, step.blocks * regions, now)
+        return Expect(regions, sum(self._block_bytes), self._cover), gone
+
+    def store(self, header: Header) -> bool:
+        """Prefill asks for room for blocks. False: busy.
+
+        Raises:
+            ValueError: blocks that it cannot have, or has asked for before.
+        """
+        if not 0 <= header.region < len(self._block_bytes) or header.blocks < 1:
+            raise ValueError(f"{header.blocks} blocks of array {header.region}")
+        each = self._block_bytes[header.region]
+        room = self._buffer.offer(header.key, [Cut(header.region, first, blocks, blocks * each)
+                                               for first, blocks in runs(header.first, header.blocks, each, FRAME_BYTES)])
+        if not room:
+            self.counted.append((metrics.BUFFER_BUSY, 1))
+        return room
+
+    def begin(self, header: Header) -> Slot | None:
+        """A frame comes that no load has asked for: where it goes; None where nothing was granted for it."""
+        place = self._buffer.take(header.key, self._cut(header))
+        return None if place is None else Slot(place, self._chunk(place, 0, place.size))
+
+    def complete(self, header: Header, slot: Slot) -> None:
+        """That frame is here and intact."""
+        if self._buffer.insert(header.key, self._cut(header), slot.place):
+            self.counted.append((metrics.BUFFERED_BYTES, slot.place.size))
+
+    def claim(self, key: Key, identity: bytes, first: int, count: int) -> list[Found]:
+        """A load has begun: what the buffer has for it, by transfer, else by content. The entry is gone."""
+        items = self._buffer.drop_select(key, first, count) or self._buffer.drop_select_content(identity, first, count)
+        return [Found(one.region, one.first, one.blocks, self._chunk(one.place, one.skip, one.size), one.size)
+                for one in items]
+
+    def forget(self, key: Key) -> None:
+        """A try will not come, or is not wanted."""
+        self._buffer.forget(key)
+
+    def lost(self, key: Key) -> None:
+        """The link of a try has ended: what is whole may still be claimed."""
+        self._buffer.broken(key)
+
+    def tick(self, now: float) -> list[Key]:
+        """Time passes: tries that no request has claimed in time."""
+        over = self._buffer.tick(now)
+        if over:
+            self.counted.append((metrics.UNCLAIMED, len(over)))
+        self._drop_if_spare()
+        return over
+
+    def _cut(self, header: Header) -> Cut:
+        return Cut(header.region, header.first, header.blocks, header.length)
+
+    def _chunk(self, place: Place, skip: int, size: int) -> Chunk:
+        memory = self._arenas[place.tier].at(place.offset + skip, size)
+        return Chunk(memory.tensor, memory.view, partial(self._back, place))
+
+    def _back(self, place: Place) -> None:
+        self._post(partial(self._buffer.free, place))

@@ -1,0 +1,214 @@
+"""Prefill's half of the choice of a link, for one session (the exchange is drawn in ``link_choice``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from xpyd_sidecar.errors import ProtocolError
+from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.session import link_choice
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.transport.link import BlockLink, Session
+from xpyd_sidecar.transport.nccl.interface import GroupLink
+from xpyd_sidecar.transport.nixl.interface import ReadLink
+from xpyd_sidecar.transport.shm.arena import ArenaLink
+from xpyd_sidecar.transport.shm.process_vm import ProcessLink
+from xpyd_sidecar.transport.tcp.link import TcpLink
+
+ARENAS_MAX: Final = 16
+"""Of one rank, 16 MiB each; sessions beyond them use TCP."""
+
+
+class NoLink(Exception):
+    """Transport shm, nccl or rdma is asked for, and does not work with this peer; says why."""
+
+
+class Arenas:
+    """How many are open in this rank. Used on its I/O thread."""
+
+    open = 0
+
+
+class PrefillLinkChoice:
+    """Which link it is. ``link`` is the one to use at any time; ``close`` ends it with the session."""
+
+    def __init__(self, ways: LinkOptions, largest: int, arenas: Arenas, grouped: Callable[[int], GroupLink] | None = None,
+                 shown: Callable[[messages.NixlReader], ReadLink | None] | None = None) -> None:
+        """``grouped``: makes the link of an NCCL group with pieces of so many bytes; ``shown``: one over NIXL."""
+        self.link: BlockLink = TcpLink()
+        self.memory: messages.NixlMemory | None = None
+        """What decode is told, where it may read over NIXL."""
+        self._shown = shown
+        self._read: ReadLink | None = None
+        self.gpu: messages.Gpu | None = None
+        """What decode is told, where a group is possible."""
+        self._grouped = grouped
+        self._group: GroupLink | None = None
+        self._piece = 0
+        self._ways = ways
+        self._arenas = arenas
+        self._largest = largest
+        self._process: ProcessLink | None = None
+        self._arena: ArenaLink | None = None
+        self._settled = False
+        self._again = False
+        """Decode cannot read after all, and has been shown an arena."""
+
+    def welcome(self, host: str, gpu: messages.Gpu | None = None,
+                nixl: messages.NixlReader | None = None) -> tuple[messages.Near | None, str]:
+        """What a decode on ``host`` with a GPU or NIXL may try, and why nothing better; or why it must use TCP.
+
+        Raises:
+            NoWay: transport is shm, nccl or rdma, and there is nothing to try.
+        """
+        lead = ""
+        if gpu is not None or self._ways.transport == "nccl":
+            lead = link_choice.ungrouped(self._ways, gpu)
+            ours = self._ways.group
+            if not lead and gpu is not None and ours is not None and self._grouped is not None:
+                self.gpu, self._piece = ours, min(gpu.piece, ours.piece)
+                return None, ""
+        reason = lead if lead and not host else link_choice.apart(self._ways, host)
+        if self._ways.transport == "nccl":
+            reason = lead
+        if reason:
+            reason = f"{lead}; {reason}" if lead and lead != reason else reason
+            if nixl is not None or self._ways.reads is not None or self._ways.no_nixl:
+                why = self._show(nixl)
+                if self._read is not None:
+                    return None, reason if self._ways.transport == "auto" and host else ""
+                reason = why if self._ways.transport == "rdma" or why == reason else f"{reason}; {why}"
+            self._refuse_tcp(reason)
+            return None, reason
+        self._process = ProcessLink()
+        return self._process.near(), ""
+
+    def _show(self, theirs: messages.NixlReader | None) -> str:
+        """Show decode this side's memory; or why not."""
+        reason = link_choice.unread(self._ways, theirs)
+        if reason or theirs is None or self._shown is None:
+            return reason or "nixl: not ready at prefill"
+        self._read = self._shown(theirs)
+        if self._read is None:
+            return "nixl: too many sessions are open at prefill"
+        self.memory = self._read.shown()
+        return ""
+
+    def decided(self, choice: messages.LinkChoice) -> messages.Arena | None:
+        """Decode says what it takes; what to answer, if anything.
+
+        Raises:
+            NoWay: transport is shm, nccl or rdma, and decode takes TCP.
+            ValueError: decode may not say this now.
+        """
+        if self._again:
+            self._decided_again(choice)
+            return None
+        if choice.way == "make_arena" and self._process is not None and self._arena is None and not self._settled:
+            return self._make()
+        if self._settled:
+            raise ValueError("chose a link twice")
+        self._settled = True
+        if choice.way == "process_vm" and self._process is not None:
+            self.link = self._process
+        elif choice.way == "arena" and self._arena is not None:
+            self._arena.unname()
+            self.link = self._arena
+        elif choice.way == "nccl" and self.gpu is not None and self._grouped is not None:
+            self.link = self._group = self._grouped(self._piece)
+        elif choice.way == "nixl" and self._read is not None:
+            self.link = self._read
+        elif choice.way == "tcp":
+            self._refuse_tcp(choice.reason)
+            if self._read is not None:
+                self._read.close()
+            self._drop_arena()
+        else:
+            raise ValueError(f"chose {choice.way}, which was not offered")
+        return None
+
+    def _decided_again(self, choice: messages.LinkChoice) -> None:
+        assert self._process is not None
+        self._again = False
+        if choice.way == "arena" and self._arena is not None:
+            self._arena.unname()
+            self.link = self._arena
+        elif choice.way == "tcp":
+            self._refuse_tcp(f"{choice.reason}; {link_choice.OTHERWISE}")
+            self._drop_arena()
+            self.link = TcpLink()
+        else:
+            raise ValueError(f"chose {choice.way}, which was not offered")
+        self._process.leave(self.link)
+
+    def taken(self, session: Session, taken: messages.Taken) -> messages.Arena | None:
+        """Decode is done with the oldest offer, or cannot read it: then an arena to show, if it would map one.
+
+        Raises:
+            NoWay: it cannot, transport is shm, and it would map no arena.
+            ProtocolError: nothing is on offer.
+        """
+        process = self._process
+        if process is None or not process.owed:
+            self.link.taken(session, read=taken.read)
+            return None
+        process.taken(session, read=taken.read)
+        if taken.read or self._again:
+            return None
+        if self.link is process:
+            if taken.arena:
+                self._again = True
+                return self._make()
+            why = taken.why or "it does not say why"
+            self._refuse_tcp(f"decode cannot read prefill's memory ({why}) and maps no arena; {link_choice.OTHERWISE}")
+            self.link = TcpLink()
+        process.leave(self.link)
+        return None
+
+    def told(self, session: Session, kind: Kind, body: memoryview) -> None:
+        """Decode says POSTED or UNGROUP.
+
+        Raises:
+            ProtocolError: this session has no groups.
+        """
+        if self._group is None:
+            raise ProtocolError(session.peer, f"sent {kind.name} over a link without groups")
+        if kind is Kind.POSTED:
+            self._group.received(session)
+        else:
+            self._group.ungrouped(messages.read_body(body, messages.Group))
+
+    def _make(self) -> messages.Arena:
+        if self._ways.folder is None:
+            return messages.Arena("", 0, b"", "no folder to share is set")
+        if self._arenas.open >= ARENAS_MAX:
+            return messages.Arena("", 0, b"", f"{ARENAS_MAX} arenas are open")
+        try:
+            self._arena = ArenaLink(self._ways.folder, self._largest)
+        except OSError as error:
+            return messages.Arena("", 0, b"", f"{self._ways.folder}: {error.strerror}")
+        self._arenas.open += 1
+        return self._arena.shown()
+
+    def _refuse_tcp(self, reason: str) -> None:
+        if self._ways.transport in {"shm", "nccl", "rdma"}:
+            raise NoLink(f"transport {self._ways.transport}: {reason}")
+
+    def _drop_arena(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+            self._arenas.open -= 1
+
+    def close(self) -> None:
+        """The session has ended."""
+        self._settled = True
+        if self._group is not None:
+            self._group.close()
+        if self._process is not None:
+            self._process.close()
+        if self._read is not None:
+            self._read.close()
+        self._drop_arena()

@@ -1,0 +1,69 @@
+"""What decode's I/O thread hands to the engine's thread, and what all of its connections share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.receiving import Ask
+from xpyd_sidecar.memory.staging import Chunk, Staging
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.session.local_rank import LocalRank
+from xpyd_sidecar.session.lookup_buffer import LookupBuffer
+from xpyd_sidecar.threads.idle_polling import Inbox
+from xpyd_sidecar.transport.gates import LoadTarget
+from xpyd_sidecar.transport.nccl.interface import Grouping
+from xpyd_sidecar.transport.nixl.interface import Reading
+
+
+class Arrived(NamedTuple):
+    """Intact blocks: in a chunk, which the reader gives back, or in their places (None). ``way``: name of the link."""
+
+    key: Key
+    region: int
+    first: int
+    blocks: int
+    chunk: Chunk | None
+    size: int
+    way: str
+    source: int
+    at: float
+    """When, by the monotonic clock."""
+
+
+class Broken(NamedTuple):
+    """A source will not send a try."""
+
+    key: Key
+    outcome: Outcome
+    reason: str
+    final: bool
+    source: int
+
+
+class AskedBlocks(NamedTuple):
+    """A try that a source owes. ``have``: by (region, block), what has come: nothing comes twice."""
+
+    step: Ask
+    target: LoadTarget | None
+    have: bytearray
+
+
+@dataclass(frozen=True)
+class ReceiverContext:
+    """Of one decode rank. ``largest_frame``: bytes of DATA that are taken at once; ``broken``: a try will not come."""
+
+    me: LocalRank
+    ways: LinkOptions
+    staging: Staging
+    inbox: Inbox[Arrived | Broken]
+    cover: bool
+    largest_frame: int
+    ahead: LookupBuffer | None
+    broken: Callable[[Ask, Outcome, str, bool], None]
+    grouping: Grouping | None = None
+    """Makes links over NCCL, where there is a GPU for it."""
+    reading: Reading | None = None
+    """Makes links over NIXL, where it is there."""

@@ -1,0 +1,320 @@
+"""Prefill's I/O thread of one rank: listens for decode ranks, keeps copies until they are asked for, and sends them.
+
+The engine's thread, or the one that waits for copies, hands them over (``push``); the engine's takes reports
+(``take_reports``). Neither waits. The memory of a copy goes back to its store when it has left or is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from xpyd_sidecar.contract import metrics
+from xpyd_sidecar.contract.ids import HostPort, join_host_port
+from xpyd_sidecar.errors import ConfigError, PeerError, PeerGone, ProtocolError
+from xpyd_sidecar.kv import copies, frames, messages
+from xpyd_sidecar.kv.copies import Copy
+from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.keys import Key, Outcome
+from xpyd_sidecar.kv.sending import Sending
+from xpyd_sidecar.memory.store import CopyStore, StoreLease
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.session.local_rank import LocalRank
+from xpyd_sidecar.session.prefill_endpoint import PrefillEndpoint
+from xpyd_sidecar.session.prefill_link_choice import Arenas
+from xpyd_sidecar.session.spilling import Spilling
+from xpyd_sidecar.session.transfer_trace import Noted, TransferTrace
+from xpyd_sidecar.threads.loop import Loop
+from xpyd_sidecar.threads.watched import Watched
+from xpyd_sidecar.transport.link import Blocks, Sums
+from xpyd_sidecar.transport.nccl.interface import Grouping
+from xpyd_sidecar.transport.nixl.interface import Reading
+from xpyd_sidecar.transport.tcp.link import TcpLink
+
+logger = logging.getLogger(__name__)
+
+CONNECTIONS_MAX: Final = 4096
+
+
+class Kept(NamedTuple):
+    """A copy of blocks in host memory. ``view``: its bytes, of those that are leased for it."""
+
+    view: memoryview
+    lease: StoreLease
+    gone: Callable[[], None] | None = None
+    """Called once when the copy is let go."""
+    sums: Sums | None = None
+    """Of a copy whose checksums are made before it is asked for."""
+
+
+class SenderReport(NamedTuple):
+    """A transfer that this rank has ended; ``size``: payload bytes that the peer confirmed."""
+
+    key: Key
+    outcome: Outcome
+    reason: str
+    size: int
+
+
+class Sender:
+    """The thread and its listening socket."""
+
+    def __init__(self, me: LocalRank, machine: Sending[Kept], *, host: str, port: int, ways: LinkOptions, store: CopyStore,
+                 peer_timeout_s: float, largest_frame: int = frames.FRAME_BYTES,
+                 grouping: Grouping | None = None, reading: Reading | None = None) -> None:
+        """Bind and start. ``store``: where copies are; ``grouping``: makes links over NCCL, where there is a GPU for it;
+        ``reading``: over NIXL, where it is there.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        self.me = me
+        self.store = store
+        self._machine = machine
+        self.spilling = Spilling(machine, store)
+        self._session_link = TcpLink()
+        self._began: dict[Key, float] = {}
+        self._noting = TransferTrace()
+        self.noted: deque[Noted] = deque()
+        """Transfers that have ended, for the engine's thread to take."""
+        self.ways = ways
+        self.grouping = grouping
+        self.reading = reading
+        self.largest_frame = largest_frame
+        self.arenas = Arenas()
+        self._timeout = peer_timeout_s
+        self._peers: dict[int, PrefillEndpoint] = {}
+        self._sent: dict[Key, int] = {}
+        self._unsummed: deque[Sums] = deque()
+        """Of copies whose checksums are not made; each copy is in the store."""
+        self._reports: deque[SenderReport] = deque()
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._listener = socket.create_server((host, port), family=family, backlog=128)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"data_port: cannot listen on {host} port {port}: {error}") from None
+        self._listener.setblocking(False)
+        self.address: HostPort = join_host_port(host, self._listener.getsockname()[1])
+        self._loop = Loop("xpyd-sender", self._tick)
+        self._loop.at_end(self._close_all)
+        self._loop.watch(self._listener, selectors.EVENT_READ, self._accept)
+        self._loop.start()
+
+    # --- from other threads ---
+
+    def push(self, key: Key, made: Iterable[Copy[Kept]]) -> None:
+        """Take copies of a transfer that are complete."""
+        self._loop.post(partial(self._copied, key, made))
+
+    def release(self, key: Key, outcome: Outcome, reason: str) -> None:
+        """Let go of a transfer."""
+        self._loop.post(lambda: self._carry_out(self._machine.release(
+            key, outcome, reason, retry=outcome is Outcome.ABORTED)))
+
+    def progressed(self, keys: Sequence[Key]) -> None:
+        """The engine's work for these transfers has grown."""
+        self._loop.post(partial(self._progressed, keys))
+
+    def take_reports(self) -> list[SenderReport]:
+        """What has ended since the last call."""
+        out = []
+        while self._reports:
+            out.append(self._reports.popleft())
+        return out
+
+    @property
+    def thread(self) -> Watched:
+        """The I/O thread."""
+        return self._loop.thread
+
+    def stop(self) -> None:
+        """End the thread and close every connection."""
+        self._loop.stop()
+        self._listener.close()
+
+    # --- on the loop's thread ---
+
+    def _progressed(self, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self._machine.progressed(key)
+
+    def _copied(self, key: Key, made: Iterable[Copy[Kept]]) -> None:
+        for copy in made:
+            self._kept(key, copy)
+        self._carry_out(self.spilling.relieve())
+
+    def _kept(self, key: Key, copy: Copy[Kept]) -> None:
+        """A copy is made. Until somebody asks for it there is time for its checksums."""
+        if self._machine.cover and self.grouping is None:
+            sums = Sums(copy.data.view, copy.blocks)
+            copy = copy._replace(data=copy.data._replace(sums=sums))
+            if not self._unsummed:
+                self._loop.post(self._sum_up)
+            self._unsummed.append(sums)
+        self._carry_out(self._machine.copy(key, copy, time.monotonic()))
+
+    def _sum_up(self) -> None:
+        """Make the sums of one copy; between two of them the loop serves its sockets."""
+        self._unsummed.popleft().make()
+        if self._unsummed:
+            self._loop.post(self._sum_up)
+
+    def _accept(self, _: int) -> None:
+        for _ in range(32):
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            if len(self._peers) >= CONNECTIONS_MAX:
+                logger.warning("xpyd: refused a data link from %s: %d are open", address[0], CONNECTIONS_MAX)
+                sock.close()
+                continue
+            peer = PrefillEndpoint(self, self._loop, sock, join_host_port(address[0], address[1]))
+            self._peers[peer.link.number] = peer
+
+    def asked(self, peer: PrefillEndpoint, header: Header, body: memoryview) -> None:
+        """A frame of an accepted peer."""
+        number, key = peer.link.number, header.key
+        if header.kind is Kind.READY:
+            ready = messages.read_body(body, messages.Ready)
+            self._noting.mark(key, "ready")
+            self._carry_out(self._machine.ready(number, key, ready, time.monotonic()))
+        elif header.kind is Kind.DONE:
+            self._carry_out(self._machine.done(number, key))
+        elif header.kind is Kind.CANCEL:
+            why = messages.read_body(body, messages.Reason)
+            self._carry_out(self._machine.cancel(number, key, why.outcome, why.reason))
+        elif header.kind is Kind.TAKEN:
+            peer.taken(messages.read_body(body, messages.Taken))
+        elif header.kind is Kind.POSTED or header.kind is Kind.UNGROUP:
+            peer.way.told(peer.link, header.kind, body)
+        elif header.kind is Kind.LINK:
+            peer.decided(messages.read_body(body, messages.LinkChoice))
+        elif header.kind is not Kind.PING:
+            self._carry_out(self.spilling.heard(number, peer.link.peer, header, body))
+            self._carry_out(self.spilling.relieve())
+
+    def lost(self, peer: PrefillEndpoint, error: PeerError) -> None:
+        """A connection has ended."""
+        self._peers.pop(peer.link.number, None)
+        outcome = Outcome.PROTOCOL if isinstance(error, ProtocolError) else Outcome.PEER_LOST
+        steps = self._machine.lost(peer.link.number, outcome, str(error))
+        if steps or not isinstance(error, PeerGone):
+            logger.warning("xpyd: data link to decode ended: %s", error)
+        self._carry_out(steps)
+
+    def _carry_out(self, steps: list[copies.Step[Kept]]) -> None:
+        """All of them, whatever becomes of one: nobody else knows of the copies in those that follow."""
+        for step in steps:
+            try:
+                self._take(step)
+            except Exception as error:
+                logger.exception("xpyd: a step of sending failed: %s", type(step).__name__)
+                peer = None if isinstance(step, copies.Free | copies.Ended) else self._peers.get(step.link)
+                if peer is not None:
+                    peer.link.mistaken(error)
+
+    def _take(self, step: copies.Step[Kept]) -> None:
+        if isinstance(step, copies.Send):
+            self._send(step)
+        elif isinstance(step, copies.Free):
+            if step.uses is None or step.uses.over():
+                self._let_go(step.copy.data)
+        elif isinstance(step, copies.Offer):
+            if (peer := self._peers.get(step.link)) is not None:
+                peer.say(Kind.STORE, step.key, region=step.copy.region, first=step.copy.first, blocks=step.copy.blocks)
+        elif isinstance(step, copies.Store):
+            self._store(step)
+        elif isinstance(step, copies.Refuse):
+            if (peer := self._peers.get(step.link)) is not None:
+                peer.say(Kind.GONE, step.key, messages.Reason(step.outcome, step.reason, step.retry))
+        else:
+            size = self._sent.pop(step.key, 0)
+            began = self._began.pop(step.key, None)
+            if step.confirmed and began is not None:
+                self.spilling.counted.append((metrics.PUSH_SECONDS, time.monotonic() - began))
+            self._ended(step.key, confirmed=step.confirmed)
+            self._reports.append(SenderReport(step.key, step.outcome, step.reason, size if step.confirmed else 0))
+
+    def _ended(self, key: Key, *, confirmed: bool) -> None:
+        if confirmed:
+            self._noting.mark(key, "done")
+        if (noted := self._noting.end(key)) is not None:
+            self.noted.append(noted)
+
+    def _send(self, step: copies.Send[Kept]) -> None:
+        data = _cut(step)
+        size = len(data)
+        self.spilling.leaving += size
+        peer = self._peers.get(step.link)
+        if peer is None:
+            self._left(step.copy.data, size, step.uses)
+            return
+        now = time.monotonic()
+        self._began.setdefault(step.key, now)
+        free = partial(self._pushed, step, size, now, peer.way.link.name)
+        self._sent[step.key] = self._sent.get(step.key, 0) + size
+        sums = step.copy.data.sums if step.cut is None else None
+        piece = Blocks(step.copy.region, step.first, step.blocks, data, sums, step.first - step.copy.first)
+        peer.way.link.put(peer.link, step.key, piece, free, cover=step.cover, most=frames.aim(step.frame))
+
+    def _pushed(self, step: copies.Send[Kept], size: int, began: float, link: str) -> None:
+        self._machine.progressed(step.key)
+        if step.key in self._began:  # else it has ended, and what is noted of it is told
+            self._noting.piece(step.key, began, time.monotonic(), size, link)
+        self._left(step.copy.data, size, step.uses)
+
+    def _store(self, step: copies.Store[Kept]) -> None:
+        """Push a copy ahead: as frames of the session, whatever the link, since nobody has said where it belongs."""
+        view = step.copy.data.view
+        self.spilling.leaving += len(view)
+        free = partial(self._left, step.copy.data, len(view), None)
+        peer = self._peers.get(step.link)
+        if peer is None:
+            free()
+            return
+        self._sent[step.key] = self._sent.get(step.key, 0) + len(view)
+        self.spilling.counted.append((metrics.AHEAD_BYTES, len(view)))
+        piece = Blocks(step.copy.region, step.copy.first, step.copy.blocks, view, step.copy.data.sums)
+        self._session_link.put(peer.link, step.key, piece, free, cover=step.cover)
+
+    def _left(self, kept: Kept, size: int, uses: copies.Uses | None) -> None:
+        """A send has left, or never will."""
+        self.spilling.leaving -= size
+        if uses is None or uses.over():
+            self._let_go(kept)
+
+    def _let_go(self, kept: Kept) -> None:
+        self.store.give(kept.lease)
+        if kept.sums is not None:
+            kept.sums.drop()
+        if kept.gone is not None:
+            kept.gone()
+
+    def _tick(self, now: float) -> None:
+        self._carry_out(self._machine.tick(now))
+        self._carry_out(self.spilling.relieve())
+        for peer in list(self._peers.values()):
+            peer.tick(now, busy=peer.way.link.busy or self._machine.busy(peer.link.number), timeout=self._timeout)
+
+    def _close_all(self) -> None:
+        self._loop.watch(self._listener, 0, self._accept)
+        for peer in list(self._peers.values()):
+            peer.link.close(PeerGone(peer.link.peer, "this engine stops"))
+
+
+def _cut(step: copies.Send[Kept]) -> memoryview:
+    """The bytes to send: of the blocks that are wanted, the heads that are; a copy only where blocks are cut."""
+    view = step.copy.data.view
+    each = len(view) // step.copy.blocks
+    start = (step.first - step.copy.first) * each
+    if step.cut is None:
+        return view[start:start + step.blocks * each]
+    begin = start + step.cut.head * (step.cut.size // step.cut.heads)
+    return memoryview(b"".join(view[at:at + step.cut.size] for at in range(begin, begin + step.blocks * each, each)))

@@ -1,0 +1,63 @@
+"""Prefill's half of what is pushed ahead: when to offer copies to decode, and what decode answers. On the sender's thread.
+
+A sender that keeps more than half of what it may keep offers the oldest copies that nobody has asked for to those decode
+ranks that expect them, so that steps still to come find room.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from xpyd_sidecar.contract import metrics
+from xpyd_sidecar.errors import ProtocolError
+from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv.copies import Step
+from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.kv.sending import Sending
+from xpyd_sidecar.kv.stores import Busy, Expect, Fetch
+from xpyd_sidecar.memory.store import CopyStore
+
+RETRY_MOST_S = 5.0
+
+
+class Spilling:
+    """The pressure on one sender's store."""
+
+    def __init__(self, machine: Sending[Any], store: CopyStore) -> None:
+        self.leaving = 0
+        """Bytes that are on their way out of the store."""
+        self.counted: deque[tuple[str, float]] = deque()
+        """Metrics and what to add, for the engine's thread to take."""
+        self._machine = machine
+        self._store = store
+
+    def heard(self, link: int, peer: str, header: Header, body: memoryview) -> list[Step[Any]]:
+        """Decode expects, has room, has none, or fetches.
+
+        Raises:
+            ProtocolError: it says something else.
+        """
+        key = header.key
+        if header.kind is Kind.EXPECT:
+            steps = self._machine.expect(link, key, messages.read_body(body, Expect))
+        elif header.kind is Kind.ROOM:
+            steps = self._machine.room(link, key, header.region, header.first)
+        elif header.kind is Kind.BUSY:
+            wait = min(max(messages.read_body(body, Busy).retry_s, 0.01), RETRY_MOST_S)
+            self._machine.full(link, key, header.region, header.first, time.monotonic() + wait)
+            self.counted.append((metrics.STORE_RETRIES, 1))
+            return []
+        elif header.kind is Kind.FETCH:
+            steps = self._machine.fetch(link, key, messages.read_body(body, Fetch).until)
+        else:
+            raise ProtocolError(peer, f"sent {header.kind.name} where prefill listens")
+        return steps
+
+    def relieve(self) -> list[Step[Any]]:
+        """What to offer now, when all earlier steps have been carried out."""
+        over = self._store.used - self._store.bound // 2 - self._machine.on_offer - self.leaving
+        if over <= 0:
+            return []
+        return self._machine.spill(over, lambda kept: len(kept.view), time.monotonic())

@@ -1,0 +1,105 @@
+"""What a rank notes of its transfers for ``xpyd trace``: a few marks and spans each, packed when the transfer has ended.
+
+``TransferTrace`` belongs to one thread. Nothing grows: open transfers are at most ``OPEN_MOST`` (the oldest are
+forgotten), spans of one are merged (``kv.pieces``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from xpyd_sidecar.contract.timeline import First, Side, Span
+from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.kv.pieces import MOST, Pieces
+
+OPEN_MOST: Final = 1024
+
+
+class Noted(NamedTuple):
+    """Of a transfer that has ended on a rank: marks and pieces."""
+
+    key: Key
+    marks: dict[str, float]
+    pieces: list[Span]
+
+
+class TransferTrace:
+    """Open transfers of one side of a rank."""
+
+    def __init__(self) -> None:
+        self._open: OrderedDict[Key, tuple[dict[str, float], Pieces]] = OrderedDict()
+
+    def mark(self, key: Key, name: str) -> None:
+        """Something has happened now; the first time counts."""
+        self._of(key)[0].setdefault(name, time.monotonic())
+
+    def piece(self, key: Key, at: float, until: float, size: int, link: str) -> None:
+        """Bytes have moved."""
+        self._of(key)[1].add(at, until, size, link)
+
+    def end(self, key: Key) -> Noted | None:
+        """What was noted; None where nothing was."""
+        found = self._open.pop(key, None)
+        return None if found is None else Noted(key, found[0], found[1].take())
+
+    def _of(self, key: Key) -> tuple[dict[str, float], Pieces]:
+        found = self._open.get(key)
+        if found is None:
+            found = self._open[key] = {}, Pieces()
+            if len(self._open) > OPEN_MOST:
+                self._open.popitem(last=False)
+        return found
+
+
+class Forwards:
+    """The engine's thread: when forwards ran, and for whom."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._last: deque[Span] = deque(maxlen=MOST)
+        self._pushed: OrderedDict[Key, Pieces] = OrderedDict()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._began = time.monotonic()
+
+    def end(self, tokens: int, pushes: Iterable[Key]) -> Span:
+        """Its forward is over."""
+        span = Span(self._began, time.monotonic(), tokens)
+        self._last.append(span)
+        for key in pushes:
+            if key not in self._pushed:
+                self._pushed[key] = Pieces()
+                if len(self._pushed) > OPEN_MOST:
+                    self._pushed.popitem(last=False)
+            self._pushed[key].add(span.at, span.until, tokens)
+        return span
+
+    def pushed(self, key: Key) -> list[Span]:
+        """Those that made what a transfer has pushed."""
+        found = self._pushed.pop(key, None)
+        return found.take() if found is not None else []
+
+    def since(self, at: float) -> list[Span]:
+        """The last ones that ended after ``at``."""
+        return [span for span in self._last if span.until > at]
+
+
+def packed(rank: int, noted: Noted, forwards: list[Span]) -> bytes:
+    """As it goes to the scheduler side."""
+    return msgspec.msgpack.encode(Side(rank, noted.marks, noted.pieces, forwards, clock()))
+
+
+def packed_first(forward: Span) -> bytes:
+    """Likewise, of a request's first forward."""
+    return msgspec.msgpack.encode(First(forward, clock()))
+
+
+def clock() -> float:
+    """Wall clock minus monotonic clock: how clocks of ranks on other hosts are told apart from those here."""
+    return time.time() - time.monotonic()

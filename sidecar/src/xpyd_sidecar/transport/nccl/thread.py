@@ -1,0 +1,322 @@
+"""The communicator thread: it owns every NCCL communicator of this process and is the only one that calls NCCL.
+
+Sessions ask for groups and give pieces (``join``, ``move``, ``leave``, from any thread) and are told what became of them on
+their own I/O threads (``GroupMember``). ``kv.groups`` decides; this thread carries out, and asks NCCL and CUDA how far they
+are. It never waits for either: making a group takes as long as the peer takes, and two engines that open groups to each
+other at once must both go on.
+
+Only an abort may take long (NCCL waits for its kernels and its helper threads), so each runs on a thread of its own. Until
+it returns, the pieces of that group are not given back.
+
+What belongs to one group is guarded by itself. If the thread dies all the same, the engine hears of it by ``thread``
+(``threads.watched``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, NamedTuple, Protocol
+
+from xpyd_sidecar.kv import groups
+from xpyd_sidecar.kv.groups import Groups, Way
+from xpyd_sidecar.threads.watched import Faults, Watched
+from xpyd_sidecar.transport.nccl.driver import Communicator, Driver, Piece
+
+logger = logging.getLogger(__name__)
+
+POLL_S: Final = 0.0002
+"""While something is under way. The GPU may be that much ahead of us."""
+REST_S: Final = 0.2
+TICK_S: Final = 0.05
+DEPTH: Final = 2
+"""Pieces of one group at once: one is on the wire while the next one is prepared."""
+FLIGHT: Final = 4
+"""Pieces of all groups at once, in each direction: so many slots to send from. With ``ctas`` channels each, their kernels
+must find room on the GPU together, else those of two groups could wait for each other (docs/decisions/0021)."""
+STOP_S: Final = 5.0
+
+
+class NcclLimits(NamedTuple):
+    """Bounds of one process."""
+
+    groups: int = 16
+    open_s: float = 10.0
+    move_s: float = 5.0
+    idle_s: float = 60.0
+    hold_s: float = 3.0
+
+
+class NcclUsage(NamedTuple):
+    """What NCCL takes now. ``memory``: bytes of GPU memory, slots for pieces included."""
+
+    groups: int
+    memory: int
+
+
+class GroupMember(Protocol):
+    """One side of a group, called on its own I/O thread."""
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have a call made on that thread."""
+
+    def begun(self, uid: bytes) -> None:
+        """The group is being made; the peer needs ``uid`` to join."""
+
+    def opened(self) -> None:
+        """The peer has joined."""
+
+    def posted(self, piece: Piece) -> None:
+        """A piece is being received: the peer may send it."""
+
+    def moved(self, piece: Piece) -> None:
+        """A piece is done."""
+
+    def lost(self, reason: str, *, busy: bool) -> None:
+        """The group does no more. ``busy``: pieces were under way."""
+
+    def over(self, pieces: tuple[Piece, ...]) -> None:
+        """The GPU has let go of these pieces, which were not done: the group's, or one that was given to it too late."""
+
+
+@dataclass
+class Joined:
+    """A group here."""
+
+    member: GroupMember
+    way: Way
+    uid: bytes | None
+    comm: Communicator | None = None
+    memory: int = 0
+    counted: bool = False
+    """``memory`` is what NCCL says."""
+    pieces: list[Piece] = field(default_factory=list)
+    """That were launched and hold a kit."""
+
+
+class NcclThread:
+    """The thread, for one process and its GPU."""
+
+    def __init__(self, driver: Driver, limits: NcclLimits) -> None:
+        self.driver = driver
+        self.usage = NcclUsage(0, driver.bytes)
+        self._fixed = driver.bytes
+        self._machine = Groups[Piece](most=limits.groups, flight=FLIGHT, depth=DEPTH, open_s=limits.open_s,
+                                      move_s=limits.move_s, idle_s=limits.idle_s, hold_s=limits.hold_s)
+        self._joined: dict[int, Joined] = {}
+        self._numbers = itertools.count(1)
+        self._kits = {Way.SEND: list(driver.sends), Way.RECEIVE: list(driver.receives)}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+        self._stop = False
+        self._tick_at = 0.0
+        self._rounds = Faults("its look at groups and deadlines")
+        self.thread = Watched("xpyd-nccl", self._run)
+        self.thread.start()
+
+    # --- from any thread ---
+
+    def join(self, member: GroupMember, way: Way, uid: bytes | None = None) -> int:
+        """Make a group (rank 0 mints its ``uid``) or join the peer's. Its number in this process."""
+        number = next(self._numbers)
+        self._tell(partial(self._join, number, member, way, uid))
+        return number
+
+    def hold(self, number: int, pieces: int) -> None:
+        """So many pieces more, or fewer, are about to be given."""
+        self._tell(lambda: self._machine.hold(number, pieces, time.monotonic()))
+
+    def move(self, number: int, piece: Piece, member: GroupMember) -> None:
+        """Send or receive a piece, after those given before."""
+        self._tell(partial(self._move, number, piece, member))
+
+    def leave(self, number: int, reason: str) -> None:
+        """End a group."""
+        self._tell(lambda: self._carry_out(self._machine.close(number, reason)))
+
+    def stop(self) -> None:
+        """End all groups, and the thread."""
+        with self._changed:
+            self._stop = True
+            self._changed.notify()
+        self.thread.end(2 * STOP_S)
+
+    def _tell(self, call: Callable[[], None]) -> None:
+        with self._changed:
+            self._commands.append(call)
+            self._changed.notify()
+
+    # --- on the thread ---
+
+    def _run(self) -> None:
+        self.driver.device.enter()
+        while not self._stop:
+            with self._changed:
+                if not self._commands and not self._stop:
+                    self._changed.wait(POLL_S if self._machine.working else REST_S)
+                commands, self._commands = self._commands, deque()
+            for call in commands:
+                self._guard(call)
+            try:
+                self._poll()
+                self._tick(time.monotonic())
+            except Exception as error:  # noqa: BLE001  # whatever it is
+                self._rounds.met(error)
+            else:
+                self._rounds.none()
+        self._end_all()
+
+    def _tick(self, now: float) -> None:
+        if now >= self._tick_at:
+            self._tick_at = now + TICK_S
+            self._carry_out(self._machine.tick(now))
+
+    @staticmethod
+    def _guard(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:  # one session's fault must not end the thread that serves all others
+            logger.exception("xpyd: a call of the communicator thread failed")
+
+    def _end_all(self) -> None:
+        end = time.monotonic() + STOP_S
+        while (self._joined or self._commands) and time.monotonic() < end:
+            for number in list(self._joined):
+                self._guard(partial(self._close, number))
+            with self._changed:
+                if not self._commands:
+                    self._changed.wait(REST_S)
+                commands, self._commands = self._commands, deque()
+            for call in commands:
+                self._guard(call)
+        if self._joined:
+            logger.error("xpyd: %d NCCL groups could not be ended within %s s", len(self._joined), STOP_S)
+
+    def _close(self, number: int) -> None:
+        self._carry_out(self._machine.close(number, "this engine stops"))
+
+    def _poll(self) -> None:
+        for number in list(self._machine.opening()):
+            if self._settled(number):
+                self._carry_out(self._machine.opened(number, time.monotonic()))
+        for number in list(self._machine.launching()):
+            if self._settled(number):
+                joined = self._joined[number]
+                assert joined.comm is not None
+                self._try(number, partial(joined.comm.launched, joined.pieces[-1]))
+                self._carry_out(self._machine.launched(number, time.monotonic()))
+        for number, piece in list(self._machine.running()):
+            if piece.mark is not None and self._try(number, piece.mark.done):
+                self._carry_out(self._machine.done(number, time.monotonic()))
+
+    def _settled(self, number: int) -> bool:
+        """Whether the call in progress on a communicator is over; it breaks the group where it has failed."""
+        comm = self._joined[number].comm
+        return comm is not None and self._try(number, lambda: not comm.pending())
+
+    def _try(self, number: int, call: Callable[[], object]) -> bool:
+        """Ask NCCL or CUDA. What they raise ends this group alone."""
+        try:
+            return call() is not False
+        except Exception as error:  # noqa: BLE001  # the binding's, torch's and CUDA's have no common root
+            logger.warning("xpyd: NCCL group %d: %s", number, error)
+            self._carry_out(self._machine.broken(number, f"nccl: {error}"))
+            return False
+
+    def _join(self, number: int, member: GroupMember, way: Way, uid: bytes | None) -> None:
+        self._joined[number] = Joined(member, way, uid)
+        self._carry_out(self._machine.open(number, way, time.monotonic()))
+
+    def _move(self, number: int, piece: Piece, member: GroupMember) -> None:
+        if number in self._joined:
+            self._carry_out(self._machine.move(number, piece, time.monotonic()))
+        else:
+            member.post(partial(member.over, (piece,)))
+
+    def _carry_out(self, steps: list[groups.Step[Piece]]) -> None:
+        for step in steps:
+            joined = self._joined.get(step.number)
+            if joined is None:
+                continue
+            member = joined.member
+            if isinstance(step, groups.Begin):
+                self._try(step.number, partial(self._begin, joined))
+            elif isinstance(step, groups.Launch):
+                self._try(step.number, partial(self._launch, joined, step.piece))
+            elif isinstance(step, groups.End):
+                self._end(step.number, joined)
+            elif isinstance(step, groups.Opened):
+                member.post(member.opened)
+            elif isinstance(step, groups.Moved):
+                self._moved(step.number, joined, step.piece)
+            elif isinstance(step, groups.Lost):
+                member.post(partial(member.lost, step.reason, busy=step.busy))
+            else:
+                self._over(step.number, joined, step.pieces)
+        self._measure()
+
+    def _begin(self, joined: Joined) -> None:
+        uid = self.driver.unique_id() if joined.uid is None else joined.uid
+        joined.comm = self.driver.begin(uid, joined.way)
+        joined.memory = groups.group_bytes(self.driver.ctas)
+        joined.member.post(partial(joined.member.begun, uid))
+
+    def _launch(self, joined: Joined, piece: Piece) -> None:
+        assert joined.comm is not None
+        piece.kit = self._kits[joined.way].pop()
+        if piece.data is not None:
+            piece.slot = piece.kit.slot
+        joined.pieces.append(piece)
+        joined.comm.launch(piece)
+        if piece.data is None:
+            joined.member.post(partial(joined.member.posted, piece))
+
+    def _moved(self, number: int, joined: Joined, piece: Piece) -> None:
+        joined.pieces.remove(piece)
+        piece.look()
+        self._give_back(joined.way, piece)
+        if not joined.counted and joined.comm is not None and self._settled(number):
+            joined.memory, joined.counted = joined.comm.memory(), True
+        joined.member.post(partial(joined.member.moved, piece))
+
+    def _give_back(self, way: Way, piece: Piece) -> None:
+        if piece.kit is not None:
+            self._kits[way].append(piece.kit)
+            piece.kit = None
+
+    def _end(self, number: int, joined: Joined) -> None:
+        if joined.comm is None:
+            self._tell(partial(self._ended, number))
+            return
+        name = f"xpyd-nccl-end-{number}"
+        threading.Thread(target=self._abort, args=(number, joined.comm), name=name, daemon=True).start()
+
+    def _abort(self, number: int, comm: Communicator) -> None:
+        """On a thread of its own."""
+        try:
+            comm.abort()
+        except Exception:
+            logger.exception("xpyd: NCCL group %d could not be aborted; its memory stays taken", number)
+            return
+        self._tell(partial(self._ended, number))
+
+    def _ended(self, number: int) -> None:
+        self._carry_out(self._machine.ended(number, time.monotonic()))
+
+    def _over(self, number: int, joined: Joined, pieces: tuple[Piece, ...]) -> None:
+        del self._joined[number]
+        for piece in pieces:
+            self._give_back(joined.way, piece)
+        if joined.comm is not None:
+            self.driver.streams.append(joined.comm.stream)
+        joined.member.post(partial(joined.member.over, pieces))
+
+    def _measure(self) -> None:
+        self.usage = NcclUsage(sum(one.comm is not None for one in self._joined.values()),
+                               self._fixed + sum(one.memory for one in self._joined.values()))

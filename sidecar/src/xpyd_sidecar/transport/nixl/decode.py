@@ -1,0 +1,153 @@
+"""Decode's side of the link ``nixl`` (``prefill`` draws it): reads what prefill offers into slots, and hands it over.
+
+A slot holds a piece from its OFFER until its blocks are in their places. The cache itself is never NIXL's to write: a read
+that cannot be stopped ends in a slot, and slots outlive the agent that fills them.
+
+Offers are answered in their order. An offer that nobody wants is answered when its turn comes, and never read; one that is
+no longer wanted when it has come is dropped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from xpyd_sidecar.errors import PeerGone, ProtocolError
+from xpyd_sidecar.kv import messages
+from xpyd_sidecar.kv.frames import Header, Kind
+from xpyd_sidecar.transport.link import LinkContext
+from xpyd_sidecar.transport.moves_plain import address_of
+from xpyd_sidecar.transport.nixl.interface import Placing, Told
+from xpyd_sidecar.transport.nixl.session import slots
+from xpyd_sidecar.transport.nixl.thread import NixlThread
+
+PLACED_AT_ONCE: Final = 4
+"""Pieces that are put to their places before other connections of the thread have their turn."""
+
+
+@dataclass
+class OfferedRead:
+    """An offer that is not answered. ``slot``: where it comes to; None: it is not wanted."""
+
+    header: Header
+    offer: messages.Offer
+    slot: int | None
+    come: bool
+
+
+class NixlTaker:
+    """Decode's side of a session."""
+
+    def __init__(self, hub: NixlThread, context: LinkContext, wanted: Placing, memory: messages.NixlMemory, told: Told, *,
+                 piece: int, pieces: int) -> None:
+        """Begin to reach prefill's memory; ``told`` is called once with how that has ended, or never if this is closed."""
+        self.piece = piece
+        self._hub = hub
+        self._context = context
+        self._wanted = wanted
+        self._memory = memory
+        self._told: Told | None = told
+        self._pieces = pieces
+        self._slots = slots(pieces, piece)
+        self._base = address_of(self._slots)
+        self._free = deque(range(pieces))
+        self._offers: deque[OfferedRead] = deque()
+        self._again = False
+        self._closed = False
+        self._number = hub.join(self, memory, self._slots)
+        if not self._number:
+            self.post(partial(self.lost, "too many sessions are open", late=False))
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Have a call made on the session's I/O thread."""
+        self._context.post(partial(self._context.run, call))
+
+    def group(self, message: messages.Group) -> None:
+        """There are none here."""
+        raise ProtocolError(self._context.session.peer, f"made group {message.number} over NIXL")
+
+    def ungrouped(self, message: messages.Group) -> None:
+        """There are none here."""
+        raise ProtocolError(self._context.session.peer, f"left group {message.number} over NIXL")
+
+    def offered(self, header: Header, offer: messages.Offer) -> None:
+        """Prefill has a piece.
+
+        Raises:
+            ProtocolError: not what was asked for, not in the memory that was shown, or more than may be offered at once.
+        """
+        peer, memory = self._context.session.peer, self._memory
+        if len(self._offers) >= self._pieces or offer.size > self.piece:
+            raise ProtocolError(peer, f"offered {offer.size} bytes and {len(self._offers)} pieces before; bounds "
+                                      f"{self.piece}, {self._pieces}")
+        if not memory.base <= offer.address <= memory.base + memory.size - offer.size:
+            raise ProtocolError(peer, f"offered {offer.size} bytes at {offer.address:#x}, outside of its memory")
+        one = OfferedRead(header, offer, None, come=True)
+        if self._wanted.wants(header, offer):
+            one.slot, one.come = self._free.popleft(), False
+            self._hub.read(self._number, one.slot * self.piece, offer.address, offer.size)
+        self._offers.append(one)
+        self._pump()
+
+    def resume(self) -> None:
+        """Memory to put blocks into may be free."""
+        self._context.run(self._pump)
+
+    def _pump(self) -> None:
+        """Put what has come to its place, and answer. Raises what ``Placing.place`` does."""
+        for _ in range(PLACED_AT_ONCE):
+            if self._closed or not self._offers or not self._offers[0].come:
+                return
+            one = self._offers[0]
+            if one.slot is not None:
+                if not self._wanted.place(one.header, one.offer, self._base + one.slot * self.piece):
+                    return  # ``resume`` goes on
+                self._free.append(one.slot)
+            self._offers.popleft()
+            self._context.say(Kind.TAKEN, messages.Taken(read=True), one.header.key)
+        if not self._again:
+            self._again = True
+            self.post(self._go_on)
+
+    def _go_on(self) -> None:
+        self._again = False
+        self._pump()
+
+    def close(self) -> None:
+        """The session has ended. What is still being read ends with its agent, and the slots after that."""
+        if not self._closed:
+            self._closed = True
+            self._told = None
+            self._offers.clear()
+            self._hub.leave(self._number)
+
+    # --- told by the thread for NIXL, on the session's thread ---
+
+    def opened(self) -> None:
+        """Prefill's memory can be read."""
+        told, self._told = self._told, None
+        if told is not None:
+            told("", False)
+
+    def come(self, pieces: int) -> None:
+        """So many more pieces are in their slots."""
+        for one in self._offers:
+            if not pieces:
+                break
+            if not one.come:
+                one.come = True
+                pieces -= 1
+        self._pump()
+
+    def lost(self, reason: str, *, late: bool) -> None:
+        """Nothing more is read."""
+        if self._closed:
+            return
+        told, self._told = self._told, None
+        if told is not None:
+            told(f"nixl: {reason}", late)
+        else:
+            self._context.fail(PeerGone(self._context.session.peer, f"nixl: {reason}"))

@@ -1,0 +1,232 @@
+"""Blocks that decode reads out of prefill's memory over NIXL: RDMA between hosts. Prefill's side.
+
+    prefill                                               decode
+    the store of copies, registered once
+    WELCOME(NIXL's metadata, a ticket's place) ────────▶  an agent for this session reads the ticket
+                                    ◀──────── LINK nixl
+    OFFER(address, size, checksum) ────────────────────▶  reads the piece into a slot, and the ticket after it
+    the copy is freed               ◀──────── TAKEN       copies the slot to its place, inside the gate
+
+Everything but the bytes travels over the session: what is offered, that it was taken, that either side is there. A copy
+stays where it is until TAKEN or the end of the session, and before it is freed without TAKEN the session's ticket is wiped:
+so a decode that was stopped in the middle finds out that what it has read may be something else by now.
+
+What is not in the store goes over TCP: heads that are cut out of blocks, between unequal tensor sizes.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from xpyd_sidecar.errors import ProtocolError
+from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.kv.reads import METADATA_MAX, TICKET_BYTES
+from xpyd_sidecar.threads.watched import Watched
+from xpyd_sidecar.transport.link import Blocks, LinkContext, PieceTaker, Session
+from xpyd_sidecar.transport.moves_plain import address_of
+from xpyd_sidecar.transport.nixl.decode import NixlTaker
+from xpyd_sidecar.transport.nixl.interface import Placing, Told
+from xpyd_sidecar.transport.nixl.thread import NixlThread
+from xpyd_sidecar.transport.shm.process_vm import offer, pieces
+from xpyd_sidecar.transport.tcp.link import TcpLink
+
+logger = logging.getLogger(__name__)
+
+SESSIONS: Final = 4096
+"""In which this process is read from."""
+PIECES: Final = 8
+"""That a decode reads at once."""
+PIECE_BYTES: Final = 2 << 20
+"""Of one, or one block. Chosen by the processor time for each GB on two cores over UCX's TCP, one run for each size."""
+START_S: Final = 30.0
+"""The first agent of a process, and registering memory that must be locked, page by page."""
+LAST_SERVED_S: Final = 30.0
+"""For reads that were under way when their session ended: who was stopped meanwhile has all of them to answer."""
+NOTHING: Final = bytes(TICKET_BYTES)
+
+
+class OfferedCopy(NamedTuple):
+    """A piece that decode has been told of, or will be. ``sent``: to be called when it is done with."""
+
+    key: Key
+    blocks: Blocks
+    sent: Callable[[], None] | None
+    cover: bool
+
+
+class NixlLink:
+    """Prefill's side of a session."""
+
+    name = "nixl"
+
+    def __init__(self, side: NixlReading, session: Session, cell: int, theirs: messages.NixlReader) -> None:
+        """``cell``: number of its ticket."""
+        self._side = side
+        self._session = session
+        self._cell = cell
+        self._piece = min(theirs.piece, side.piece)
+        self._ahead = min(theirs.pieces, PIECES)
+        self._offered: deque[OfferedCopy] = deque()
+        self._waiting: deque[OfferedCopy] = deque()
+        self._tcp = TcpLink()
+        self._served = False
+        self._outside = False
+        self._closed = False
+
+    def shown(self) -> messages.NixlMemory:
+        """What decode needs to read this process's copies in this session."""
+        side = self._side
+        return messages.NixlMemory(side.agent, side.metadata, side.hub.version, side.base, side.size,
+                                   *side.tickets.shown(self._cell))
+
+    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
+            most: int = frames.FRAME_BYTES) -> None:  # the interface's; pieces are as large as slots
+        """Offer blocks; over TCP where they are not in the store."""
+        if self._side.holds(address_of(blocks.data), len(blocks.data)):
+            for piece, last in pieces(blocks, self._piece):
+                self._waiting.append(OfferedCopy(key, piece, sent if last else None, cover))
+            self._offer()
+            return
+        if not self._outside:
+            self._outside = True
+            logger.warning("xpyd: some blocks for %s go over tcp, since they are not in the memory that NIXL knows (heads "
+                           "that are cut out, between unequal sizes)", session.peer)
+        self._tcp.put(session, key, blocks, sent, cover=cover, most=most)
+
+    def _offer(self) -> None:
+        while self._waiting and len(self._offered) < self._ahead:
+            one = self._waiting.popleft()
+            self._offered.append(one)
+            offer(self._session, one.key, one.blocks, address_of(one.blocks.data), cover=one.cover)
+        self._serve(bool(self._offered))
+
+    def _serve(self, wanted: bool) -> None:
+        if self._served != wanted:
+            self._served = wanted
+            self._side.hub.offers(1 if wanted else -1)
+
+    def taken(self, session: Session, *, read: bool) -> None:
+        """The oldest offer was read, or is not wanted."""
+        if not self._offered or not read:
+            raise ProtocolError(session.peer, "took what was not on offer" if read else "cannot read what it has reached")
+        one = self._offered.popleft()
+        if one.sent is not None:
+            one.sent()
+        self._offer()
+
+    @property
+    def busy(self) -> bool:
+        """Whether decode has still to read."""
+        return bool(self._offered or self._waiting)
+
+    def close(self) -> None:
+        """Wipe the ticket, then free what was offered."""
+        if self._closed:
+            return
+        self._closed = True
+        self._side.tickets.give(self._cell)
+        if self._offered:  # decode may be reading still: it waits for the end of that, and drops it
+            self._side.linger()
+        held = [*self._offered, *self._waiting]
+        self._offered.clear()
+        self._waiting.clear()
+        self._serve(False)
+        for one in held:
+            if one.sent is not None:
+                one.sent()
+
+
+class Tickets:
+    """Of all sessions in which this process is read from. Used on its sender's I/O thread."""
+
+    def __init__(self) -> None:
+        self.memory = memoryview(bytearray(SESSIONS * TICKET_BYTES))
+        self.base = address_of(self.memory)
+        self._free = deque(range(SESSIONS))
+
+    def take(self) -> int | None:
+        """A new ticket; its number, if there is room for one."""
+        if not self._free:
+            return None
+        cell = self._free.popleft()
+        self._write(cell, secrets.token_bytes(TICKET_BYTES))
+        return cell
+
+    def give(self, cell: int) -> None:
+        """Wipe one. The next one in its place is another."""
+        self._write(cell, NOTHING)
+        self._free.append(cell)
+
+    def shown(self, cell: int) -> tuple[int, bytes]:
+        """Where it lies, and what it is."""
+        at = cell * TICKET_BYTES
+        return self.base + at, bytes(self.memory[at:at + TICKET_BYTES])
+
+    def _write(self, cell: int, ticket: bytes) -> None:
+        self.memory[cell * TICKET_BYTES:(cell + 1) * TICKET_BYTES] = ticket
+
+
+class NixlReading:
+    """Both sides of every session of this process."""
+
+    def __init__(self, hub: NixlThread, piece: int, *, timeout_s: float) -> None:
+        """``piece``: bytes of the largest piece; a block is no larger."""
+        self.hub = hub
+        self.piece = piece
+        self.tickets = Tickets()
+        self.agent = ""
+        self.metadata = b""
+        self.base = self.size = 0
+        self._memory: memoryview | None = None
+        self._timeout_s = timeout_s
+
+    def register(self, memory: memoryview) -> None:
+        """Have decode's agents read the memory for copies. It is kept for as long as this process can be read from.
+
+        Raises:
+            Exception: NIXL's own, which have no common root; TimeoutError; ValueError.
+        """
+        self._memory = memory
+        self.base, self.size = address_of(memory), len(memory)
+        self.agent = self.hub.begin(START_S)
+        regions = [(self.base, self.size), (self.tickets.base, len(self.tickets.memory))]
+        self.metadata = self.hub.register(regions, START_S)
+        if not 0 < len(self.metadata) <= METADATA_MAX:
+            raise ValueError(f"NIXL describes this process in {len(self.metadata)} bytes, over {METADATA_MAX}")
+
+    def ours(self) -> messages.NixlReader:
+        """What decode says of itself."""
+        return messages.NixlReader(self.hub.version, self.piece, PIECES)
+
+    def holds(self, address: int, size: int) -> bool:
+        """Whether bytes of this process can be read by others."""
+        return self.base <= address and address + size <= self.base + self.size
+
+    def link(self, context: LinkContext, theirs: messages.NixlReader) -> NixlLink | None:
+        """Prefill's side of a session; None: too many are open."""
+        if (cell := self.tickets.take()) is None:
+            return None
+        self.hub.serve(self._timeout_s)
+        return NixlLink(self, context.session, cell, theirs)
+
+    def linger(self) -> None:
+        """Serve those whose session has just ended for a while."""
+        self.hub.serve(LAST_SERVED_S)
+
+    def taker(self, context: LinkContext, wanted: Placing, memory: messages.NixlMemory, told: Told) -> PieceTaker:
+        """Decode's side of a session."""
+        return NixlTaker(self.hub, context, wanted, memory, told, piece=self.piece, pieces=PIECES)
+
+    @property
+    def thread(self) -> Watched:
+        """The thread that reads and serves."""
+        return self.hub.thread
+
+    def stop(self) -> None:
+        """End every session, and the thread."""
+        self.hub.stop()

@@ -1,0 +1,223 @@
+"""Blocks that the peer reads out of this process's memory: one copy, made in the peer's own threads.
+
+The kernel makes it, or the peer itself where the copies lie in memory that it has mapped (``mapped``).
+
+    prefill                                          decode
+    OFFER(address, size, checksum) ───────────────▶  process_vm_readv(blocks, ticket) → where they belong
+    copy is freed                  ◀───────────────  TAKEN
+
+A copy stays where it is until TAKEN, or until the session ends. Before it is freed without TAKEN the session's ticket is
+wiped. Decode reads the ticket after the blocks (in the same system call, if one brings them): while it is still there the
+blocks were, too. So a decode that was stopped in the middle, and whose peer has given it up since, never takes other bytes
+for these.
+
+The ticket also tells the peer's memory from that of a stranger with the same process number (containers).
+
+That the ticket can be read does not say that the copies can (memory that is pinned for a GPU may be out of reach): decode
+then says so, nothing more is offered, and what was not read goes over another link (``session.prefill_link_choice``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import logging
+import os
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, Literal, NamedTuple
+
+from xpyd_sidecar.errors import PeerGone, ProtocolError
+from xpyd_sidecar.kv import frames, messages
+from xpyd_sidecar.kv.blocks import runs
+from xpyd_sidecar.kv.frames import Kind
+from xpyd_sidecar.kv.keys import Key
+from xpyd_sidecar.transport.link import BlockLink, Blocks, Session
+from xpyd_sidecar.transport.moves import Scatter
+from xpyd_sidecar.transport.moves_plain import address_of
+from xpyd_sidecar.transport.shm import mapped
+from xpyd_sidecar.transport.shm.mapped import Mapping
+
+logger = logging.getLogger(__name__)
+
+TICKET_BYTES: Final = 32
+OFFERS_AHEAD: Final = 8
+"""Twice what decode reads in a turn, so that prefill hears of some while it reads the others."""
+THREADS: Final = 2
+"""That copy one offer on decode's side, where it is worth it."""
+
+
+class OfferedBlocks(NamedTuple):
+    """A piece that the peer has been told of, or will be. ``sent``: to be called when it is done with."""
+
+    session: Session
+    key: Key
+    blocks: Blocks
+    sent: Callable[[], None]
+    cover: bool
+
+
+class ProcessLink:
+    """Prefill's side: offers, and keeps what it has offered."""
+
+    name = "process_vm"
+
+    def __init__(self) -> None:
+        self._cell = ctypes.create_string_buffer(secrets.token_bytes(TICKET_BYTES), TICKET_BYTES)
+        self._offered: deque[OfferedBlocks] = deque()
+        self._waiting: deque[OfferedBlocks] = deque()
+        self._unread: deque[OfferedBlocks] = deque()
+        """That decode could not read."""
+
+    def near(self) -> messages.Near:
+        """What the peer tries to read."""
+        return messages.Near(os.getpid(), ctypes.addressof(self._cell), self._cell.raw)
+
+    def put(self, session: Session, key: Key, blocks: Blocks, sent: Callable[[], None], *, cover: bool,
+            most: int = frames.FRAME_BYTES) -> None:
+        """Offer blocks; once decode has been unable to read, they wait for ``leave``."""
+        for piece, last in pieces(blocks, most):
+            self._waiting.append(OfferedBlocks(session, key, piece, sent if last else _nothing, cover))
+        self._offer()
+
+    def _offer(self) -> None:
+        """Keep so many offers before the peer: their checksums are made while it reads those before them."""
+        while self._waiting and len(self._offered) < OFFERS_AHEAD and not self._unread:
+            one = self._waiting.popleft()
+            self._offered.append(one)
+            at = address_of(one.blocks.data)
+            offer(one.session, one.key, one.blocks, at, cover=one.cover, within=mapped.find(at, len(one.blocks.data)))
+
+    def taken(self, session: Session, *, read: bool) -> None:
+        """The oldest offer was read, or cannot be."""
+        if not self._offered:
+            raise ProtocolError(session.peer, "took what was not on offer")
+        one = self._offered.popleft()
+        if read:
+            one.sent()
+            self._offer()
+        else:
+            self._unread.append(one)
+
+    def leave(self, link: BlockLink) -> None:
+        """What was not read, and what waits, goes over another link. What is still on offer follows when it is answered."""
+        unread, self._unread = self._unread, deque()
+        waiting, self._waiting = self._waiting, deque()
+        for each in (*unread, *waiting):
+            link.put(each.session, each.key, each.blocks, each.sent, cover=each.cover, most=len(each.blocks.data))
+
+    @property
+    def owed(self) -> bool:
+        """Whether decode has still to answer an offer."""
+        return bool(self._offered)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the peer has still to read."""
+        return bool(self._offered or self._waiting or self._unread)
+
+    def close(self) -> None:
+        """Wipe the ticket, then free what was offered."""
+        ctypes.memset(self._cell, 0, TICKET_BYTES)
+        held = [*self._unread, *self._offered, *self._waiting]
+        self._unread.clear()
+        self._offered.clear()
+        self._waiting.clear()
+        for one in held:
+            one.sent()
+
+
+class ProcessReader:
+    """Decode's side: reads what is offered."""
+
+    name: Literal["process_vm"] = "process_vm"
+
+    def __init__(self, peer: str, near: messages.Near) -> None:
+        self._peer = peer
+        self._near = near
+        self._mapping: Mapping | None = None
+        self._unmapped = b""
+        """Name of the last memory that could not be mapped."""
+        self.way = "process_vm"
+        self.why = ""
+        """What was offered last could not be read."""
+
+    def probe(self) -> str:
+        """Why the peer's memory cannot be read; empty if it can."""
+        near = self._near
+        if len(near.ticket) != TICKET_BYTES or near.pid < 1 or not 0 < near.address < 1 << 64:
+            return "the peer names no memory"
+        try:
+            holds = Scatter(bytearray(TICKET_BYTES), TICKET_BYTES, 1, None, 0, 0, False).read(
+                near.pid, near.address, near.address, near.ticket, 1, 0)
+        except OSError as error:
+            return f"process_vm_readv: {error.strerror}"
+        return "" if holds else "process_vm_readv: another process has its number"
+
+    def read(self, offer: messages.Offer, into: Scatter) -> bool:
+        """Read what is offered to its places. False: this memory cannot be read.
+
+        Raises:
+            PeerGone: the peer has ended, or has given this session up; what was read is worthless.
+            ProtocolError: it does not lie in the memory that is named.
+        """
+        near, base = self._near, self._base(offer.within) if offer.within is not None else 0
+        at = 0
+        if base and offer.within is not None:
+            if not mapped.HEAD_BYTES <= offer.within.offset <= offer.within.size - offer.size:
+                raise ProtocolError(self._peer, f"offered {offer.size} bytes at {offer.within.offset} of a memory of "
+                                                f"{offer.within.size}")
+            at = base + offer.within.offset
+        self.way = "mapped" if at else "process_vm"
+        try:
+            holds = into.read(near.pid, offer.address, near.address, near.ticket, THREADS, at)
+        except OSError as error:
+            if error.errno == errno.ESRCH:
+                raise PeerGone(self._peer, "its process has ended") from None
+            self.why = f"process_vm_readv: {error.strerror}"
+            return False
+        if not holds:
+            raise PeerGone(self._peer, "has given this session up")
+        return True
+
+    def _base(self, within: messages.Within) -> int:
+        """Where the peer's memory is mapped; 0: it cannot be."""
+        known = self._mapping
+        if known is not None and (known.name, known.size) == (within.name, within.size):
+            return known.base
+        if within.name == self._unmapped:
+            return 0
+        self.close()
+        try:
+            self._mapping = Mapping(self._near.pid, within)
+        except (OSError, ValueError) as error:
+            self._unmapped = within.name
+            logger.info("xpyd: copies of %s are read by system calls (not mapped: %s)", self._peer, error)
+            return 0
+        logger.info("xpyd: copies of %s are mapped", self._peer)
+        return self._mapping.base
+
+    def close(self) -> None:
+        """Let go of what is mapped."""
+        if self._mapping is not None:
+            self._mapping.close()
+            self._mapping = None
+
+
+def pieces(blocks: Blocks, most: int) -> Iterator[tuple[Blocks, bool]]:
+    """Blocks in pieces of ``most`` bytes, or one block, and whether a piece is the last."""
+    end = blocks.first + blocks.blocks
+    for first, count in runs(blocks.first, blocks.blocks, len(blocks.data) // blocks.blocks, most):
+        yield blocks.part(first, count), first + count == end
+
+
+def offer(session: Session, key: Key, piece: Blocks, address: int, *, cover: bool,
+          within: messages.Within | None = None) -> None:
+    """Tell the peer where a piece lies."""
+    body = messages.body(messages.Offer(address, len(piece.data), piece.total() if cover else None, within))
+    session.queue(frames.encode(Kind.OFFER, key, body, region=piece.region, first=piece.first, blocks=piece.blocks), body)
+
+
+def _nothing() -> None:
+    """A piece that is not the last of its put frees nothing."""

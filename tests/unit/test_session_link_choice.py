@@ -1,0 +1,82 @@
+"""Which way a session may take, as prefill sees it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from xpyd_sidecar.kv.messages import Gpu, LinkChoice
+from xpyd_sidecar.session import link_choice
+from xpyd_sidecar.session.link_choice import LinkOptions
+from xpyd_sidecar.session.prefill_link_choice import Arenas, NoLink, PrefillLinkChoice
+from xpyd_sidecar.transport.tcp.link import TcpLink
+
+OURS = Gpu("GPU-1", "2.29.7", 8 << 20)
+THEIRS = Gpu("GPU-2", "2.29.7", 4 << 20)
+
+
+@pytest.mark.parametrize(("ways", "theirs", "reason"), [
+    (LinkOptions(gpu=OURS), THEIRS, ""),
+    (LinkOptions("nccl", gpu=OURS), THEIRS, ""),
+    (LinkOptions("tcp", gpu=OURS), THEIRS, "prefill's transport is tcp"),
+    (LinkOptions("shm", gpu=OURS), THEIRS, "prefill's transport is shm"),
+    (LinkOptions(no_gpu="nccl4py: No module named 'nccl'"), THEIRS, "nccl: nccl4py: No module named 'nccl' at prefill"),
+    (LinkOptions(gpu=OURS), None, "nccl: decode has or wants none"),
+    (LinkOptions(gpu=OURS), Gpu("GPU-2", "2.30.4", 1), "nccl: version 2.29.7 at prefill, 2.30.4 at decode"),
+    (LinkOptions(gpu=OURS), OURS, "nccl: both on one GPU"),
+    (LinkOptions(gpu=OURS, one_gpu=True), OURS, ""),
+])
+def test_why_there_is_no_group(ways: LinkOptions, theirs: Gpu | None, reason: str) -> None:
+    assert link_choice.ungrouped(ways, theirs) == reason
+
+
+@pytest.mark.parametrize(("transport", "group", "host"), [
+    ("auto", OURS, True), ("nccl", OURS, False), ("shm", None, True), ("tcp", None, False)])
+def test_what_a_side_says_of_itself(transport: str, group: Gpu | None, host: bool) -> None:
+    ways = LinkOptions(transport, gpu=OURS)
+    assert (ways.group, bool(ways.host)) == (group, host)
+
+
+def inviting(ways: LinkOptions, pieces: list[int]) -> PrefillLinkChoice:
+    def grouped(piece: int) -> TcpLink:
+        pieces.append(piece)
+        return TcpLink()
+
+    return PrefillLinkChoice(ways, 1 << 20, Arenas(), grouped)  # type: ignore[arg-type]  # a link is enough here
+
+
+def test_pieces_are_what_both_take_and_nothing_else_is_offered_beside_a_group() -> None:
+    pieces: list[int] = []
+    way = inviting(LinkOptions(gpu=OURS), pieces)
+    assert way.welcome("a host", THEIRS) == (None, "")
+    assert way.gpu == OURS
+    way.decided(LinkChoice("nccl", ""))
+    assert pieces == [4 << 20]
+
+
+def test_a_group_that_was_not_offered_cannot_be_chosen() -> None:
+    way = inviting(LinkOptions(gpu=OURS), [])
+    way.welcome("elsewhere", OURS)
+    assert way.gpu is None
+    with pytest.raises(ValueError, match="chose nccl, which was not offered"):
+        way.decided(LinkChoice("nccl", ""))
+
+
+def test_every_reason_is_told() -> None:
+    way = inviting(LinkOptions(gpu=OURS), [])
+    assert way.welcome("elsewhere", OURS) == (None, "nccl: both on one GPU; not on one host")
+    near_by = inviting(LinkOptions(gpu=OURS), [])
+    offered, reason = near_by.welcome(link_choice.host(), OURS)
+    assert offered is not None
+    assert reason == ""
+    near_by.close()
+
+
+def test_who_insists_is_told_why_not(tmp_path: Path) -> None:
+    with pytest.raises(NoLink, match="transport nccl: nccl: decode has or wants none"):
+        inviting(LinkOptions("nccl", tmp_path, OURS), []).welcome(link_choice.host(), None)
+    way = inviting(LinkOptions("nccl", gpu=OURS), [])
+    way.welcome("", THEIRS)
+    with pytest.raises(NoLink, match="transport nccl: decode's own"):
+        way.decided(LinkChoice("tcp", "decode's own"))

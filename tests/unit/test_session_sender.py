@@ -1,0 +1,141 @@
+"""Prefill's I/O thread: copies are bounded in bytes and time, strangers are turned away, it ends when told."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+from kv_ranks import TCP, TIMEOUT_S, DecodeRank, PrefillRank, content, key
+
+from xpyd_sidecar.contract.ids import split_host_port
+from xpyd_sidecar.errors import ConfigError
+from xpyd_sidecar.kv import frames
+from xpyd_sidecar.kv.frames import NO_TRANSFER, Kind
+from xpyd_sidecar.kv.keys import Outcome
+from xpyd_sidecar.threads import loop
+
+
+def test_copies_that_nobody_asks_for_are_dropped_after_their_time() -> None:
+    with PrefillRank(keep_s=0.2) as p:
+        p.copy(key(), 0, 0, [content(0, 0)])
+        assert p.sender.store.used == 1000
+        (report,) = p.wait_reports()
+        assert (report.outcome, report.size) == (Outcome.DEADLINE, 0)
+        assert p.sender.store.used == 0
+
+
+def test_asking_for_what_was_dropped_fails_at_once_with_the_reason() -> None:
+    with PrefillRank() as p, DecodeRank() as d:
+        p.copy(key(), 0, 0, [content(0, 0)])
+        p.sender.release(key(), Outcome.OVERFLOW, "more than keep_bytes")
+        p.wait_reports()
+        began = time.monotonic()
+        d.load("r", key(), p, first=0, count=1)
+        assert d.wait_outcomes() == [Outcome.OVERFLOW]
+        assert "more than keep_bytes" in d.finished[0].reason
+        assert time.monotonic() - began < 10
+
+
+def test_releasing_in_the_middle_tells_decode() -> None:
+    with PrefillRank() as p, DecodeRank() as d:
+        p.copy(key(), 0, 0, [content(0, 0)])
+        d.load("r", key(), p, first=0, count=2)
+        time.sleep(0.1)
+        p.sender.release(key(), Outcome.DEADLINE, "x")
+        assert d.wait_outcomes() == [Outcome.DEADLINE]
+
+
+def test_another_geometry_is_refused_and_named() -> None:
+    with PrefillRank() as p, DecodeRank(block=999) as d:
+        p.copy(key(), 0, 0, [content(0, 0)])
+        d.load("r", key(), p, first=0, count=1)
+        assert d.wait_outcomes() == [Outcome.INCOMPATIBLE]
+        assert "2000 bytes a block here, 2 of 1998 there" in d.finished[0].reason
+
+
+@pytest.mark.parametrize("words", [
+    b"GET / HTTP/1.1\r\nHost: here\r\nUser-Agent: a-client-of-something-else\r\n\r\n" + b" " * 56,
+    frames.encode(Kind.READY, NO_TRANSFER, b""),
+    frames.encode(Kind.DATA, NO_TRANSFER, b"x") + b"x",
+    frames.encode(Kind.HELLO, NO_TRANSFER, b"\xc1") + b"\xc1",
+    frames.encode(Kind.HELLO, NO_TRANSFER, b"ok")[:-1] + b"!" + b"ok",
+], ids=["http", "ready first", "data", "no msgpack", "bad checksum"])
+def test_a_stranger_gets_a_challenge_and_then_the_door(words: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with PrefillRank() as p, socket.create_connection(split_host_port(p.address), timeout=5) as stranger:
+        assert frames.decode(stranger.recv(frames.HEADER_BYTES)).kind is Kind.CHALLENGE
+        stranger.sendall(words)
+        with contextlib.suppress(ConnectionResetError):  # it closes with our words unread
+            while stranger.recv(4096):
+                pass
+    assert "data link to decode ended: 127.0.0.1" in caplog.text
+
+
+def test_a_stranger_that_says_nothing_is_closed_after_the_timeout() -> None:
+    with PrefillRank() as p, socket.create_connection(split_host_port(p.address), timeout=5) as stranger:
+        began = time.monotonic()
+        while stranger.recv(4096):
+            pass
+        assert time.monotonic() - began < 20 * TIMEOUT_S
+
+
+def test_a_port_in_use_is_a_clear_error() -> None:
+    with PrefillRank() as p:
+        host, port = split_host_port(p.address)
+        with pytest.raises(ConfigError, match=f"data_port: cannot listen on 127.0.0.1 port {port}"):
+            type(p.sender)(p.sender.me, p.sender._machine, host=host, port=port, ways=TCP, store=p.store,
+                           peer_timeout_s=1)
+
+
+def test_its_thread_ends_and_connections_close() -> None:
+    with PrefillRank() as p, DecodeRank() as d:
+        d.load("r", key(), p, first=0, count=1)
+        time.sleep(0.1)
+        p.sender.stop()
+        assert d.wait_outcomes() == [Outcome.PEER_LOST]
+    assert not {"xpyd-sender", "xpyd-receiver"} & {thread.name for thread in threading.enumerate()}
+
+
+class Slow:
+    """The mark of a copy that is not complete yet. How often it is asked is counted."""
+
+    def __init__(self) -> None:
+        self.passed = threading.Event()
+        self.looks = self.waits = 0
+
+    def done(self) -> bool:
+        self.looks += 1
+        return self.passed.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        self.waits += 1
+        return self.passed.wait(seconds)
+
+
+def test_a_copy_that_is_complete_later_is_noticed_without_a_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "TICK_S", 3600.0)
+    mark = Slow()
+    with PrefillRank(marks=lambda: mark) as p:
+        p.copy(key(), 0, 0, [content(0, 0)])
+        end = time.monotonic() + 10
+        while not mark.waits:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        assert not p.sender._machine.open
+        mark.passed.set()
+        end = time.monotonic() + 0.5
+        while not p.sender._machine.open:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+
+
+def test_nobody_looks_again_and_again_at_a_copy_that_is_not_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "TICK_S", 0.01)
+    mark = Slow()
+    with PrefillRank(marks=lambda: mark) as p:
+        p.copy(key(), 0, 0, [content(0, 0)])
+        time.sleep(0.3)
+        assert (mark.looks, mark.waits) == (1, 1)
+        mark.passed.set()
