@@ -204,7 +204,7 @@ class Stage:
             if len(self.free) < need:
                 return None
             job.ids = self.take(need)
-            self.engine.scheduler.allocated(job.leg, job.ids, 0)
+            self.engine.scheduler.allocated(job.leg, (job.ids,), 0)
         before = job.done
         job.done = min(job.tokens, before + self.source.randrange(1, 3 * BLOCK))
         whole = job.ids if job.done == job.tokens else job.ids[:job.done // BLOCK]
@@ -225,7 +225,7 @@ class Stage:
         if external is None or len(self.free) < need:
             return
         job.ids = self.take(need)
-        self.engine.scheduler.allocated(job.leg, job.ids, external)
+        self.engine.scheduler.allocated(job.leg, (job.ids,), external)
         job.loading = later
         if not later:
             self._leave(job, "computed")

@@ -89,6 +89,13 @@ def test_at_the_edge_where_asking_for_the_whole_prompt_misses_a_block(window: in
         assert 0 not in [kept(reach, prompt - 1, prompt)[at] for at in reach.wanted(prompt - 1)]
 
 
+def test_the_tail_is_final_only_with_the_last_chunk() -> None:
+    reach = Reach("all", 128)
+    assert [reach.final(computed, 300) for computed in (0, 127, 128, 200, 299, 300)] == [0, 0, 1, 1, 2, 3]
+    assert [reach.final(computed, 256) for computed in (255, 256)] == [1, 2]
+    assert [Reach("state", 0).final(computed, 256) for computed in (128, 255, 256)] == [0, 0, 1]
+
+
 def test_a_state_is_where_its_engine_keeps_it() -> None:
     state = Reach("state", 0)
     assert CacheGroup(state, 128).ids([0, 0, 9, 5], state.wanted(256), 256) is None

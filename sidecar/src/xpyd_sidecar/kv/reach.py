@@ -5,7 +5,7 @@ since it has to make the first output from it anyway (``handed``). Decode then g
 what token n reads. An array reaches over
 
     all      every token before it           full attention, latent attention
-    window   the last W - 1 tokens before it sliding windows
+    window   the W - 1 tokens before it      sliding windows
     state    no token: one state after n     Mamba2, gated delta net
 
     blocks of b = 4 tokens, n = 18, W = 6    |----0----|----1----|----2----|----3----|--4-|.
@@ -14,8 +14,8 @@ what token n reads. An array reaches over
       state                                                                            one block, index 0
 
 Asking for all N would be wrong for windows too: the engine lays its windows out for the token after the last one that was
-loaded, and computes the last token again, which sees one more token to the left. Where ``(N - W + 1) % b == 0`` that token's
-block is not there any more, and nothing says so (docs/decisions/0040).
+loaded, and computes the last one again, which sees one more token to the left. Where ``(N - W + 1) % b == 0`` the block of
+that token is not there any more, and nothing says so (docs/decisions/0040).
 
 Blocks are addressed by their index in the prompt. Which vLLM group an array is in, which block of the cache has an index,
 and into how long pieces an engine cuts its states, is that engine's own business (``CacheGroup``).
@@ -80,6 +80,15 @@ class CacheGroup(NamedTuple):
         at = (n - 1) // self.tokens if self.reach.over == "state" else indices.start
         found = tuple(table[at:at + len(indices)])
         return found if len(found) == len(indices) and NULL not in found else None
+
+
+class LayerGroup(NamedTuple):
+    """Which of its engine's groups a layer is in, and what its blocks are."""
+
+    group: int
+    reach: Reach = EVERYTHING
+    state: str = ""
+    """What its state holds, if it keeps one: kind, types, layout, shapes."""
 
 
 class TableSpan(NamedTuple):

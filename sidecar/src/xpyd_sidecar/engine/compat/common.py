@@ -79,6 +79,24 @@ def refuse_speculative(method: str) -> NoReturn:
                       "leave speculative_config out")
 
 
+def backoff(config: Any) -> int:
+    """Tokens at the end of a prompt that decode computes itself, and prefill does not hand over (``kv.reach``)."""
+    return max(1, int(config.num_prefill_lookahead_tokens) - 1)
+
+
+def cut_prompt(request: Any, tokens: int) -> None:
+    """Have an engine compute so many tokens of a request's prompt, and one more, which means nothing. As it arrives."""
+    del request.prompt_token_ids[tokens:]
+    del request._all_token_ids[tokens:]
+    request.num_prompt_tokens = tokens
+    request.max_tokens = 1
+
+
+def reads_no_cache(request: Any) -> bool:
+    """Whether a request computes all of its prompt whatever there is of it, since it wants what comes of each token."""
+    return bool(request.get_skip_reading_prefix_cache())
+
+
 def cached_tokens(request: Any) -> int:
     """Tokens of a request's prompt that were in the cache when it was first scheduled; -1: that is not known any more."""
     stats = request.prefill_stats
