@@ -107,11 +107,11 @@ def test_each_groups_data_ruined_in_turn_is_found(make: Callable[..., GroupedEng
         job = Job(p, d, prompt=EDGE + 5)
         job.prefill(20)
         job.end_prefill()
-        ruin(p, region, summed=True)
+        ruin(p, job, region, summed=True)
         job.ask()
         assert not job.wait(), region
         job.leave()
-    over(p, d)
+        over(p, d)
     assert d.counts["receive/checksum"] == len(MODELS[kind])
 
 
@@ -125,25 +125,27 @@ def test_each_groups_data_matters(make: Callable[..., GroupedEngine], kind: str)
         job = Job(p, d, prompt=EDGE + 5)
         job.prefill(20)
         job.end_prefill()
-        ruin(p, region, summed=False)
+        ruin(p, job, region, summed=False)
         job.load()
         wrong = {layer for layer, _ in job.wrong()}
         assert len(wrong) == 1
         layers |= wrong
         job.leave()
+        over(p, d)
     assert layers == set(range(len(MODELS[kind])))
-    over(p, d)
 
 
-def ruin(p: GroupedEngine, region: int, *, summed: bool) -> None:
-    """One byte of an array's last copy is another, after its sum was made."""
+def ruin(p: GroupedEngine, job: Job, region: int, *, summed: bool) -> None:
+    """One byte of an array's last copy is another, after its sum was made: of a token that the next one reads."""
     sender = p.workers[0]._sender
+    end = sender._machine._geometry.kinds[region].reach.final(job.tokens, job.tokens)
 
-    def kept() -> list[Any]:
-        return [copy for one in list(sender._machine._open.values()) for copy in list(one.copies) if copy.region == region]
+    def last() -> list[Any]:
+        return [copy for one in list(sender._machine._open.values()) for copy in list(one.copies)
+                if copy.region == region and copy.first + copy.blocks == end]
 
-    until(lambda: kept() and not sender._unsummed, p)
-    copy = kept()[-1]
+    until(lambda: last() and not sender._unsummed, p)
+    (copy,) = last()
     assert (copy.data.sums is not None) is summed
     copy.data.view[0] ^= 0xFF
 
