@@ -217,6 +217,10 @@ ONLY ?=
 campaign-unequal: $(STAMP) ## Engines of unequal sizes or with unusual KV, pair by pair, into bench/results (20 minutes; ONLY=pp2 for some)
 	@$(BIN)/pytest tests/campaigns/test_unequal.py $(if $(ONLY),-k '$(ONLY)') --timeout 600
 
+.PHONY: campaign-models
+campaign-models: $(STAMP) ## Models of several KV cache groups on real engines, 49 prompts in every order and with faults, into bench/results (30 minutes; ONLY=tiny-granite for some)
+	@$(BIN)/pytest tests/campaigns/test_models.py $(if $(ONLY),-k '$(ONLY)') --timeout 1800
+
 campaign-away: $(STAMP) ## 30 minutes of traffic without operator and API server, into bench/results (root)
 	@$(CLUSTER) build --profile full
 	@$(BIN)/pytest -s e2e/campaign_away.py

@@ -63,6 +63,9 @@ QUEUE = (*zero("wrong"), Goal("messages", ">=", 1_000_000), Goal("killed", ">=",
 BUDDY = (*zero("overlaps", "not_merged_back"), Goal("operations", ">=", 1_000_000))
 PAIRS = (Goal("*/kib_per_peer", "shown"), Goal("*/descriptors_per_peer", "shown"))
 LONG = (*zero("wrong"), Goal("prefill_s", ">=", 300), Goal("loaded", "=", 1))
+MODELS = (*(Goal(f"*/{order}/{figure}", "=", goal) for order in ("prefill first", "decode first")
+            for figure, goal in (("equal", 49), ("apart", 0))),
+          Goal("*/1500 tokens/blocks_of_a_window_layer", "<=", 3), Goal("*/prefill killed/equal", "=", 1))
 UNEQUAL = (Goal("*/outcome", "=", "equal"),)
 SCENARIOS = (*zero(*(f"summary/{kind}/{what}" for kind in ("scripted", "real") for what in EACH[1:])),
              Goal("summary/scripted/scenarios", ">=", 1000), Goal("summary/real/scenarios", ">=", 1000),
@@ -94,6 +97,7 @@ ROWS: Final = (
     Row("campaign-sampled", 4, 20, AT + "campaign_sampled.json", SAMPLED),
     Row("campaign-parallel", 10, 40),
     Row("campaign-unequal", 20, 75, AT + "campaign_parallel.json", UNEQUAL),
+    Row("campaign-models", 30, 120, AT + "campaign_models.json", MODELS),
     Row("campaign-scenarios", 30, 120, AT + "campaign_scenarios.json", SCENARIOS),
     Row("campaign-mixed", 31, 60, AT + "campaign_mixed.json", MIXED),
     Row("campaign-router", 40, 120, AT + "campaign_router.json", ROUTER),
